@@ -1,7 +1,7 @@
-"""How a span becomes an event, for both of OTLP's encodings.
+"""How a span is decoded to an event, for both of OTLP's encodings.
 
-The names and the checks of an event's fields are those of `model.events`. A decoder walks over one encoding; most attributes
-come again and again (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
+The names and the checks of an event's fields are those of `events.events`. A decoder walks over one encoding. In protobuf
+most attributes repeat (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from reprlib import Repr
 from typing import Any, Generic, Protocol, TypeVar
@@ -56,7 +56,6 @@ _MOST_REMEMBERED = 8192
 _FORMER_HASH = 6
 _LONGEST_REMEMBERED = 500
 """Bytes. What is longer is hardly ever seen twice."""
-Key = TypeVar("Key", bytes, str)
 Parsed = TypeVar("Parsed")
 Data = TypeVar("Data")
 Encoded = TypeVar("Encoded", bound="Named")
@@ -333,15 +332,15 @@ class Decoded:
         self.malformed.append(malformed.with_traceback(None))
 
 
-class Remembered(dict[Key, Parsed]):
-    """Encoded attributes or ids -> what they say, parsed when they are seen first. It is emptied when it is full. Its values
-    are shared, so treat them as read-only."""
+class Remembered(dict[bytes, Parsed]):
+    """Encoded attributes -> their values, each parsed when it is first seen. Cleared when it is full. The values are shared,
+    so treat them as read-only."""
 
-    def __init__(self, parse: Callable[[Key], Parsed]) -> None:
+    def __init__(self, parse: Callable[[bytes], Parsed]) -> None:
         super().__init__()
-        self._parse: Callable[[Any], Parsed] = parse
+        self._parse = parse
 
-    def __missing__(self, encoded: Key) -> Parsed:
+    def __missing__(self, encoded: bytes) -> Parsed:
         parsed = self._parse(encoded)
         if len(encoded) <= _LONGEST_REMEMBERED:
             if len(self) >= _MOST_REMEMBERED:
@@ -357,7 +356,7 @@ class Named(Protocol):
 
 
 class Decoder(ABC, Generic[Data, Encoded]):
-    """Decodes requests. It remembers attributes, so use one for as many requests as possible; it is not thread-safe.
+    """Decodes requests. It caches parsed attributes: reuse one for as many requests as possible; it is not thread-safe.
 
     `Data` is an encoded request, and `Encoded` a span in it.
     """
@@ -420,13 +419,9 @@ class Decoder(ABC, Generic[Data, Encoded]):
         decoded.resources.append(resource)
         of_all, unknown = common(resource), _unknown(resource, _RESOURCE)
         before = len(decoded.events) - decoded.stand_ins
-        self._add(decoded, spans, of_all)
-        decoded.unknown_attributes.update(unknown * (len(decoded.events) - decoded.stand_ins - before))
-
-    def _add(self, decoded: Decoded, spans: Iterable[Encoded], common: Mapping[str, Any]) -> None:
-        """Sort spans of ours in."""
         for span in spans:
-            decoded.add_ours(span.name, self._ids(span), self._attributes(span), common)
+            decoded.add_ours(span.name, self._ids(span), self._attributes(span), of_all)
+        decoded.unknown_attributes.update(unknown * (len(decoded.events) - decoded.stand_ins - before))
 
     @abstractmethod
     def _lists(self, data: Data) -> Iterator[tuple[dict[str, Any], str, Sequence[Encoded]]]:

@@ -29,7 +29,7 @@ class JsonLines:
     """Writes requests. It remembers attributes, so use one for as many as possible; not thread-safe."""
 
     def __init__(self) -> None:
-        self._remembered: Remembered[bytes, str] = Remembered(_attribute)
+        self._remembered: Remembered[str] = Remembered(_attribute)
 
     def line(self, payload: bytes) -> str:
         """A request as a line, without the newline. Raises DecodeError if it is none."""

@@ -181,7 +181,7 @@ def _attribute(encoded: bytes) -> tuple[str, Any]:
     return attribute.key, value(attribute.value)
 
 
-class _Attributes(Remembered[bytes, tuple[str, Any]]):
+class _Attributes(Remembered[tuple[str, Any]]):
     """Attributes by their bytes. A recorder's number comes once: to remember it would only drive out what comes again."""
 
     def __missing__(self, encoded: bytes) -> tuple[str, Any]:
