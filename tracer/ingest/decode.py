@@ -66,7 +66,7 @@ class MalformedOtlp(ValueError):
 
 
 class MalformedSpan(ValueError):
-    """A span in kvtrail's scope that lacks what its kind needs, or has what no recorder writes; the text names the span and
+    """A span in kvtrail's scope without a required attribute, or with what no recorder writes; the text names the span and
     what is wrong with it.
 
     Attributes:
@@ -89,16 +89,16 @@ class Refused:
 
 
 def as_bytes(key: str, text: str) -> str:
-    """A text attribute's value. Recorders once told block hashes as text, the first 6 bytes of each in hexadecimal digits:
-    these become what bytes are in a span, base64, and as long as hashes are today."""
+    """A text attribute's value. Recorders once sent block hashes as text, the first 6 bytes of each in hexadecimal digits:
+    these become base64, as bytes are in a span, and as long as hashes are today."""
     if key != semconv.HASHES.key:
         return text
     try:
-        told = bytes.fromhex(text)
+        hashes = bytes.fromhex(text)
     except ValueError:
         return text
     fill = bytes(semconv.HASH_BYTES - _FORMER_HASH)
-    longer = (told[at : at + _FORMER_HASH] + fill for at in range(0, len(told), _FORMER_HASH))
+    longer = (hashes[at : at + _FORMER_HASH] + fill for at in range(0, len(hashes), _FORMER_HASH))
     return base64.b64encode(b"".join(longer)).decode()
 
 
@@ -109,7 +109,7 @@ def is_ours(span: Span) -> bool:
 
 def from_span(span: Span) -> Event | None:
     """The event of a span, or what stands for one that only another version of kvtrail knows; None for a foreign span, and
-    for one of which not even the numbers are understood.
+    for one without readable numbers.
 
     Raises:
         MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs; or it is a step
@@ -195,7 +195,7 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
         MalformedSpan: as for `from_span`.
     """
     if ids[4] is not None and name == Kind.REQUEST and values.get(_OUTCOME) == semconv.CUT_OFF:
-        name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status tells of no exception
+        name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status is not an exception
     for key in _FOR_OTHERS.get(name, ()):
         values.pop(key, None)
     values |= common
@@ -228,7 +228,7 @@ def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> tuple[Ev
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any]:
     """What all events take from their resource."""
-    # None is of no id's type: an attribute of the span must not replace what the resource lacks.
+    # None is of no id's type: an attribute of the span must not replace what is missing in the resource.
     values = {_ENGINE: resource.get(_ENGINE), _RECORDER: resource.get(_RECORDER)}
     for key, type_ in _OPTIONAL:
         if type(value := resource.get(key)) is type_:
@@ -268,10 +268,10 @@ class Decoded:
         spans: how many spans there are; a step is one.
         events: the events, in the order of the request.
         foreign: spans that no kvtrail recorder wrote.
-        malformed: for each span of ours that lacks what its kind needs, what is wrong.
-        unknown_spans: spans of ours whose name this kvtrail does not know, by name.
+        malformed: an error for each kvtrail span without a required attribute.
+        unknown_spans: kvtrail spans with a name that this version does not know, counted by name.
         stand_ins: how many of the events stand for such a span.
-        unknown_attributes: attributes of ours that this kvtrail does not know, by name.
+        unknown_attributes: kvtrail attributes that this version does not know, counted by name.
         resources: those of our spans, each once in a row.
     """
 

@@ -171,7 +171,7 @@ class JsonDecoder(Decoder[str, _Span]):
         return ids[:_TRACE_ID], ids[_TRACE_ID : _TRACE_ID + _SPAN_ID], start_ns, end_ns, error
 
     def _check(self, span: _Span) -> None:
-        """Nobody needs links, nor the events of our spans, but damage in them is damage of the request."""
+        """Links, and the events of kvtrail's spans, are not used, but damage in them is damage of the request."""
         for link in span.links:
             _id(link.trace_id), _id(link.span_id), self._attributes(link)
         for event in span.events:
@@ -379,7 +379,7 @@ def _with_ids(data: Any, change: Callable[[str], str]) -> Any:
 
 
 def with_hex_ids(data: Any) -> Any:
-    """OTLP's JSON of what Google's writer makes, whose ids are base64."""
+    """OTLP's JSON from that of Google's writer, which has base64 ids."""
     return _with_ids(data, _to_hex)
 
 

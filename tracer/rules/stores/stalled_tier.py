@@ -36,7 +36,7 @@ class StalledTier(EngineRule[Pool | Heartbeat]):
     def judge(self, event: Pool | Heartbeat, engine: Engine) -> Judgement:
         if isinstance(event, Pool) and not is_full(event):
             return None
-        # A tier may be told of only when it changes, and one that is stalled does not.
+        # A tier may be reported only when it changes, and one that is stalled does not.
         stalls = [
             (stall, full_s)
             for stall in engine.full_tiers.values()
