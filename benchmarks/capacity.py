@@ -1,5 +1,5 @@
-"""What the touches recorded with a store of one size say of other sizes, beside runs with stores of these sizes, and the
-bound that no order of eviction exceeds.
+"""Hit rates estimated from the accesses recorded with a store of one size, beside runs with stores of other sizes, and the
+offline optimum.
 
     python benchmarks/capacity.py [--connector LMCache] [--seed 5]
 

@@ -149,10 +149,10 @@ def replay(
         vllm_ready(f"kvtrail replay --{'engine' if again else 'against'}")
     by_keys = not (again or against or plain or as_json) and terminal.is_interactive()
     if by_keys:
-        from kvtrail.tracer.reports.console import keys_kept
+        from kvtrail.tracer.reports.console import buffered_keys
     with (
         output_file.or_exit(output, NotInHistory, NoSuchStep, doing="the replay"),
-        keys_kept() if by_keys else nullcontext(),
+        buffered_keys() if by_keys else nullcontext(),
     ):
         with terminal.progress(traces) as on_bytes:
             history = load(traces, on_bytes=on_bytes)

@@ -15,8 +15,7 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.legend import Entry
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.tracer.model.cause_runs import runs
-from kvtrail.tracer.model.cause_words import cache, name, named_sentence, untold
+from kvtrail.tracer.model.cause_words import cache, name, named_sentence, runs, unknown_reason
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, some
 
@@ -216,7 +215,7 @@ def unknown(sums: Row) -> str:
         name.partition(":")[2]: tokens for name, tokens in causes.items() if name.startswith("unknown:") and tokens
     }
     return " ".join(
-        f"Of {percent(tokens / whole)} the cause is not known: {untold(why)}."
+        f"Of {percent(tokens / whole)} the cause is not known: {unknown_reason(why)}."
         for why, tokens in sorted(found.items(), key=lambda each: -each[1])
         if tokens / whole >= LEAST_SHARE
     )
@@ -235,7 +234,7 @@ def largest(sums: Row) -> str:
         "evicted": "had been held and evicted",
         "reset": "had been held until a cache was emptied",
         "new": "was never computed before",
-        "unaligned": "was behind the last full block",
+        "unaligned": "was in the partial last block",
         "last-token": "was held, and computed again by rule",
         "stranded": "was held behind a hole",
         "pending": "was still being computed or stored",

@@ -85,7 +85,7 @@ OUTCOME = {
     "aborted": Meaning(GREY, "its caller gave up"),
     "failed": Meaning(RED, "a call about it raised, or it ended in an error"),
     "lost": Meaning(RED, "it was open when its engine ended"),
-    "unheard": Meaning(ORANGE, "nothing more was heard of its engine"),
+    "unheard": Meaning(ORANGE, "contact with its engine was lost"),
 }
 """What became of a request."""
 VERDICT = {
@@ -137,14 +137,14 @@ CAUSE = {
     "held": Meaning(BLUE, "vLLM's own cache held it"),
     "loaded": Meaning(GREEN, "the connector loaded it"),
     "last-token": Meaning(CYAN, "held, and computed again by rule: the last token always is"),
-    "unaligned": Meaning(CYAN, "behind the last full block: only full blocks are reused"),
+    "unaligned": Meaning(CYAN, "partial last block (only full blocks are reused)"),
     "stranded": Meaning(PINK, "held, but not all that comes before it"),
     "pending": Meaning(VIOLET, "a running request was still computing or storing it"),
     "refused": Meaning(PINK, "held, and not given or not taken"),
     "failed-load": Meaning(RED, "promised, and its load failed"),
     "evicted": Meaning(ORANGE, "held once, and evicted to make room"),
     "reset": Meaning(YELLOW, "held until the cache was emptied"),
-    "elsewhere": Meaning(LIME, "computed by another engine, and never by this one"),
+    "elsewhere": Meaning(LIME, "computed by another engine, never by this one"),
     "new": Meaning(GREY, "never computed before"),
     "unknown": Meaning(TEXT, "what would tell was not recorded, or was lost"),
 }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
-from kvtrail.tracer.model.words import ending, kind, said, value
+from kvtrail.tracer.model.words import described, ending, kind, value
 
 _EPOCH = re.compile(r"\bepoch (\d+)\b")
 _END = re.compile(r"(?<=\.) (?=[A-Z])")
@@ -40,7 +40,7 @@ def evidence(finding: Row, steps: Mapping[str, int]) -> list[Row]:
             "Step": steps.get(witness["span_id"]),
             "Time (UTC)": text.clock(witness["at_ns"]),
             "Kind": kind(witness["kind"]),
-            "Says": said(witness["kind"], witness["numbers"]),
+            "Says": described(witness["kind"], witness["numbers"]),
         }
         for witness in finding["witness"]
     ]

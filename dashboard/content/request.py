@@ -8,7 +8,7 @@ from typing import Any
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.model.words import NOTHING, count, duration, kind, said, some, value, waiting
+from kvtrail.tracer.model.words import NOTHING, count, described, duration, kind, some, value, waiting
 
 MEASURES = {
     "total": "tokens of the request", "computed": "in vLLM", "matched": "matched", "allocated": "to be loaded",
@@ -32,7 +32,7 @@ ACCOUNT = {
     "recomputed": ("recomputed", "recomputed tokens"),
     "rejected": ("rejected drafts", "rejected drafts"),
     "refused": ("answers refused", "refused answers"),
-    "looked_at": ("blocks looked at", "blocks looked at"),
+    "looked_at": ("blocks checked", "blocks checked"),
     "wrong_blocks": ("wrong blocks", "wrong blocks"),
     "outcome": ("how it ended", "outcome"),
     "missing": ("what is missing", "gaps"),
@@ -47,7 +47,7 @@ _KINDS = [kind(each) for each in Kind if each != Kind.HEARTBEAT]
 
 def step_text(step: Row) -> str:
     """What a step says, and the error that it raised."""
-    return said(step["name"], step["numbers"]) + (f"; raised {step['error']}" if step["error"] else "")
+    return described(step["name"], step["numbers"]) + (f"; raised {step['error']}" if step["error"] else "")
 
 
 def step_rows(timeline: Row) -> list[Row]:
@@ -133,7 +133,7 @@ def _bytes(request: Row) -> list[tuple[str, str, str, str]]:
     """Of a request whose blocks were compared: how many were looked at, and how many were wrong."""
     looked_at, wrong = request.get("looked_at") or 0, request.get("wrong_blocks") or 0
     note = f"{count(wrong)} wrong" if wrong else "none wrong"
-    return [("Blocks looked at", count(looked_at), note, "blocks looked at")] if looked_at else []
+    return [("Blocks checked", count(looked_at), note, "blocks checked")] if looked_at else []
 
 
 def findings_by_step(timeline: Row) -> dict[int, list[Row]]:
@@ -195,7 +195,7 @@ def step_points(timeline: Row) -> list[Row]:
                 "preemptions": NOTHING if step["epoch"] is None else str(step["epoch"]),
                 "time": text.clock(step["start_ns"]),
                 "took": duration(step["end_ns"] - step["start_ns"]),
-                "says": step["error"] or said(step["name"], step["numbers"]),
+                "says": step["error"] or described(step["name"], step["numbers"]),
             }
         )
     return points

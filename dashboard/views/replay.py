@@ -23,7 +23,7 @@ from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.of_requests import account_table, unknown_request, which_request
 from kvtrail.dashboard.views.proofs import proof_cards
 from kvtrail.dashboard.views.theme import is_dark
-from kvtrail.tracer.model.words import said, some
+from kvtrail.tracer.model.words import described, some
 
 STEP = "replay_step"
 """The session's name for the step. The slider cannot hold it: with more steps it becomes another slider."""
@@ -127,7 +127,7 @@ def current_step(timeline: Row, step: int) -> None:
     """What happened at the step."""
     shown = timeline["steps"][step - 1]
     st.markdown(f"**{plain(title(timeline, step=step))}**")
-    st.markdown(plain(said(shown["name"], shown["numbers"])))
+    st.markdown(plain(described(shown["name"], shown["numbers"])))
     st.caption(plain(" · ".join(facts(timeline, step=step, now_ns=time.time_ns()))))
     if shown["error"]:
         st.error(f"It raised. {plain(shown['error'])}")

@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "savings": (
         "kvtrail.tracer.commands.savings:savings",
-        "Reckon what a store with less or more memory would have given.",
+        "Estimate the hit rate at other cache sizes.",
     ),
     "import": ("kvtrail.tracer.commands.import_log:import_log", "Turn the log of a vLLM server into a trace file."),
     "minimize": (

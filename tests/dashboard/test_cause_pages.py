@@ -99,7 +99,7 @@ def test_names_from_outside_are_text() -> None:
 def test_the_headline_names_the_largest_reasons() -> None:
     assert headline(ENTRY) == "384 tokens of 640 were computed: 67 % evicted, 17 % reset."
     held = {**ENTRY, "parts": ENTRY["parts"][:2]}
-    assert headline(held) == "Nothing of it was computed."
+    assert headline(held) == "None of it was computed."
 
 
 def test_a_cause_of_tomorrow_is_shown_all_the_same() -> None:

@@ -274,10 +274,10 @@ def test_numbers_and_times() -> None:
 
 def test_what_a_healed_and_a_postponed_lookup_say() -> None:
     healed = {"total": 750, "computed": 384, "matched": None, "returned": 0, "refused": 256}
-    assert words.said("kv.lookup", healed) == (
+    assert words.described("kv.lookup", healed) == (
         "384 of 750 computed, the store's match is hidden; answered 0 in place of 256, which the guard refused"
     )
-    assert words.said("kv.lookup", {"total": 9, "computed": 0}).endswith("answered 'ask me later'")
+    assert words.described("kv.lookup", {"total": 9, "computed": 0}).endswith("answered 'ask me later'")
 
 
 def test_text_of_others_does_not_become_markdown() -> None:
@@ -297,15 +297,15 @@ def test_whether_a_finding_was_healed() -> None:
 def test_the_page_says_what_was_found_of_the_bytes_of_blocks() -> None:
     looks = "check loaded 8\ncheck held 12 unknown 2 wrong rot 5@96 layers 2 holds zeros healed"
     compared = timeline_of(f"L 300 c0 h256 -> 256\nA 256\nS 256+44\n{looks}\nend")
-    assert [row["Says"] for row in request.step_rows(compared) if row["Kind"] == "look at blocks"] == [
-        "8 loaded blocks looked at: all hold what was computed",
-        "12 looks at held blocks: 1 changed though nothing wrote to it, 2 unknown, as what belongs there is not known, the"
-        " others hold what was computed; vLLM is told to compute the wrong ones again",
+    assert [row["Says"] for row in request.step_rows(compared) if row["Kind"] == "block check"] == [
+        "8 loaded blocks checked: all hold what was computed",
+        "12 checks of held blocks: 1 changed though nothing wrote to it, 2 unknown, as their reference is not known, the"
+        " others hold what was computed; vLLM recomputes the wrong ones",
     ]
-    assert ("Blocks looked at", "20", "1 wrong", "blocks looked at") in request.facts(compared["request"])
+    assert ("Blocks checked", "20", "1 wrong", "blocks checked") in request.facts(compared["request"])
     rows = {row["name"]: row["value"] for row in request.account_rows(compared["steps"][-1]["account"], None)}
     assert (rows["looked_at"], rows["wrong_blocks"]) == ("20", "1")
 
 
 def test_where_no_bytes_were_compared_the_page_says_nothing_of_them(stale: dict[str, Any]) -> None:
-    assert "Blocks looked at" not in [name for name, *_ in request.facts(stale["request"])]
+    assert "Blocks checked" not in [name for name, *_ in request.facts(stale["request"])]

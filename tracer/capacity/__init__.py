@@ -1,1 +1,1 @@
-"""What more, or less, memory would have been worth: hit tokens as a function of a store's capacity."""
+"""Hit tokens as a function of a store's capacity: its miss-ratio curve, and the offline optimum (Belady)."""

@@ -1,6 +1,7 @@
-"""The hits of a least-recently-used store at every capacity, from what its touches need (`distances`).
+"""The miss-ratio curve of a least-recently-used store: its hits at every capacity, from reuse distances.
 
-A sample's uses stand for others of their kind. They are in groups, by their keys: how much the groups differ is the error.
+The accesses of a sample stand for the others. Chunks are sorted into groups by their keys; the spread of the groups gives the
+standard error.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from math import inf, sqrt
 from statistics import stdev
 from typing import NamedTuple
 
-from kvtrail.tracer.capacity.distances import WHOLE, Distances, Need
-from kvtrail.tracer.capacity.touches import Touch
+from kvtrail.tracer.capacity.accesses import Access
+from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
 
 GROUPS = 32
-"""Of the chunks of a sample."""
+"""Into which the chunks of a sample are sorted."""
 
 
 class Share(NamedTuple):
@@ -26,10 +27,10 @@ class Share(NamedTuple):
 
 
 class Curve:
-    """Sums up what touches need.
+    """Sums up reuse distances.
 
     Attributes:
-        wanted: the tokens that all touches together wanted from the store.
+        wanted: the tokens that all accesses together wanted from the store.
         sampled: those of them that were wanted while only a sample was followed.
     """
 
@@ -37,25 +38,25 @@ class Curve:
         self.wanted = self.sampled = 0
         self._groups = groups
         self._tokens: defaultdict[int, dict[float, float]] = defaultdict(dict)
-        """By group: the tokens that are hits from a capacity on."""
+        """By group: the smallest capacity at which tokens are hits, and how many tokens."""
 
-    def enter(self, wanted: int, needs: Iterable[Need], *, is_sample: bool) -> None:
-        """Count a touch: the tokens that it wanted, and what they need, as far as they are followed."""
+    def enter(self, wanted: int, distances: Iterable[ReuseDistance], *, is_sample: bool) -> None:
+        """Count an access: the tokens that it wanted, and the reuse distances of its followed chunks."""
         self.wanted += wanted
         if is_sample:
             self.sampled += wanted
-        for group, chunks, tokens in needs:
+        for group, chunks, tokens in distances:
             held = self._tokens[group]
             held[chunks] = held.get(chunks, 0.0) + tokens
 
     def hits(self, capacities: Sequence[float]) -> list[Share]:
-        """The share of the wanted tokens that a store of so many chunks would have given, for each capacity."""
+        """The hit rate, as a share of the wanted tokens, of a store of each of these capacities (in chunks)."""
         if not self.wanted:
             return [Share(0.0, 0.0) for _ in capacities]
         whole = _up_to(self._tokens.get(WHOLE, {}), capacities)
         groups = [self._tokens.get(group, {}) for group in range(self._groups)]
-        followed = [sum(needs.values()) for needs in groups]
-        by_group = [_up_to(needs, capacities) for needs in groups]
+        followed = [sum(group.values()) for group in groups]
+        by_group = [_up_to(group, capacities) for group in groups]
         shares = []
         for n in range(len(capacities)):
             hits, error = self._estimate([all_ - each[n] for all_, each in zip(followed, by_group, strict=True)])
@@ -63,26 +64,25 @@ class Curve:
         return shares
 
     def _estimate(self, misses: Sequence[float]) -> tuple[float, float]:
-        """The hits of all that the groups stand for, and the standard error.
+        """The hits of all accesses that the groups stand for, and the standard error.
 
-        What a sample says of its hits hangs on whether the few chunks that are wanted most are in it. It says more of its
-        misses, as no chunk has many of them, and how much was wanted is known: the rest are hits (SHARDS-adj). Groups that
-        miss more or less than others show the error."""
+        A sample's hits depend on whether the few most wanted chunks are in it. Its misses vary less, since no chunk has many
+        of them, and the total is known: hits are the total less the misses (SHARDS-adj). The spread of the groups' misses
+        gives the error."""
         if not self.sampled:
             return 0.0, 0.0
         hits = self.sampled - sum(misses)
         return min(max(hits, 0.0), self.sampled), sqrt(len(misses)) * stdev(misses)
 
     def saturates_at(self) -> float:
-        """The capacity, in chunks, beyond which nothing more would be a hit; 0 if nothing was touched again."""
-        needs = [chunks for counter in self._tokens.values() for chunks in counter if chunks != inf]
-        return max(needs, default=0.0)
+        """The capacity, in chunks, beyond which hits no longer grow; 0 if nothing was accessed twice."""
+        return max((chunks for group in self._tokens.values() for chunks in group if chunks != inf), default=0.0)
 
 
-def _up_to(needs: Mapping[float, float], capacities: Sequence[float]) -> list[float]:
+def _up_to(group: Mapping[float, float], capacities: Sequence[float]) -> list[float]:
     """The tokens that are hits at each capacity."""
     ordered = sorted(range(len(capacities)), key=capacities.__getitem__)
-    hits, held, left = [0.0] * len(capacities), 0.0, sorted(needs.items(), reverse=True)
+    hits, held, left = [0.0] * len(capacities), 0.0, sorted(group.items(), reverse=True)
     for n in ordered:
         while left and left[-1][0] <= capacities[n]:
             held += left.pop()[1]
@@ -90,12 +90,17 @@ def _up_to(needs: Mapping[float, float], capacities: Sequence[float]) -> list[fl
     return hits
 
 
-def curve_of(touches: Iterable[Touch | None], *, heads_stay: bool = True, most_chunks: int | None = None) -> Curve:
-    """The curve of a whole history; None means that the store was emptied."""
-    distances, curve = Distances(heads_stay=heads_stay, most_chunks=most_chunks, groups=GROUPS), Curve()
-    for touch in touches:
-        if touch is None:
+def curve_of(
+    accesses: Iterable[Access | None], *, evicts_tails_first: bool = True, most_chunks: int | None = None
+) -> Curve:
+    """The curve of a whole history; None stands for a reset of the store."""
+    distances, curve = (
+        ReuseDistances(evicts_tails_first=evicts_tails_first, most_chunks=most_chunks, groups=GROUPS),
+        Curve(),
+    )
+    for access in accesses:
+        if access is None:
             distances.reset()
         else:
-            curve.enter(sum(touch.wanted), distances.enter(touch), is_sample=distances.is_sample)
+            curve.enter(sum(access.wanted), distances.enter(access), is_sample=distances.is_sample)
     return curve

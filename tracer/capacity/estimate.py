@@ -1,5 +1,5 @@
-"""What a connector's store would have given with less or more memory: the curve and the bound of a recorded history, in
-tokens, seconds of prefill and bytes."""
+"""The hit rate of a connector's store at other sizes: the curve and the offline optimum of a recorded history, in tokens,
+seconds of prefill and bytes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from kvtrail.tracer.capacity.bound import intervals, most_hits
+from kvtrail.tracer.capacity.belady import reuse_intervals, upper_bound
 from kvtrail.tracer.capacity.curve import curve_of
-from kvtrail.tracer.capacity.found_and_stored import given_by
+from kvtrail.tracer.capacity.lmcache_order import lmcache_hits
 from kvtrail.tracer.capacity.stream import LMCACHE, Stream
 
 STEPS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 8)
-"""Capacities that are looked at, as multiples of today's."""
+"""Capacities to estimate, as multiples of today's."""
 POINTS = 8
-"""As many where today's is not known, up to where nothing more is gained."""
+"""Capacities to estimate where today's is not known, up to the one beyond which hits no longer grow."""
 
 
 class Hits(NamedTuple):
-    """Tokens that a store would have given, and their standard error."""
+    """Hit tokens of a store, and their standard error."""
 
     tokens: int
     error: int
@@ -28,16 +28,16 @@ class Hits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What a store of some capacity would have given.
+    """The estimated hits of a store of one capacity.
 
     Attributes:
         chunks: the capacity.
         bytes: the same in bytes on each worker; None where a chunk's size is not known.
-        hits: tokens, of those that were wanted, with the store's own order of eviction.
+        hits: hit tokens with the store's own eviction order.
         error: the standard error of `hits`, in tokens; 0 where every chunk was followed.
-        least_recent: tokens with prefixes evicted from their ends, least recently used first.
-        bound: tokens that no order of eviction could exceed.
-        seconds: prefill that `hits` spare, in seconds; None where the engine's rate of prefill is not known.
+        least_recent: hit tokens with least-recently-used eviction that evicts prefixes from their ends.
+        bound: hit tokens that no eviction policy could exceed.
+        seconds: prefill that `hits` save, in seconds; None where the engine's rate of prefill is not known.
     """
 
     chunks: int
@@ -51,14 +51,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What memory buys for one connector.
+    """The estimates for one connector.
 
     Attributes:
-        stream: what it was asked for.
+        stream: its accesses.
         wanted: tokens of the prompts that vLLM's own cache did not hold, in full chunks.
         capacity: chunks that its store holds today; None where that is not known.
         points: by capacity.
-        enough: the capacity beyond which nothing is gained.
+        enough: the capacity beyond which hits no longer grow.
     """
 
     stream: Stream
@@ -75,41 +75,41 @@ def estimate(
     sizes: Iterable[int] = (),
     most_chunks: int | None = None,
 ) -> Estimate:
-    """Reckon what memory would have bought.
+    """Estimate the hit rate at other cache sizes.
 
     Args:
         limit: bytes that the store may hold today, on each worker.
-        sizes: of stores to look at besides today's, in chunks; without any, some around it.
-        most_chunks: follow a sample of so many chunks; None follows all.
+        sizes: capacities to estimate besides today's, in chunks; without any, some around it.
+        most_chunks: follow a sample of this many chunks; None follows all.
     """
     chunk_bytes = stream.chunk_bytes
     capacity = int(limit / chunk_bytes) if limit and chunk_bytes else None
-    own = curve_of(stream.touches, heads_stay=stream.connector not in LMCACHE, most_chunks=most_chunks)
-    tails = own if stream.connector not in LMCACHE else curve_of(stream.touches, most_chunks=most_chunks)
+    own = curve_of(stream.accesses, evicts_tails_first=stream.connector not in LMCACHE, most_chunks=most_chunks)
+    tails = own if stream.connector not in LMCACHE else curve_of(stream.accesses, most_chunks=most_chunks)
     enough = ceil(own.saturates_at())
     around = [step * capacity for step in STEPS] if capacity else [enough * n / POINTS for n in range(1, POINTS + 1)]
     asked = sorted({each for each in (*(sizes or map(ceil, around)), capacity or 0) if each > 0})
-    kept = intervals(stream.touches)
-    given = [Hits(round(each.value * own.wanted), round(each.error * own.wanted)) for each in own.hits(asked)]
-    if stream.connector in LMCACHE and most_chunks is None:  # the one pass above only comes near it
-        given = [Hits(given_by(stream.touches, chunks), 0) for chunks in asked]
+    intervals = reuse_intervals(stream.accesses)
+    hits = [Hits(round(each.value * own.wanted), round(each.error * own.wanted)) for each in own.hits(asked)]
+    if stream.connector in LMCACHE and most_chunks is None:  # a single pass only approximates its order
+        hits = [Hits(lmcache_hits(stream.accesses, chunks), 0) for chunks in asked]
     points = [
         Point(
             chunks=chunks,
             bytes=None if chunk_bytes is None else round(chunks * chunk_bytes),
-            hits=hits.tokens,
-            error=hits.error,
+            hits=own_hits.tokens,
+            error=own_hits.error,
             least_recent=round(least.value * own.wanted),
-            bound=most_hits(kept, chunks),
-            seconds=None if stream.prefill_rate is None else hits.tokens / stream.prefill_rate,
+            bound=upper_bound(intervals, chunks),
+            seconds=None if stream.prefill_rate is None else own_hits.tokens / stream.prefill_rate,
         )
-        for chunks, hits, least in zip(asked, given, tails.hits(asked), strict=True)
+        for chunks, own_hits, least in zip(asked, hits, tails.hits(asked), strict=True)
     ]
     return Estimate(stream=stream, wanted=own.wanted, capacity=capacity, points=points, enough=enough)
 
 
 def as_dict(estimate: Estimate, engine_names: Mapping[str, str]) -> dict[str, object]:
-    """The estimate as JSON has it."""
+    """The estimate as JSON."""
     stream = estimate.stream
     return {
         "engine": stream.engine,

@@ -1,4 +1,4 @@
-"""What memory would have been worth over a range of time, for each connector: read from the sums of `live_needs`."""
+"""The miss-ratio curve of each connector over a range of time, from the sums that `online_curve` writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvtrail.tracer.capacity.live_needs import (
+from kvtrail.tracer.capacity.online_curve import (
     BEGUN,
     CHUNK_TOKENS,
     CHUNKS,
@@ -20,8 +20,8 @@ from kvtrail.tracer.savings.sums import SavingsRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What a store of so many chunks would have given: `share` of the wanted tokens, with its standard error."""
+class CurvePoint:
+    """The hit rate of a store of `chunks` chunks: `share` of the wanted tokens, with its standard error."""
 
     chunks: float
     share: float
@@ -30,16 +30,16 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
-    """What memory buys for one connector.
+    """The hit rates of one connector at other capacities.
 
     Attributes:
-        engine, connector: whose it is.
+        engine, connector: that were asked.
         wanted: tokens of the admitted prompts that vLLM's own cache did not hold, in full chunks.
         chunk_size: tokens of a chunk.
         chunk_bytes: bytes of a chunk on each worker; None where no copy reports bytes.
-        since_s: from when on it is followed, Unix seconds, to ten minutes; None if that was before these rows. What was asked
-            for earlier, or before a restart of the tracer, counts as never used.
-        points: by capacity, up to the one beyond which nothing is gained.
+        since_s: when counting started, in Unix seconds, to ten minutes; None if before these rows. Chunks used earlier, or
+            before a restart of the tracer, count as never used.
+        points: by capacity, up to the one beyond which hits no longer grow.
     """
 
     engine: str
@@ -48,11 +48,11 @@ class MemoryCurve:
     chunk_size: int
     chunk_bytes: float | None
     since_s: int | None
-    points: list[Given]
+    points: list[CurvePoint]
 
 
 def memory_curves(rows: Iterable[SavingsRow]) -> list[MemoryCurve]:
-    """The curves of the connectors in these rows, those that wanted most first."""
+    """The curves of the connectors in these rows, those that wanted most tokens first."""
     sums: dict[tuple[str, str], Counter[str]] = {}
     since_s: dict[tuple[str, str], int] = {}
     for row in rows:
@@ -79,7 +79,7 @@ def _curve(engine: str, connector: str, measures: Counter[str], since_s: int | N
         chunk_bytes=measures[STORED_BYTES] / stored * chunk_size if stored else None,
         since_s=since_s,
         points=[
-            Given(chunks=chunks, share=hits.value, error=hits.error)
+            CurvePoint(chunks=chunks, share=hits.value, error=hits.error)
             for chunks, hits in zip(sizes, curve.hits(sizes), strict=True)
         ],
     )

@@ -1,4 +1,4 @@
-"""The touches of each connector in a recorded history, and what its lookups gave in the run itself."""
+"""The accesses to each connector's store in a recorded history, and the hits of the run itself."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
+from kvtrail.tracer.capacity.accesses import Access, keys_of, wanted_of
 from kvtrail.tracer.events.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
 from kvtrail.tracer.events.hash_chains import Chain, Chains
 from kvtrail.tracer.ledger.facts import Offers
 from kvtrail.tracer.savings.prefill import PrefillTimer
 
 LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
-"""LMCache's connectors. They store what a request has at its admission, and not what it generates; a prefix in the order of
-its tokens, so that it is evicted from its head (`found_and_stored`)."""
+"""LMCache's connectors. They store the tokens that a request has at its admission, not those that it generates, and a prefix
+in token order, so that its head is evicted first (`lmcache_order`)."""
 Owner = tuple[str, str]
 """An engine, and one of its connectors."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """What one connector was asked for.
+    """The accesses to one connector's store.
 
     Attributes:
-        engine, connector: whose it is.
+        engine, connector: that were asked.
         chunk_size: tokens in a chunk of its store; of a block, where the store's chunks are not known.
-        touches: in their order; None where the store was emptied.
+        accesses: in order; None stands for a reset of the store.
         admissions: lookups whose answer was used.
-        asked, local, taken: tokens of the requests at these moments; those that vLLM's own cache held, and those that the
-            connector was to load.
-        unhashed: admissions of requests whose block hashes were not recorded: they are in no touch.
+        asked, local, taken: tokens of the requests at their admissions; those of them in vLLM's own cache, and those that
+            the connector was to load.
+        unhashed: admissions of requests without recorded block hashes: they are in no access.
         first_ns, last_ns: the times of the first and the last admission.
         chunk_bytes: bytes of a chunk on each worker, where copies report bytes.
         prefill_rate: the engine's, in tokens a second, measured from its own steps where those are recorded.
@@ -39,7 +39,7 @@ class Stream:
     engine: str
     connector: str
     chunk_size: int
-    touches: list[Touch | None] = field(default_factory=list)
+    accesses: list[Access | None] = field(default_factory=list)
     admissions: int = 0
     asked: int = 0
     local: int = 0
@@ -64,7 +64,7 @@ class _Request:
         chain: the hashes of its full blocks that are known by now.
         block_size: tokens in each of these blocks.
         offers: of the connectors, for the admission that is coming.
-        touched: by connector that was asked for it, how many of its chunks have been computed or loaded in this epoch.
+        accessed: by connector, how many of its chunks have been computed or loaded in this epoch.
         total: its tokens at its latest lookup.
     """
 
@@ -72,7 +72,7 @@ class _Request:
     block_size: int = 0
     total: int = 0
     offers: Offers = field(default_factory=Offers)
-    touched: dict[Owner, int] = field(default_factory=dict)
+    accessed: dict[Owner, int] = field(default_factory=dict)
 
     def keys(self, tokens: int, chunk_size: int) -> Sequence[bytes]:
         """The keys of the full chunks among its first tokens, as far as they are known."""
@@ -81,7 +81,7 @@ class _Request:
 
 
 class Streams:
-    """Sorts the events of a history, which come in order, into streams."""
+    """Sorts the events of a history, in order, into streams."""
 
     def __init__(self) -> None:
         self._streams: dict[Owner, Stream] = {}
@@ -110,13 +110,13 @@ class Streams:
             case RequestEnd():
                 self._ended(event)
             case Reset() if event.succeeded is not False and (stream := self._streams.get(_owner(event))):
-                stream.touches.append(None)
+                stream.accesses.append(None)
             case Store(bytes=int(stored), rank=0):
                 held, tokens = self._copied.get((event.engine, event.connector), (0, 0))
                 self._copied[event.engine, event.connector] = (held + stored, tokens + event.count)
 
     def streams(self) -> list[Stream]:
-        """The streams of connectors that were asked for anything, in the order of their first admission."""
+        """The streams of connectors with any access, in the order of their first admission."""
         for stream in self._streams.values():
             held, tokens = self._copied.get((stream.engine, stream.connector), (0, 0))
             stream.chunk_bytes = held / tokens * stream.chunk_size if tokens else None
@@ -155,8 +155,8 @@ class Streams:
         if not request.chain.is_whole and lookup.total >= size:
             stream.unhashed += 1
         wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
-        request.touched[owner] = used = (lookup.computed + event.allocated) // size
-        stream.touches.append(Touch(keys, wanted, used))
+        request.accessed[owner] = used = (lookup.computed + event.allocated) // size
+        stream.accesses.append(Access(keys, wanted, used))
 
     def _ran(self, event: Schedule) -> None:
         request = self._of(event)
@@ -167,7 +167,7 @@ class Streams:
             self._prefill[event.engine] = (tokens + measured.tokens, took_ns + measured.took_ns)
 
     def _ended(self, event: RequestEnd) -> None:
-        """A request has ended: by now the hashes of what it has generated are told as well."""
+        """A request has ended; the hashes of its generated tokens are reported by now."""
         request = self._requests.pop((event.engine, event.request or ""), None)
         if request is None:
             return
@@ -175,13 +175,13 @@ class Streams:
         self._computed(request, event.computed or 0)
 
     def _computed(self, request: _Request, computed: int) -> None:
-        """What a request has computed by now can be stored."""
-        for owner, done in request.touched.items():
+        """What a request has computed can be stored."""
+        for owner, done in request.accessed.items():
             stream = self._streams[owner]
             kept = min(computed, request.total) if stream.connector in LMCACHE else computed
             if kept // stream.chunk_size > done and len(keys := request.keys(kept, stream.chunk_size)) > done:
-                stream.touches.append(Touch(keys))
-                request.touched[owner] = len(keys)
+                stream.accesses.append(Access(keys))
+                request.accessed[owner] = len(keys)
 
 
 def streams_of(events: Iterable[Event]) -> list[Stream]:

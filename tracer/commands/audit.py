@@ -106,7 +106,7 @@ def audit(
     With --store, what a tracer has stored is judged again, by the rules of today.
 
     Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule; 3: no drift, but inconclusive:
-    nothing of kvtrail's, no hit, missing events, damaged lines, an engine that died or never said goodbye, or a request
+    no kvtrail spans, no hit, missing events, damaged lines, an engine that died or never said goodbye, or a request
     without an end.
 
     Example: kvtrail audit trace.jsonl
@@ -155,7 +155,7 @@ def _explain_request(context: click.Context, explained: Explained, why: str, *, 
 
 
 def _stored_causes(store: Path | Address, why: str) -> Explained:
-    """What the rows of the requests with this id say, as their tracer judged them. Raises StoreError if none can be read."""
+    """The stored causes of the requests with this id. Raises StoreError if none can be read."""
     from kvtrail.tracer.store.opening import reader_of
 
     reader = reader_of(store)

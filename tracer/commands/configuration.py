@@ -4,7 +4,7 @@
       store: /var/lib/kvtrail/kvtrail.db
       retain-hours: 24
 
-What is said on the command line comes first, then the environment, then the file, then the default. The values are checked as
+The command line comes first, then the environment, then the file, then the default. The values are checked as
 those of the command line are.
 """
 

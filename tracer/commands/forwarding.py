@@ -55,7 +55,7 @@ _OPTIONS = (
     click.option(
         "--forward-slow-ms",
         type=click.IntRange(min=1),
-        help="A request matters, too, if it waited so many milliseconds at a stretch.",
+        help="A request matters, too, if it waited this many milliseconds without a break.",
     ),
     click.option(
         "--forward-memory-mib",

@@ -85,7 +85,7 @@ def _print_stories(reader: LogReader, aside: bool) -> None:
     for story in reader.stories.all():
         click.echo("\n".join([*story.lines(), ""]), err=aside)
     if reader.stories.forgotten:
-        click.echo(f"... and {reader.stories.forgotten} more requests, whose moments were dropped.", err=aside)
+        click.echo(f"... and {reader.stories.forgotten} more requests; their moments were dropped.", err=aside)
 
 
 def _print_unread(path: Path, aside: bool, record: Record) -> None:

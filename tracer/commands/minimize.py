@@ -20,7 +20,7 @@ from kvtrail.tracer.reports.output_file import STDOUT
 from kvtrail.tracer.reports.screen import left_out
 
 MOST_NAMED = 10
-"""Findings that are named one by one before the rest is only counted."""
+"""Findings that are listed; the rest are counted."""
 
 
 @click.command()
@@ -86,7 +86,7 @@ def _wrapped(line: str, columns: int | None) -> list[str]:
 
 
 def _summary(result: Minimized, output: Path) -> Iterator[str]:
-    """What became of the recording."""
+    """What was kept of the recording."""
     where = "standard output" if output == STDOUT else str(output)
     yield (
         f"{where}: {words.count(result.events)} of {words.some(result.events_before, 'event')},"

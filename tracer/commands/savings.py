@@ -1,4 +1,4 @@
-"""`kvtrail savings`: what less or more memory would have been worth."""
+"""`kvtrail savings`: estimates the hit rate at other cache sizes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ GIB = 1 << 30
     multiple=True,
     type=click.FloatRange(min=0, min_open=True),
     envvar="KVTRAIL_SAVINGS_GIB",
-    help="A store to look at, in GiB on each worker; may be given several times. [default: some around today's]",
+    help="A store size to estimate, in GiB on each worker; may be given several times. [default: some around today's]",
 )
 @click.option(
     "--chunks",
     multiple=True,
     type=click.IntRange(min=1),
     envvar="KVTRAIL_SAVINGS_CHUNKS",
-    help="A store to look at, in chunks; may be given several times.",
+    help="A store size to estimate, in chunks; may be given several times.",
 )
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
     envvar="KVTRAIL_SAVINGS_SAMPLE",
-    help="Follow a sample of at most so many chunks, for long histories. [default: all]",
+    help="Sample at most this many chunks, for long histories. [default: all]",
 )
 @click.option(
     "--json", "as_json", is_flag=True, envvar="KVTRAIL_SAVINGS_JSON", help="Print one JSON document, for scripts."
@@ -53,24 +53,24 @@ def savings(
     sample: int | None,
     as_json: bool,
 ) -> None:
-    """Reckon what a recorded run would have been given by a store of another size, and by one that knows the future.
+    """Estimate the hit rate of a recorded run at other cache sizes, and the offline optimum (Belady).
 
     It needs the block hashes of prompts, which level `detailed` records. TRACE is what `kvtrail audit` reads.
 
-    Exit code 0: it was reckoned; 2: a file cannot be used; 3: no admission with block hashes is in it.
+    Exit code 0: estimated; 2: a file cannot be used; 3: it holds no admission with block hashes.
 
     Example: kvtrail savings trace.jsonl
 
     Example: kvtrail savings --gib 8 --gib 32 --json trace.jsonl
     """
-    with output_file.or_exit(None, doing="the reckoning"):
+    with output_file.or_exit(None, doing="the estimate"):
         with terminal.progress(traces) as on_bytes:
             history = load(traces, on_bytes=on_bytes)
         estimates = []
         for stream in streams_of(history.events):
             if sizes_gib and not stream.chunk_bytes:
                 raise click.UsageError(
-                    f"no copy of {stream.connector} says how many bytes a chunk has, so --gib cannot be used: give --chunks"
+                    f"no copy of {stream.connector} reports the bytes of a chunk, so --gib cannot be used: give --chunks"
                 )
             sizes = [int(size * GIB / (stream.chunk_bytes or 1)) for size in sizes_gib]
             limit = _limit(history, stream)
@@ -86,13 +86,13 @@ def savings(
         terminal.echo(text)
     if all(each.stream.unhashed == each.stream.admissions for each in estimates):
         click.echo(
-            "Nothing can be reckoned: no admission with block hashes is in it. Record with KVTRAIL_LEVEL=detailed.",
+            "Nothing can be estimated: no admission has block hashes. Record with KVTRAIL_LEVEL=detailed.",
             err=True,
         )
         context.exit(INCONCLUSIVE)
 
 
 def _limit(history: History, stream: Stream) -> int | None:
-    """The bytes that a stream's store may hold on each worker; None where the engine's settings do not say."""
+    """The capacity of a stream's store in bytes on each worker; None where the engine's settings do not say."""
     recorders = dict.fromkeys(event.recorder for event in history.events if event.engine == stream.engine)
     return next((limit for each in recorders if (limit := memory_limit(history.resource(each)))), None)

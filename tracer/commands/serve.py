@@ -97,7 +97,7 @@ def _bounded(command: F) -> F:
     show_default=True,
     type=click.FloatRange(min=0.01, max=MAX_GIB),
     callback=_finite,
-    help="Drop the oldest spans and requests before the store's files, WAL included, take more than so many GiB. Findings"
+    help="Drop the oldest spans and requests before the store's files, WAL included, take more than this many GiB. Findings"
     " leave last.",
 )
 @click.option(
@@ -222,5 +222,5 @@ def _read_again(context: click.Context, changeable: Any) -> None:
     changes = {name: value for name, value in values.items() if value != getattr(changeable, name)}
     for name, value in changes.items():
         setattr(changeable, name, value)
-    said = ", ".join(f"{name.replace('_', '-')} is now {value!r}" for name, value in changes.items())
-    logger.info("SIGHUP: %s", said or "nothing has changed of what can change while it runs")
+    changed = ", ".join(f"{name.replace('_', '-')} is now {value!r}" for name, value in changes.items())
+    logger.info("SIGHUP: %s", changed or "nothing has changed of what can change while it runs")

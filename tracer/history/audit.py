@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.offline import OfflineDetector, TooLate
@@ -47,13 +47,13 @@ class Audit:
         verdicts: how many requests have each verdict.
         checks: how often each rule gave each verdict.
         spans, events, foreign: what was read; `repeated` spans were read twice and count once.
-        unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, by name.
+        unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, counted by name.
         engine_names: the engines' names for people, by id.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
         deaths: of engines, in the order in which they happened.
         did: what each finding did, by its id.
-        became: what became of the requests with findings, by engine and request, in words.
+        request_outcomes: the outcomes of the requests with findings, by engine and request, in words.
         stories: what the logs among the files say about their requests, in words.
         skipped: files of a folder that are no traces; they are among the `unreadable`.
         lookups, hits: lookups, and those that the connector answered with tokens.
@@ -62,10 +62,10 @@ class Audit:
         silent, joined_late: engines whose goodbye, or whose first events, are missing.
         probes_off: connectors whose probe was switched off, since it failed.
         unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
-        asked: the rules that were asked for by name.
+        asked: the rules that were asked for.
         explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
-        recorded: requests, by engine and id, with only a part at hand that does not decide by itself: what is said of them is
-            what their tracer recorded.
+        recorded: requests, by engine and id, of which only a part was read that does not decide by itself: their findings
+            are those that their tracer recorded.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Audit:
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     did: dict[str, Did] = field(default_factory=dict)
-    became: dict[tuple[str, str], str] = field(default_factory=dict)
+    request_outcomes: dict[tuple[str, str], str] = field(default_factory=dict)
     stories: list[str] = field(default_factory=list)
     skipped: int = 0
     lookups: int = 0
@@ -110,23 +110,23 @@ class Audit:
         """Why no drift proves nothing, and what to do about it, in sentences; empty if it proves something."""
         if not self.events:
             return [
-                f"Nothing in it is kvtrail's ({some(self.foreign, 'foreign span')}): serve the connector as Traced<X>, and"
-                " look whether its spans come here."
+                f"It holds no kvtrail spans ({some(self.foreign, 'foreign span')}): serve the connector as Traced<X>, and"
+                " check that its spans are sent here."
             ]
         reasons = [
-            f"{self.engine_name(death.engine)} died, and nothing found says of what: look at the end of its log."
+            f"{self.engine_name(death.engine)} died, and no finding explains it: look at the end of its log."
             for death in self.deaths
         ]
         if not self.lookups:
             reasons.append(
-                "No lookup was recorded: look whether requests reach the engine, and whether it is the scheduler's."
+                "No lookup was recorded: check that requests reach the engine, and that the scheduler's process is traced."
             )
         elif not self.hits:
             missed = (
                 "The only lookup did not hit" if self.lookups == 1 else f"None of {count(self.lookups)} lookups hit"
             )
             reasons.append(
-                f"{missed}, so no load and nothing behind it was judged: send prompts that"
+                f"{missed}, so no load was judged, nor anything after one: send prompts that"
                 " the connector's store holds, and vLLM's own cache does not."
             )
         if judged := [
@@ -135,20 +135,16 @@ class Audit:
             reasons.append(f"Asked for, and never decided: {', '.join(judged)}. --explain says what a rule needs.")
         if self.reasons and not self.verdicts[Verdict.OK]:
             why = ", ".join(f"{count(number)} because {reason}" for reason, number in _ranked(self.reasons))
-            reasons.append(f"Of no request it is known whether it is well: {why}.")
+            reasons.append(f"No request could be judged: {why}.")
         if self.missing:
-            reasons.append(
-                f"Events that are missing: {count(self.missing)}. Add the files that hold them, or record again."
-            )
+            reasons.append(f"Missing events: {count(self.missing)}. Add the files that hold them, or record again.")
         if damaged := len(self.unreadable) - self.skipped:
-            reasons.append(
-                f"Lines or spans that could not be read: {count(damaged)}. Copy the files again, or record again."
-            )
+            reasons.append(f"Unreadable lines or spans: {count(damaged)}. Copy the files again, or record again.")
         if self.unknown_spans:
             reasons.append("A newer kvtrail wrote spans that this one cannot judge: install that version.")
         if self.joined_late:
             reasons.append(
-                f"The first events are missing of {_some(self._named(self.joined_late))}: add the files from before."
+                f"The first events of {_some(self._named(self.joined_late))} are missing: add the earlier files."
             )
         if self.silent:
             reasons.append(
@@ -162,7 +158,7 @@ class Audit:
             )
         if self.probes_off:
             reasons.append(
-                f"The probe failed, and was switched off, of {_some(self.probes_off)}: the engine's log says why."
+                f"The probe of {_some(self.probes_off)} failed and was switched off: the engine's log says why."
             )
         return reasons
 
@@ -191,7 +187,7 @@ class Audit:
                     **finding.as_dict(),
                     "engine_name": self.engine_name(finding.engine),
                     "did": self.did.get(finding.id),
-                    "became": self.became.get((finding.engine, finding.request), ""),
+                    "became": self.request_outcomes.get((finding.engine, finding.request), ""),
                 }
                 for finding in self.findings
             ],
@@ -251,7 +247,7 @@ def audit_stored(
 
 
 def _named_cause(cause: Finding | None) -> dict[str, str] | None:
-    """The finding that a death is put down to, as JSON-ready data: it may be one of those that --rule leaves out."""
+    """The finding that a death is attributed to, as JSON-ready data; --rule may leave it out of the findings."""
     return None if cause is None else {name: getattr(cause, name) for name in ("id", "rule", "title", "request")}
 
 
@@ -334,7 +330,7 @@ def _concluded(
     rules: Sequence[Rule] | None,
     parts: Parts,
 ) -> Audit:
-    """The result, with what the detector says once it has heard everything."""
+    """The result, with the detector's conclusions after the last event."""
     detector.close()
     result.engine_names = engines.names(engines.descriptions(resources.values()))
     result.findings = list(detector.findings.values())
@@ -359,7 +355,7 @@ def _concluded(
         _enter_part(result, part, recorded)
     result.findings = by_weight({finding.id: finding for finding in result.findings}.values())
     result.did = dict(_did(result, accounts))
-    result.became = {key: words.became(*account) for key, account in accounts.items()}
+    result.request_outcomes = {key: words.request_outcome(*account) for key, account in accounts.items()}
     result.probes_off = sorted(probes_off)
     result.unjudged = _unjudged(undecided, result.checks)
     result.asked = [rule.id for rule in rules or ()]
@@ -367,8 +363,8 @@ def _concluded(
 
 
 def _enter_part(result: Audit, part: OfflineDetector, recorded: Recorded | None) -> None:
-    """Add the verdict of a part. Of the engine it says nothing: neither whether it ended, nor whether it was heard from its
-    beginning."""
+    """Add the verdict of a part. It says nothing about the engine: neither whether it ended, nor whether it was
+    recorded from its start."""
     if recorded is None:
         result.findings += part.findings.values()
         result.verdicts += part.verdicts
@@ -387,18 +383,18 @@ def _enter_part(result: Audit, part: OfflineDetector, recorded: Recorded | None)
             result.unfinished = sorted((*result.unfinished, part.about))
 
 
-def _did(result: Audit, accounts: Mapping[Key, tuple[str, str | None, str | None]]) -> Iterator[tuple[str, Did]]:
-    """What each finding did, by its id. `accounts` has how the requests with findings ended."""
+def _did(result: Audit, accounts: Mapping[RequestKey, tuple[str, str | None, str | None]]) -> Iterator[tuple[str, Did]]:
+    """The impact of each finding, by its id. `accounts` has how the requests with findings ended."""
     died = {death.engine for death in result.deaths}
     causes = {death.cause.id for death in result.deaths if death.cause is not None}
     for finding in result.findings:
         account = accounts.get((finding.engine, finding.request))
         state = State.DIED if finding.engine in died else State.RUNNING
-        became = None if account is None else outcomes.outcome(account[0], account[1], state)
+        outcome = None if account is None else outcomes.outcome(account[0], account[1], state)
         is_cause = finding.id in causes
         yield (
             finding.id,
-            outcomes.did(became, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=is_cause),
+            outcomes.did(outcome, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=is_cause),
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import Rule
@@ -17,7 +17,7 @@ REPORT_EVERY = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What the rules say of a history.
+    """The judgements of the rules about a history.
 
     Attributes:
         found: findings as they were when they were made, by the index of the event that made them; one that was made only
@@ -31,7 +31,7 @@ class Judged:
     found: Mapping[int, tuple[Finding, ...]]
     again: Mapping[int, tuple[Finding, ...]]
     late: tuple[Finding, ...]
-    verdicts: Mapping[Key, Verdict]
+    verdicts: Mapping[RequestKey, Verdict]
     missing: int
 
 

@@ -44,7 +44,7 @@ class Minimized:
     """A history reduced to one finding.
 
     Attributes:
-        history: numbered anew and complete in itself, with resource attributes that say what it is a part of. Spans that no
+        history: renumbered and complete in itself, with resource attributes that say what it is a part of. Spans that no
             kvtrail recorder wrote are left out.
         finding: the finding as this history shows it: the recording's, except for how often it was repeated.
         lost: findings of the recording that this history does not show, worst and earliest first.
@@ -173,7 +173,7 @@ class _Search:
         self._needed = reachable(self._witness, self._prerequisites)
 
     def moments(self, kept: Sequence[int]) -> Iterator[Moment]:
-        """The chosen events, numbered anew, with spans that say the same."""
+        """The chosen events, renumbered, with matching spans."""
         for index, event in zip(kept, self._numbering.events(kept), strict=True):
             yield event, in_span(event, self._moments[index][1])
 
@@ -195,7 +195,7 @@ class _Search:
         return kept
 
     def _with_few_signs(self, kept: Sequence[int]) -> Sequence[int]:
-        """The events without the signs of life that can be spared: the time between two events is no silence without them."""
+        """The events without redundant heartbeats: the time between two events is no silence without them."""
         events, left = self._events, []
         before_ns: dict[str, int] = {}
         after_ns: dict[int, int] = {}

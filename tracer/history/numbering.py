@@ -46,7 +46,7 @@ class Numbering:
 
 
 def closed_up(events: Sequence[Event]) -> list[Event]:
-    """Events that were chosen from a recording which is not at hand, with new numbers in their recorders' streams: as many
+    """Events that were chosen from a recording that is not available, with new numbers in their recorders' streams: as many
     are missing before an event as its request misses there, since the events of a request are either all chosen or none."""
     last: dict[Hashable, int] = {}
     next_number: dict[str, int] = {}

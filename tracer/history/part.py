@@ -1,8 +1,8 @@
 """A part of a recording that is about one request: made from what a store holds of it, and judged by an audit.
 
 The part is numbered so that only what the request lost looks lost. It holds the spans that the request's findings name, and
-the requests of these. Where its spans still do not give what the tracer recorded, since a rule looked at more of the engine,
-it carries what was recorded.
+the requests of these. Where its spans still do not give what the tracer recorded, since a rule read more of the engine,
+it carries that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import replace
 
-from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.parts import PART_ENGINE, PART_RECORDED, PART_REQUEST
@@ -48,7 +48,7 @@ class Recorded:
 
     @classmethod
     def of_text(cls, text: object) -> Recorded | None:
-        """What such an attribute says; None if it does not say it in this way."""
+        """The content of such an attribute; None if it has another form."""
         try:
             return convert(json.loads(str(text)), cls)
         except (ValueError, RecursionError):
@@ -56,7 +56,7 @@ class Recorded:
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """What two of them are compared by."""
+        """What is compared between two of them."""
         return self.verdict, self.unknown, self.missing, sorted(map(_facts, self.findings))
 
 
@@ -65,12 +65,12 @@ def _facts(finding: Finding) -> tuple[str, int, int, str]:
     return finding.id, finding.count, finding.healed, numbers
 
 
-def cut(about: Key, spans: Sequence[Span], recorded: Recorded) -> list[Span]:
+def cut(about: RequestKey, spans: Sequence[Span], recorded: Recorded) -> list[Span]:
     """The spans of a request, by engine and id, and the evidence among them, as a part of its own.
 
-    Whoever judges the part must find nothing that comes of what was left out. So it is taken for all that the engine did only
-    if that shows no more than what was recorded; else its resources say that it is not, and a rule that looks at more than a
-    request answers `unknown`; and where even that shows more, its events keep their numbers, so that the rest looks lost.
+    A judgement of the part must not find anything that is due to what was left out. So it counts as all that the engine did
+    only if that shows no more than was recorded; otherwise its resources say that it is a part, and a rule that looks at more
+    than a request answers `unknown`; where even that shows more, its events keep their numbers, so that the rest looks lost.
     """
     events = [_event(span) for span in spans]
     read = [event for event in events if event is not None]
@@ -101,7 +101,7 @@ def _event(span: Span) -> Event | None:
         return None
 
 
-def _marked(resource: Mapping[str, Any], marks: Mapping[str, Any], about: Key) -> Mapping[str, Any]:
+def _marked(resource: Mapping[str, Any], marks: Mapping[str, Any], about: RequestKey) -> Mapping[str, Any]:
     """A resource with the marks of the part. Its recorder gets an id of its own: the numbers of two parts, or of a part and
     the whole, must not be taken for those of one stream."""
     recorder = resource.get(semconv.RECORDER_ID.key)
@@ -109,11 +109,11 @@ def _marked(resource: Mapping[str, Any], marks: Mapping[str, Any], about: Key) -
     return {**resource, **own, **marks}
 
 
-def _digest(about: Key) -> str:
+def _digest(about: RequestKey) -> str:
     return blake2b("\0".join(about).encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def about(resource: Mapping[str, Any]) -> Key | None:
+def about(resource: Mapping[str, Any]) -> RequestKey | None:
     """The request, by engine and id, that a part with this resource is about; None if it is no part of this kind."""
     engine, request = resource.get(PART_ENGINE.key), resource.get(PART_REQUEST.key)
     return (engine, request) if isinstance(engine, str) and isinstance(request, str) else None
@@ -124,7 +124,7 @@ class Parts:
 
     def __init__(self, rules: Sequence[Rule] | None, why: str | None = None) -> None:
         self._rules, self._why = rules, why
-        self._heard: dict[Key, tuple[OfflineDetector, Recorded | None]] = {}
+        self._heard: dict[RequestKey, tuple[OfflineDetector, Recorded | None]] = {}
 
     def take(self, events: list[Event], resources: Mapping[Any, Mapping[str, Any]]) -> list[Event]:
         """Enter the events that belong to parts, and return the others. `resources` has each recorder's."""
@@ -138,7 +138,7 @@ class Parts:
         return [event for event in events if event.recorder not in keys]
 
     def closed(self) -> Iterator[tuple[OfflineDetector, Recorded | None]]:
-        """Each part's detector once it has heard everything, and what the part carries of the tracer's own judgement. Where
+        """Each part's detector after the last event, and what the part carries of the tracer's own judgement. Where
         only some rules judge, that counts if it is about them."""
         chosen = None if self._rules is None else {rule.id for rule in self._rules}
         for detector, recorded in self._heard.values():
@@ -148,15 +148,15 @@ class Parts:
                 recorded = replace_fields(recorded, findings=found) if found else None
             yield detector, recorded
 
-    def _of(self, key: Key, resource: Mapping[str, Any]) -> OfflineDetector:
+    def _of(self, key: RequestKey, resource: Mapping[str, Any]) -> OfflineDetector:
         if key not in self._heard:
             detector = OfflineDetector(rules=self._rules, why=self._why, about=key)
             self._heard[key] = detector, Recorded.of_text(resource.get(PART_RECORDED.key))
         return self._heard[key][0]
 
 
-def shown(about: Key, events: Sequence[Event]) -> Recorded:
-    """What the events of a part say of its request by themselves."""
+def shown(about: RequestKey, events: Sequence[Event]) -> Recorded:
+    """What the events of a part show of its request by themselves."""
     detector = OfflineDetector(about=about)
     detector.feed(events)
     detector.close()

@@ -298,7 +298,7 @@ def _foreign(form: _Format, spans: Iterable[Span]) -> Iterator[Data]:
 def _args(event: Event) -> Data:
     """What is shown of an event when it is clicked."""
     numbers = event.numbers()
-    args: Data = {"says": words.said(event.kind, numbers), "epoch": event.epoch, "sequence": event.sequence}
+    args: Data = {"says": words.described(event.kind, numbers), "epoch": event.epoch, "sequence": event.sequence}
     for name, value in numbers.items():
         args[name] = words.blocks(value) if name == "blocks_ids" else list(value) if isinstance(value, tuple) else value
     args["span_id"] = event.span_id

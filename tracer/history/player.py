@@ -1,6 +1,6 @@
 """Steps through a history: each event, its request's account before and after it, and the findings that it made.
 
-Nothing is copied per step. A request's account is rebuilt from the request's own events when it is looked at; walking forward
+Nothing is copied per step. A request's account is rebuilt from the request's own events when it is shown; walking forward
 enters each event once.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.events.semconv import ROOTS
 from kvtrail.tracer.history.history import History
@@ -102,7 +102,7 @@ class Player:
 
     Attributes:
         events: all events of the history, in order.
-        judged: what the rules say of them.
+        judged: the judgements of the rules about them.
         requests: the indices of each request's events, in order; the requests are ordered by their first event.
         begin_ns: when the history begins, Unix nanoseconds.
         engine_names: the engines' names for people, by id.
@@ -112,7 +112,7 @@ class Player:
         self,
         history: History,
         *,
-        requests: Sequence[Key] | None = None,
+        requests: Sequence[RequestKey] | None = None,
         from_ns: int | None = None,
         to_ns: int | None = None,
         rules: Sequence[Rule] | None = None,
@@ -132,15 +132,15 @@ class Player:
         self.history = history
         self.events = tuple(history.events)
         self.judged = judge(self.events, rules=rules, on_events=on_events)
-        self.requests: dict[Key, list[int]] = {}
+        self.requests: dict[RequestKey, list[int]] = {}
         for index, event in enumerate(self.events):
             if event.request is not None:
                 self.requests.setdefault((event.engine, event.request), []).append(index)
         self.engine_names = history.engine_names()
         self.begin_ns = min((event.start_ns for event in self.events), default=0)
         self._from_ns, self._to_ns = from_ns, to_ns
-        self._replays: dict[Key, AccountReplay] = {}
-        self._following: Sequence[Key] | None = None
+        self._replays: dict[RequestKey, AccountReplay] = {}
+        self._following: Sequence[RequestKey] | None = None
         self._shown: Sequence[int] = (0,)
         self._marked: Sequence[int] = ()
         self._at = 0
@@ -161,8 +161,8 @@ class Player:
         return self._at + 1
 
     @property
-    def following(self) -> Sequence[Key] | None:
-        """The requests whose steps are shown; None for all."""
+    def following(self) -> Sequence[RequestKey] | None:
+        """The requests shown; None for all."""
         return self._following
 
     @property
@@ -178,7 +178,7 @@ class Player:
         """The findings of the steps shown, in order."""
         return [f for index in self._marked for f in self.judged.found.get(index, ())] + list(self.late)
 
-    def follow(self, requests: Sequence[Key] | None) -> None:
+    def follow(self, requests: Sequence[RequestKey] | None) -> None:
         """Show only the steps of these requests, or of all; the cursor stays where it is, or goes to the nearest step after.
 
         Raises:
@@ -247,7 +247,7 @@ class Player:
             self._at = at
         return inside
 
-    def _select(self, requests: Sequence[Key] | None) -> Sequence[int]:
+    def _select(self, requests: Sequence[RequestKey] | None) -> Sequence[int]:
         """The indices of what is to be shown, in order."""
         indices: Sequence[int] = range(len(self.events))
         if requests is not None:
@@ -276,7 +276,7 @@ class Player:
             **account,
         )
 
-    def _replayed(self, key: Key, place: int) -> AccountReplay:
+    def _replayed(self, key: RequestKey, place: int) -> AccountReplay:
         """The request's account before its event number `place`, continued from the last call if that was earlier."""
         replay = self._replays.get(key)
         if replay is None or replay.entered > place:

@@ -1,7 +1,7 @@
 """The prerequisites of an event: the events without which it could not have happened.
 
 A part of a history must have no holes: no allocation without a lookup, no epoch without the preemption that began it. The
-rules notice many holes by themselves; this covers what they do not look at.
+rules notice many holes by themselves; this covers what they do not read.
 """
 
 from __future__ import annotations

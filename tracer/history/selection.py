@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import UTC, datetime, time, timedelta
 
-from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.history.history import History
 from kvtrail.tracer.model.words import count, some
 
@@ -18,7 +18,7 @@ class NotInHistory(ValueError):
     """A request or a time that cannot be found; the text says why, and what there is."""
 
 
-def requests_named(history: History, text: str) -> tuple[Key, ...]:
+def requests_named(history: History, text: str) -> tuple[RequestKey, ...]:
     """The requests, by engine and id, that a text names: by the engine's id, the external id, or the beginning of either.
 
     A complete external id may name several requests: one in each engine that it passes through.

@@ -1,7 +1,7 @@
-"""How a span becomes an event, for both of OTLP's encodings.
+"""How a span is decoded to an event, for both of OTLP's encodings.
 
-The names and the checks of an event's fields are those of `events.events`. A decoder walks over one encoding; most attributes
-come again and again (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
+The names and the checks of an event's fields are those of `events.events`. A decoder walks over one encoding. In protobuf
+most attributes repeat (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from reprlib import Repr
 from typing import Any, Generic, Protocol, TypeVar
@@ -56,7 +56,6 @@ _MOST_REMEMBERED = 8192
 _FORMER_HASH = 6
 _LONGEST_REMEMBERED = 500
 """Bytes. What is longer is hardly ever seen twice."""
-Key = TypeVar("Key", bytes, str)
 Parsed = TypeVar("Parsed")
 Data = TypeVar("Data")
 Encoded = TypeVar("Encoded", bound="Named")
@@ -67,7 +66,7 @@ class MalformedOtlp(ValueError):
 
 
 class MalformedSpan(ValueError):
-    """A span in kvtrail's scope that lacks what its kind needs, or has what no recorder writes; the text names the span and
+    """A span in kvtrail's scope without a required attribute, or with what no recorder writes; the text names the span and
     what is wrong with it.
 
     Attributes:
@@ -90,16 +89,16 @@ class Refused:
 
 
 def as_bytes(key: str, text: str) -> str:
-    """A text attribute's value. Recorders once told block hashes as text, the first 6 bytes of each in hexadecimal digits:
-    these become what bytes are in a span, base64, and as long as hashes are today."""
+    """A text attribute's value. Recorders once sent block hashes as text, the first 6 bytes of each in hexadecimal digits:
+    these become base64, as bytes are in a span, and as long as hashes are today."""
     if key != KEYS["block_hashes"]:
         return text
     try:
-        told = bytes.fromhex(text)
+        hashes = bytes.fromhex(text)
     except ValueError:
         return text
     fill = bytes(semconv.HASH_BYTES - _FORMER_HASH)
-    longer = (told[at : at + _FORMER_HASH] + fill for at in range(0, len(told), _FORMER_HASH))
+    longer = (hashes[at : at + _FORMER_HASH] + fill for at in range(0, len(hashes), _FORMER_HASH))
     return base64.b64encode(b"".join(longer)).decode()
 
 
@@ -110,7 +109,7 @@ def is_ours(span: Span) -> bool:
 
 def from_span(span: Span) -> Event | None:
     """The event of a span, or what stands for one that only another version of kvtrail knows; None for a foreign span, and
-    for one of which not even the numbers are understood.
+    for one without readable numbers.
 
     Raises:
         MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs; or it is a step
@@ -197,7 +196,7 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
         MalformedSpan: as for `from_span`.
     """
     if ids[4] is not None and name == Kind.REQUEST and values.get(_OUTCOME) == semconv.CUT_OFF:
-        name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status tells of no exception
+        name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status is not an exception
     for key in _FOR_OTHERS.get(name, ()):
         values.pop(key, None)
     values |= common
@@ -230,7 +229,7 @@ def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> tuple[Ev
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any]:
     """What all events take from their resource."""
-    # None is of no id's type: an attribute of the span must not replace what the resource lacks.
+    # None is of no id's type: an attribute of the span must not replace what is missing in the resource.
     values = {_ENGINE: resource.get(_ENGINE), _RECORDER: resource.get(_RECORDER)}
     for key, type_ in _OPTIONAL:
         if type(value := resource.get(key)) is type_:
@@ -271,10 +270,10 @@ class Decoded:
         spans: how many spans there are; a step is one.
         events: the events, in the order of the request.
         foreign: spans that no kvtrail recorder wrote.
-        malformed: for each span of ours that lacks what its kind needs, what is wrong.
-        unknown_spans: spans of ours whose name this kvtrail does not know, by name.
+        malformed: an error for each kvtrail span without a required attribute.
+        unknown_spans: kvtrail spans with a name that this version does not know, counted by name.
         stand_ins: how many of the events stand for such a span.
-        unknown_attributes: attributes of ours that this kvtrail does not know, by name.
+        unknown_attributes: kvtrail attributes that this version does not know, counted by name.
         resources: those of our spans, each once in a row.
     """
 
@@ -337,15 +336,15 @@ class Decoded:
         self.malformed.append(malformed.with_traceback(None))
 
 
-class Remembered(dict[Key, Parsed]):
-    """Encoded attributes or ids -> what they say, parsed when they are seen first. It is emptied when it is full. Its values
-    are shared, so treat them as read-only."""
+class Remembered(dict[bytes, Parsed]):
+    """Encoded attributes -> their values, each parsed when it is first seen. Cleared when it is full. The values are shared,
+    so treat them as read-only."""
 
-    def __init__(self, parse: Callable[[Key], Parsed]) -> None:
+    def __init__(self, parse: Callable[[bytes], Parsed]) -> None:
         super().__init__()
-        self._parse: Callable[[Any], Parsed] = parse
+        self._parse = parse
 
-    def __missing__(self, encoded: Key) -> Parsed:
+    def __missing__(self, encoded: bytes) -> Parsed:
         parsed = self._parse(encoded)
         if len(encoded) <= _LONGEST_REMEMBERED:
             if len(self) >= _MOST_REMEMBERED:
@@ -361,7 +360,7 @@ class Named(Protocol):
 
 
 class Decoder(ABC, Generic[Data, Encoded]):
-    """Decodes requests. It remembers attributes, so use one for as many requests as possible; it is not thread-safe.
+    """Decodes requests. It caches parsed attributes: reuse one for as many requests as possible; it is not thread-safe.
 
     `Data` is an encoded request, and `Encoded` a span in it.
     """
@@ -424,13 +423,9 @@ class Decoder(ABC, Generic[Data, Encoded]):
         decoded.resources.append(resource)
         of_all, unknown = common(resource), _unknown(resource, _RESOURCE)
         before = len(decoded.events) - decoded.stand_ins
-        self._add(decoded, spans, of_all)
-        decoded.unknown_attributes.update(unknown * (len(decoded.events) - decoded.stand_ins - before))
-
-    def _add(self, decoded: Decoded, spans: Iterable[Encoded], common: Mapping[str, Any]) -> None:
-        """Sort spans of ours in."""
         for span in spans:
-            decoded.add_ours(span.name, self._ids(span), self._attributes(span), common)
+            decoded.add_ours(span.name, self._ids(span), self._attributes(span), of_all)
+        decoded.unknown_attributes.update(unknown * (len(decoded.events) - decoded.stand_ins - before))
 
     @abstractmethod
     def _lists(self, data: Data) -> Iterator[tuple[dict[str, Any], str, Sequence[Encoded]]]:

@@ -1,6 +1,6 @@
 """Files as they lie on the disk, plain or compressed, read as far as they go.
 
-A file's first bytes say how it is compressed, whatever its name. A file whose writer was killed ends within a
+A file's first bytes say how it is compressed, whatever its name. A file of a killed writer ends within a
 compressed block, or within a line: all that comes before is read, and `Source.damage` says what is not.
 """
 

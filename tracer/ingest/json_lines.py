@@ -1,7 +1,7 @@
 """OTLP's binary form -> lines of OTLP JSON, for a trace file that is written while spans arrive.
 
-Ten times as fast as Google's JSON writer: an attribute that was seen before is not written anew. A span with more than the
-usual fields is left to that writer, so that nothing of it is lost.
+Ten times as fast as Google's JSON writer, since it caches the text of attributes. A span with more than the usual fields is
+left to that writer, so that nothing of it is lost.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _USUAL = frozenset(
 
 
 class JsonLines:
-    """Writes requests. It remembers attributes, so use one for as many as possible; not thread-safe."""
+    """Writes requests. It caches attributes: reuse one for as many requests as possible; not thread-safe."""
 
     def __init__(self) -> None:
-        self._remembered: Remembered[bytes, str] = Remembered(_attribute)
+        self._remembered: Remembered[str] = Remembered(_attribute)
 
     def line(self, payload: bytes) -> str:
         """A request as a line, without the newline. Raises DecodeError if it is none."""
@@ -77,9 +77,9 @@ def _attribute(encoded: bytes) -> str:
     attribute = KeyValue.FromString(encoded)
     value = attribute.value
     if (kind := value.WhichOneof("value")) == "string_value":
-        said = f'{{"stringValue":{_text(value.string_value)}}}'
+        text = f'{{"stringValue":{_text(value.string_value)}}}'
     elif kind == "int_value":
-        said = f'{{"intValue":"{value.int_value}"}}'
+        text = f'{{"intValue":"{value.int_value}"}}'
     else:
-        said = json.dumps(MessageToDict(value), separators=(",", ":"), ensure_ascii=False)
-    return f'{{"key":{_text(attribute.key)},"value":{said}}}'
+        text = json.dumps(MessageToDict(value), separators=(",", ":"), ensure_ascii=False)
+    return f'{{"key":{_text(attribute.key)},"value":{text}}}'

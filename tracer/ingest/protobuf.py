@@ -163,7 +163,7 @@ def value(any_value: AnyValue) -> Any:
     if kind is None:
         return None
     if kind == "array_value":
-        # Of a long list of numbers one look at each is enough: what is no number has 0 in its place.
+        # For a long list of numbers one access each is enough: other values read as 0.
         return [item.int_value or value(item) for item in any_value.array_value.values]
     if kind == "kvlist_value":
         return attributes(any_value.kvlist_value.values)
@@ -181,7 +181,7 @@ def _attribute(encoded: bytes) -> tuple[str, Any]:
     return attribute.key, value(attribute.value)
 
 
-class _Attributes(Remembered[bytes, tuple[str, Any]]):
+class _Attributes(Remembered[tuple[str, Any]]):
     """Attributes by their bytes. A recorder's number comes once: to remember it would only drive out what comes again."""
 
     def __missing__(self, encoded: bytes) -> tuple[str, Any]:
@@ -263,7 +263,7 @@ _Cut = _message(_with_bytes({("ResourceSpans", "resource"), ("ScopeSpans", "span
 
 
 class Parts:
-    """Messages whose parts are bytes. What is not looked at stays as it came."""
+    """Messages whose parts are bytes. Parts that are not read stay as they are."""
 
     _pool = _with_bytes(
         {

@@ -1,6 +1,6 @@
 """Takes the spans of steps apart: from columns to one `kv.schedule` for each row.
 
-Columns only make the way from the recorder shorter. Behind this module nobody knows of them.
+Columns only make the request from the recorder smaller. Nothing after this module knows them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import KEYS
 
 MOST_ROWS = 16_384
-"""Rows of a step. More are taken for damage: no engine runs so many requests at once."""
+"""The most rows of a step. More are taken for damage: no engine runs that many requests at once."""
 MOST_SHARED = 2**19
 """Attributes of a step times its rows: each row has them all. Recorders write a dozen."""
 _COLUMNS = frozenset(column.key for column in semconv.ROWS)

@@ -1,38 +1,46 @@
-"""Why tokens of a prompt were reused or computed, as people read it: the words of a part, for pages and terminal alike.
+"""Why tokens of a prompt were reused or computed, in words, for pages and terminal alike.
 
-A part is as the api has it: `cause`, `tier`, `start`, `tokens`, and what explains it, as far as that is known; or it is a run
-of such parts (`cause_runs`).
+A part is as the api has it: `cause`, `tier`, `start`, `tokens`, and its details, where they are known. A run joins neighbours
+that one sentence explains. Where its parts were lost at several moments, `at_ns` is the first and `to_ns` the last; where
+several requests did it, `request` is the one with most tokens, and `others` the number of others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, duration, percent, some
 
+Part = Mapping[str, Any]
+Run = dict[str, Any]
+FEW = 24
+"""Runs that can be read one by one; where there are more, they are joined across the requests that did it."""
+_SAME_CAUSE = ("cause", "tier", "why", "engine", "unstored", "refusal")
+_SAME_REQUEST = (*_SAME_CAUSE, "request")
 VLLM = "gpu"
 """The tier of vLLM's own cache."""
 _TIERS = {VLLM: "vLLM's cache", "": "the connector's store", "store": "the connector's store"}
-_UNTOLD = {
+_UNKNOWN_REASONS = {
     "block_hashes": "the hashes of its blocks were not recorded: `block_hashes` is off, or the level is `basic`",
-    "chain": "its prompt begins like an earlier one, of which the hashes were lost or forgotten",
+    "chain": "its prompt begins like an earlier one, and the hashes of that one were lost or forgotten",
     "cache_events": (
         "what vLLM's own cache gains and loses was not recorded: `cache_events` is off, the level is `basic`, or this vLLM"
         " cannot"
     ),
-    "groups": "the first KV cache group holds it, and the model has others, of which kvtrail does not know what a hit needs",
+    "groups": "the first KV cache group holds it; the model has others, and which of their blocks a hit needs is not known",
     "probe": "no probe shows what the connector's store gains and loses",
     "fleet": (
-        "this engine never computed it; whether others of the model did cannot be said: their hashes have another algorithm"
-        " or seed, or their caches another form"
+        "this engine never computed it; whether other engines of the model did cannot be decided: their hashes have another"
+        " algorithm or seed, or their caches another layout"
     ),
-    "lost": "events are missing that may have told it",
+    "lost": "events are missing that may show it",
     "late": "it may have happened before kvtrail listened",
-    "contradiction": "what was told of a cache and what it answered cannot both be true",
-    "order": "several caches have lost it, and which of them was the last is not known",
+    "contradiction": "what a cache reported and what it answered contradict each other",
+    "order": "several caches have lost it, and which was the last is not known",
 }
 _UNSTORED = {
     "full": "there was no room for it",
@@ -45,9 +53,34 @@ _UNSTORED = {
 _REFUSALS = {
     "declined": "the connector offered none of it",
     "capped": "the connector offered less",
-    "given-up": "the connector asked for time, and offered none of it then",
+    "given-up": "the connector answered 'ask me later', and in the end offered none of it",
     "untaken": "the connector offered it, and vLLM did not take it",
 }
+
+
+def runs(parts: Sequence[Part], *, few: int = FEW) -> list[Run]:
+    """The runs of a prompt, in order."""
+    found = _joined(parts, _SAME_REQUEST)
+    return found if len(found) <= few else _joined(parts, _SAME_CAUSE)
+
+
+def _joined(parts: Iterable[Part], names: Sequence[str]) -> list[Run]:
+    """Neighbours that agree in these fields, joined."""
+    return [_run(list(group)) for _, group in groupby(parts, key=lambda part: [part.get(name) for name in names])]
+
+
+def _run(parts: Sequence[Part]) -> Run:
+    run = {**parts[0], "tokens": sum(part["tokens"] for part in parts)}
+    moments = [part["at_ns"] for part in parts if part.get("at_ns")]
+    if moments and min(moments) < max(moments):
+        run |= {"at_ns": min(moments), "to_ns": max(moments)}
+    by_request: Counter[str] = Counter()
+    for part in parts:
+        if part.get("request"):
+            by_request[part["request"]] += part["tokens"]
+    if len(by_request) > 1:
+        run |= {"request": by_request.most_common(1)[0][0], "others": len(by_request) - 1}
+    return run
 
 
 def sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
@@ -58,19 +91,19 @@ def sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
 
 def named_sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
     """The sentence with the cause's name before it, unless it begins with that."""
-    said, cause = sentence(part, at_ns=at_ns), name(part["cause"])
-    return said if said.startswith(cause) else f"{cause}: {said}"
+    text, cause = sentence(part, at_ns=at_ns), name(part["cause"])
+    return text if text.startswith(cause) else f"{cause}: {text}"
 
 
 def headline(entry: Mapping[str, Any]) -> str:
-    """Of an admission: what was computed, and the largest reasons for it, in a sentence."""
+    """What an admission had to compute, and the main causes, in a sentence."""
     sums = Counter[str]()
     for part in entry["parts"]:
         if part["cause"] not in REUSED:
             sums[part["cause"]] += part["tokens"]
     tokens = sum(sums.values())
     if not tokens:
-        return "Nothing of it was computed."
+        return "None of it was computed."
     means = [f"{percent(part / tokens)} {name(cause)}" for cause, part in sums.most_common(2)]
     return f"{some(tokens, 'token')} of {count(entry['total'])} were computed: {', '.join(means)}."
 
@@ -80,13 +113,13 @@ def name(cause: str) -> str:
     return cause.replace("-", " ")
 
 
-def untold(why: str) -> str:
-    """Why a cause is unknown, of those that `causes.Untold` has."""
-    return _UNTOLD.get(why, why)
+def unknown_reason(why: str) -> str:
+    """Why a cause is unknown, by a value of `causes.Untold`."""
+    return _UNKNOWN_REASONS.get(why, why)
 
 
 def cache(tier: str) -> str:
-    """A tier by the name that people know."""
+    """A tier's name for people."""
     return _TIERS.get(tier, tier)
 
 
@@ -99,11 +132,11 @@ def _loaded(part: Mapping[str, Any], at_ns: int) -> str:
 
 
 def _last_token(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"held by {cache(part['tier'])}, and computed again by rule: the last token always is"
+    return f"held by {cache(part['tier'])}, and recomputed: the last token always is, for its logits"
 
 
 def _unaligned(part: Mapping[str, Any], at_ns: int) -> str:
-    return "behind the last full block: only full blocks are reused"
+    return "partial last block (only full blocks are reused)"
 
 
 def _stranded(part: Mapping[str, Any], at_ns: int) -> str:
@@ -112,7 +145,7 @@ def _stranded(part: Mapping[str, Any], at_ns: int) -> str:
 
 def _pending(part: Mapping[str, Any], at_ns: int) -> str:
     if part.get("request"):
-        return f"in the prompt of {_whose(part)}, not done with it yet"
+        return f"in the prompt of {_requests(part)}, which has not computed it yet"
     return f"on its way into {cache(part['tier'])}"
 
 
@@ -126,16 +159,16 @@ def _failed_load(part: Mapping[str, Any], at_ns: int) -> str:
 
 
 def _evicted(part: Mapping[str, Any], at_ns: int) -> str:
-    room = f", to make room for {_whose(part)}" if part.get("request") else ""
+    room = f", to make room for {_requests(part)}" if part.get("request") else ""
     return f"evicted from {cache(part['tier'])}{_before(part, at_ns)}{room}{_unstored(part)}"
 
 
 def _reset(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"held by {cache(part['tier'])} until that was emptied{_before(part, at_ns)}{_unstored(part)}"
+    return f"held by {cache(part['tier'])} until it was reset{_before(part, at_ns)}{_unstored(part)}"
 
 
 def _elsewhere(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"computed by {part.get('engine') or 'another engine'}, and never by this one"
+    return f"computed by {part.get('engine') or 'another engine'}, never by this one"
 
 
 def _new(part: Mapping[str, Any], at_ns: int) -> str:
@@ -144,11 +177,11 @@ def _new(part: Mapping[str, Any], at_ns: int) -> str:
 
 def _unknown(part: Mapping[str, Any], at_ns: int) -> str:
     why = part.get("why", "")
-    return f"not known: {untold(why)}" if why else "not known"
+    return f"not known: {unknown_reason(why)}" if why else "not known"
 
 
-def _whose(part: Mapping[str, Any]) -> str:
-    """The request that did it; of a run, also how many others."""
+def _requests(part: Mapping[str, Any]) -> str:
+    """The request that did it, and in a run the number of others."""
     others = part.get("others", 0)
     return f"{part['request']} and {some(others, 'other')}" if others else str(part["request"])
 

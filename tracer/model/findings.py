@@ -1,4 +1,4 @@
-"""What a rule says: a judgement of one event, and a finding that explains itself from data."""
+"""The judgement of a rule about one event, and a finding: data that explains itself."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Verdict(StrEnum):
 
 
 OK: Literal[Verdict.OK] = Verdict.OK
-"""What rules answer most. A name is looked up several times faster than a member of an enum."""
+"""The most frequent judgement. A module's name is looked up several times faster than a member of an enum."""
 
 
 class Unknown(StrEnum):
-    """A judgement: the recorded events cannot decide it, and why. Each reason is one that a person can act on."""
+    """A judgement: the recorded events cannot decide, and why. Each reason is one to act on."""
 
     LOST = "events were lost"
     NEWER = "another version of kvtrail recorded what this one does not know"
@@ -70,7 +70,7 @@ class Drift:
 
 
 Judgement = Literal[Verdict.OK] | Unknown | Drift | tuple[Drift, ...] | None
-"""What a rule says of one event; None when the event is none of its business. One event may show several drifts."""
+"""The judgement of one event; None where the rule does not apply. One event may show several drifts."""
 
 
 @dataclass(slots=True)
@@ -86,14 +86,14 @@ class Witness:
     trace_id: str = ""
 
     def __format__(self, spec: str) -> str:
-        """As explanations name it: `L1 (12:00:01.250)`, with `epoch` `L1 (12:00:01.250, epoch 0)`, with `time` the time."""
+        """As in explanations: `L1 (12:00:01.250)`, with `epoch` `L1 (12:00:01.250, epoch 0)`, with `time` the time."""
         at = clock(self.at_ns)
         return at if spec == "time" else f"{self.label} ({at}, epoch {self.epoch})" if spec else f"{self.label} ({at})"
 
 
 @dataclass(slots=True)
 class Finding:
-    """One contradiction in one epoch of one request, however often it was repeated."""
+    """The record of one drift in one epoch of one request, however often it was repeated."""
 
     rule: str
     title: str
@@ -108,7 +108,7 @@ class Finding:
     last_ns: int
     count: int
     healed: int
-    """How many of the `count` the guard repaired before the scheduler acted on them."""
+    """How many of `count` the guard repaired before the scheduler acted on them."""
     numbers: dict[str, Any]
     witness: list[Witness] = field(default_factory=list)
     explanation: str = ""
@@ -144,7 +144,7 @@ def witnesses(events: Sequence[Event]) -> list[Witness]:
 
 
 def clock(at_ns: int) -> str:
-    """A moment as people read it, in UTC: 12:00:01.250."""
+    """A time of day in UTC: 12:00:01.250."""
     return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]
 
 

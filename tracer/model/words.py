@@ -1,4 +1,4 @@
-"""Events and numbers as people read them. One place, so that audit and dashboard say the same."""
+"""Events and numbers in words, for audit and dashboard alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtrail.tracer.model.launches import State
 from kvtrail.tracer.model.outcomes import Did, Outcome
 
 MOST_RUNS = 4
-"""Runs of block ids, or keys, that are named before the rest is only counted."""
+"""Runs of block ids, or keys, that are named; the rest are counted."""
 NOTHING = "–"  # noqa: RUF001 - an en dash, as tables have it for "no value"
 
 
@@ -89,47 +89,47 @@ def healed(healed: int, *, count: int) -> str:
     return f"healed by the guard {ending(healed)}"
 
 
-def became(status: str, outcome: str | None, error: str | None) -> str:
-    """What became of a request, by its account: a drift of severity `crash` does not always crash anything."""
+def request_outcome(status: str, outcome: str | None, error: str | None) -> str:
+    """The outcome of a request, by its account: a drift of severity `crash` does not always crash anything."""
     match status:
         case "failed":
             return f"a call about it raised {error}"
         case "finished":
             return f"it ended: {outcome or 'how is not known'}"
         case "abandoned" if outcome == UNHEARD:
-            return "nothing more was heard of its engine"
+            return "contact with its engine was lost"
         case "abandoned":
             return "its engine ended before it did"
     return "the recording ends before it does"
 
 
 STATES: dict[State, str] = {
-    State.RUNNING: "It is heard.",
-    State.SILENT: "Nothing is heard of it, and nothing explains that: it was killed, or the network between is broken.",
-    State.DIED: "An exception ended it, or its process ended in the middle of requests. These are lost.",
-    State.DRAINED: "It was stopped in good order, or had nothing left to do when it ended.",
-    State.REPLACED: "It fell silent, and another engine of its service and model came in its place.",
-    State.UNSEEN: "Nothing is heard of it, and nothing says how it ended.",
+    State.RUNNING: "It reports.",
+    State.SILENT: "It stopped reporting, and nothing explains it: it was killed, or the network between is broken.",
+    State.DIED: "An exception ended it, or its process ended while requests were open. These are lost.",
+    State.DRAINED: "It was shut down cleanly, or was idle when it ended.",
+    State.REPLACED: "It stopped reporting, and another engine of its service and model replaced it.",
+    State.UNSEEN: "It does not report, and how it ended is not known.",
 }
 """What each state of an engine means."""
 OUTCOMES: dict[Outcome, str] = {
     Outcome.FINISHED: "It finished as its caller asked.",
-    Outcome.ABORTED: "Its caller, or the engine as it was stopped, gave it up.",
-    Outcome.FAILED: "A call of the connector about it raised, or vLLM finished it with an error.",
-    Outcome.LOST: "It was open when its engine ended: its caller got no end.",
-    Outcome.UNHEARD: "It was open when its engine fell silent; what became of it is not known.",
+    Outcome.ABORTED: "Its caller aborted it, or the engine did as it shut down.",
+    Outcome.FAILED: "A connector call for it raised, or vLLM finished it with an error.",
+    Outcome.LOST: "It was open when its engine ended: its caller got no final response.",
+    Outcome.UNHEARD: "It was open when its engine stopped reporting; its outcome is not known.",
     Outcome.RUNNING: "It has not ended.",
 }
 """What each outcome of a request means."""
 DID: dict[Did, str] = {
-    Did.HEALED: "The guard put it right: it replaced a wrong answer, or had wrong blocks computed again.",
-    Did.NO_HARM: "Its request went on as if nothing had happened, as far as kvtrail sees. Wrong output cannot be seen.",
+    Did.HEALED: "The guard repaired it: it replaced a wrong answer, or had wrong blocks recomputed.",
+    Did.NO_HARM: "Its request went on normally, as far as kvtrail sees. Wrong output cannot be seen.",
     Did.FAILED: "Its request failed.",
-    Did.DIED: "It came last before its engine died.",
+    Did.DIED: "It was the last finding before its engine died.",
     Did.LOST: "Its request was lost with its engine.",
-    Did.WRONG_KV: "Its request went on with KV that is not its own, so its output may be wrong.",
+    Did.WRONG_KV: "Its request went on with KV of other tokens, so its output may be wrong.",
 }
-"""What it means that a finding did this."""
+"""What each impact of a finding means."""
 
 
 def indefinite(rule: str) -> str:
@@ -144,7 +144,7 @@ def exception(error: str) -> str:
 
 
 def advice(reason: Unknown) -> str:
-    """What a person can do about a judgement that could not be made."""
+    """What to do about an undecided judgement."""
     return _ADVICE[reason]
 
 
@@ -152,17 +152,17 @@ _ADVICE = {
     Unknown.LOST: "The runbooks KvtrailEventsDropped and KvtrailSequenceGaps say where events are lost. What is recorded"
     " afterwards is known again.",
     Unknown.NEWER: "Run the sidecar in the newer of the two versions; the fleet page says what it does not know.",
-    Unknown.LATE: "It passes: requests that begin from now on are known from their beginning.",
+    Unknown.LATE: "It resolves itself: requests that start from now on are known from their start.",
     Unknown.LEVEL: "Record at the level that the rule needs (docs/rules.md); a `level_file` changes it at any time.",
     Unknown.UNSEEN: "Nothing to do, unless it is frequent: then the calls come in an order that kvtrail does not know.",
-    Unknown.DELAYED: "It passes when the connector gives back what it keeps.",
+    Unknown.DELAYED: "It resolves when the connector releases what it keeps.",
     Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the fleet page says that it is off,"
     " the engine's log says why.",
     Unknown.SAMPLED: "Record all requests: `unsampled: record`. The sampler's decision travels along as an attribute.",
     Unknown.VERSION: "A newer vLLM shows it (docs/limits.md, *What a vLLM does not show*).",
-    Unknown.MANY: "Nothing to do: the store is larger than what kvtrail keeps in mind of it (docs/limits.md).",
+    Unknown.MANY: "Nothing to do: the store holds more chunks than kvtrail remembers (docs/limits.md).",
     Unknown.UNNAMED: "A probe that names the keys of chunks would show it (docs/connectors.md).",
-    Unknown.OPEN: "It passes when the request ends.",
+    Unknown.OPEN: "It resolves when the request ends.",
     Unknown.UNCHECKED: "Nothing to do: nothing happened to the request that could be wrong.",
     Unknown.ORDER: "Nothing to do: clocks of two processes are not compared.",
     Unknown.REUSED: "Give every request an id of its own.",
@@ -173,7 +173,7 @@ _ADVICE = {
 
 
 def blocks(ids: Iterable[int]) -> str:
-    """Block ids in their order, runs of neighbours drawn together: 3-18, 40, 7 and 12 more."""
+    """Block ids in order, consecutive ones as ranges: 3-18, 40, 7 and 12 more."""
     runs: list[list[int]] = []
     for block in ids:
         if runs and block == runs[-1][1] + 1:
@@ -186,14 +186,14 @@ def blocks(ids: Iterable[int]) -> str:
 
 
 def kind(name: str) -> str:
-    """A span's name in words: kv.request.start is an arrival, and a foreign name stays."""
+    """A span's name in words: kv.request.start is an arrival; a foreign name stays as it is."""
     return _KINDS.get(name, name)
 
 
 _KINDS: dict[str, str] = {
     Kind.REQUEST_START: "arrival",
     Kind.REQUEST: "request",
-    Kind.CUT_OFF: "request cut off",
+    Kind.CUT_OFF: "request interrupted",
     Kind.LOOKUP: "lookup",
     Kind.ALLOC: "allocation",
     Kind.SCHEDULE: "schedule",
@@ -219,20 +219,20 @@ _KINDS: dict[str, str] = {
     Kind.CACHE_RESET: "prefix cache reset",
     Kind.PREFIX_CACHE: "prefix cache",
     Kind.HOLDINGS: "chunks held",
-    Kind.BLOCK_CHECK: "look at blocks",
+    Kind.BLOCK_CHECK: "block check",
     Kind.FAILURE: "failed call",
-    Kind.HEARTBEAT: "sign of life",
+    Kind.HEARTBEAT: "heartbeat",
 }
 
 
-def said(name: str, numbers: Mapping[str, Any]) -> str:
-    """What a step says, in words."""
+def described(name: str, numbers: Mapping[str, Any]) -> str:
+    """An event's numbers in words."""
     match name:
         case Kind.REQUEST_START:
             return f"arrived with {some(numbers.get('total') or 0, 'token')}"
         case Kind.REQUEST:
             if numbers.get("outcome") == CUT_OFF:
-                return said(Kind.CUT_OFF, numbers)
+                return described(Kind.CUT_OFF, numbers)
             outcome = str(numbers.get("outcome") or "ended").replace("_", " ")
             return f"{outcome}; {some(numbers.get('output') or 0, 'token')} of output"
         case Kind.CUT_OFF:
@@ -264,12 +264,12 @@ def said(name: str, numbers: Mapping[str, Any]) -> str:
         case Kind.PREFIX_CACHE:
             return _changes(numbers)
         case Kind.BLOCK_CHECK:
-            return _look(numbers)
+            return _block_check(numbers)
         case Kind.HEARTBEAT if numbers.get("recorder_closed"):
             ended_by = numbers.get("recorder_ended_by")
             return f"goodbye; its engine ended by {ended_by}" if ended_by else "goodbye"
         case Kind.PREEMPT:
-            return "taken off the engine; what was known of its tokens is void"
+            return "its computed tokens were discarded"
         case Kind.RECEIVED:
             return "asynchronous load failed" if numbers.get("failed") else "asynchronous load finished"
         case Kind.SENT:
@@ -296,12 +296,12 @@ def _changes(numbers: Mapping[str, Any]) -> str:
     stored, removed = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
     cleared = ", all removed" if 0 in changes else ""
     tier = numbers.get("pool_tier")
-    whose = some(stored, "block") if tier is None else f"{tier}: {some(stored, 'chunk')}"
-    return f"{whose} stored, {count(removed)} removed{cleared}"
+    added = some(stored, "block") if tier is None else f"{tier}: {some(stored, 'chunk')}"
+    return f"{added} stored, {count(removed)} removed{cleared}"
 
 
-def _look(numbers: Mapping[str, Any]) -> str:
-    """64 loaded blocks looked at: all hold what was computed."""
+def _block_check(numbers: Mapping[str, Any]) -> str:
+    """64 loaded blocks checked: all hold what was computed."""
     unknown, more = numbers.get("check_unknown") or 0, numbers.get("check_wrong_more") or 0
     wrong = Counter(numbers.get("check_wrong_kinds", ()))
     blocks = max(numbers["check_blocks"], wrong.total() + more + unknown)
@@ -309,21 +309,21 @@ def _look(numbers: Mapping[str, Any]) -> str:
     if more:
         parts.append(f"{count(more)} more wrong")
     if unknown:
-        parts.append(f"{count(unknown)} unknown, as what belongs there is not known")
+        parts.append(f"{count(unknown)} unknown, as their reference is not known")
     look = numbers["check_look"]
     if not parts:
         parts.append("it holds what was computed" if blocks == 1 and look != "held" else "all hold what was computed")
     elif blocks > wrong.total() + more + unknown:
         parts.append("the others hold what was computed")
-    healed = "; vLLM is told to compute the wrong ones again" if numbers.get("check_healed") else ""
-    looked = f"{count(blocks)} {look} {'block' if blocks == 1 else 'blocks'} looked at"
+    healed = "; vLLM recomputes the wrong ones" if numbers.get("check_healed") else ""
+    looked = f"{count(blocks)} {look} {'block' if blocks == 1 else 'blocks'} checked"
     if look == "held":  # time and again
-        looked = f"{some(blocks, 'look')} at held blocks"
+        looked = f"{some(blocks, 'check')} of held blocks"
     return f"{looked}: {', '.join(parts)}{healed}"
 
 
 _WRONG = {
-    "drift": "with what was not computed under the hash",
+    "drift": "with content that was not computed under the hash",
     "rot": "changed though nothing wrote to it",
     "early": "read before the load had ended",
 }
@@ -332,7 +332,7 @@ _WRONG = {
 
 def _extent(numbers: Mapping[str, Any]) -> str:
     start, length = numbers.get("start"), numbers["count"]
-    if start is None:  # a plan that names blocks, but not whose tokens they are
+    if start is None:  # a plan that names blocks, but not their tokens
         return some(length, "token")
     return f"{some(length, 'token')} ({count(start)} to {count(start + length)})"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.model.cause_runs import runs
-from kvtrail.tracer.model.cause_words import headline, named_sentence
+from kvtrail.tracer.model.cause_words import headline, named_sentence, runs
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import count, percent, some
 from kvtrail.tracer.reports.terminal import plain, wrapped
@@ -16,7 +15,7 @@ Entry = Mapping[str, Any]
 
 
 def as_text(explained: Mapping[tuple[str, str], Sequence[Entry]], *, columns: int | None = None) -> str:
-    """Each admission of each of these requests: its parts in their order, with their tokens, their share, and why."""
+    """Each admission of each of these requests: its parts in order, with their tokens, their share, and their causes."""
     paragraphs = [
         _admission(request, entry, columns) for (_, request), entries in explained.items() for entry in entries
     ]
@@ -36,8 +35,8 @@ def _admission(request: str, entry: Entry, columns: int | None) -> str:
     wide = max(map(len, ranges), default=0)
     for run, tokens in zip(found, ranges, strict=True):
         first = f"  {tokens:>{wide}} {percent(run['tokens'] / entry['total']):>6}  "
-        said = plain(named_sentence(run, at_ns=entry["at_ns"]))
-        lines += wrapped(said, columns, first=first, rest=" " * len(first))
+        text = plain(named_sentence(run, at_ns=entry["at_ns"]))
+        lines += wrapped(text, columns, first=first, rest=" " * len(first))
     if not entry["final"]:
-        lines.append("  What is to be loaded may still fail.")
+        lines.append("  A load of it may still fail.")
     return "\n".join(lines)

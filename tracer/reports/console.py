@@ -40,8 +40,8 @@ Action = Callable[[], str | None]
 
 
 @contextmanager
-def keys_kept() -> Iterator[None]:
-    """Keys that are pressed while a history is read are not shown, and wait for the console."""
+def buffered_keys() -> Iterator[None]:
+    """Keys that are pressed while a history is read are not echoed, and stay in the input for the console."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     tty.setcbreak(terminal, termios.TCSANOW)  # any later moment would throw away what was typed before it
@@ -56,7 +56,7 @@ class Console:
 
     Attributes:
         player: what is shown.
-        message: what was read, and then what the last key had to say.
+        message: what was read, and then the message of the last key.
     """
 
     def __init__(self, player: Player, *, source: Input | None = None, output: Output | None = None) -> None:
@@ -158,7 +158,7 @@ class Console:
 
     def _keys_of_line(self) -> KeyBindings:
         keys = KeyBindings()
-        keys.add("escape", eager=True)(lambda _: self._asked_enough())
+        keys.add("escape", eager=True)(lambda _: self._end_prompt())
         _add_ends(keys)
         return keys
 
@@ -213,18 +213,18 @@ class Console:
     def _answered(self) -> bool:
         """The line is complete; returns that it need not be kept."""
         answer, text = self._answer, self._line.text.strip()
-        self._asked_enough()
+        self._end_prompt()
         if answer is not None and text:
             self.message = answer(text) or ""
         return False
 
-    def _asked_enough(self) -> None:
+    def _end_prompt(self) -> None:
         self._answer, self.message = None, ""
         self._application.layout.focus(self._steps)
 
 
 def _add_ends(keys: KeyBindings) -> None:
-    """Ctrl-C and Ctrl-D, which end it wherever one is."""
+    """Ctrl-C and Ctrl-D, which end it everywhere."""
     for name in ("c-c", "<sigint>"):
         keys.add(name)(lambda pressed: pressed.app.exit(exception=KeyboardInterrupt))
     keys.add("c-d")(lambda pressed: pressed.app.exit())

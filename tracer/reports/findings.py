@@ -25,7 +25,7 @@ COLORS = {
     Severity.WRONG_METRICS: "cyan",
 }
 MOST_NAMED = 3
-"""Requests that are named of those that an engine's death cost."""
+"""Lost requests that are named when an engine died."""
 MAX_REQUESTS = 10
 """Requests that are shown under a rule: the eleventh rarely adds anything."""
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
                 columns,
                 engine=result.engine_name(f.engine) if several_engines or not f.request else "",
                 did=result.did.get(f.id),
-                became=result.became.get((f.engine, f.request), ""),
+                outcome=result.request_outcomes.get((f.engine, f.request), ""),
             )
             for request in shown
             for f in request
@@ -64,7 +64,7 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
 
 
 def _death(death: Death, result: Audit, columns: int | None) -> str:
-    """Of what an engine died, what was lost by it, and the finding that may have caused it."""
+    """How an engine died, the requests it lost, and the finding that may have caused it."""
     at = f"{day(death.at_ns)} {clock(death.at_ns)} UTC"
     head = plain(f"Engine {result.engine_name(death.engine)} died at {at} of {death.ended_by}")
     lines = [style(line, fg="red", bold=True) for line in wrapped(head, columns, rest="  ")]
@@ -73,8 +73,8 @@ def _death(death: Death, result: Audit, columns: int | None) -> str:
     more = f" and {words.count(len(death.lost) - MOST_NAMED)} more" if len(death.lost) > MOST_NAMED else ""
     lines += wrapped(plain(f"Lost: {lost}{named}{more}"), columns, first="  ", rest="    ")
     if (cause := death.cause) is not None:
-        whose = f" of request {cause.request}" if cause.request else ""
-        lines += wrapped(plain(f"Why: {cause.title} ({cause.rule}{whose})"), columns, first="  ", rest="    ")
+        request = f" of request {cause.request}" if cause.request else ""
+        lines += wrapped(plain(f"Why: {cause.title} ({cause.rule}{request})"), columns, first="  ", rest="    ")
     return "\n".join(lines)
 
 
@@ -94,14 +94,14 @@ def rule_page(rule: Rule, *, columns: int | None = None) -> str:
             continue
         text = "\n".join(line for item in _items(paragraph) for line in wrapped(item, columns))
         text = re.sub(r"`([^`]+)`", lambda code: style(code[1], bold=True), text)
-        if text.startswith(said := f"Severity: {rule.severity}."):
-            text = f"Severity: {_severity(rule.severity)}.{text.removeprefix(said)}"
+        if text.startswith(plainly := f"Severity: {rule.severity}."):
+            text = f"Severity: {_severity(rule.severity)}.{text.removeprefix(plainly)}"
         paragraphs.append(text)
     return "\n\n".join(paragraphs)
 
 
 def _heading(finding: Finding, requests: int, columns: int | None) -> str:
-    """What all findings of a rule share: what it could do among it."""
+    """What all findings of a rule share."""
     lines = _title(finding, columns)
     lines.append(f"  In {words.some(requests, _where(finding))}.")
     lines += wrapped(f"Usually: {finding.hint}", columns, first="  ")
@@ -116,9 +116,9 @@ def _title(finding: Finding, columns: int | None) -> list[str]:
     return lines
 
 
-def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | None = None, became: str = "") -> str:
-    """One contradiction: where and how often it occurred, what it did, why it is one, and the moments that show it. `engine`
-    is named unless it is empty; `became` says what became of the request."""
+def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | None = None, outcome: str = "") -> str:
+    """One finding: where and how often it occurred, its impact, the explanation, and its witnesses. `engine` is named unless
+    it is empty; `outcome` is that of the request, in words."""
     facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
     if finding.connector:  # of a MultiConnector's children it may not be known which
         facts.append(finding.connector)
@@ -127,7 +127,7 @@ def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | N
     often = words.ending(finding.count)
     if finding.healed and did is not Did.HEALED:
         often += f", {words.healed(finding.healed, count=finding.count)}"
-    how = f" ({became})" if became and did is not Did.DIED else ""  # of what the engine died stands above
+    how = f" ({outcome})" if outcome and did is not Did.DIED else ""  # the death itself is above
     effect = f"did: {did}{how}" if did else ""
     head = plain("; ".join(each for each in (", ".join(fact for fact in facts if fact), often, effect) if each))
     lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]
@@ -136,7 +136,7 @@ def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | N
 
 
 def _where(finding: Finding) -> str:
-    """What a finding is about: a request, or its engine if it concerns no request."""
+    """The subject of a finding: a request, or its engine if it concerns no request."""
     return "request" if finding.request else "engine"
 
 
@@ -153,14 +153,14 @@ def _moments(finding: Finding, columns: int | None) -> list[str]:
         at = clock(witness.at_ns)
         prefix = f"    {at}  {witness.label:<{labels}}  {words.kind(witness.kind):<{kinds}}  "
         hang = " " * (len(prefix) if columns is None else min(len(prefix), columns // 2))
-        first, *rest = wrapped(plain(_said(witness, finding.epoch)), columns, first=prefix, rest=hang)
+        first, *rest = wrapped(plain(_described(witness, finding.epoch)), columns, first=prefix, rest=hang)
         lines += [first.replace(at, style(at, dim=True), 1), *rest]
     return lines
 
 
-def _said(witness: Witness, epoch: int) -> str:
-    """What the event said, with its epoch if that differs from the finding's."""
-    parts = [words.said(witness.kind, witness.numbers)]
+def _described(witness: Witness, epoch: int) -> str:
+    """The event in words, with its epoch if that differs from the finding's."""
+    parts = [words.described(witness.kind, witness.numbers)]
     if ids := witness.numbers.get("blocks_ids"):
         parts.append(f"blocks {words.blocks(ids)}")
     if witness.epoch != epoch:
@@ -180,7 +180,7 @@ def _summary(result: Audit, columns: int | None) -> str:
     for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
         if unknown:
             named = ", ".join(f"{name} ({words.count(number)})" for name, number in sorted(unknown.items()))
-            text = f"A newer kvtrail wrote {what} that this one does not understand and skips: {named}."
+            text = f"A newer kvtrail wrote {what} that this one does not know and skips: {named}."
             lines += wrapped(plain(text), columns)
     if result.unreadable:
         file, number, reason = result.unreadable[0]
@@ -188,8 +188,8 @@ def _summary(result: Audit, columns: int | None) -> str:
         lines += wrapped(plain(text), columns)
     if result.recorded:
         text = (
-            "What is said here of these is what their tracer recorded, since the part of the recording that is at hand does"
-            f" not show it by itself: {', '.join(request for _, request in result.recorded)}."
+            "The findings of these are those that their tracer recorded, since the part of the recording that was read does"
+            f" not show them by itself: {', '.join(request for _, request in result.recorded)}."
         )
         lines += wrapped(plain(text), columns)
     for why, rules in result.unjudged.items():

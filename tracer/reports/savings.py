@@ -1,4 +1,4 @@
-"""What memory would have bought, as text: for each connector a table of capacities, and what it comes to in a sentence."""
+"""Estimated hit rates at other cache sizes, as text: a table of capacities for each connector, and a summary in sentences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtrail.tracer.reports.terminal import plain, wrapped
 
 SECOND_NS = 10**9
 MOST_GAINS = 3
-"""Larger stores that are compared with today's in a sentence: the table has them all."""
+"""Larger stores that a sentence compares with today's; the table has all of them."""
 
 
 def as_text(estimates: Sequence[Estimate], engine_names: Mapping[str, str], *, columns: int | None = None) -> str:
@@ -25,41 +25,41 @@ def _one(estimate: Estimate, engine_names: Mapping[str, str], columns: int | Non
     stream = estimate.stream
     name = engine_names.get(stream.engine, stream.engine)
     lines = [style(plain(f"{stream.connector} in {name}"), bold=True)]
-    for sentence in (_given(stream), _held(estimate), _unhashed(stream)):
+    for sentence in (_measured(stream), _capacity(estimate), _unhashed(stream)):
         lines += wrapped(sentence, columns, first="  ") if sentence else []
     if stream.unhashed == stream.admissions:
         return "\n".join(lines)
     if not estimate.enough:
-        return "\n".join([*lines, "  No prefix was asked for twice, so no memory would have given anything."])
+        return "\n".join([*lines, "  No prefix was looked up twice: no cache size would have had a hit."])
     lines += ["", *_table(estimate), ""]
     for sentence in _sentences(estimate):
         lines += wrapped(sentence, columns, first="  ")
     return "\n".join(lines)
 
 
-def _given(stream: Stream) -> str:
+def _measured(stream: Stream) -> str:
     asked = max(stream.asked, 1)
     return (
         f"{words.some(stream.admissions, 'admission')} of {words.some(stream.asked, 'token')} within"
         f" {words.duration(stream.last_ns - stream.first_ns)}: vLLM's own cache held {_share(stream.local / asked)}, the"
-        f" connector gave {_share(stream.taken / asked)}."
+        f" connector loaded {_share(stream.taken / asked)}."
     )
 
 
-def _held(estimate: Estimate) -> str:
+def _capacity(estimate: Estimate) -> str:
     size = estimate.stream.chunk_size
     if estimate.capacity is None:
-        return f"How much its store may hold is not known; it has chunks of {words.some(size, 'token')}."
-    held = f"Its store may hold {words.some(estimate.capacity, 'chunk')} of {words.some(size, 'token')}"
-    return f"{held}, {_bytes(estimate, estimate.capacity)} on each worker."
+        return f"The capacity of its store is not known; it has chunks of {words.some(size, 'token')}."
+    capacity = f"Its store may hold {words.some(estimate.capacity, 'chunk')} of {words.some(size, 'token')}"
+    return f"{capacity}, {_bytes(estimate, estimate.capacity)} on each worker."
 
 
 def _unhashed(stream: Stream) -> str:
     if not stream.unhashed:
         return ""
     return (
-        f"Of {words.some(stream.unhashed, 'admission')} no block hashes were recorded, so they count as asking for nothing:"
-        " record at level detailed."
+        f"{words.some(stream.unhashed, 'admission')} had no recorded block hashes and count as no accesses: record at level"
+        " detailed."
     )
 
 
@@ -91,18 +91,18 @@ def _sentences(estimate: Estimate) -> list[str]:
     more = [point for point in estimate.points if today is not None and point.hits > today.hits]
     sentences = [_gain(estimate, today, point) for point in more[:MOST_GAINS] if today is not None]
     sentences.append(
-        f"Beyond {words.some(estimate.enough, 'chunk')}{_in_bytes(estimate, estimate.enough)} nothing is gained: what is"
-        " asked for is new then."
+        f"Beyond {words.some(estimate.enough, 'chunk')}{_in_bytes(estimate, estimate.enough)} nothing is gained: all"
+        " remaining misses are first accesses."
     )
     return sentences
 
 
 def _gain(estimate: Estimate, today: Point, point: Point) -> str:
-    """What the step from today's store to a larger one would have brought."""
+    """The gain of a larger store over today's."""
     more = f"{_bytes(estimate, point.chunks - today.chunks)} more would have"
     then, now = _an_hour(estimate, point), _an_hour(estimate, today)
     if then is None or now is None:
-        return f"{more} given {words.some(point.hits - today.hits, 'token')} more."
+        return f"{more} had {words.some(point.hits - today.hits, 'more hit token')}."
     return f"{more} saved {words.duration(then - now)} of prefill an hour."
 
 

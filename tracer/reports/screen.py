@@ -39,12 +39,12 @@ ACCOUNT = 34
 WIDE = 150
 """Columns from which on the list of steps has the whole height, and the step stands beside it."""
 LEAST_LISTED = 4
-"""The list of steps has at least one in so many lines, however much there is to say of the step."""
+"""The list of steps has at least one line in this many, however long the step's text is."""
 LONGEST_ID = 28
 """Columns of a request's id in the list of steps."""
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
 """Numbers of an account that are shown even while unknown, so that the screen does not jump from step to step."""
-NAMES = {"waited_ns": "waited for KV", "looked_at": "blocks looked at"}
+NAMES = {"waited_ns": "waited for KV", "looked_at": "blocks checked"}
 """Numbers whose names on the pages are not those of their fields."""
 _BLANK = Account("", "").as_dict()
 _GAP = 2
@@ -72,8 +72,8 @@ def moment(player: Player, *, columns: int, rows: int, message: str = "", keys: 
     """The step under the cursor as a screen of `rows` lines: the steps around it, what it says, its findings, and the account
     of its request. Lines that do not fit are counted. Below it stand the lines of a message, and the keys."""
     step = player.here()
-    said = [line for text in message.splitlines() for line in wrapped(plain(text), columns)]
-    foot = [*(style(line, bold=True) for line in said[: rows // 3]), style(_cut(keys, columns), dim=True)]
+    shown = [line for text in message.splitlines() for line in wrapped(plain(text), columns)]
+    foot = [*(style(line, bold=True) for line in shown[: rows // 3]), style(_cut(keys, columns), dim=True)]
     head = _head(player, step, columns)
     room = max(3, rows - len(head) - len(foot))
     return [*head, *_fitted(_body(player, step, columns, room), columns, room), *foot]
@@ -116,7 +116,7 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
         account = "; ".join(_changes(step))
         yield (
             f"{step.number:>{digits}}  {style(clock(at_ns(event)), dim=True)}  {where}{about:<{width}}  "
-            f"{style(what, bold=True)}: {_said(event)}" + (style(f"  [{account}]", fg="blue") if account else "")
+            f"{style(what, bold=True)}: {_described(event)}" + (style(f"  [{account}]", fg="blue") if account else "")
         )
         indent = digits + _GAP
         yield from (" " * indent + line for line in _findings(step, None if columns is None else columns - indent))
@@ -134,7 +134,7 @@ def _what_was_read(player: Player) -> Iterator[str]:
     if len(player) < len(events):
         yield f"{words.some(len(player), 'step')} of them {'is' if len(player) == 1 else 'are'} shown."
     if missing := player.judged.missing:
-        yield f"{words.some(missing, 'event')} missing, by their numbers: what was not seen cannot be judged."
+        yield f"{words.some(missing, 'event')} missing, by their numbers: what was not recorded cannot be judged."
     yield from left_out(player.history)
 
 
@@ -147,7 +147,7 @@ def left_out(history: History) -> Iterator[str]:
         yield plain(f"Not read: {what}; the first: {f'{file}:{number}' if number else file}: {reason}")
     if history.unknown:
         names = ", ".join(f"{name} ({words.count(number)})" for name, number in history.unknown.items())
-        yield plain(f"Not known to this kvtrail, and left out: {names}.")
+        yield plain(f"Unknown to this kvtrail, left out: {names}.")
     if history.foreign:
         yield f"{words.some(len(history.foreign), 'span')} of other services left out."
     if history.repeated:
@@ -162,14 +162,14 @@ def _head(player: Player, step: Step, columns: int) -> list[str]:
         place += f" ({player.place} of {len(player)} shown)"
     at = f"{day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
     findings = words.some(len(player.findings), "finding")
-    whose = f"request {event.request}, epoch {event.epoch}" if event.request else "no request"
-    facts = ", ".join(part for part in (whose, event.connector, f"engine {_engine(player, event)}") if part)
+    request = f"request {event.request}, epoch {event.epoch}" if event.request else "no request"
+    facts = ", ".join(part for part in (request, event.connector, f"engine {_engine(player, event)}") if part)
     lines = [style(line, bold=True) for line in wrapped(f"{place}   {at}   {findings}", columns, rest="  ")]
     return [*lines, _cut(plain(facts), columns), style("-" * columns, dim=True)]
 
 
 def _body(player: Player, step: Step, columns: int, room: int | None = None) -> list[str]:
-    """What stands below the head: the step and, with `room`, the steps around it in what is left of so many lines."""
+    """What stands below the head: the step and, with `room`, the steps around it in the rest of this many lines."""
     if room is not None and columns >= WIDE:
         right = columns * 2 // 5
         left = columns - right - _GAP
@@ -192,12 +192,12 @@ def _body(player: Player, step: Step, columns: int, room: int | None = None) -> 
 
 
 def _says(step: Step, columns: int) -> list[str]:
-    """What the step says, how long it took, who recorded it, and whether something is missing before it."""
+    """The step in words, how long it took, who recorded it, and whether events are missing before it."""
     event = step.event
     by = _recorded_by(event, name_connector=False)
     took = f"took {words.duration(event.end_ns - event.start_ns)}" + (f", recorded by {by}" if by else "")
     kind = words.kind(event.kind)
-    texts = wrapped(f"{kind}: {_said(event)}; {took}", columns, rest="  ")
+    texts = wrapped(f"{kind}: {_described(event)}; {took}", columns, rest="  ")
     texts[0] = texts[0].replace(kind, style(kind, bold=True), 1)
     if step.gap:
         gap = f"{words.some(step.gap, 'event')} of this request missing just before: the account is incomplete."
@@ -206,7 +206,7 @@ def _says(step: Step, columns: int) -> list[str]:
 
 
 def _after_a_line(texts: list[str]) -> list[str]:
-    """Apart from what is before them, if there are any."""
+    """After an empty line, if there are any."""
     return ["", *texts] if texts else []
 
 
@@ -246,10 +246,10 @@ def _engine(player: Player, event: Event) -> str:
     return player.engine_names.get(event.engine, event.engine)
 
 
-def _said(event: Event) -> str:
-    """What an event says, with its blocks and keys, and the error it ended with."""
+def _described(event: Event) -> str:
+    """An event in words, with its blocks and keys, and the error it ended with."""
     numbers = event.numbers()
-    parts = [words.said(event.kind, numbers)]
+    parts = [words.described(event.kind, numbers)]
     if (ids := numbers.get("blocks_ids")) is not None:
         parts.append(f"blocks {words.blocks(ids) or 'none'}")
     if keys := numbers.get("chunk_keys"):
@@ -260,10 +260,10 @@ def _said(event: Event) -> str:
 
 
 def _listed(event: Event) -> str:
-    """What an event says, for a line that may be cut: an exception comes first, and of a lookup the answer."""
+    """An event in words, for a line that may be cut: an exception or a lookup's answer comes first."""
     if event.error is not None:
         return plain(f"raised {event.error}")
-    facts, answered, answer = _said(event).partition("; answered ")
+    facts, answered, answer = _described(event).partition("; answered ")
     answer, apart, rest = answer.partition("; ")
     return f"answered {answer}; {facts}{apart}{rest}" if answered else facts
 

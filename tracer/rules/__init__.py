@@ -27,16 +27,16 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, U
 
 
 class KnownBy(StrEnum):
-    """How a rule knows of a fault."""
+    """How a rule detects a fault."""
 
     COUNT = "a wrong count"
     """A number, a key or an order of events contradicts another one: known with the event that does."""
     BYTES = "wrong bytes"
-    """A block holds other bytes than were computed: known when it is looked at."""
+    """A block holds other bytes than were computed: known when it is checked."""
     EXCEPTION = "an exception"
     """A call raised."""
     DEADLINE = "a deadline"
-    """What could have happened did not, for long."""
+    """Something that could have happened did not, for a long time."""
 
 
 E = TypeVar("E", bound=Event, contravariant=True)
@@ -44,7 +44,7 @@ E = TypeVar("E", bound=Event, contravariant=True)
 
 
 class Rule(ABC):
-    """An invariant, and the words for its breach.
+    """An invariant, and the explanation of its violation.
 
     The docstring's first line is its title. The events that it judges are its type parameter: `RequestRule[Alloc]` judges
     allocations, `EngineRule[LoadPlan | StorePlan]` two kinds of events.
@@ -57,13 +57,13 @@ class Rule(ABC):
     hint: ClassVar[str]
     """What usually causes the drift, and what to do about it."""
     needs_history: ClassVar[bool] = True
-    """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the recorder tells too
-    little of the engine as a whole. If False, the rule decides this itself."""
+    """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the engine as a
+    whole is recorded incompletely. If False, the rule decides this itself."""
     known_by: ClassVar[KnownBy] = KnownBy.COUNT
     level: ClassVar[Level] = Level.BASIC
     """The least level of recording at which it finds its drift."""
     steps_back: ClassVar[bool] = False
-    """Whether it says nothing of a request in which another rule has found something already, which explains it better."""
+    """Whether it is silent about a request in which another rule has found something, which explains it better."""
     explanation: ClassVar[str] = ""
     """A format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's numbers."""
     kinds: ClassVar[frozenset[Kind]] = frozenset()
@@ -146,7 +146,7 @@ class Pending:
         within_s: how much counted time it may take, in seconds.
         counted: which part of the recorder's time counts.
         in_turn: whether it counts only since the connector has ended what it had begun before.
-        asked_s: what counts at least, however much of the time does.
+        asked_s: counted time at least, in seconds, whatever part of the time counts.
     """
 
     since: Event
@@ -229,7 +229,7 @@ class RuleSet:
                     partial.setdefault(kind, []).append((tally, judge))
 
     def request_over(self, declared: str) -> None:
-        """A request has ended in an engine that declares these lacks: rules that need what it never shows are `unknown`."""
+        """A request has ended in an engine that declares this as unsupported: rules that need it are `unknown`."""
         missing = kinds_missing(declared)
         for tally in self._tallies:
             if not missing.isdisjoint(tally.rule.kinds):

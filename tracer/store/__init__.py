@@ -1,7 +1,7 @@
 """Where spans, accounts and findings are stored: one protocol, so that another database can serve the same API.
 
-In: batches from the pipeline. Out: what the API asks for. `sqlite` is the store of one tracer: a log of what came, with
-what was made of it beside it. `clickhouse` is that of a fleet.
+In: batches from the pipeline. Out: what the API asks for. `sqlite` is the store of one tracer: a log of received spans, and
+beside it what is derived from them. `clickhouse` is that of a fleet.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
 
 MOST_RECEIPTS = 65_536
-"""Requests of senders that are remembered, to know one that is sent again. Senders give up after minutes."""
+"""Digests of received requests that are remembered, to recognize one that is sent again. Senders give up after minutes."""
 LARGEST = 2**62
-"""A sum grows no further: two of them still fit into the 64 bits that a database has for one."""
+"""The largest sum: two of them still fit into a database's 64 bits."""
 
 
 class StoreError(RuntimeError):
@@ -34,11 +34,11 @@ class StoreInUse(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Spans as they came.
+    """Spans as they were received.
 
     Attributes:
-        payload: an `ExportTraceServiceRequest` in binary form, of which every span can be read.
-        spans: how many it has; a step is one.
+        payload: an `ExportTraceServiceRequest` in binary form; every span of it can be read.
+        spans: the number of its spans; a step is one.
         last_ns: when the last of them ended.
         requests: the requests that its events are about, by engine and id.
         traces: the traces of its spans.
@@ -54,14 +54,14 @@ class Chunk:
 
 
 ACTIVITY_S = 1
-"""Seconds of a stretch of recent activity."""
+"""Seconds of one interval of recent activity."""
 ACTIVITY_KEPT_S = 900
-"""How long a stretch is kept."""
+"""How long an interval is kept, in seconds."""
 
 
 class Activity(NamedTuple):
-    """What is summed up for a stretch of `ACTIVITY_S`, which begins at `at_s` (Unix seconds), an engine and a kind of
-    event."""
+    """The key of a sum of recent activity: an interval of `ACTIVITY_S` that begins at `at_s` (Unix seconds), an engine and a
+    kind of event."""
 
     at_s: int
     engine: str
@@ -69,7 +69,7 @@ class Activity(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """How many events there were, the tokens that they returned, counted, and the bytes."""
+    """The number of events, and the sums of their `returned`, `count` (tokens) and `bytes`."""
 
     events: int = 0
     returned: int = 0
@@ -82,20 +82,20 @@ class Batch:
     """What is written together, or not at all.
 
     Attributes:
-        chunk: the spans that came, if any did.
-        digest: of the request they came in, so that it is known when it is sent again.
+        chunk: the received spans, if any.
+        digest: of the request that carried them, so that it is recognized when it is sent again.
         seen: by recorder: the numbers of its events that are stored with this batch, as `SeenNumbers.as_text` gives them.
-        engines: what engines say of themselves, in the fields of `model.engines.DESCRIPTION`, where that is new or was not
-            written for a while.
+        engines: the descriptions of engines, in the fields of `model.engines.DESCRIPTION`, where new or not written for a
+            while.
         accounts: accounts as `Account.as_dict` gives them, with `verdict`, `findings` and `unknown` (the reason, where the
             verdict is unknown) added.
         findings: findings that are new or have changed.
         savings: what to add to the sums of the offload's savings.
         activity: what to add to the sums of recent activity.
         lanes: the requests of `accounts` as lanes of the live view.
-        launches: launches of engines that are new, or of which something else is known than before.
-        settled: the number of the last span that accounts and lanes are now up to date with, if it has changed. Those that
-            are not, a restart makes anew.
+        launches: launches of engines that are new or have changed.
+        settled: the number of the last span that accounts and lanes now include, if it has changed. A restart rebuilds
+            those that do not.
         judged: the number of the last span that was judged, where that is not the last one stored.
     """
 
@@ -151,8 +151,8 @@ class Writer(Protocol):
     """The writing side of a store. Not thread-safe."""
 
     def write(self, batch: Batch) -> Sequence[Exception]:
-        """Store a batch. After this returns, a kill -9 loses nothing of it. What no database can hold (a number too large, a
-        text that is none) is left out: returns an error for each such part. An empty batch shows whether the store can be
+        """Store a batch. After this returns, a kill -9 loses nothing of it. What no database can hold (a number too large, an
+        invalid text) is left out: returns an error for each such part. An empty batch checks whether the store can be
         written.
 
         Raises:
@@ -161,9 +161,9 @@ class Writer(Protocol):
 
     def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
         """Drop spans, requests and sums older than `before_ns`, and then the oldest, until the store takes no more than
-        `most_bytes`; of findings only what is still too much then. What is dropped is given back to the disk.
+        `most_bytes`; findings only if that is not enough. The space is returned to the disk.
 
-        It goes step by step, each of some milliseconds, and gives how many spans were dropped. Between two steps, other
+        It works in steps of some milliseconds, and yields the number of spans dropped by each. Between two steps, other
         things may be written.
         """
 
@@ -186,71 +186,71 @@ class Reader(Protocol):
         sort: Sort = Sort.LATEST,
     ) -> list[dict[str, Any]]:
         """Requests that started at or after `since_ns` and before `before_ns`; `search` is a part of either id, or a whole
-        trace id, and `engines` are those whose requests are meant; None means any. A store may sort the latest 20,000 of
+        trace id, and `engines` selects engines; None means any. A store may sort the latest 20,000 of
         them only."""
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         """One request by its engine's or external id; the latest one if an external id was used twice."""
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
-        """Of these requests, by engine and id, the `status` and the `outcome` of their accounts, where they are known."""
+        """The `status` and `outcome` of the accounts of these requests, by engine and id, where they are known."""
 
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
         """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
 
     def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
-        """The spans of ours with these ids that began at these moments, as far as they are found near there."""
+        """The kvtrail spans with these ids that began at these times, where they are found near them."""
 
     def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
         """Findings, latest first."""
 
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
-        """The number of findings by rule, severity and stretch of `step_ns`, which begins at `at_ns`. A finding counts
+        """The number of findings by rule, severity and interval of `step_ns`, which begins at `at_ns`. A finding counts
         where it was last seen."""
 
     def findings_places(self) -> dict[str, list[str]]:
         """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
 
     def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
-        """The sums of a range of time by stretch, engine, connector and epoch.
+        """The sums of a range of time by interval, engine, connector and epoch.
 
-        A stretch is a minute, or an hour in ranges longer than six hours, and the first one is always whole. `stretch_s`
-        asks for longer stretches, which are multiples of these.
+        An interval is a minute, or an hour in ranges longer than six hours, and the first one is always complete.
+        `stretch_s` asks for longer ones, which are multiples of these.
         """
 
     def names(self) -> dict[str, str]:
-        """For each engine ever heard from: its name for people, which no other has."""
+        """The unique name for people of each engine that was ever received."""
 
     def engines(self) -> dict[str, dict[str, Any]]:
-        """For each engine ever heard from: its `name` for people; the fields of `model.engines.DESCRIPTION`, as its
+        """For each engine that was ever received: its `name` for people; the fields of `model.engines.DESCRIPTION`, as its
         recorders report them; and how many of its requests are `open`."""
 
     def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
         """The launches of engines; with a range of time, those that ended in it, its end included."""
 
     def heard(self) -> dict[str, int]:
-        """By engine: when it was last noted that something of it came; a minute after the first, it is noted again."""
+        """By engine: the time of its last received data, noted at most once a minute."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
-        """The lanes of a window, quickly, however much is stored. `live` are the engines whose open requests go on."""
+        """The lanes of a window, quickly, however much is stored. `live` are the engines that are running."""
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
         """The findings of these lanes, and those of the window that concern no request."""
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
-        """The spans of ours that ended in a range of time, in lists: in the order of their arrival or, where several tracers
+        """The kvtrail spans that ended in a range of time, in lists: in the order of their arrival or, where several tracers
         write, of time."""
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         """Spans in the order of their arrival, with their numbers, from the one after number `after`. The rows of a step
-        share a number, and are never torn apart."""
+        share a number, and are never split."""
 
     def last_number(self) -> int:
         """The number of the span that arrived last; 0 if there is none."""
 
     def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
-        """For each kind of event: `count`, and the sums of `returned`, `count_tokens` and `bytes`, from the stretch on in
-        which `since_ns` lies."""
+        """For each kind of event: `count`, and the sums of `returned`, `count_tokens` and `bytes`, from the interval on that
+        contains `since_ns`."""
 
     def totals(self) -> dict[str, int]:
         """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`

@@ -75,7 +75,7 @@ INCIDENTS = [
         """,
         rule="unreported-blocks",
         numbers={"computed": 32, "scheduled": 1, "end": 33, "table_length": 1, "room": 32},
-        says="the connector was told of, 1 in all, hold 32",
+        says="were announced to the connector, 1 in all, hold 32",
     ),
     Incident(
         id="vllm-30358",
@@ -142,7 +142,7 @@ INCIDENTS = [
         """,
         rule="unreported-blocks",
         numbers={"computed": 0, "scheduled": 128, "end": 128, "table_length": 2, "room": 64},
-        says="up to 128. The blocks that the connector was told of, 2 in all, hold 64",
+        says="up to 128. The blocks that were announced to the connector, 2 in all, hold 64",
     ),
     Incident(
         id="LMCache-1732 (the copy)",

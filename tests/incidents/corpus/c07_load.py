@@ -157,7 +157,7 @@ INCIDENTS = [
         """,
         rule="failed-load-resume",
         numbers={"block": 9, "first_invalid": 256, "begins": 512},
-        says="the request runs from token 512, and nobody has computed the block since",
+        says="the request runs from token 512, and no step has computed the block since",
     ),
     Incident(
         id="vllm-49250",

@@ -218,7 +218,7 @@ INCIDENTS = [
         """,
         rule="unselected-load",
         numbers={"allocated": 0, "count": 599},
-        says="plans to load 599 tokens all the same",
+        says="plans to load 599 tokens nevertheless",
     ),
     Incident(
         id="LMCache-4355",

@@ -48,7 +48,7 @@ INCIDENTS = [
         """,
         rule="byte-drift",
         numbers=_wrong(looked=1024, blocks=[1, 2], tokens=[0, 16], unlisted=1022),
-        says="1,022 more wrong blocks of this look are not listed.",
+        says="1,022 more wrong blocks of this check are not listed.",
     ),
     Incident(
         id="vllm-31210",

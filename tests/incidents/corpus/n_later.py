@@ -200,7 +200,7 @@ INCIDENTS = [
         """,
         rule="store-failed-load",
         numbers={"block": 9, "failed": 8, "count": 256},
-        says="the connector stores 256 tokens from 8 such blocks, and nobody has computed them since",
+        says="the connector stores 256 tokens from 8 such blocks, and no step has computed them since",
     ),
     Incident(
         id="vllm-35092",

@@ -1,4 +1,4 @@
-"""The curve and the bound beside the stores of libCacheSim, where each touch is of one chunk."""
+"""The curve and the bound beside the stores of libCacheSim, where each access is of one chunk."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import libcachesim
 import pytest
 
-from kvtrail.tracer.capacity.bound import intervals, most_hits
+from kvtrail.tracer.capacity.accesses import Access
+from kvtrail.tracer.capacity.belady import reuse_intervals, upper_bound
 from kvtrail.tracer.capacity.curve import curve_of
-from kvtrail.tracer.capacity.touches import Touch
 
 CAPACITIES = (1, 2, 5, 20, 80, 320)
 NEVER = 2**60
@@ -42,7 +42,7 @@ def hits(store: Any, chunks: Sequence[int]) -> int:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_curve_is_that_of_its_least_recently_used_stores(seed: int) -> None:
     chunks = uses(seed)
-    curve = curve_of([Touch([chunk.to_bytes(8)], [1]) for chunk in chunks])
+    curve = curve_of([Access([chunk.to_bytes(8)], [1]) for chunk in chunks])
     ours = [round(share.value * curve.wanted) for share in curve.hits(CAPACITIES)]
     assert ours == [hits(libcachesim.LRU(cache_size=capacity), chunks) for capacity in CAPACITIES]
     assert 0 < ours[1] < ours[-1]
@@ -52,7 +52,7 @@ def test_the_curve_is_that_of_its_least_recently_used_stores(seed: int) -> None:
 def test_the_bound_is_that_of_beladys_store_which_must_take_each_chunk(seed: int) -> None:
     """Ours may pass a chunk by, which is worth one place at most."""
     chunks = uses(seed)
-    held = intervals([Touch([chunk.to_bytes(8)], [1]) for chunk in chunks])
+    held = reuse_intervals([Access([chunk.to_bytes(8)], [1]) for chunk in chunks])
     for capacity in CAPACITIES:
         of_belady, with_one_more = (hits(libcachesim.Belady(cache_size=capacity + n), chunks) for n in (0, 1))
-        assert of_belady <= most_hits(held, capacity) <= with_one_more
+        assert of_belady <= upper_bound(held, capacity) <= with_one_more

@@ -1,4 +1,4 @@
-"""The curve beside stores that are really run, one for each capacity; and samples beside the whole."""
+"""The curve beside simulated stores, one for each capacity; and samples beside the whole."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from statistics import fmean
 
 import pytest
 
-from kvtrail.tracer.capacity.bound import intervals, most_hits
+from kvtrail.tracer.capacity.accesses import Access, wanted_of
+from kvtrail.tracer.capacity.belady import reuse_intervals, upper_bound
 from kvtrail.tracer.capacity.curve import curve_of
-from kvtrail.tracer.capacity.distances import Distances
-from kvtrail.tracer.capacity.touches import Touch, wanted_of
+from kvtrail.tracer.capacity.reuse_distance import ReuseDistances
 
 CAPACITIES = (1, 2, 5, 10, 20, 40, 80, 160, 400)
 
@@ -25,10 +25,10 @@ def hashed(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=8).digest()
 
 
-def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list[Touch | None]:
+def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list[Access | None]:
     """Requests whose prompts branch like conversations; vLLM's own cache holds a part of some, and caches are emptied."""
     rng = random.Random(seed)
-    touches: list[Touch | None] = []
+    accesses: list[Access | None] = []
     for _ in range(count):
         keys, path = [], f"{min(int(rng.paretovariate(0.6)), heads)}"
         for _ in range(rng.randrange(1, chunks)):
@@ -37,47 +37,47 @@ def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list
         total = len(keys) * 64 + rng.randrange(64)
         computed = rng.choice((0, 0, 0, 32, 64, 128))
         wanted = wanted_of(len(keys), 64, computed=min(computed, total), total=total)
-        touches.append(None if rng.random() < 0.005 else Touch(keys, wanted if rng.random() < 0.8 else ()))
-    return touches
+        accesses.append(None if rng.random() < 0.005 else Access(keys, wanted if rng.random() < 0.8 else ()))
+    return accesses
 
 
-def given_by_a_store(touches: Sequence[Touch | None], capacity: int, *, heads_stay: bool) -> int:
-    """The tokens that a least-recently-used store of this capacity gives."""
+def hits_of_a_store(accesses: Sequence[Access | None], capacity: int, *, evicts_tails_first: bool) -> int:
+    """The tokens that are hits in a least-recently-used store of this capacity."""
     store: OrderedDict[bytes, None] = OrderedDict()
-    given = 0
-    for touch in touches:
-        if touch is None:
+    hits = 0
+    for access in accesses:
+        if access is None:
             store.clear()
             continue
-        for key, wanted in zip(touch.keys, touch.wanted, strict=False):
+        for key, wanted in zip(access.keys, access.wanted, strict=False):
             if key not in store:
                 break
-            given += wanted
-        for key in reversed(touch.keys) if heads_stay else touch.keys:
+            hits += wanted
+        for key in reversed(access.keys) if evicts_tails_first else access.keys:
             store[key] = None
             store.move_to_end(key)
         while len(store) > capacity:
             store.popitem(last=False)
-    return given
+    return hits
 
 
-@pytest.mark.parametrize("heads_stay", [True, False])
+@pytest.mark.parametrize("evicts_tails_first", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_curve_is_what_stores_of_each_capacity_give(seed: int, heads_stay: bool) -> None:
-    touches = prefixes(seed, 1500)
-    curve = curve_of(touches, heads_stay=heads_stay)
-    given = [given_by_a_store(touches, capacity, heads_stay=heads_stay) for capacity in CAPACITIES]
+def test_the_curve_has_the_hits_of_a_store_of_each_capacity(seed: int, evicts_tails_first: bool) -> None:
+    accesses = prefixes(seed, 1500)
+    curve = curve_of(accesses, evicts_tails_first=evicts_tails_first)
+    given = [hits_of_a_store(accesses, capacity, evicts_tails_first=evicts_tails_first) for capacity in CAPACITIES]
     assert [round(share.value * curve.wanted) for share in curve.hits(CAPACITIES)] == given
-    assert given[0] < given[4] < given[-1], "the capacities differ in what they give"
+    assert given[0] < given[4] < given[-1], "the capacities differ in their hits"
     assert {share.error for share in curve.hits(CAPACITIES)} == {0.0}
     enough = curve.saturates_at()
-    most, less = (given_by_a_store(touches, int(enough) - n, heads_stay=heads_stay) for n in (0, 1))
-    assert most == given_by_a_store(touches, 10**6, heads_stay=heads_stay) > less
+    most, less = (hits_of_a_store(accesses, int(enough) - n, evicts_tails_first=evicts_tails_first) for n in (0, 1))
+    assert most == hits_of_a_store(accesses, 10**6, evicts_tails_first=evicts_tails_first) > less
 
 
 def test_tails_first_is_better_than_heads_first() -> None:
-    touches = prefixes(0, 1500)
-    tails, heads = (curve_of(touches, heads_stay=stay).hits(CAPACITIES) for stay in (True, False))
+    accesses = prefixes(0, 1500)
+    tails, heads = (curve_of(accesses, evicts_tails_first=stay).hits(CAPACITIES) for stay in (True, False))
     assert all(tail >= head for tail, head in zip(tails, heads, strict=True))
     assert tails[3].value > 1.1 * heads[3].value
 
@@ -90,12 +90,12 @@ def test_samples_are_within_two_errors_nine_times_in_ten(shape: dict[str, int]) 
     """Of a stream, the keys differ by sample, and so does what is followed; nothing else does."""
     capacities, within, apart, errors = (100, 400, 1600), [], [], []
     for seed in range(3):
-        touches = prefixes(seed, 3000, **shape)
-        truth = curve_of(touches).hits(capacities)
+        accesses = prefixes(seed, 3000, **shape)
+        truth = curve_of(accesses).hits(capacities)
         for sample in range(10):
             named = [
-                touch and Touch([hashed(f"{sample}/{key.hex()}") for key in touch.keys], touch.wanted)
-                for touch in touches
+                access and Access([hashed(f"{sample}/{key.hex()}") for key in access.keys], access.wanted)
+                for access in accesses
             ]
             curve = curve_of(named, most_chunks=400)
             assert 0 < curve.sampled < curve.wanted, "it was whole at first"
@@ -108,10 +108,10 @@ def test_samples_are_within_two_errors_nine_times_in_ten(shape: dict[str, int]) 
     assert fmean(errors) < 0.05
 
 
-def test_however_many_chunks_come_few_are_followed() -> None:
-    distances, most = Distances(most_chunks=200, groups=8), 0
+def test_the_number_of_followed_chunks_is_bounded() -> None:
+    distances, most = ReuseDistances(most_chunks=200, groups=8), 0
     for n in range(5000):
-        distances.enter(Touch([hashed(f"{n}/{chunk}") for chunk in range(10)], [64] * 10))
+        distances.enter(Access([hashed(f"{n}/{chunk}") for chunk in range(10)], [64] * 10))
         most = max(most, len(distances._stack))
         assert len(distances._by_hash) == len(distances._stack)
     assert most <= 210
@@ -119,9 +119,9 @@ def test_however_many_chunks_come_few_are_followed() -> None:
     assert 150 < distances.rate * 50_000 < 250
 
 
-def test_nothing_is_a_hit_of_nothing() -> None:
+def test_an_empty_history_has_no_hits() -> None:
     assert [share.value for share in curve_of([]).hits((1, 2))] == [0.0, 0.0]
-    once = curve_of([Touch((b"a", b"b"), (64, 64))])
+    once = curve_of([Access((b"a", b"b"), (64, 64))])
     assert (once.hits((9,))[0].value, once.saturates_at()) == (0.0, 0.0)
 
 
@@ -138,33 +138,35 @@ def most_by_trying(held: Sequence[tuple[int, int, int]], capacity: int) -> int:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_bound_is_the_best_that_can_be_kept(seed: int) -> None:
     rng = random.Random(seed)
-    touches = [Touch((rng.choice((b"a", b"b", b"c", b"d", b"e")),), (64,)) for _ in range(14)]
-    held = intervals(touches)
+    accesses = [Access((rng.choice((b"a", b"b", b"c", b"d", b"e")),), (64,)) for _ in range(14)]
+    held = reuse_intervals(accesses)
     for capacity in (1, 2, 3):
-        assert most_hits(held, capacity) == most_by_trying(held, capacity)
+        assert upper_bound(held, capacity) == most_by_trying(held, capacity)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_bound_holds_where_chunks_are_worth_less(seed: int) -> None:
     rng = random.Random(seed)
-    held = intervals([Touch((rng.choice((b"a", b"b", b"c", b"d")),), (rng.choice((0, 7, 64)),)) for _ in range(14)])
+    held = reuse_intervals(
+        [Access((rng.choice((b"a", b"b", b"c", b"d")),), (rng.choice((0, 7, 64)),)) for _ in range(14)]
+    )
     for capacity in (1, 2, 3):
         best = most_by_trying([each for each in held if each[2]], capacity)
-        assert best <= most_hits(held, capacity) <= sum(tokens for _, _, tokens in held)
+        assert best <= upper_bound(held, capacity) <= sum(tokens for _, _, tokens in held)
 
 
-def most_of_all_policies(touches: Sequence[Touch | None], capacity: int) -> int:
-    """The most that any policy could give, by following what each of them may hold after each touch."""
+def most_of_all_policies(accesses: Sequence[Access | None], capacity: int) -> int:
+    """The most that any policy could give, by following what each of them may hold after each access."""
     best: dict[frozenset[bytes], int] = {frozenset(): 0}
-    for touch in touches:
-        if touch is None:
+    for access in accesses:
+        if access is None:
             best = {frozenset(): max(best.values())}
             continue
         after: dict[frozenset[bytes], int] = {}
         for held, given in best.items():
-            there = len(list(takewhile(held.__contains__, touch.keys)))
-            gained = given + sum(touch.wanted[:there])
-            may_hold = held.union(touch.keys[: touch.used])
+            there = len(list(takewhile(held.__contains__, access.keys)))
+            gained = given + sum(access.wanted[:there])
+            may_hold = held.union(access.keys[: access.used])
             for count in range(min(capacity, len(may_hold)) + 1):
                 for kept in map(frozenset, combinations(sorted(may_hold), count)):
                     after[kept] = max(after.get(kept, 0), gained)
@@ -177,26 +179,26 @@ def test_of_all_policies_none_is_above_the_bound(seed: int) -> None:
     """Prefixes that branch, of which vLLM's own cache holds a part of some, and a store that is emptied now and then."""
     rng = random.Random(seed)
     prefixes = [(b"a",), (b"a", b"ab"), (b"a", b"ab", b"abc"), (b"a", b"ac"), (b"d",), (b"d", b"de")]
-    touches: list[Touch | None] = []
+    accesses: list[Access | None] = []
     for _ in range(14):
         keys = rng.choice(prefixes)
         wanted = wanted_of(len(keys), 64, computed=rng.choice((0, 0, 32, 64)), total=len(keys) * 64 + 1)
         used = rng.choice((None, None, rng.randrange(len(keys) + 1)))
-        touches.append(None if rng.random() < 0.05 else Touch(keys, wanted, used))
-    held = intervals(touches)
+        accesses.append(None if rng.random() < 0.05 else Access(keys, wanted, used))
+    held = reuse_intervals(accesses)
     for capacity in (1, 2, 3, 4):
-        assert most_of_all_policies(touches, capacity) <= most_hits(held, capacity)
-    whole = [each and Touch(each.keys[:1], (64,)) for each in touches]
+        assert most_of_all_policies(accesses, capacity) <= upper_bound(held, capacity)
+    whole = [each and Access(each.keys[:1], (64,)) for each in accesses]
     for capacity in (1, 2):  # of single chunks it is what the best of them gives
-        assert most_of_all_policies(whole, capacity) == most_hits(intervals(whole), capacity)
+        assert most_of_all_policies(whole, capacity) == upper_bound(reuse_intervals(whole), capacity)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_policy_is_above_the_bound(seed: int) -> None:
-    touches = prefixes(seed, 1500)
-    held = intervals(touches)
+    accesses = prefixes(seed, 1500)
+    held = reuse_intervals(accesses)
     for capacity in CAPACITIES:
-        given = given_by_a_store(touches, capacity, heads_stay=True)
-        assert given <= most_hits(held, capacity)
-    all_that_comes_again = given_by_a_store(touches, 10**6, heads_stay=True)
-    assert all_that_comes_again == most_hits(held, 10**6)
+        given = hits_of_a_store(accesses, capacity, evicts_tails_first=True)
+        assert given <= upper_bound(held, capacity)
+    all_that_comes_again = hits_of_a_store(accesses, 10**6, evicts_tails_first=True)
+    assert all_that_comes_again == upper_bound(held, 10**6)

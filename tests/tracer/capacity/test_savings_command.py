@@ -1,4 +1,4 @@
-"""`kvtrail savings` on recordings of vLLM's scheduler: what it says of other capacities is what runs with them give."""
+"""`kvtrail savings` on recordings of vLLM's scheduler: its estimates for other capacities are the hits of runs with them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("resets", [False, True])
-def test_it_predicts_what_other_capacities_give(resets: bool) -> None:
+def test_it_predicts_the_hits_of_other_capacities(resets: bool) -> None:
     """Within one point of the tokens asked for, and never above the bound."""
     (stream,) = streams_of(played(32, resets=resets).events)
     predicted = estimate(stream, sizes=CAPACITIES)
@@ -71,13 +71,13 @@ def test_it_predicts_what_other_capacities_give(resets: bool) -> None:
     assert given[0] < 0.02 < 0.15 < given[-1], "the capacities differ in what they give"
 
 
-def test_a_store_that_is_emptied_gives_less() -> None:
+def test_a_store_that_is_emptied_has_fewer_hits() -> None:
     (kept,), (emptied,) = (streams_of(played(256, resets=resets).events) for resets in (False, True))
     most = [estimate(stream, sizes=(256,)).points[0] for stream in (kept, emptied)]
     assert most[1].hits < most[0].hits
     assert most[1].bound < most[0].bound
-    assert None in emptied.touches
-    assert None not in kept.touches
+    assert None in emptied.accesses
+    assert None not in kept.accesses
 
 
 def test_it_prints_a_table_and_what_it_comes_to(trace: Path) -> None:
@@ -106,12 +106,12 @@ def test_sizes_are_asked_for_in_chunks_and_bytes(trace: Path) -> None:
     assert 0 < sampled["points"][1]["error"] < 0.2 * held["tokens"]["asked"]
 
 
-def test_without_hashes_nothing_is_reckoned(tmp_path: Path) -> None:
+def test_without_hashes_nothing_is_estimated(tmp_path: Path) -> None:
     file = tmp_path / "basic.jsonl"
     file.write_text(spans_to_json_line(played(32, level="basic").spans) + "\n")
     done = run("savings", str(file))
     assert done.exit_code == 3
-    assert "Of 250 admissions no block hashes were recorded" in done.output
+    assert "250 admissions had no recorded block hashes" in done.output
     assert "Record with KVTRAIL_LEVEL=detailed" in done.output
     none = tmp_path / "none.jsonl"
     none.write_text("")

@@ -66,7 +66,7 @@ def test_a_death_that_nothing_found_explains_is_inconclusive(tmp_path: Path) -> 
     result = run("audit", "--rule", "full-hit", str(write(tmp_path / "t.jsonl", fatal)))
     assert result.exit_code == 3
     assert result.output.startswith("Engine engine died at ")
-    assert "- engine died, and nothing found says of what: look at the end of its log." in result.output
+    assert "- engine died, and no finding explains it: look at the end of its log." in result.output
 
 
 def test_audit_as_json(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_audit_by_some_rules_only(tmp_path: Path) -> None:
         (
             OK.removesuffix("\nend"),
             True,
-            "Of no request it is known whether it is well: 1 because the request has not ended.",
+            "No request could be judged: 1 because the request has not ended.",
         ),
     ],
 )
@@ -125,7 +125,7 @@ def test_audit_of_a_part_is_inconclusive(tmp_path: Path) -> None:
         key=lambda line: int(re.findall(r'"kvtrail.recorder.sequence", *"value": *\{"intValue": *"(\d+)"', line)[0])
     )
     part = tmp_path / "part.jsonl"
-    for missing, reason in ((2, "Events that are missing: 1."), (0, "The first events are missing of engine:")):
+    for missing, reason in ((2, "Missing events: 1."), (0, "The first events of engine are missing:")):
         part.write_text("\n".join(lines[:missing] + lines[missing + 1 :]))
         result = run("audit", str(part))
         assert result.exit_code == 3
@@ -137,7 +137,7 @@ def test_audit_of_foreign_spans_alone_is_inconclusive(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("kvtrail", "other").replace("kv.", "other."))
     result = run("audit", str(path))
     assert result.exit_code == 3, result.output
-    assert "Nothing in it is kvtrail's (7 foreign spans): serve the connector as Traced<X>" in result.output
+    assert "It holds no kvtrail spans (7 foreign spans): serve the connector as Traced<X>" in result.output
 
 
 def test_a_rule_that_was_asked_for_and_judged_nothing_is_inconclusive(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_damaged_line_is_told_and_not_fatal(tmp_path: Path, damage: bytes) -> 
     result = run("audit", str(path))
     assert result.exit_code == 3, result.output
     assert "1 lines or spans could not be read" in result.output
-    assert "- Lines or spans that could not be read: 1." in result.output
+    assert "- Unreadable lines or spans: 1." in result.output
 
 
 def test_a_trace_file_that_ends_within_a_line_loses_only_that_line(tmp_path: Path) -> None:

@@ -144,16 +144,6 @@ def test_what_differs_is_never_taken_for_something_else(old: str, new: str, tmp_
     assert as_read(line, tmp_path / "t") == by_google(line)
 
 
-def test_what_it_remembers_is_bounded_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.ingest.decode._MOST_REMEMBERED", 3)
-    decoder = JsonDecoder()
-    for number in range(20):
-        events = history(STORY, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
-        read = [_event(span) for span in decoder.spans(otlp_json.to_json_line(encoded(events)))]
-        assert [(e.recorder, e.numbers()) for e in read if e] == [(f"rec-{number}", e.numbers()) for e in events]
-    assert len(decoder._remembered) <= 3
-
-
 @pytest.mark.parametrize("line", ["", "null", "[1]", '{"resourceSpans":{}}'])
 def test_what_is_no_request_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"not an OTLP trace request|Expecting value"):

@@ -255,7 +255,7 @@ def test_what_a_newer_kvtrail_says_is_passed_over_and_told_by_name(tmp_path: Pat
     history_ = load([path])
     assert (history_.unknown, history_.unknown_attributes) == (result.unknown_spans, result.unknown_attributes)
     message = CliRunner().invoke(main, ["audit", str(path)]).output
-    assert "spans that this one does not understand and skips: kv.dream (1)." in message
+    assert "spans that this one does not know and skips: kv.dream (1)." in message
     assert "kvtrail.galaxy (10), kvtrail.tokens.dreamt (3)" in message
 
 

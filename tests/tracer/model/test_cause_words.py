@@ -1,10 +1,12 @@
-"""What people read of a part of a prompt."""
+"""The words for a part of a prompt, and parts joined to runs."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from kvtrail.tracer.model.cause_words import sentence
+from kvtrail.tracer.model.cause_words import runs, sentence
 from kvtrail.tracer.model.causes import Cause, Untold
 
 NOW_NS = 1_700_000_000 * 10**9
@@ -23,7 +25,10 @@ NOW_NS = 1_700_000_000 * 10**9
             {"cause": "evicted", "tier": "gpu", "at_ns": NOW_NS - 5 * 10**6, "unstored": "full"},
             "evicted from vLLM's cache 5 ms before; the connector's store never had it: there was no room for it",
         ),
-        ({"cause": "pending", "tier": "", "request": "chat-8"}, "in the prompt of chat-8, not done with it yet"),
+        (
+            {"cause": "pending", "tier": "", "request": "chat-8"},
+            "in the prompt of chat-8, which has not computed it yet",
+        ),
         (
             {
                 "cause": "evicted",
@@ -36,8 +41,8 @@ NOW_NS = 1_700_000_000 * 10**9
             "evicted from cpu 9.00 s to 12.00 s before, to make room for chat-9 and 3 others",
         ),
         ({"cause": "pending", "tier": "store"}, "on its way into the connector's store"),
-        ({"cause": "elsewhere", "tier": "", "engine": "pod-3"}, "computed by pod-3, and never by this one"),
-        ({"cause": "unknown", "tier": "", "why": "lost"}, "not known: events are missing that may have told it"),
+        ({"cause": "elsewhere", "tier": "", "engine": "pod-3"}, "computed by pod-3, never by this one"),
+        ({"cause": "unknown", "tier": "", "why": "lost"}, "not known: events are missing that may show it"),
         ({"cause": "unknown", "tier": ""}, "not known"),
         ({"cause": "of-tomorrow", "tier": ""}, "of tomorrow"),
     ],
@@ -52,7 +57,7 @@ def test_every_cause_has_words(cause: Cause) -> None:
 
 
 @pytest.mark.parametrize("why", Untold)
-def test_what_is_unknown_says_what_would_tell(why: Untold) -> None:
+def test_every_unknown_cause_has_a_reason(why: Untold) -> None:
     said = sentence({"cause": "unknown", "tier": "", "why": why.value}, at_ns=NOW_NS)
     assert said.startswith("not known: ")
     assert said != f"not known: {why.value}"
@@ -60,3 +65,44 @@ def test_what_is_unknown_says_what_would_tell(why: Untold) -> None:
 
 def test_clocks_that_disagree_give_no_negative_time() -> None:
     assert "0 µs before" in sentence({"cause": "reset", "tier": "cpu", "at_ns": NOW_NS + 5}, at_ns=NOW_NS)
+
+
+def evicted(start: int, *, by: str, at_ns: int, tier: str = "cpu") -> dict[str, Any]:
+    return {
+        "cause": "evicted",
+        "tier": tier,
+        "start": start,
+        "tokens": 16,
+        "request": by,
+        "at_ns": at_ns,
+        "span_id": "s",
+    }
+
+
+PARTS = [
+    evicted(0, by="a", at_ns=9), evicted(16, by="a", at_ns=7), evicted(32, by="b", at_ns=7),
+    evicted(48, by="b", at_ns=7, tier="gpu"), {"cause": "new", "tier": "", "start": 64, "tokens": 8},
+]  # fmt: skip
+
+
+def test_neighbours_that_one_sentence_explains_are_one_run() -> None:
+    found = runs(PARTS)
+    assert [(run["start"], run["tokens"], run["tier"], run.get("request")) for run in found] == [
+        (0, 32, "cpu", "a"), (32, 16, "cpu", "b"), (48, 16, "gpu", "b"), (64, 8, "", None),
+    ]  # fmt: skip
+    assert [(run.get("at_ns"), run.get("to_ns")) for run in found] == [(7, 9), (7, None), (7, None), (None, None)]
+
+
+def test_where_there_are_many_they_are_joined_across_requests() -> None:
+    first, *rest = runs(PARTS, few=3)
+    assert (first["tokens"], first["request"], first["others"], first["at_ns"], first["to_ns"]) == (48, "a", 1, 7, 9)
+    assert [run["start"] for run in rest] == [48, 64]
+
+
+def test_the_runs_partition_the_prompt() -> None:
+    for few in range(6):
+        assert sum(run["tokens"] for run in runs(PARTS, few=few)) == 72
+
+
+def test_a_prompt_without_parts_has_none() -> None:
+    assert runs([]) == []

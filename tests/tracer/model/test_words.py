@@ -38,28 +38,28 @@ def test_every_kind_has_a_name_of_its_own() -> None:
         ("kv.refcount", {"refs": 1000, "pins": 999}, "refs 1,000, pins 999"),
         ("kv.reset", {"succeeded": False}, "succeeded no"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 64, "check_unknown": 0, "check_healed": False},
-         "64 loaded blocks looked at: all hold what was computed"),
-        ("kv.block_check", {"check_look": "held", "check_blocks": 1}, "1 look at held blocks: all hold what was computed"),
+         "64 loaded blocks checked: all hold what was computed"),
+        ("kv.block_check", {"check_look": "held", "check_blocks": 1}, "1 check of held blocks: all hold what was computed"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 0, "check_wrong_kinds": ("early",)},
-         "1 loaded block looked at: 1 read before the load had ended"),
+         "1 loaded block checked: 1 read before the load had ended"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 9, "check_unknown": 9},
-         "9 loaded blocks looked at: 9 unknown, as what belongs there is not known"),
+         "9 loaded blocks checked: 9 unknown, as their reference is not known"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 80, "check_unknown": 1, "check_wrong_more": 2,
          "check_wrong_kinds": ("drift", "early", "drift"), "check_healed": True},
-         "80 loaded blocks looked at: 2 with what was not computed under the hash, 1 read before the load had ended, 2 more"
-         " wrong, 1 unknown, as what belongs there is not known, the others hold what was computed; vLLM is told"
-         " to compute the wrong ones again"),
+         "80 loaded blocks checked: 2 with content that was not computed under the hash, 1 read before the load had ended, 2"
+         " more wrong, 1 unknown, as their reference is not known, the others hold what was computed; vLLM recomputes"
+         " the wrong ones"),
         ("llm_request", {"keys": ("a", "b", "c", "d", "e")}, "keys a b c d and 1 more"),
     ],
 )  # fmt: skip
 def test_what_an_event_says(kind: str, numbers: dict[str, Any], said: str) -> None:
-    assert words.said(kind, numbers) == said
+    assert words.described(kind, numbers) == said
 
 
 def test_a_load_that_is_short_says_so() -> None:
     numbers = {"start": 0, "count": 128, "expected": 256}
-    assert words.said("kv.load", numbers) == "128 tokens (0 to 128) copied into KV blocks, where 256 were expected"
-    assert "expected" not in words.said("kv.load", numbers | {"expected": 128})
+    assert words.described("kv.load", numbers) == "128 tokens (0 to 128) copied into KV blocks, where 256 were expected"
+    assert "expected" not in words.described("kv.load", numbers | {"expected": 128})
 
 
 def test_block_ids_are_drawn_together() -> None:
@@ -81,15 +81,15 @@ def test_every_reason_says_what_to_do_and_is_documented(reason: Unknown) -> None
 
 def test_a_goodbye_is_said_in_words() -> None:
     closed = {"recorder_recorded": 9, "recorder_closed": True}
-    assert words.said(semconv.Kind.HEARTBEAT, closed) == "goodbye"
-    said = words.said(semconv.Kind.HEARTBEAT, {**closed, "recorder_ended_by": "KeyError: 'x'"})
+    assert words.described(semconv.Kind.HEARTBEAT, closed) == "goodbye"
+    said = words.described(semconv.Kind.HEARTBEAT, {**closed, "recorder_ended_by": "KeyError: 'x'"})
     assert said == "goodbye; its engine ended by KeyError: 'x'"
 
 
-def test_what_became_of_a_request() -> None:
-    assert words.became("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
-    assert words.became("finished", "stopped", None) == "it ended: stopped"
-    assert words.became("abandoned", semconv.CUT_OFF, None) == "its engine ended before it did"
-    assert words.became("abandoned", semconv.UNHEARD, None) == "nothing more was heard of its engine"
-    assert words.said(Kind.REQUEST, {"outcome": semconv.CUT_OFF}) == "its engine ended before it did"
-    assert words.became("running", None, None) == "the recording ends before it does"
+def test_the_outcome_of_a_request() -> None:
+    assert words.request_outcome("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
+    assert words.request_outcome("finished", "stopped", None) == "it ended: stopped"
+    assert words.request_outcome("abandoned", semconv.CUT_OFF, None) == "its engine ended before it did"
+    assert words.request_outcome("abandoned", semconv.UNHEARD, None) == "contact with its engine was lost"
+    assert words.described(Kind.REQUEST, {"outcome": semconv.CUT_OFF}) == "its engine ended before it did"
+    assert words.request_outcome("running", None, None) == "the recording ends before it does"

@@ -58,8 +58,8 @@ def test_the_sums_of_the_account_are_there_in_the_pages_words() -> None:
 
 def test_looks_at_blocks_are_steps_and_sums_of_the_account() -> None:
     output = lines("check loaded 8\ncheck held 12 wrong rot 5@96")
-    assert output[5].endswith("(worker 0): 8 loaded blocks looked at: all hold what was computed  [blocks looked at 8]")
-    assert output[6].endswith("the others hold what was computed  [blocks looked at 8 -> 20; wrong blocks 1]")
+    assert output[5].endswith("(worker 0): 8 loaded blocks checked: all hold what was computed  [blocks checked 8]")
+    assert output[6].endswith("the others hold what was computed  [blocks checked 8 -> 20; wrong blocks 1]")
 
 
 def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
@@ -75,7 +75,7 @@ def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
 def test_a_gap_is_a_line_of_its_own() -> None:
     events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend")
     output = "\n".join(map(unstyle, screen.lines(played(events[:1] + events[3:]), columns=None)))
-    assert "2 events missing, by their numbers: what was not seen cannot be judged." in output
+    assert "2 events missing, by their numbers: what was not recorded cannot be judged." in output
     assert "\n   ... 2 events of cmpl-1-0-0123abcd missing here\n2  01:24:36.003" in output
 
 
@@ -89,7 +89,7 @@ def test_what_was_not_read_is_told_first() -> None:
     )
     assert [unstyle(line) for line in screen.opening(Player(history_), None)][1:5] == [
         "Not read: 2 lines or spans; the first: t.jsonl:7: no JSON",
-        "Not known to this kvtrail, and left out: kv.from.the.future (4).",
+        "Unknown to this kvtrail, left out: kv.from.the.future (4).",
         "2 spans of other services left out.",
         "3 repeated spans counted once.",
     ]

@@ -22,7 +22,7 @@ from kvtrail.tracer.ingest.logs.story import Stories
 
 FIRST_NUMBER = 1
 MOST_STORES = 64
-"""Stores of one process that have begun and not ended; beyond it the oldest is taken for one that does not end."""
+"""The most open stores of one process; beyond it the oldest is taken for one that does not end."""
 SAME_FAILURE_NS = 60 * 10**9
 """Within this time, the same exception is the same failure, printed by another process."""
 _SCHEDULERS = {
@@ -128,7 +128,7 @@ class Assembler:
         yield self._event(process, record, reading)
 
     def _store_is_lost(self, process: _Process, which: Callable[[Reading], bool]) -> Iterator[Event]:
-        """Stores that have begun, and of which nothing more will be heard: each is a transfer that does not end."""
+        """Stores that have begun and are not reported again: each is a transfer that does not end."""
         lost = [each for each in process.storing if which(each[1])]
         process.storing = [each for each in process.storing if each not in lost]
         for record, reading in lost:
@@ -149,8 +149,8 @@ class Assembler:
         yield self._event(process, record, reading)
 
     def _load_is_over(self, process: _Process) -> Iterator[Event]:
-        """A `Retrieved` line waits for the two lines with which LMCache complains of a load that fell short: they tell of
-        the same load, and the first of them of which request it was."""
+        """A `Retrieved` line waits for the two lines with which LMCache complains of a load that fell short: they are
+        about the same load, and the first of them names the request."""
         if process.retrieved is not None:
             (record, reading), process.retrieved = process.retrieved, None
             yield self._event(process, record, reading)
@@ -173,7 +173,7 @@ class Assembler:
 
     def _mismatch(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
         """The assertion is printed by several handlers as the engine dies; it fails once. Older versions do not name the
-        request: it is the one whose last lookup printed the same two numbers, if there is just one such."""
+        request: it is the only one with a last lookup of the same two numbers, if there is one."""
         numbers = {name: reading.fields[name] for name in ("matched", "computed")}
         if reading.request is None:
             fitting = [request for request, lookup in self._lookups.items() if numbers.items() <= lookup.items()]

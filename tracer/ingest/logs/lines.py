@@ -1,7 +1,7 @@
 """From the bytes of a log to records: one message each, with its time and the process that wrote it.
 
 Logs are pasted, coloured, prefixed by whoever ran the server, glued together by a progress bar and cut by a terminal. A
-record begins where a logger's header stands; what stands before the header is the process's name or nobody's.
+record begins where a logger's header stands; text before the header is the process's name, or noise.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _seconds(text: str) -> int | None:
 
 def _named(names: str) -> tuple[str, int]:
     """The process's key and rank. The last name counts: a Ray worker's stands behind that of its engine. The key leaves
-    out the name itself, of which the beginning may be cut off."""
+    out the name itself, with its beginning possibly truncated."""
     name = list(_NAME.finditer(names))[-1]
     rank = _RANK.search(name[0])
     return f"pid={name[2]}{name[3].rstrip()}", int(rank[1] or rank[2]) if rank else 0

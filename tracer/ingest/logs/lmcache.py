@@ -27,22 +27,22 @@ _SMALL = re.compile(r"< min_retrieve|skip retrieve")
 
 def _lookup(match: re.Match[str]) -> Reading | None:
     """The scheduler asked. `need to load` may be negative, and newer versions print 0 instead; both answer 0 new tokens."""
-    said, system = _labels(match["rest"])
-    matched, need, total = said.get("matched"), said.get("need"), said.get("total")
-    if "matched" in said and matched is None:
+    values, system = _labels(match["rest"])
+    matched, need, total = values.get("matched"), values.get("need"), values.get("total")
+    if "matched" in values and matched is None:
         return Reading(Role.NOTE, "looked up: the store is still looking, and vLLM will ask again", match["request"])
     if matched is None or need is None or total is None or matched < 0 or total < 0:
         return None
     reading = _asked(
-        match["request"], total, matched, need, said.get("computed"), _SMALL.search(match["rest"]) is not None
+        match["request"], total, matched, need, values.get("computed"), _SMALL.search(match["rest"]) is not None
     )
     reading.connector = system
     return reading
 
 
 def _labels(text: str) -> tuple[dict[str, int | None], str]:
-    """The numbers of a lookup by what they count, and the system whose store it is; empty where it is LMCache."""
-    said: dict[str, int | None] = {}
+    """The numbers of a lookup by what they count, and the system that owns the store; empty for LMCache."""
+    values: dict[str, int | None] = {}
     system = ""
     for match in _LABELLED.finditer(text):
         label, value = match["label"].lower(), match["value"]
@@ -58,8 +58,8 @@ def _labels(text: str) -> tuple[dict[str, int | None], str]:
             system = "" if _OWN.match(word) else word
         else:
             continue
-        said.setdefault(name, None if value == "None" else number(value))
-    return said, system
+        values.setdefault(name, None if value == "None" else number(value))
+    return values, system
 
 
 def _asked(request: str, total: int, matched: int, need: int, printed: int | None, is_small: bool) -> Reading:
@@ -274,7 +274,7 @@ LMCACHE = Table(
             " failed to load ",
             re.compile(rf"Request {_ID} failed to load (?P<count>{_N}) tokens across (?P<blocks>{_N}) blocks"),
             # It counts blocks and does not say which they are.
-            note("{count} tokens in {blocks} blocks could not be loaded, which vLLM is told", remarkable=True),
+            note("{count} tokens in {blocks} blocks could not be loaded, which is reported to vLLM", remarkable=True),
         ),
         Form(
             "Prefetch request completed",

@@ -1,4 +1,4 @@
-"""What to say of a file in which no line is understood: what was looked for, and which lines came nearest."""
+"""The error for a file without a readable line: what was looked for, and the most similar lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WORDS = re.compile(
     r"|retriev(?:ed|ing)|offload(?:ed|ing)?|transfer(?:red)?|connector|lmcache|nixl|mooncake|preempt(?:ed)?|computed)\b",
     re.IGNORECASE,
 )
-"""What lines about KV have in common, whoever prints them."""
+"""Words that lines about KV have in common."""
 
 
 class Nearest:
-    """Remembers the unread lines that are the most like those that can be read."""
+    """Keeps the unread lines that are most similar to readable ones."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[int, int, str]] = []
@@ -30,17 +30,17 @@ class Nearest:
             self._lines = sorted([*self._lines, (-words, record.number, record.text)])[:MOST_LINES]
 
     def explanation(self, unread: int) -> str:
-        """Why a file with so many unread lines cannot be used."""
+        """Why a file with this many unread lines cannot be used."""
         if not unread:
             return "the file is empty"
-        said = (
+        text = (
             f"none of its {unread} lines can be read. Accepted are traces (OTLP, docs/traces.md) and logs of vLLM with a KV"
-            " connector. Looked for were lines about lookups, loads, stores and failures, as vLLM, LMCache and their like"
+            " connector. It looked for lines about lookups, loads, stores and failures as vLLM, LMCache and similar systems"
             " print them (docs/importing.md lists them; many are printed at level DEBUG only)."
         )
         if not self._lines:
-            return f"{said} No line resembles any of them."
+            return f"{text} No line resembles any of them."
         near = "; ".join(
-            f"line {number}: {text[:_SHOWN]!r}" for _, number, text in sorted(self._lines, key=lambda e: e[1])
+            f"line {number}: {line[:_SHOWN]!r}" for _, number, line in sorted(self._lines, key=lambda e: e[1])
         )
-        return f"{said} The nearest: {near}"
+        return f"{text} The nearest: {near}"

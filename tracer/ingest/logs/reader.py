@@ -133,7 +133,7 @@ class LogReader:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is a text that is no trace, such as a server's log: its first line that can be told decides. The
+    """Whether a file is a text that is no trace, such as a server's log: its first recognizable line decides. The
     standard input cannot be read twice, and is taken for a log."""
     if path == STDIN:
         return True

@@ -1,4 +1,4 @@
-"""What one line of a log says, before it is put together with its neighbours."""
+"""The content of one line of a log, before it is joined with its neighbours."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Role(Enum):
     FAILURE = auto()
     """A call that raised. Every process that hears of it prints it again."""
     NOTE = auto()
-    """It belongs to the story, and no event of the vocabulary can hold it."""
+    """It belongs to the story, but no event can represent it."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """One line, understood: the fields of its event under the names of the vocabulary, and what it says in words."""
+    """One parsed line: the fields of its event, and its content in words."""
 
     role: Role
     words: str
@@ -93,7 +93,7 @@ def note(words: str, *, role: Role = Role.NOTE, remarkable: bool = False) -> Cal
 def event(
     kind: Kind, words: str, fields: Mapping[str, Any] | None = None, *, remarkable: bool = False
 ) -> Callable[[re.Match[str]], Reading]:
-    """Reads a line that is an event whose fields are the same each time; `words` as for `note`."""
+    """Reads a line that is an event with constant fields; `words` as for `note`."""
     as_note = note(words, role=Role.EVENT, remarkable=remarkable)
     return lambda match: replace(as_note(match), kind=kind, fields=dict(fields or {}))
 

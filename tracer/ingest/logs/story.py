@@ -1,4 +1,4 @@
-"""What a log says about each request, one moment a line, and what usually follows."""
+"""What a log shows of each request, a line for each moment, and what usually follows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtrail.tracer.ingest.logs.readings import Reading
 from kvtrail.tracer.model.findings import clock
 
 MOST_REQUESTS = 10_000
-"""Requests whose stories are kept; beyond that the least remarkable, and of those the longest untouched, is forgotten."""
+"""The most stories kept; beyond that the least remarkable one is dropped, and of those the least recently used."""
 MOST_MOMENTS = 200
 MOST_TOLD = 5
 """Stories that an audit prints."""
@@ -34,7 +34,7 @@ class Story:
     looked_up: bool = False
     computed: int | None = None
     matched_of_old: int | None = None
-    """What a lookup found, all of which vLLM had computed already."""
+    """What a lookup found, where vLLM had computed all of it already."""
     failed: bool = False
 
     def lines(self) -> Iterator[str]:
@@ -47,7 +47,7 @@ class Story:
             yield from (f"  {line}" for line in self._outlook())
 
     def _outlook(self) -> Iterator[str]:
-        """What the log does not say, and what usually follows; never more than the facts carry."""
+        """What the log does not show, and what usually follows, as far as the facts allow."""
         if self.failed:
             yield (
                 "What the log cannot tell: which lookup gave the answer that was allocated for. An answer that comes from"
@@ -94,7 +94,7 @@ class Stories:
         story.moments.append(f"{clock(record.at_ns)}  {reading.words} ({notes})")
 
     def all(self) -> Sequence[Story]:
-        """Every story, in the order in which they begin; what belongs to no named request last."""
+        """All stories, in the order of their beginnings; lines without a request come last."""
         return sorted(self._stories.values(), key=lambda story: (story.request == NOT_NAMED, story.begins))
 
     def digest(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""vLLM's own lines that say something of a request's KV: lookups, transfers, leases, preemptions, statistics of a prefill.
+"""vLLM's own lines about a request's KV: lookups, transfers, leases, preemptions, statistics of a prefill.
 
 The formats are those of `v1/core/sched/scheduler.py`, V0's `core/scheduler.py`, `v1/metrics`, and of the connectors that come
 with vLLM 0.32. V1's scheduler prints no preemption.
@@ -16,13 +16,13 @@ _ID_COLON = r"(?P<request>[^\s,:]+)"
 
 
 def _prompt_tokens(match: re.Match[str]) -> Reading:
-    said = {name: int(value) for name, value in re.findall(r"\b(\w+)=(-?\d{1,15})\b", match[0])}
+    values = {name: int(value) for name, value in re.findall(r"\b(\w+)=(-?\d{1,15})\b", match[0])}
     names = {"total": "total", "cached_tokens": "reported", "external_kv_transfer": "from_connector"}
-    fields = {field: said[name] for name, field in names.items() if name in said}
+    fields = {field: values[name] for name, field in names.items() if name in values}
     if fields.get("total", 0) < 0:
         del fields["total"]
-    printed = ", ".join(f"{name} {value}" for name, value in said.items())
-    negative = any(value < 0 for value in said.values())
+    printed = ", ".join(f"{name} {value}" for name, value in values.items())
+    negative = any(value < 0 for value in values.values())
     return Reading(Role.EVENT, f"the statistics of a prefill: {printed}", None, Kind.STATS, fields, remarkable=negative)
 
 
@@ -84,7 +84,7 @@ VLLM = Table(
         Form(
             " is preempted by ",
             re.compile(rf"Sequence group {_ID} is preempted by PreemptionMode"),
-            event(Kind.PREEMPT, "preempted: its blocks are taken away"),
+            event(Kind.PREEMPT, "preempted: its blocks are freed"),
         ),
         Form(
             "Releasing expired KV blocks",

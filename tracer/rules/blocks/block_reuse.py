@@ -11,7 +11,7 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
     """A block was given to another request while a transfer over it was still open.
 
     Invariant: no block enters a request's table between the beginning and the end of an asynchronous load or store of
-    another request over it, unless that request holds the block too (a shared prefix), or the workers are told in the
+    another request over it, unless that request holds the block too (a shared prefix), or the workers are instructed in the
     same step to wait for the transfer before they run.
 
     Source: vLLM, `request_finished` -> True keeps blocks until `finished_sending`; the OffloadingConnector flushes a

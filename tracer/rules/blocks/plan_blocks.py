@@ -25,7 +25,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
     classes = ("C4", "C5")
     needs_history = False
     hint = (
-        "The connector keeps a copy of the block table that went astray: appended to after a resumption instead of"
+        "The connector keeps a stale copy of the block table: appended to after a resumption instead of"
         " replaced, not extended when the request grew, or left from before a preemption."
     )
 
@@ -57,7 +57,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
     def explain(self, finding: Finding) -> str:
         plan, n = finding.witness[-1], finding.numbers
         tokens = f"{n['count']} tokens" if n["start"] is None else f"tokens {n['start']} to {n['start'] + n['count']}"
-        text = f"At {plan:epoch} the connector told its workers to copy {tokens} in blocks {_some(n['planned'])}."
+        text = f"At {plan:epoch} the connector instructed its workers to copy {tokens} in blocks {_some(n['planned'])}."
         if n["foreign"]:
             return f"{text} The request's table of {n['table_length']} blocks does not hold {_some(n['foreign'])}."
         return f"{text} In the scheduler's table these tokens lie in blocks {_some(n['expected'])}."

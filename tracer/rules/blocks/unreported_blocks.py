@@ -31,7 +31,7 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
     level = Level.DETAILED
     classes = ("C4", "C5")
     hint = (
-        "A block that was added in a decode step is missing from the scheduler's output, or the connector reckons with"
+        "A block that was added in a decode step is missing from the scheduler's output, or the connector assumes"
         " another block size than the scheduler."
     )
 
@@ -56,17 +56,17 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
     def template(self, finding: Finding) -> str:
         if "untold" in finding.numbers:
             return (
-                "At {0} the request ended with blocks of which the connector was never told: {blocks}. The table that it was"
-                " told has {table_length}."
+                "At {0} the request ended with blocks that were never announced to the connector: {blocks}. The announced"
+                " table has {table_length}."
             )
         if "scheduled" not in finding.numbers:
             return (
-                "At {0} the request ended with {computed} computed tokens. The blocks that the connector was told of,"
-                " {table_length} in all, hold {room}."
+                "At {0} the request ended with {computed} computed tokens. The blocks that were announced to the"
+                " connector, {table_length} in all, hold {room}."
             )
         return (
-            "The step at {0} begins at {computed} and runs {scheduled} tokens, up to {end}. The blocks that the connector was"
-            " told of, {table_length} in all, hold {room}."
+            "The step at {0} begins at {computed} and runs {scheduled} tokens, up to {end}. The blocks that were announced"
+            " to the connector, {table_length} in all, hold {room}."
         )
 
     def values(self, finding: Finding) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from kvtrail.tracer.ledger.reference_hashes import COMPUTED, LOADED, Told, told
 from kvtrail.tracer.ledger.slim_reference_hashes import Slim, slims
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule, KnownBy
-from kvtrail.tracer.rules.contents import wrong_blocks
+from kvtrail.tracer.rules.contents import mismatch
 
 
 class ByteDrift(EngineRule[BlockCheck]):
     """A block holds other KV than was computed under its hash.
 
     Invariant: what a request loads, takes over or holds under a block hash is one of the contents that were computed under
-    this hash, by a request that had met no wrong block.
+    this hash, by a request without a wrong block before it.
 
     Equal hashes promise equal prefixes. What was computed under a hash is a set: how requests are batched may change bits.
     The worker judges by what its engine has computed; where others write to the store, too, only content that is known to be
@@ -41,7 +41,7 @@ class ByteDrift(EngineRule[BlockCheck]):
     needs_history = False
 
     def judge(self, event: BlockCheck, engine: Engine) -> Judgement:
-        if (numbers := wrong_blocks.numbers(event, "drift")) is not None:
+        if (numbers := mismatch.numbers(event, "drift")) is not None:
             return Drift(numbers, [event], healed=event.check_healed)
         if event.check_look == COMPUTED:
             return tuple(starmap(_of_another, _found_late(event, engine))) or None
@@ -58,13 +58,13 @@ class ByteDrift(EngineRule[BlockCheck]):
     def template(self, finding: Finding) -> str:
         if "owner" in finding.numbers:
             return (
-                "At {1} {looked} compared with what engines of equal caches had computed, and {wrong} did not match:"
+                "At {1} {checked} compared with what engines of equal caches had computed, and {wrong} did not match:"
                 " this request's {place} hold what engine {owner_engine} computed at {0} for request {owner}'s {owner_place},"
                 " under another hash."
             )
         return (
-            "At {0} {looked} compared with what had been computed under their hashes, and {wrong} did not match."
-            "{of_all} {told}"
+            "At {0} {checked} compared with what had been computed under their hashes, and {wrong} did not match."
+            "{of_all} {contents}"
         )
 
     def values(self, finding: Finding) -> dict[str, Any]:
@@ -72,19 +72,19 @@ class ByteDrift(EngineRule[BlockCheck]):
         if "owner" in of:
             size = of["block_size"]
             return {
-                "looked": wrong_blocks.looked(of),
-                "place": wrong_blocks.tokens(of["token"], size),
-                "owner_place": wrong_blocks.tokens(of["owner_token"], size),
+                "checked": mismatch.checked(of),
+                "place": mismatch.tokens(of["token"], size),
+                "owner_place": mismatch.tokens(of["owner_token"], size),
             }
-        return wrong_blocks.sentences(of)
+        return mismatch.sentences(of)
 
 
 Block = Told | Slim
 
 
 def _foreign(event: BlockCheck, engine: Engine) -> list[tuple[Block, Block]]:
-    """The blocks of a load that hold what was computed under other hashes, each with the block whose content it is; of one
-    that both kinds of fingerprints show, by all of its bytes."""
+    """The blocks of a load that hold what was computed under other hashes, each with the block that has this content; where
+    both kinds of fingerprints show one, that of all its bytes counts."""
     foreign: dict[int, tuple[Block, Block]] = {}
     for block, owner in engine.truth.slim.foreign(event):
         foreign[block.token] = block, owner
@@ -95,8 +95,8 @@ def _foreign(event: BlockCheck, engine: Engine) -> list[tuple[Block, Block]]:
 
 
 def _found_late(event: BlockCheck, engine: Engine) -> Iterator[tuple[list[Block], Block]]:
-    """The loads that are known to be wrong by what this event says of computed blocks: of each, the wrong blocks, and whose
-    content the first of them holds."""
+    """The loads that this event of computed blocks proves wrong: for each, its wrong blocks, and the block that has the
+    content of the first one."""
     loads: dict[str, tuple[dict[int, Block], Block]] = {}
     owners = list(told(event))
     right = {(owner.hash, owner.fingerprint) for owner in owners}

@@ -6,7 +6,7 @@ from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.reference_hashes import LOADED
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import KnownBy, RequestRule
-from kvtrail.tracer.rules.contents import wrong_blocks
+from kvtrail.tracer.rules.contents import mismatch
 
 
 class ByteEarly(RequestRule[BlockCheck]):
@@ -15,10 +15,10 @@ class ByteEarly(RequestRule[BlockCheck]):
     Invariant: when a load counts as ended, in the step that reads it or by the report of an asynchronous one, its blocks hold
     what was computed under their hashes.
 
-    A block is looked at once then, and once more at the next step: it was wrong at first and right later, so the copy itself
-    is right and only its end was told too soon, or not waited for. Source: vLLM, `KVConnectorBase_V1.wait_for_layer_load` and
-    `get_finished` promise it; the incidents are vLLM #29608 (https://github.com/vllm-project/vllm/issues/29608) and #56762
-    (https://github.com/vllm-project/vllm/pull/56762). Needs fingerprints.
+    A block is checked once then, and once more at the next step: it was wrong at first and right later, so the copy itself is
+    right and only its end was reported too soon, or not waited for. Source: vLLM, `KVConnectorBase_V1.wait_for_layer_load`
+    and `get_finished` promise it; the incidents are vLLM #29608 (https://github.com/vllm-project/vllm/issues/29608) and
+    #56762 (https://github.com/vllm-project/vllm/pull/56762). Needs fingerprints.
     """
 
     id = "byte-early"
@@ -32,16 +32,16 @@ class ByteEarly(RequestRule[BlockCheck]):
     )
     needs_history = False
     explanation = (
-        "At {0} {looked} looked at, since their load had ended, and {wrong} did not match what had been computed under"
-        " their hashes; at the next step they did. So their load went on after it counted as ended.{of_all} {told}"
+        "At {0} {checked} checked, since their load had ended, and {wrong} did not match what had been computed under"
+        " their hashes; at the next step they did. So their load went on after it counted as ended.{of_all} {contents}"
     )
 
     def judge(self, event: BlockCheck, account: Account) -> Judgement:
-        if (numbers := wrong_blocks.numbers(event, "early")) is not None:
+        if (numbers := mismatch.numbers(event, "early")) is not None:
             return Drift(numbers, [event], healed=event.check_healed)
         if event.check_look != LOADED:
             return None
         return OK if event.check_blocks > event.check_unknown else Unknown.CONTENT
 
     def values(self, finding: Finding) -> dict[str, str]:
-        return wrong_blocks.sentences(finding.numbers, verb="held")
+        return mismatch.sentences(finding.numbers, verb="held")

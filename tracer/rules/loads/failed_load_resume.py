@@ -26,7 +26,7 @@ class FailedLoadResume(EngineRule[Schedule]):
     hint = "The error reached one of the requests that share the block, or a wrong position was taken for the first bad one."
     explanation = (
         "At {0} the load of block {block} was reported as failed; it holds this request's tokens from {first_invalid} on. At"
-        " {1} the request runs from token {begins}, and nobody has computed the block since."
+        " {1} the request runs from token {begins}, and no step has computed the block since."
     )
 
     def judge(self, event: Schedule, engine: Engine) -> Judgement:

@@ -1,4 +1,4 @@
-"""poll-starvation: nobody asks the connector whether its transfers have ended."""
+"""poll-starvation: the connector is not polled for finished transfers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PollStarvation(EngineRule[Heartbeat]):
     Ends of transfers are reported in steps only, so blocks stay held until the next request comes. A paused scheduler makes
     none on purpose, and while a request runs, the engine is in the middle of a long step. Source: vLLM,
     `EngineCore.step` is where `get_finished` is asked; the incident is vLLM #46502
-    (https://github.com/vllm-project/vllm/issues/46502). Needs signs of life that tell the scheduler's steps, and every
+    (https://github.com/vllm-project/vllm/issues/46502). Needs heartbeats that report the scheduler's steps, and every
     event of the engine.
     """
 
@@ -56,6 +56,6 @@ class PollStarvation(EngineRule[Heartbeat]):
         what = "blocks of an ended request were kept" if first.kind == RequestEnd.kind else "a load began"
         others = f" {n['held']} requests' blocks are held in all." if n["held"] > 1 else ""
         return (
-            f"At {first} {what}. At {last} the scheduler has made no step for {n['idle_s']} seconds, so nobody can be told"
-            f" that the transfer has ended.{others}"
+            f"At {first} {what}. At {last} the scheduler has made no step for {n['idle_s']} seconds, so the end of"
+            f" the transfer cannot be reported.{others}"
         )

@@ -1,4 +1,4 @@
-"""refused-handoff: a request that was to be handed on gives its blocks up at its end."""
+"""refused-handoff: a request that was to be handed on releases its blocks at its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RefusedHandoff(RequestRule[RequestEnd]):
     hint = "A first token that ends the request is taken for an abort: only an abort must not be handed on."
     explanation = (
         "The request was to be handed on to another engine. At {0} it ended ({outcome}) with {computed} tokens computed, all"
-        " {prompt} of its prompt, and the connector gave its blocks up: whoever is to go on with it waits in vain."
+        " {prompt} of its prompt, and the connector released its blocks: the engine that is to continue it waits in vain."
     )
 
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
@@ -59,5 +59,5 @@ class RefusedHandoff(RequestRule[RequestEnd]):
         return (
             "The request was to be handed on to another engine. At {0} it ended ({outcome}) with {output} tokens of output,"
             " so all {prompt} of its prompt had been computed; but it was preempted before its end, and holds {blocks} blocks"
-            " and {computed} computed tokens. Whoever is to go on with it waits in vain, or reads what is not there."
+            " and {computed} computed tokens. The engine that is to continue it waits in vain, or reads what is not there."
         )

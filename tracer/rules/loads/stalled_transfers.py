@@ -13,7 +13,7 @@ from kvtrail.tracer.rules import EngineRule, KnownBy
 MISSED_S = 300.0
 """How long no transfer may end, at least, while several are open: vLLM #46019 takes a job for stalled after as long."""
 LONGEST = 10
-"""So many times as long as the longest transfer so far, if that is more: a slow store is not a dead one."""
+"""The deadline is this many times the longest transfer so far, if that is more: a slow store is not a dead one."""
 
 
 class StalledTransfers(EngineRule[Heartbeat]):
@@ -29,7 +29,7 @@ class StalledTransfers(EngineRule[Heartbeat]):
     kept for a lease, or for a request that is handed on, to `late-free`. Source: vLLM,
     `KVConnectorBase_V1.get_finished` and the worker metadata report what background threads have copied; the incident
     is vLLM #46019 (https://github.com/vllm-project/vllm/pull/46019). Needs transfers with numbers, asynchronous loads
-    or kept blocks, heartbeats that tell the scheduler's steps, and every event of the engine since the transfers began.
+    or kept blocks, heartbeats that report the scheduler's steps, and every event of the engine since the transfers began.
     """
 
     id = "stalled-transfers"

@@ -16,13 +16,13 @@ LEAST_TOKENS_PER_S = 1000.0
 
 
 UNSEEN_S = 600.0
-"""The same where not all requests are recorded: nobody knows what else the connector has to load."""
+"""The same where not all requests are recorded: what else the connector has to load is not known."""
 AFTER_S = 120.0
 """How long an asynchronous load may take: four times the lease that vLLM's NIXL connector gives."""
 
 
 def within_s(event: Event, tokens: int, engine: Engine) -> float:
-    """How long a load of so many tokens may take, or an answer for which another engine is needed, since it was the turn of
+    """How long a load of this many tokens may take, or an answer for which another engine is needed, since it was the turn of
     the event's connector."""
     patience_s = of_connector(event.connector, event.patience).load_s
     least_s = AFTER_S if engine.blind is None else UNSEEN_S
@@ -67,7 +67,7 @@ class StuckLoad(DeadlineRule):
                 engine.clocks.stepping,
                 in_turn=True,
             )
-        every_step_is_known = (  # its later ones are told since the error, whatever they say
+        every_step_is_known = (  # later ones are recorded since the error, whatever they say
             step is not None and step.blocks_ids is not None and step.sequence >= account.evidence.known_from
         )
         if error is None or not (alloc is not None or every_step_is_known):

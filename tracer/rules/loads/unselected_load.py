@@ -21,10 +21,10 @@ class UnselectedLoad(RequestRule[LoadPlan]):
     id = "unselected-load"
     severity = Severity.CRASH
     classes = ("C19",)
-    hint = "The load is planned at the lookup instead of at the allocation, or `num_external_tokens` is not looked at."
+    hint = "The load is planned at the lookup instead of at the allocation, or `num_external_tokens` is ignored."
     explanation = (
-        "At {0} the scheduler allocated 0 external tokens for this connector. At {1} it plans to load {count} tokens all the"
-        " same."
+        "At {0} the scheduler allocated 0 external tokens for this connector. At {1} it plans to load {count} tokens"
+        " nevertheless."
     )
 
     def judge(self, event: LoadPlan, account: Account) -> Judgement:

@@ -30,7 +30,7 @@ class EndlessDeferral(DeadlineRule):
     severity = Severity.HANG
     classes = ("C12", "N6")
     hint = (
-        "An answer that never comes, or a wait for whatever load is open, whoever needs it. Give up after a while and answer"
+        "The lookup waits for an answer that never comes, or for a load of another request. Give up after a while and answer"
         " 0: vLLM then computes the tokens itself."
     )
     after_s = 120.0

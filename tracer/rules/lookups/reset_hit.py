@@ -8,14 +8,14 @@ from kvtrail.tracer.rules import EngineRule
 
 
 class ResetHit(EngineRule[Lookup | StorePlan]):
-    """The connector finds what it was told to forget.
+    """The connector still finds chunks after a reset of its cache.
 
     Invariant: after `reset_cache`, h = 0 until something has been stored again, or e = 0 where the connector hides h; and no
     chunk that is to be stored is there already.
 
     A reset of vLLM's own prefix cache alone does not reach the connector, and a hit after it is legal. A reset that the
     connector refused changes nothing. One that it answered with nothing, perhaps since it does not implement it, is a
-    success to vLLM and to whoever asked. Source: vLLM, `Scheduler.reset_connector_cache`, called when weights were changed;
+    success to vLLM and its caller. Source: vLLM, `Scheduler.reset_connector_cache`, called when weights were changed;
     the incidents are vLLM #57727 (https://github.com/vllm-project/vllm/issues/57727) and #41956
     (https://github.com/vllm-project/vllm/pull/41956). Needs a connector whose stores are recorded, and every event of the
     engine since the reset; where h is hidden, all of its events. What another engine hands on (the capability
@@ -55,11 +55,11 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
 
     def template(self, finding: Finding) -> str:
         n = finding.numbers
-        said = "said that it had" if n["answered"] else "answered nothing, which vLLM takes for success"
+        answer = "answered that it had" if n["answered"] else "answered nothing, which vLLM takes for success"
         found = "it took {present} tokens for stored already"
         if "present" not in n:
             found = "it offered {returned} tokens" if n["matched"] is None else "it matched {matched} tokens"
         return (
-            "At {0} the connector was told to forget everything, and "
-            f"{said}. Nothing has been stored since. At {{1}} {found}."
+            "At {0} the connector was told to reset its cache, and "
+            f"{answer}. Nothing has been stored since. At {{1}} {found}."
         )

@@ -11,7 +11,7 @@ def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
     """The earlier lookup whose result `lookup` repeats although vLLM's computed tokens have changed since, or None.
 
     The result may be repeated as the number that was returned then, or as the length that was matched then. A connector
-    that says it has computed the answer anew repeats nothing: the same number is then a coincidence.
+    that says it has recomputed the answer repeats nothing: the same number is then a coincidence.
     """
     if lookup.cached is False:
         return None
@@ -32,8 +32,8 @@ class StaleLookup(RequestRule[Lookup]):
 
     Source: vLLM, `KVConnectorBase_V1.get_num_new_matched_tokens`; the incident is LMCache #2158
     (https://github.com/LMCache/LMCache/issues/2158). Needs the event alone where the connector shows h or says that the
-    answer was cached; otherwise an earlier lookup of the same request. Answers that the connector says it computed anew
-    are left to over-report.
+    answer was cached; otherwise an earlier lookup of the same request. Answers that the connector says it recomputed are
+    left to over-report.
     """
 
     id = "stale-lookup"

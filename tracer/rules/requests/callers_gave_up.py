@@ -1,4 +1,4 @@
-"""callers-gave-up: nobody's waiting for a connector ends but by the caller's patience."""
+"""callers-gave-up: waiting for the connector ends only when the callers give up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CallersGaveUp(EngineRule[RequestEnd | Heartbeat]):
     `stuck-load` gives it.
 
     Clients give up after 30 to 60 seconds, so no request waits for long enough to be found by itself. Of a slow but working
-    connector the loads of requests that have ended are received all the same. Source: vLLM, `Scheduler.finish_requests` keeps
+    connector the loads of requests that have ended are received nevertheless. Source: vLLM, `Scheduler.finish_requests` keeps
     the blocks of a request that is aborted while its load is open until the load is received; the incidents are those of
     `stuck-load` and `endless-deferral`, such as SGLang #28651
     (https://github.com/sgl-project/sglang/pull/28651). Needs every event of the engine while these requests wait.

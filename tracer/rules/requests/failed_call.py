@@ -23,7 +23,7 @@ class FailedCall(RequestRule[Failure | Lookup | Alloc]):
 
     vLLM catches none of them: the engine's process ends, and with it every request. What the guard raises under `raise` is no
     fault of the call, and a load that fails and is reported (`get_block_ids_with_load_errors`, `failed_recving`) is no
-    exception. A load of the same step that brought too little is cited, since nobody could report it any more. Source: vLLM,
+    exception. A load of the same step that brought too little is cited, since it could no longer be reported. Source: vLLM,
     `EngineCore.run_engine_core` and `WorkerProc.worker_busy_loop`; the incidents are vLLM #56841
     (https://github.com/vllm-project/vllm/pull/56841) and LMCache #4133 (https://github.com/LMCache/LMCache/issues/4133).
     Needs the event alone. Where another rule has found something in the request, that explains it, and this one is silent.
@@ -65,7 +65,7 @@ class FailedCall(RequestRule[Failure | Lookup | Alloc]):
 
 
 def _short_load(account: Account) -> Load | None:
-    """The load of the epoch's last step that brought too little, if nobody has reported it."""
+    """The load of the epoch's last step that brought too little, if it was not reported."""
     evidence = account.evidence
     short = evidence.short or evidence.short_elsewhere
     if short is None or evidence.load_failed or short.epoch != account.epoch or short.count >= wanted(short, account):

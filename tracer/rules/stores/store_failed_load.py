@@ -14,9 +14,9 @@ class StoreFailedLoad(EngineRule[StorePlan]):
 
     Invariant: after a load error over block b nothing is stored from b until a step has computed it again.
 
-    Source: vLLM, `Scheduler._update_requests_with_invalid_blocks` has the blocks computed again, and tells no connector what
-    they hold until then; the incident is vllm-ascend #16876 (https://github.com/vllm-project/vllm-ascend/pull/16876). Needs
-    block ids (level `detailed`), a probe that reads plans, and every event of the engine since the error.
+    Source: vLLM, `Scheduler._update_requests_with_invalid_blocks` has the blocks computed again, and does not tell connectors
+    what they hold until then; the incident is vllm-ascend #16876 (https://github.com/vllm-project/vllm-ascend/pull/16876).
+    Needs block ids (level `detailed`), a probe that reads plans, and every event of the engine since the error.
     """
 
     id = "store-failed-load"
@@ -26,7 +26,7 @@ class StoreFailedLoad(EngineRule[StorePlan]):
     hint = "The store is planned from what was to be loaded. Drop a request's pending stores when its load fails."
     explanation = (
         "At {0} the load of block {block} was reported as failed. At {1:epoch} the connector stores {count} tokens from"
-        " {failed} such blocks, and nobody has computed them since: whoever loads the chunk gets what was left in them."
+        " {failed} such blocks, and no step has computed them since: a load of the chunk gets what was left in them."
     )
 
     def judge(self, event: StorePlan, engine: Engine) -> Judgement:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kvtrail.tracer.capacity.live_needs import STRETCH_S, LiveNeeds
+from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
 from kvtrail.tracer.events.events import Event, Reset
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
@@ -27,11 +27,11 @@ class Sums:
         """`summed_before` has by recorder the highest number that is in the sums of an earlier tracer."""
         self.savings = SavingsCounter()
         self.is_recalling = False
-        self._needs, self._errors = LiveNeeds(), errors
+        self._online_curve, self._errors = OnlineMissRatioCurve(), errors
         self._follow: dict[type[Fact], Callable[[Any], Mapping[str, int]]] = {
-            Ran: self._needs.ran,
-            Ended: self._needs.ended,
-            Copied: self._needs.copied,
+            Ran: self._online_curve.ran,
+            Ended: self._online_curve.ended,
+            Copied: self._online_curve.copied,
         }
         self._summed_before = dict(summed_before)
         self._read_back: set[tuple[str, int]] = set()
@@ -65,8 +65,8 @@ class Sums:
                     follow(fact)
             else:
                 self.savings.enter(fact, account)
-                if follow and (needs := follow(fact)):
-                    self.savings.cells.add(event, needs, stretch_s=STRETCH_S)
+                if follow and (measures := follow(fact)):
+                    self.savings.cells.add(event, measures, stretch_s=STRETCH_S)
         except Exception as error:
             self._errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
 
@@ -76,12 +76,12 @@ class Sums:
         try:
             if by.sequence > self._summed_before.get(by.recorder, -1):
                 self.savings.explain(breakdown)
-                self.savings.cells.add(event, self._needs.admitted(breakdown), stretch_s=STRETCH_S)
+                self.savings.cells.add(event, self._online_curve.admitted(breakdown), stretch_s=STRETCH_S)
             elif self.is_recalling:
-                self._needs.admitted(breakdown)
+                self._online_curve.admitted(breakdown)
         except Exception as error:
             self._errors.count(Where.SAVINGS, error, f"the causes of span {event.span_id} are not summed up")
 
     def reset(self, event: Reset) -> None:
         """A connector was asked to forget what it holds."""
-        self._needs.reset(event)
+        self._online_curve.reset(event)

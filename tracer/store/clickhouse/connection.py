@@ -147,10 +147,10 @@ class Connection:
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said, where it refused; else what the client or the server says."""
-    said: BaseException | None = error
-    while said is not None:
-        if isinstance(said, OSError) and said.strerror:
-            return said.strerror
-        said = said.__cause__ or said.__context__
+    """The system's error, where there is one; else that of the client or the server."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())[:300]

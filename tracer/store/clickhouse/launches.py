@@ -18,13 +18,13 @@ class LaunchReader(Database):
     """The part of `Reader` that is about launches."""
 
     def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
-        told: dict[tuple[str, str], list[Launch]] = {}
+        reports: dict[tuple[str, str], list[Launch]] = {}
         for *about, cause in self.query(f"SELECT {', '.join(FIELDS)}, cause FROM kvtrail_launches FINAL"):
             fields = dict(zip(FIELDS, about, strict=True))
             fields["state"] = State(fields["state"])
             launch = Launch(**fields, cause=Cause(**from_text(cause)) if cause else None)
-            told.setdefault((launch.engine, launch.launch), []).append(launch)
-        return [each for each in map(agreed, told.values()) if _ended_within(each, since_ns, until_ns)]
+            reports.setdefault((launch.engine, launch.launch), []).append(launch)
+        return [each for each in map(agreed, reports.values()) if _ended_within(each, since_ns, until_ns)]
 
     def heard(self) -> dict[str, int]:
         return dict(self.query("SELECT engine, toInt64(written) FROM kvtrail_engines FINAL"))

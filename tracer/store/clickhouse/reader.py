@@ -29,9 +29,9 @@ class EngineReader(Database):
         self.query("SELECT 1")
 
     def heard_since(self, since_ns: int) -> list[str]:
-        """The engines of which something came since then, by the recent activity."""
-        heard = "SELECT DISTINCT engine FROM kvtrail_activity WHERE at_s >= {since_s:Int64}"
-        return [engine for (engine,) in self.query(heard, since_s=since_ns // 10**9)]
+        """The engines with recent activity since then."""
+        recent = "SELECT DISTINCT engine FROM kvtrail_activity WHERE at_s >= {since_s:Int64}"
+        return [engine for (engine,) in self.query(recent, since_s=since_ns // 10**9)]
 
     def _descriptions(self) -> dict[str, dict[str, str]]:
         rows = self.query(f"SELECT engine, {', '.join(DESCRIPTION)} FROM kvtrail_engines FINAL ORDER BY first_ns")

@@ -1,7 +1,7 @@
 """The tables in ClickHouse, and how they are made and changed.
 
 `otel_traces`, `otel_traces_trace_id_ts` and its view have the columns of the OpenTelemetry Collector's ClickHouse exporter,
-so that Grafana's data source and ClickStack read them, and further ones of ours, which nobody else has to know. If the
+so that Grafana's data source and ClickStack read them, and further columns of kvtrail, which they ignore. If the
 exporter made them before, they are kept as it made them.
 
 A span, a request, a finding, a lane, an engine or a launch replaces its older row (ReplacingMergeTree): the key says what
@@ -18,7 +18,7 @@ from kvtrail.tracer.store.clickhouse.connection import Connection
 
 VERSION = 2
 _LONGEST_HOURS = 20 * 366 * 24
-"""ClickHouse's DateTime ends in 2106, and begins anew after it."""
+"""ClickHouse's DateTime ends in 2106, and wraps around after it."""
 
 DIMENSIONS = ("service", "node", "model")
 """What every row says of its engine, besides its id. The node is the engine's pod, or else its host."""

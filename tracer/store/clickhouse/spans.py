@@ -1,6 +1,6 @@
 """Spans as rows of `otel_traces`, and back, without loss of what a `Span` has.
 
-The exporter's schema knows only text for the values of attributes. `Typed` names those whose text here is JSON and no
+The exporter's schema knows only text for the values of attributes. `Typed` names those with a text that is JSON and no
 string: `s:` and the key for one of the span, `r:` of its resource, `e:` of its events. What another program wrote has no
 such names, and is all text.
 """
@@ -51,8 +51,8 @@ def row_of(span: Span, number: int) -> tuple[Any, ...]:
     """The values of `COLUMNS` for the span that arrived as this number."""
     typed: list[str] = []
 
-    def as_text(attributes: Mapping[str, Any], whose: str) -> dict[str, str]:
-        typed.extend(whose + key for key, value in attributes.items() if not isinstance(value, str))
+    def as_text(attributes: Mapping[str, Any], prefix: str) -> dict[str, str]:
+        typed.extend(prefix + key for key, value in attributes.items() if not isinstance(value, str))
         return {key: value if isinstance(value, str) else _to_json(value).decode() for key, value in attributes.items()}
 
     resource = as_text(span.resource, "r:")
@@ -75,8 +75,8 @@ def span_of(row: Sequence[Any]) -> tuple[int, Span]:
     ) = row  # fmt: skip
     is_typed = frozenset(typed)
 
-    def as_data(texts: Mapping[str, str], whose: str) -> dict[str, Any]:
-        return {key: _from_json(text) if whose + key in is_typed else text for key, text in texts.items()}
+    def as_data(texts: Mapping[str, str], prefix: str) -> dict[str, Any]:
+        return {key: _from_json(text) if prefix + key in is_typed else text for key, text in texts.items()}
 
     events = [
         {"name": event, "time_ns": at_ns, "attributes": as_data(texts, f"e{n}:")}

@@ -16,9 +16,9 @@ from kvtrail.tracer.store.clickhouse.connection import Connection
 from kvtrail.tracer.store.clickhouse.schema import DIMENSIONS
 
 _MOST_STRETCHES = 500
-"""Stretches of time whose sums are held in memory; those of another are read when it is needed."""
+"""Intervals of which the sums are held in memory; those of others are read when needed."""
 
-Key = tuple[Any, ...]
+RowKey = tuple[Any, ...]
 Total = tuple[int, ...]
 """The sums of a key, and the number of the last batch in them."""
 
@@ -47,14 +47,14 @@ class Sums:
         self._connection, self._tracer, self._described = connection, tracer, described
         self._keys, self._values = keys, values
         self._at, self._engine = keys.index("at_s"), keys.index("engine")
-        self._held: OrderedDict[int, dict[Key, Total]] = OrderedDict()
+        self._held: OrderedDict[int, dict[RowKey, Total]] = OrderedDict()
         """By stretch of time: all its totals."""
 
-    def rows(self, batches: Sequence[tuple[int, Mapping[Key, tuple[int, ...]]]]) -> list[tuple[Any, ...]]:
+    def rows(self, batches: Sequence[tuple[int, Mapping[RowKey, tuple[int, ...]]]]) -> list[tuple[Any, ...]]:
         """The rows that include what these batches add, each given by its number and its cells. What a row had already is
         not added again."""
         self._recall({key[self._at] for _, cells in batches for key in cells})
-        grown: dict[Key, Total] = {}
+        grown: dict[RowKey, Total] = {}
         for number, cells in batches:
             for key, added in cells.items():
                 *sums, latest = grown.get(key) or self._held[key[self._at]].get(key) or (*(0 for _ in added), 0)

@@ -129,11 +129,16 @@ class ClickHouseWriter:
 
     def _engine_rows(self, batches: Iterable[Batch]) -> list[Row]:
         """What is new of engines. A later description replaces an earlier one, but for what it leaves empty."""
-        heard: dict[str, dict[str, Any]] = {}
+        descriptions: dict[str, dict[str, Any]] = {}
         for engine, about in ((engine, about) for batch in batches for engine, about in batch.engines.items()):
             known = self._engines.get(engine) or {**dict.fromkeys(DESCRIPTION, ""), "first_ns": self._next()}
-            heard[engine] = self._engines[engine] = {**known, **{name: text for name, text in about.items() if text}}
-        return [(engine, *(about[name] for name in _ENGINES[1:-1]), self._next()) for engine, about in heard.items()]
+            descriptions[engine] = self._engines[engine] = {
+                **known,
+                **{name: text for name, text in about.items() if text},
+            }
+        return [
+            (engine, *(about[name] for name in _ENGINES[1:-1]), self._next()) for engine, about in descriptions.items()
+        ]
 
     def _account_row(self, account: Mapping[str, Any]) -> Row:
         cut = {name: min(account[name], LARGEST) for name in _SUMMED}

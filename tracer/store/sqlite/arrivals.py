@@ -1,4 +1,4 @@
-"""What has arrived, so that nothing counts twice: requests that are sent again, and events whose number was there before.
+"""What was received, so that nothing counts twice: requests that are sent again, and events with known numbers.
 
 A sender that hears no answer sends the same bytes again. A Collector in between may send the same events in other requests:
 those are known by their recorders' numbers.

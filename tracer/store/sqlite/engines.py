@@ -18,21 +18,21 @@ SCHEMA = (
 
 
 def put(db: sqlite3.Connection, about: Mapping[str, Mapping[str, str]]) -> None:
-    """Note engines that were heard of, and what they say, within the open transaction. What a later recorder of an engine
-    says replaces what an earlier one said; what it leaves out stays."""
+    """Store the descriptions of engines, within the open transaction. A later recorder of an engine replaces the fields of an
+    earlier one; fields that it leaves out stay."""
     now_ns = time.time_ns()
     db.executemany(
         "INSERT INTO engines (engine, about, last_ns) VALUES (?, ?, ?) ON CONFLICT (engine) DO UPDATE SET"
         " about = json_patch(about, excluded.about), last_ns = excluded.last_ns",
         (
-            (engine, to_text({field: text for field, text in said.items() if text}), now_ns)
-            for engine, said in about.items()
+            (engine, to_text({field: text for field, text in description.items() if text}), now_ns)
+            for engine, description in about.items()
         ),
     )
 
 
 def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
-    """Forget the engines that were not heard of since."""
+    """Drop the engines that were not received since."""
     db.execute("DELETE FROM engines WHERE last_ns < ?", (before_ns,))
 
 

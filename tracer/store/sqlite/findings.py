@@ -53,7 +53,7 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
 
 
 def drop_oldest(db: sqlite3.Connection, count: int) -> int:
-    """Drop so many of the findings, those that were seen last the longest ago; returns how many there were."""
+    """Drop this many findings, the least recently seen; returns how many were dropped."""
     oldest = "SELECT id FROM findings INDEXED BY findings_in_time ORDER BY last_ns LIMIT ?"
     return db.execute(f"DELETE FROM findings WHERE id IN ({oldest})", (count,)).rowcount
 

@@ -50,7 +50,7 @@ def _ids(row: str) -> str:
 
 
 IS_INDEXED = f"old.number <= {_END}"
-"""The condition that a request whose row changes is in the index."""
+"""The condition that a request with a changed row is in the index."""
 INSERT_NEW = f"INSERT INTO request_ids (rowid, ids) VALUES (new.number, {_ids('new')});"
 """What a trigger adds to the index when ids have changed."""
 DELETE_OLD = f"INSERT INTO request_ids (request_ids, rowid, ids) VALUES ('delete', old.number, {_ids('old')});"

@@ -52,7 +52,7 @@ _REACHES = to_text([[n, 2**n * 10**9] for n in range(26)])
 MAX_NAMED = 20_000
 """Requests that may be looked up one by one."""
 BUDGET_S = 0.5
-"""A window whose filters match almost nothing could make the store scan all of it. The search stops here and says so."""
+"""Filters that match almost nothing could make the store scan a whole window. The search stops here and reports it."""
 
 
 def put(db: sqlite3.Connection, lanes: Iterable[Lane]) -> None:
@@ -91,7 +91,7 @@ def find(db: sqlite3.Connection, window: Window, *, live: Iterable[str], named: 
     """The lanes of a window, at most `window.limit` of them.
 
     Args:
-        live: the engines whose open requests go on.
+        live: the engines that are running.
         named: the numbers of all requests that the window's search and status can match, if these are few.
     """
     deadline_s = time.monotonic() + BUDGET_S

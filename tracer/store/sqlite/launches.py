@@ -47,7 +47,7 @@ def _launch(row: Sequence[Any]) -> Launch:
 
 
 def heard(query: Query) -> dict[str, int]:
-    """By engine: when it was last noted that something of it came."""
+    """By engine: the time of its last received data, as noted."""
     return dict(query("SELECT engine, last_ns FROM engines"))
 
 

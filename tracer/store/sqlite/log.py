@@ -1,4 +1,4 @@
-"""The log: spans as they came, and where in it those of a request are.
+"""The log: spans as they were received, and an index of where those of a request are.
 
 A batch's spans are appended as one chunk: the request they came in, compressed. A fresh chunk carries its own list of keys,
 and a key is what spans are looked up by. Every so often the fresh chunks are folded: joined into larger ones, which
@@ -47,17 +47,17 @@ _LATEST_NS = 2**63 - 1
 
 
 def request_key(engine: str, request: str) -> bytes:
-    """What the spans of a request are found by."""
+    """The key by which the spans of a request are found."""
     return _key("r", engine, request)
 
 
 def trace_key(trace_id: str) -> bytes:
-    """What the spans of a trace are found by."""
+    """The key by which the spans of a trace are found."""
     return _key("t", trace_id)
 
 
 def name_key(external: str) -> bytes:
-    """What foreign spans are found by that name an external id."""
+    """The key by which foreign spans that name an external id are found."""
     return _key("n", external)
 
 
@@ -91,7 +91,7 @@ class Log:
         self._put(last - chunk.spans + 1, chunk.spans, chunk.last_ns, b"".join(keys), chunk.payload)
 
     def settle(self, number: int) -> None:
-        """Note that the accounts are up to date with all spans up to this number."""
+        """Note that the accounts include all spans up to this number."""
         self._db.execute("UPDATE log_end SET settled = ?", (number,))
 
     def fresh(self) -> int:
@@ -123,13 +123,13 @@ class Log:
         )
 
     def oldest_ns(self, chunks: int) -> int:
-        """When the last span of so many of the oldest chunks ended; 0 without any."""
+        """When the last span of the oldest chunks, this many of them, ended; 0 without any."""
         query = "SELECT coalesce(max(last_ns), 0) FROM (SELECT last_ns FROM chunks ORDER BY number LIMIT ?)"
         ((last_ns,),) = self._db.execute(query, (chunks,)).fetchall()
         return int(last_ns)
 
     def drop_oldest(self, chunks: int, *, before_ns: int) -> int:
-        """Of so many of the oldest chunks, drop those whose spans ended before; returns how many spans they have."""
+        """Of the oldest chunks, this many of them, drop those that ended before; returns the number of their spans."""
         oldest = "number IN (SELECT number FROM chunks ORDER BY number LIMIT ?)"
         delete = f"DELETE FROM chunks WHERE {oldest} AND last_ns < ? RETURNING spans"
         dropped = self._db.execute(delete, (chunks, before_ns)).fetchall()
@@ -206,7 +206,7 @@ def payload_at(query: Query, number: int) -> bytes:
 
 def parts(query: Query, *, after: int, since_ns: int = 0) -> Iterator[tuple[int, int, bytes]]:
     """Chunks in order, from the one with the span that follows `after`: the number of its first span, how many it has, and
-    these as an `ExportTraceServiceRequest`. Those whose spans all ended before `since_ns` are passed over."""
+    these as an `ExportTraceServiceRequest`. Chunks that ended before `since_ns` are skipped."""
     begin = "number >= coalesce((SELECT max(number) FROM chunks WHERE number <= ?), 0)"
     while rows := query(
         "SELECT number, spans, body FROM chunks",

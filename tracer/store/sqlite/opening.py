@@ -141,9 +141,9 @@ def check(db: sqlite3.Connection, path: Path) -> None:
     for (table,) in db.execute(tables).fetchall():
         db.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
     if path.stat().st_size <= CHECKED_BYTES:
-        ((said,),) = db.execute("PRAGMA quick_check(1)")
-        if said != "ok":
-            error = sqlite3.DatabaseError(said)
+        ((report,),) = db.execute("PRAGMA quick_check(1)")
+        if report != "ok":
+            error = sqlite3.DatabaseError(report)
             error.sqlite_errorname = "SQLITE_CORRUPT"
             raise error
 

@@ -91,7 +91,7 @@ class Outbox:
         return int(self._database.query("SELECT coalesce(max(number), 0) FROM outbox")[0][0])
 
     def read(self, *, after: int, most_bytes: int) -> list[tuple[int, Batch]]:
-        """The first batches after this number, as they come, up to so many compressed bytes, but one at least. One that is
+        """The first batches after this number, as they come, up to this many compressed bytes, but at least one. One that is
         damaged is empty: those after it must not wait for it."""
         batches: list[tuple[int, Batch]] = []
         size = 0

@@ -131,7 +131,7 @@ _UPSERT = (
 )
 _MAX_PROMPTS = 1_000
 _MAX_BEGINNING = 1_000
-"""Ids with the same begin that are looked at, whatever follows it."""
+"""The most ids with the same prefix that are read."""
 _RANDOM = 8
 """Characters that vLLM appends to the caller's id, after a dash."""
 _MAX_SCANNED = 20_000
@@ -149,7 +149,7 @@ _FIRST = {
 
 _WHOLE = f"{', '.join(_COLUMNS)}, account"
 _NOTHING = to_text({**Account("", "").as_dict(), "unknown": None})
-"""An account of which nothing is known. Stored is what is not in a column, and differs from this."""
+"""An empty account. What has no column and differs from this is stored."""
 
 
 def _account(row: Sequence[Any]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
 
 
 def prune(db: sqlite3.Connection, *, after: int, limit: int, before_ns: int) -> int | None:
-    """Of so many requests that follow number `after`, drop those whose last event came before, and their lanes; returns the
+    """Of this many requests that follow number `after`, drop those with the last event before, and their lanes; returns the
     last of these numbers, or None where no older requests follow."""
     rows = db.execute(
         "SELECT number, started_ns, last_ns FROM requests WHERE number > ? ORDER BY number LIMIT ?",
@@ -225,7 +225,7 @@ class RequestReader(Database):
         sort: Sort = Sort.LATEST,
     ) -> list[dict[str, Any]]:
         until_ns = _LATEST_NS if before_ns is None else before_ns
-        # Only by their start they can be found in order; to sort by anything else, all candidates are looked at.
+        # Only by their start they can be found in order; to sort by anything else, all candidates are read.
         most = limit if sort is Sort.LATEST else _MAX_SCANNED
         order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC LIMIT {int(limit)}"
         where = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}

@@ -1,4 +1,4 @@
-"""What a tracer reads again when it starts, or when an event comes of a request that it has forgotten."""
+"""What a tracer reads again when it starts, or when an event of a forgotten request arrives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
-from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
@@ -20,7 +20,7 @@ SCHEMA = (
 )
 _NEVER_NS = 2**63 - 1
 _FEW = 20
-"""So many requests of a chunk are looked for in its bytes; for more, all of it is decoded."""
+"""Up to this many requests are searched for in the bytes of a chunk; for more, all of it is decoded."""
 
 
 def note_judged(db: sqlite3.Connection, number: int | None) -> None:
@@ -36,14 +36,13 @@ def judged(query: Query) -> int:
     return int(rows[0][0]) if rows else log.last_number(query)
 
 
-def open_requests(query: Query) -> set[Key]:
-    """The requests that have not ended, as far as their accounts know."""
+def open_requests(query: Query) -> set[RequestKey]:
+    """The requests that have not ended, by their accounts."""
     return set(query("SELECT engine, request FROM requests INDEXED BY requests_open", ["ended_ns IS NULL"]))
 
 
-def unsettled(query: Query, *, until: int) -> set[Key]:
-    """The requests that have spans which their accounts are not up to date with, though they were judged: those up to number
-    `until`."""
+def unsettled(query: Query, *, until: int) -> set[RequestKey]:
+    """The requests with judged spans, up to number `until`, that their accounts do not include."""
     ((settled,),) = query("SELECT settled FROM log_end")
     judged_parts = takewhile(lambda part: part[0] <= until, log.parts(query, after=settled))
     late = _decoded(payload for _, _, payload in judged_parts)
@@ -73,8 +72,8 @@ def beginning(query: Query, *, after: int) -> int:
     return int(query(f"SELECT coalesce({first}, number) FROM log_end", (), [after])[0][0])
 
 
-def explained(query: Query, requests: Collection[Key]) -> dict[Key, list[dict[str, Any]]]:
-    """The admissions of these requests that are explained for good, as their rows have them."""
+def explained(query: Query, requests: Collection[RequestKey]) -> dict[RequestKey, list[dict[str, Any]]]:
+    """The admissions of these requests with final causes, as their rows have them."""
     rows = query(
         f"SELECT engine, request, {member('causes')} FROM json_each(?) AS r CROSS JOIN requests"
         " ON request = r.value ->> 1 AND engine = r.value ->> 0",
@@ -85,7 +84,7 @@ def explained(query: Query, requests: Collection[Key]) -> dict[Key, list[dict[st
     return {key: [entry for entry in some if entry["final"]] for key, some in entries.items()}
 
 
-def events_of(query: Query, requests: Collection[Key], *, until: int) -> Iterator[list[Event]]:
+def events_of(query: Query, requests: Collection[RequestKey], *, until: int) -> Iterator[list[Event]]:
     """The events of these requests up to span `until`, in the order of their arrival, some at a time."""
     # Before the spans of a request come those that the accounts were up to date with when its row was made.
     begins = {
@@ -98,17 +97,17 @@ def events_of(query: Query, requests: Collection[Key], *, until: int) -> Iterato
         )
     }
     by_stretch: dict[int, list[bytes]] = {}
-    by_key: dict[bytes, list[Key]] = {}
-    for whose in requests:
-        key = log.request_key(*whose)
-        by_key.setdefault(key, []).append(whose)
-        by_stretch.setdefault(log.stretch(begins.get(whose, 0)), []).append(key)
+    by_key: dict[bytes, list[RequestKey]] = {}
+    for request in requests:
+        key = log.request_key(*request)
+        by_key.setdefault(key, []).append(request)
+        by_stretch.setdefault(log.stretch(begins.get(request, 0)), []).append(key)
     places: dict[int, set[bytes]] = {}
     for first, keys in by_stretch.items():
         for number, found in log.places_of(query, keys, from_stretch=first).items():
             places.setdefault(number, set()).update(keys if found is None else found)
     there = {
-        number: [whose for key in places[number] for whose in by_key[key]]
+        number: [request for key in places[number] for request in by_key[key]]
         for number in sorted(places)
         if number <= until
     }
@@ -116,7 +115,7 @@ def events_of(query: Query, requests: Collection[Key], *, until: int) -> Iterato
         yield [event for event in events if (event.engine, event.request) in requests]
 
 
-def _payload(query: Query, number: int, requests: Collection[Key]) -> bytes:
+def _payload(query: Query, number: int, requests: Collection[RequestKey]) -> bytes:
     """The spans of a chunk, or of a few requests in it."""
     payload = log.payload_at(query, number)
     if len(requests) > _FEW:

@@ -31,9 +31,9 @@ class SpanReader(Database):
         found: dict[tuple[str, str], Span] = {}
         for payload in log.payloads_with(self.query, keys):
             for span in decoder.spans(protobuf.cut(payload, marks)):
-                whose = span.attributes.get(semconv.REQUEST_ID.key) if decode.is_ours(span) else None
-                if whose is not None:
-                    belongs = whose == request and span.resource.get(semconv.ENGINE_ID.key) == engine
+                of_request = span.attributes.get(semconv.REQUEST_ID.key) if decode.is_ours(span) else None
+                if of_request is not None:
+                    belongs = of_request == request and span.resource.get(semconv.ENGINE_ID.key) == engine
                 else:
                     belongs = trace_id == span.trace_id or external == span.attributes.get(semconv.CALLERS_ID.key)
                 if belongs:
@@ -47,7 +47,7 @@ class SpanReader(Database):
         found: dict[tuple[str, int], list[Span]] = {}
         read: set[int] = set()
         for each in sorted(named, key=lambda each: each[1]):
-            # A chunk whose last span ended before has none that began then; it came in one of the next.
+            # A chunk that ended before has no span that began then; it is in one of the next.
             for number, _, payload in islice(log.parts(self.query, after=0, since_ns=each[1]), _CHUNKS_NEAR):
                 if each in found or len(read) >= _CHUNKS:
                     break

@@ -93,7 +93,7 @@ class SqliteWriter:
             for _ in self._make_room():  # pruning has not kept up
                 pass
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
-            (lambda told: engines.put(self._db, dict(told)), list(batch.engines.items())),
+            (lambda descriptions: engines.put(self._db, dict(descriptions)), list(batch.engines.items())),
             (partial(requests.put, self._db), batch.accounts),
             (partial(findings.put, self._db), batch.findings),
             (partial(lanes.put, self._db), batch.lanes),
@@ -109,7 +109,7 @@ class SqliteWriter:
                 self._settle(batch)
                 self._put_out(batch)
                 if batch.chunk is None and not any(rows for _, rows in parts):
-                    self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")  # a page is written all the same
+                    self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")  # a page is written in any case
             return ()
         except _UNFIT:
             with self._transaction():
@@ -147,7 +147,7 @@ class SqliteWriter:
         return launches.read(self._query)
 
     def heard(self) -> dict[str, int]:
-        """By engine: when it was last noted that something of it came."""
+        """By engine: the time of its last received data, as noted."""
         return launches.heard(self._query)
 
     def open_requests(self) -> set[tuple[str, str]]:
@@ -159,7 +159,7 @@ class SqliteWriter:
         return restart.judged(self._query)
 
     def unsettled(self, *, until: int) -> set[tuple[str, str]]:
-        """By engine and id: the requests whose accounts are not up to date with their spans up to number `until`."""
+        """By engine and id: the requests with accounts that do not include all their spans up to number `until`."""
         return restart.unsettled(self._reading.query, until=until)
 
     def following(self, *, after: int) -> tuple[int, list[Event]] | None:
@@ -180,7 +180,7 @@ class SqliteWriter:
         return restart.events_of(self._reading.query, of, until=until)
 
     def explained(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-        """By engine and id: the admissions of requests whose prompts are explained for good."""
+        """By engine and id: the admissions with final causes."""
         return restart.explained(self._reading.query, of)
 
     def holds(self, engine: str, request: str) -> bool:
@@ -297,7 +297,7 @@ class SqliteWriter:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # only then is the file shorter
 
     def _settle(self, batch: Batch) -> None:
-        if batch.settled is not None:  # after the rows: a new one is told what the others were up to date with
+        if batch.settled is not None:  # after the rows: a new one takes over the number that the others had
             self._log.settle(batch.settled)
         if batch.judged != self._judged:
             restart.note_judged(self._db, batch.judged)
@@ -317,7 +317,7 @@ class SqliteWriter:
             self._prepare()
 
     def _prepare(self) -> None:
-        """Open the file, and create what it lacks.
+        """Open the file, and create what is missing.
 
         Raises:
             sqlite3.DatabaseError: it is no database, or damaged.
@@ -371,7 +371,7 @@ class SqliteWriter:
             self._db.execute("COMMIT")
 
     def _check_place(self) -> None:
-        """Raises StoreError where the file is not at its place any more: it would be written, and nobody would find it."""
+        """Raises StoreError where the file is no longer in its place: writes to it would be lost."""
         try:
             is_there = os.path.samestat(self.path.stat(), os.fstat(self._claim))
         except FileNotFoundError:
@@ -391,8 +391,8 @@ class SqliteWriter:
         except sqlite3.Error as error:
             if opening.is_damage(error):
                 opening.note_damage(self.path)
-                said = f"the store {self.path} is damaged ({error}); it is set aside when the tracer starts again"
-                raise StoreError(said) from error
+                text = f"the store {self.path} is damaged ({error}); it is set aside when the tracer starts again"
+                raise StoreError(text) from error
             raise StoreError(f"cannot {what} the store {self.path}: {error}") from error
 
     def _query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:

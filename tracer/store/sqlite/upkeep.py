@@ -81,7 +81,7 @@ def restore(source: Path, path: Path) -> Path | None:
 
 
 def verify(path: Path) -> Iterator[Fault]:
-    """What is wrong with a store; nothing where it is whole. It is looked at as it is at this moment, also
+    """What is wrong with a store; nothing where it is whole. It is checked as it is at this moment, also
     while a tracer writes to it.
 
     Raises:
@@ -91,8 +91,8 @@ def verify(path: Path) -> Iterator[Fault]:
     database = Database(path)
     try:
         database.query("BEGIN")
-        broken = [said for (said,) in database.query(f"PRAGMA integrity_check({MOST_NAMED})") if said != "ok"]
-        yield from (Fault(f"the file is damaged: {said}") for said in broken)
+        broken = [report for (report,) in database.query(f"PRAGMA integrity_check({MOST_NAMED})") if report != "ok"]
+        yield from (Fault(f"the file is damaged: {report}") for report in broken)
         if not broken:
             yield from _wrong_texts(database)
             yield from _wrong_log(database)

@@ -1,4 +1,4 @@
-"""The curve as requests come, beside the exact one of the same touches."""
+"""The online curve, beside the exact one of the same accesses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from history import history
 from test_curve import prefixes
 from wire import encoded
 
-from kvtrail.tracer.capacity import live_needs
+from kvtrail.tracer.capacity import online_curve
+from kvtrail.tracer.capacity.accesses import Access, wanted_of
 from kvtrail.tracer.capacity.curve import Curve, curve_of
-from kvtrail.tracer.capacity.live_needs import BEGUN, SAMPLED, STEPS, WANTED, LiveNeeds, curve_of_measures
+from kvtrail.tracer.capacity.online_curve import BEGUN, SAMPLED, STEPS, WANTED, OnlineMissRatioCurve, curve_of_measures
 from kvtrail.tracer.capacity.report import memory_curves
 from kvtrail.tracer.capacity.stream import streams_of
-from kvtrail.tracer.capacity.touches import Touch, wanted_of
 from kvtrail.tracer.events.events import Alloc, Lookup, RequestEnd, Reset, Schedule, Store
 from kvtrail.tracer.events.spans import LATEST_NS
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
@@ -36,9 +36,9 @@ Chain = list[bytes]
 def chains(seed: int, count: int, *, salt: str = "", **shape: int) -> list[Chain]:
     """The block hashes of requests whose prompts branch like conversations; two blocks a chunk."""
     return [
-        [blake2b(f"{salt}{key.hex()}/{half}".encode(), digest_size=8).digest() for key in touch.keys for half in "ab"]
-        for touch in prefixes(seed, count, **shape)
-        if touch is not None
+        [blake2b(f"{salt}{key.hex()}/{half}".encode(), digest_size=8).digest() for key in access.keys for half in "ab"]
+        for access in prefixes(seed, count, **shape)
+        if access is not None
     ]
 
 
@@ -71,28 +71,28 @@ def reset(*, connector: str = "0", succeeded: bool | None = None) -> Reset:
     )
 
 
-def measured(needs: LiveNeeds, prompts: list[Chain]) -> Counter[str]:
+def measured(online: OnlineMissRatioCurve, prompts: list[Chain]) -> Counter[str]:
     """The sums of all admissions."""
     sums: Counter[str] = Counter()
     for chain in prompts:
-        sums += needs.admitted(admission(chain))
-        sums += needs.ended(Ended(end(chain, first=len(chain)), ()))
+        sums += online.admitted(admission(chain))
+        sums += online.ended(Ended(end(chain, first=len(chain)), ()))
     return sums
 
 
 def exact(prompts: list[Chain]) -> Curve:
     """The same from the whole history."""
-    touches = []
+    accesses = []
     for chain in prompts:
         wanted = wanted_of(len(chain) // 2, CHUNK, computed=0, total=len(chain) * BLOCK + 1)
-        touches.append(Touch(chain[1::2], wanted))
-    return curve_of(touches)
+        accesses.append(Access(chain[1::2], wanted))
+    return curve_of(accesses)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_at_the_capacities_that_are_kept_the_sums_are_exact(seed: int) -> None:
+def test_the_sums_are_exact_at_measured_capacities(seed: int) -> None:
     prompts = chains(seed, 1500)
-    whole, kept = exact(prompts), curve_of_measures(measured(LiveNeeds(), prompts))
+    whole, kept = exact(prompts), curve_of_measures(measured(OnlineMissRatioCurve(), prompts))
     capacities = [int(2 ** (step / STEPS)) for step in (0, STEPS, 3 * STEPS, 5 * STEPS, 7 * STEPS)]
     assert kept.wanted == whole.wanted
     shares = [share.value for share in kept.hits(capacities)]
@@ -100,36 +100,36 @@ def test_at_the_capacities_that_are_kept_the_sums_are_exact(seed: int) -> None:
     assert 0 < shares[1] < shares[-1]
 
 
-def test_sums_of_two_stretches_are_those_of_both() -> None:
+def test_sums_of_two_ranges_add_up() -> None:
     prompts = chains(1, 800)
-    needs = LiveNeeds()
-    first, second = measured(needs, prompts[:300]), measured(needs, prompts[300:])
+    online = OnlineMissRatioCurve()
+    first, second = measured(online, prompts[:300]), measured(online, prompts[300:])
     assert (first[BEGUN], second[BEGUN]) == (1, 0)
-    assert first + second == measured(LiveNeeds(), prompts)
+    assert first + second == measured(OnlineMissRatioCurve(), prompts)
 
 
-def test_a_store_that_is_emptied_has_nothing_of_what_it_was_asked_for_before() -> None:
-    needs, prompt = LiveNeeds(), [bytes([n]) * 8 for n in range(8)]
-    measured(needs, [prompt])
-    needs.reset(reset(connector="another"))
-    needs.reset(reset(succeeded=False))
-    assert "memory::" not in measured(needs, [prompt])
-    needs.reset(reset())
-    emptied = measured(needs, [prompt])
+def test_a_reset_forgets_all_accesses() -> None:
+    online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(8)]
+    measured(online, [prompt])
+    online.reset(reset(connector="another"))
+    online.reset(reset(succeeded=False))
+    assert "memory::" not in measured(online, [prompt])
+    online.reset(reset())
+    emptied = measured(online, [prompt])
     assert emptied["memory::"] == emptied[WANTED], "no store would have had it"
     assert emptied[BEGUN] == 0
 
 
-def test_the_sidecar_hears_of_resets_in_their_place(tmp_path: Path) -> None:
-    """The curve of what a sidecar took in is the one that `kvtrail savings` reckons from the whole history."""
-    told = """
+def test_the_sidecar_applies_resets_in_order(tmp_path: Path) -> None:
+    """The curve of what a sidecar took in is the one that `kvtrail savings` estimates from the whole history."""
+    story = """
         {name}: start 128 of a b c d
         {name}: L 128 c0 h0 -> 0
         {name}: A 0
         {name}: S 0+128
         {name}: end computed 128
     """
-    events = history(told.format(name="a") + told.format(name="b") + "reset\n" + told.format(name="c"), chunk=32)
+    events = history(story.format(name="a") + story.format(name="b") + "reset\n" + story.format(name="c"), chunk=32)
     pipeline = Pipeline(SqliteWriter(tmp_path / "kvtrail.db"), Metrics())
     pipeline.ingest(encoded(events), transport="grpc")
     pipeline.close()
@@ -137,20 +137,20 @@ def test_the_sidecar_hears_of_resets_in_their_place(tmp_path: Path) -> None:
     (curve,) = memory_curves(rows)
     assert curve.since_s == min(row.at_s for row in rows if BEGUN in row.measures)
     (stream,) = streams_of(events)
-    exact = curve_of(stream.touches)
+    exact = curve_of(stream.accesses)
     assert curve.wanted == exact.wanted == 3 * 127
     assert curve.points[-1].share == pytest.approx(exact.hits((10**6,))[0].value) == pytest.approx(1 / 3)
 
 
-def test_samples_differ_from_the_whole_by_about_their_error() -> None:
+def test_samples_differ_from_the_exact_curve_by_about_their_error() -> None:
     """The keys differ by sample, and so does what is followed; nothing else does."""
     capacities, apart, errors = (256, 1024), [], []
-    truth = exact(chains(0, 6000, heads=400, chunks=12)).hits(capacities)
+    whole = exact(chains(0, 6000, heads=400, chunks=12)).hits(capacities)
     for sample in range(6):
         prompts = chains(0, 6000, heads=400, chunks=12, salt=f"{sample}/")
-        sums = measured(LiveNeeds(most_followed=800), prompts)
+        sums = measured(OnlineMissRatioCurve(most_followed=800), prompts)
         assert 0 < sums[SAMPLED] < sums[WANTED]
-        for known, guess in zip(truth, curve_of_measures(sums).hits(capacities), strict=True):
+        for known, guess in zip(whole, curve_of_measures(sums).hits(capacities), strict=True):
             apart.append((guess.value - known.value) ** 2)
             errors.append(guess.error**2)
     assert 0.3 < sqrt(fmean(apart) / fmean(errors)) < 1.5
@@ -158,52 +158,53 @@ def test_samples_differ_from_the_whole_by_about_their_error() -> None:
 
 
 def test_what_a_request_has_generated_is_found_by_the_next_turn() -> None:
-    needs = LiveNeeds()
+    online = OnlineMissRatioCurve()
     (prompt,) = chains(0, 1, chunks=2)
     answer = [bytes([n]) * 8 for n in range(4)]
-    needs.admitted(admission(prompt))
+    online.admitted(admission(prompt))
     assert (
-        needs.ended(Ended(end([*prompt, *answer], first=len(prompt)), ()))[live_needs.CHUNKS] == (len(prompt) + 4) // 2
+        online.ended(Ended(end([*prompt, *answer], first=len(prompt)), ()))[online_curve.CHUNKS]
+        == (len(prompt) + 4) // 2
     )
-    turn = needs.admitted(admission([*prompt, *answer]))
+    turn = online.admitted(admission([*prompt, *answer]))
     assert "memory::" not in turn, "nothing of it is new"
-    assert needs.ended(Ended(end(prompt, first=0), ())), "it runs again"
-    assert not needs.ended(Ended(end(prompt, first=0), ())), "it is not known any more"
+    assert online.ended(Ended(end(prompt, first=0), ())), "it runs again"
+    assert not online.ended(Ended(end(prompt, first=0), ())), "it is not known any more"
 
 
-def test_what_a_request_did_not_come_to_compute_is_in_no_store() -> None:
-    needs, prompt = LiveNeeds(), [bytes([n]) * 8 for n in range(8)]
-    needs.admitted(admission(prompt))
-    needs.ran(Ran(step(0, 130), ()))
-    again = needs.admitted(admission(prompt))
+def test_tokens_that_were_not_computed_are_in_no_store() -> None:
+    online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(8)]
+    online.admitted(admission(prompt))
+    online.ran(Ran(step(0, 130), ()))
+    again = online.admitted(admission(prompt))
     assert again["memory::"] == 128, "two of four chunks were computed"
-    needs.ran(Ran(step(0, 200), ()))
-    assert needs.admitted(admission(prompt))["memory::"] == 64
+    online.ran(Ran(step(0, 200), ()))
+    assert online.admitted(admission(prompt))["memory::"] == 64
 
 
-def test_a_request_whose_hashes_are_not_known_wants_nothing() -> None:
-    assert not LiveNeeds().admitted(admission(None, blocks=8))
+def test_a_request_without_hashes_wants_nothing() -> None:
+    assert not OnlineMissRatioCurve().admitted(admission(None, blocks=8))
 
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_needs, "MOST_CONNECTORS", 2)
-    monkeypatch.setattr(live_needs, "MOST_RUNNING", 2)
-    needs, prompt = LiveNeeds(), [bytes([n]) * 8 for n in range(2)]
+    monkeypatch.setattr(online_curve, "MOST_CONNECTORS", 2)
+    monkeypatch.setattr(online_curve, "MOST_RUNNING", 2)
+    online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(2)]
     for name in ("0", "1", "2"):
-        needs.admitted(admission(prompt, request=f"r{name}", connector=name))
-    needs.admitted(admission(prompt, connector="2"))
-    needs.ended(Ended(end(prompt, first=2), ()))
-    assert "memory::" in needs.admitted(admission(prompt, connector="0")), "the first was dropped: it begins anew"
-    assert "memory::0" in needs.admitted(admission(prompt, connector="2"))
-    assert len(needs._running) == 2
-    most = len(measured(LiveNeeds(most_followed=100), chains(0, 3000, heads=400, chunks=12)))
+        online.admitted(admission(prompt, request=f"r{name}", connector=name))
+    online.admitted(admission(prompt, connector="2"))
+    online.ended(Ended(end(prompt, first=2), ()))
+    assert "memory::" in online.admitted(admission(prompt, connector="0")), "the first was dropped: it starts again"
+    assert "memory::0" in online.admitted(admission(prompt, connector="2"))
+    assert len(online._running) == 2
+    most = len(measured(OnlineMissRatioCurve(most_followed=100), chains(0, 3000, heads=400, chunks=12)))
     assert most < 17 * STEPS * 16
 
 
 def test_the_report_has_a_curve_for_each_connector() -> None:
-    needs, prompts = LiveNeeds(), chains(2, 600)
+    online, prompts = OnlineMissRatioCurve(), chains(2, 600)
     store = Store(engine="e", recorder="w", sequence=0, start_ns=1, end_ns=2, start=0, count=128, bytes=4096)
-    sums = measured(needs, prompts) + needs.copied(Copied(store))
+    sums = measured(online, prompts) + online.copied(Copied(store))
     row = SavingsRow(at_s=0, engine="e", connector="OffloadConnector", epoch=0, measures={**sums, "admissions": 600})
     quiet = SavingsRow(at_s=0, engine="e", connector="Other", epoch=0, measures={"admissions": 1})
     (curve,) = memory_curves([row, quiet])

@@ -1,4 +1,4 @@
-"""What a request asks of a prefix cache: chunks in order, each of which counts only if those before it are there."""
+"""Accesses to a prefix cache: chunks in order, each of which is a hit only if all before it are hits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Touch(NamedTuple):
-    """One use of a prefix, in chunks from its first on.
+class Access(NamedTuple):
+    """One access to a prefix, in chunks from its first one.
 
     Attributes:
         keys: the chunks, each by the hash of its last block; equal keys mean equal prefixes.
-        wanted: for each chunk, the tokens that a hit on it would have spared: less than a chunk where vLLM held a part of
-            it, and 0 where it held all. Empty for a touch that wants nothing and only stores.
-        used: how many of the chunks, from the first on, are used at this moment: the others are only asked for, and stored
+        wanted: for each chunk, the tokens that a hit would have saved: less than a chunk where vLLM's own cache held a part
+            of it, and 0 where it held all of it. Empty for an access that only stores.
+        used: how many chunks, counted from the first, are used at this moment; the others are only looked up, and stored
             once they are computed. All of them by default.
     """
 
@@ -23,7 +23,7 @@ class Touch(NamedTuple):
 
 
 def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> list[int]:
-    """The tokens of each chunk that a connector may give to a request with `computed` of `total` tokens in vLLM's own cache.
+    """The tokens of each chunk that a connector may load for a request with `computed` of `total` tokens in vLLM's own cache.
 
     The last token is always computed, for its logits (`kvtrail.tracer.events.contract`)."""
     end = total - 1

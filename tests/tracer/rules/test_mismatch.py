@@ -22,8 +22,8 @@ def only(text: str, *, block: int = 16) -> Finding:
         ("drift 3@0 layers 7 holds zeros", "holds zeros; layer 7 differs."),
         ("drift 3@0 layers 0-3,7 holds zeros", "holds zeros; layers 0-3,7 differ."),
         ("drift 3@0 holds poison", "holds what was computed after a wrong block."),
-        ("drift 3@0 holds unknown", "holds something else, and whose it is is not known."),
-        ("drift 3@0 holds odd", "holds something else, and whose it is is not known."),
+        ("drift 3@0 holds unknown", "holds other content, of unknown origin."),
+        ("drift 3@0 holds odd", "holds other content, of unknown origin."),
         ("drift 3@0 holds zeros from r-9", "holds zeros; request r-9 left it so."),
     ],
 )  # fmt: skip
@@ -49,14 +49,14 @@ def test_blocks_that_are_not_named_are_counted() -> None:
     text = only(f"check loaded 300 {wrong} more 40").explanation
     assert "300 blocks that were loaded for this request were compared" in text
     assert "1 block that was loaded for this request was compared" in only("check loaded 1 wrong drift 1@0").explanation
-    assert ") blocks that this request holds were looked at again" in only("check held 900 wrong rot 1@0").explanation
+    assert ") blocks that this request holds were checked again" in only("check held 900 wrong rot 1@0").explanation
     assert "and 6 did not match." in text
     assert "Block 4, " in text
     assert "Block 5, " not in text
-    assert " 2 of them are not named here. 40 more wrong blocks of this look are not listed. Block 1, " in text
+    assert " 2 of them are not named here. 40 more wrong blocks of this check are not listed. Block 1, " in text
     assert only("check loaded 0 wrong drift 1@0").numbers["looked"] == 1
     five = only(f"check loaded 5 {wrong.rpartition(' wrong')[0]} more 1").explanation
-    assert " 1 of them is not named here. 1 more wrong block of this look is not listed. Block 1, " in five
+    assert " 1 of them is not named here. 1 more wrong block of this check is not listed. Block 1, " in five
 
 
 def test_each_rule_tells_its_own_blocks_of_a_look() -> None:
