@@ -1,4 +1,4 @@
 """The dashboard: the tracer's HTTP API in, pages in the browser out. It reads nothing else.
 
-`views` draws the pages, `content` computes what they show, `live` is the live page's canvas, `client` asks the tracer.
+`views` draws the pages, `content` computes their contents, `live` is the live page's canvas, `client` calls the API.
 """

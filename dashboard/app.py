@@ -1,4 +1,4 @@
-"""The Streamlit entry: the pages, of which it runs the one that the address names, and the way from one to another."""
+"""The Streamlit entry: navigation, and the page that the address names."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,10 @@ import streamlit as st
 from kvtrail.dashboard.command import LOGIN_VARIABLE
 from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.login import LOGOUT
+from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
-from kvtrail.dashboard.views.invisible import script
 
-SHOWN = {
+PAGES = {
     "Overview": st.Page("views/overview.py", title="Overview", default=True),
     "Live": st.Page("views/live.py", title="Live", url_path="live"),
     "Requests": st.Page("views/requests.py", title="Requests", url_path="requests"),
@@ -19,8 +19,8 @@ SHOWN = {
     "Efficiency": st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),
     "Fleet": st.Page("views/fleet.py", title="Fleet", url_path="fleet"),
 }
-# Reached by links only: without an id in the address they have nothing to show.
-REACHED = [
+# Reached by links only: they need an id in the address.
+LINKED_PAGES = [
     st.Page(f"views/{name}.py", title=name.capitalize(), url_path=name)
     for name in ("request", "compare", "replay", "runbook")
 ]
@@ -28,21 +28,21 @@ EVERY_S = 2
 
 
 @st.fragment(run_every=EVERY_S)
-def ways() -> None:
-    """Links to the pages. Streamlit's own would forget the range of time that one looks at, which may change without a run
-    of the whole page."""
-    timed = {name: value for name, value in address.query().items() if name in ("from", "to")}
+def navigation() -> None:
+    """Links to the pages, with the current time range, which may change without a run of the whole page. Streamlit's own
+    navigation would drop it."""
+    time_range = {name: value for name, value in address.query().items() if name in ("from", "to")}
     with st.container(key="nav", horizontal=True, gap="small", vertical_alignment="center"):
-        for title, page in SHOWN.items():
-            st.page_link(page, label=title, query_params=timed)
+        for title, each in PAGES.items():
+            st.page_link(each, label=title, query_params=time_range)
         if os.environ.get(LOGIN_VARIABLE):
             st.html(f'<a href="{LOGOUT}" target="_self">Log out</a>')
 
 
 st.set_page_config(page_title="kvtrail", layout="wide")
 st.html(f"<style>{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}</style>")
-chosen = st.navigation([*SHOWN.values(), *REACHED], position="hidden")
-ways()
-with st.container(key="history"):  # keeps pages that come late out of it
-    script("history")(key="history_keeper")
-chosen.run()
+page = st.navigation([*PAGES.values(), *LINKED_PAGES], position="hidden")
+navigation()
+with st.container(key="history"):  # keeps late pages out of it
+    invisible("history")(key="history_keeper")
+page.run()

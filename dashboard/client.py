@@ -16,11 +16,11 @@ Row = dict[str, Any]
 
 
 class TracerAway(RuntimeError):
-    """The tracer gave no usable answer; the text says where it was expected and what to do."""
+    """The tracer gave no usable answer; the text has its address and a remedy."""
 
 
 class Tracer:
-    """Asks one tracer. Every method raises TracerAway if there is no usable answer."""
+    """A client of one tracer. Every method raises TracerAway if there is no usable answer."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class Tracer:
     ) -> None:
         """
         Args:
-            token_file: holds the token to show, in its first line; read at every request, since it may be replaced.
-            ca: PEM file of the authorities that have signed the tracer's certificate, if the system does not know them.
+            token_file: has the token in its first line; read at every request, since it may be replaced.
+            ca: PEM file of the CA of the tracer's certificate, if the system does not trust it.
         """
         self.url = url.rstrip("/")
         self._token_file = token_file
         self._http = httpx.Client(
             verify=True if ca is None else ssl.create_default_context(cafile=ca),
             base_url=self.url,
-            # A page refreshes every 2 s: it has no use for an answer that takes longer.
+            # A page refreshes every 2 s: a slower answer is useless.
             timeout=httpx.Timeout(3.0, connect=1.0),
-            # The tracer is nearby: a proxy that is meant for the internet would only be in the way.
+            # The tracer is nearby: ignore a proxy for the internet.
             trust_env=False,
             transport=transport,
         )
@@ -52,11 +52,11 @@ class Tracer:
         return self._object("/api/health")
 
     def status(self, **filters: str | int) -> Row:
-        """What is wrong in a time range, in sentences, worst first; and its rules that have findings."""
+        """What is wrong in a time range, in sentences, worst first; and the rules with findings."""
         return self._object("/api/status", **filters)
 
     def overview(self, *, window_s: int) -> Row:
-        """What happened within the last `window_s` seconds, and in total."""
+        """Counts of the last `window_s` seconds, and totals."""
         return self._object("/api/overview", window_s=window_s)
 
     def requests(self, *, limit: int = 200, **filters: str | int) -> list[Row]:
@@ -64,8 +64,8 @@ class Tracer:
         return self._list("/api/requests", limit=limit, **filters)
 
     def requests_of_trace(self, trace_id: str, *, limit: int = 200) -> list[Row]:
-        """Accounts of the requests of a trace, latest first: one, unless a caller's trace holds several."""
-        # The search also matches parts of ids, which may look like a trace's.
+        """Accounts of the requests of a trace, latest first; several if the caller's trace has several."""
+        # The search also matches parts of request ids, which may look like a trace id.
         return [row for row in self.requests(search=trace_id, limit=limit) if row["trace_id"] == trace_id]
 
     def lanes(self, **parameters: str | int) -> Row:
@@ -77,11 +77,11 @@ class Tracer:
         return self._list("/api/findings", limit=limit, **filters)
 
     def findings_trend(self, **filters: str | int) -> Row:
-        """How many findings there are, by rule and time."""
+        """Counts of findings by rule and time."""
         return self._object("/api/findings/trend", **filters)
 
     def rules(self) -> list[Row]:
-        """The rules that are checked."""
+        """The active rules."""
         return self._list("/api/rules")
 
     def efficiency(self, **filters: str | int) -> Row:
@@ -93,13 +93,13 @@ class Tracer:
         return self._object("/api/fleet")
 
     def file(self, kind: str, request_id: str, *, engine: str = "") -> bytes:
-        """A request as a file: its spans (`otlp`) or its history for Perfetto (`perfetto`); empty if it is unknown."""
+        """A request as a file: its spans (`otlp`) or its history for Perfetto (`perfetto`); empty if unknown."""
         response = self._response(f"/api/{kind}", request=request_id, engine=engine)
         return b"" if response.status_code == 404 else response.content
 
     def request(self, request_id: str, *, engine: str = "") -> Row | None:
         """One request's timeline; None if the tracer does not know it."""
-        # The id is the caller's own text: whatever is in it, it must stay one segment of the path.
+        # The id is chosen by the caller and may contain anything; it must remain one segment of the path.
         response = self._response(f"/api/requests/{quote(request_id, safe='')}", engine=engine)
         return None if response.status_code == 404 else self._decoded(response, dict)
 
@@ -122,11 +122,13 @@ class Tracer:
         except httpx.HTTPError as error:
             raise TracerAway(f"The tracer at {self.url} {_failed(error)}") from error
         if response.status_code == UNAUTHORIZED:
-            raise TracerAway(f"The tracer at {self.url} wants a token. Name the file that holds it with --token-file.")
+            raise TracerAway(
+                f"The tracer at {self.url} requires a token. Name the file that holds it with --token-file."
+            )
         if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
             raise TracerAway(f"The token for the tracer at {self.url} may not read. Give --token-file one that may.")
         if response.is_error and response.status_code != 404:
-            raise TracerAway(f"The tracer at {self.url} answers with the error {response.status_code}. See its log.")
+            raise TracerAway(f"The tracer at {self.url} answers with error {response.status_code}. See its log.")
         return response
 
     def _headers(self) -> dict[str, str]:
@@ -144,12 +146,12 @@ class Tracer:
         except ValueError:
             answer = None
         if not isinstance(answer, expected):
-            raise TracerAway(f"What answers at {self.url} is not a kvtrail tracer. Name the tracer with --tracer.")
+            raise TracerAway(f"The server at {self.url} is not a kvtrail tracer. Name the tracer with --tracer.")
         return answer
 
 
 def _failed(error: httpx.HTTPError) -> str:
-    """What failed between here and the tracer, and what to do: the end of a sentence that begins with the tracer."""
+    """The failure and its remedy, as the predicate of a sentence about the tracer."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -158,7 +160,7 @@ def _failed(error: httpx.HTTPError) -> str:
                 " with --tracer-ca, and the tracer by a name of the certificate."
             )
         if isinstance(cause, ssl.SSLError):
-            return f"cannot be asked over TLS ({cause.reason}). If it serves without TLS, name it with http://."
+            return f"cannot be reached over TLS ({cause.reason}). If it serves without TLS, name it with http://."
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return "closes the connection without an answer in HTTP. If it serves with TLS, name it with https://."

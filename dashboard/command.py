@@ -19,15 +19,15 @@ TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
 """Passes the tracer's address to the pages, which run in Streamlit's process."""
 TOKEN_VARIABLE = "KVTRAIL_DASHBOARD_TOKEN_FILE"
 CA_VARIABLE = "KVTRAIL_DASHBOARD_TRACER_CA"
-"""The same for the file of the token, and for that of the authorities of the tracer's certificate."""
+"""The same for the token file, and for the CA file of the tracer's certificate."""
 TRACES_VARIABLE = "KVTRAIL_DASHBOARD_TRACES"
-"""The same for a trace's address in Jaeger or Tempo; users may set it too."""
+"""The same for the address of traces in Jaeger or Tempo; users may also set it."""
 LOGIN_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_TOKEN_FILE"
 HEADER_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_HEADER"
 PROXIES_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_PROXY"
-"""The same for who may log in: the file of their tokens, and the header of the proxies that name them."""
+"""The same for the login: the token file, and the header and networks of trusted proxies."""
 TRACE_ID = "{trace_id}"
-"""The placeholder of the trace's id in that address."""
+"""The placeholder of the trace id in that address."""
 
 
 @click.command()
@@ -39,30 +39,30 @@ TRACE_ID = "{trace_id}"
     envvar=TRACES_VARIABLE,
     default="",
     metavar="TEMPLATE",
-    help=f"Address of a trace in Jaeger, Tempo or Grafana, with {TRACE_ID} where its id goes; each request then links to it."
+    help=f"Address of a trace in Jaeger, Tempo or Grafana, with {TRACE_ID} for its id; each request then links to it."
     f"  [env: {TRACES_VARIABLE}]",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="File whose first line is the token that the tracer wants (`kvtrail serve --token-file`).",
+    help="File with the token for the tracer in its first line (`kvtrail serve --token-file`).",
 )
 @click.option(
     "--tracer-ca",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="PEM file of the authorities that have signed the tracer's certificate, if the system does not know them.",
+    help="PEM file of the CA of the tracer's certificate, if the system does not trust it.",
 )
 @click.option(
     "--login-token-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="File of tokens, one a line: whoever opens a page shows one of them, once in twelve hours. A token that is taken out"
-    " of the file opens nothing any more.",
+    help="File of tokens, one per line: a visitor enters one of them, once in twelve hours. A token that is removed from the"
+    " file stops working at once.",
 )
 @click.option(
     "--login-header",
     default="",
     metavar="NAME",
-    help="Header in which a proxy names who asks, such as X-Forwarded-User. Who comes through it needs no token.",
+    help="Header in which a proxy names the user, such as X-Forwarded-User. Its users need no token.",
 )
 @click.option(
     "--login-proxy",
@@ -70,7 +70,7 @@ TRACE_ID = "{trace_id}"
     default=("127.0.0.0/8", "::1"),
     show_default=True,
     metavar="NETWORK",
-    help="Where such a proxy asks from; from anywhere else the header counts for nothing. May be given several times.",
+    help="Network of such a proxy; from anywhere else the header is ignored. May be given several times.",
 )
 @click.option(
     "--tls-cert",
@@ -79,7 +79,9 @@ TRACE_ID = "{trace_id}"
 )
 @click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="PEM file of its key.")
 @click.option(
-    "--insecure", is_flag=True, help="Listen beyond this machine, where all who reach it see all that it shows."
+    "--insecure",
+    is_flag=True,
+    help="Listen beyond this machine without login: everybody who reaches it sees all pages.",
 )
 def dashboard(
     tracer: str,
@@ -109,30 +111,30 @@ def dashboard(
         raise click.BadParameter(f"{traces!r} is not an address with {TRACE_ID} in it", param_hint="--traces")
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together")
-    wants_login = bool(login_token_file or login_header)
-    if wants_login:
+    with_login = bool(login_token_file or login_header)
+    if with_login:
         _check_login(login_token_file, login_header, login_proxy)
     elif not (insecure or is_local(host)):
         raise Refused(
-            f"on {host}, anybody who reaches this machine could read what the dashboard shows: give --login-token-file, or"
-            " --login-header of a proxy that asks who they are, or say --insecure"
+            f"on {host}, anybody who reaches this machine could read what the dashboard shows: give --login-token-file,"
+            " --login-header of a proxy that authenticates users, or --insecure"
         )
     _check_port(host, port)
     scheme = "http" if tls_cert is None else "https"
     click.echo(f"Dashboard at {scheme}://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
-    # Replaces this process: signals then reach Streamlit itself, and nothing can be left running.
+    # Replaces this process, so that signals reach Streamlit itself and nothing is left running.
     files = {TOKEN_VARIABLE: token_file, CA_VARIABLE: tracer_ca, LOGIN_VARIABLE: login_token_file}
     environment = {**os.environ, TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces}
     environment |= {HEADER_VARIABLE: login_header, PROXIES_VARIABLE: " ".join(login_proxy)}
-    environment["FORWARDED_ALLOW_IPS"] = ""  # uvicorn's: it would take a proxy's word for where a request comes from
+    environment["FORWARDED_ALLOW_IPS"] = ""  # uvicorn's: otherwise it trusts a proxy's headers for the client's address
     environment |= {name: str(path.absolute()) for name, path in files.items() if path is not None}
-    os.execve(sys.executable, arguments(host, port, guarded=wants_login, tls=(tls_cert, tls_key)), environment)
+    os.execve(sys.executable, arguments(host, port, with_login=with_login, tls=(tls_cert, tls_key)), environment)
 
 
 def arguments(
-    host: str, port: int, *, guarded: bool = False, tls: tuple[Path | None, Path | None] = (None, None)
+    host: str, port: int, *, with_login: bool = False, tls: tuple[Path | None, Path | None] = (None, None)
 ) -> list[str]:
-    """Streamlit's command line. `guarded`: people must log in; `tls` are the files of the certificate and its key."""
+    """Streamlit's command line. `tls` has the files of the certificate and its key."""
     options = {
         "server.address": host,
         "server.port": str(port),
@@ -141,21 +143,21 @@ def arguments(
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "viewer",
         "logger.hideWelcomeMessage": "true",
-        # Otherwise every bare string in a page, such as a constant's docstring, would be printed on it.
+        # Otherwise Streamlit prints every bare string of a page, such as a constant's docstring.
         "runner.magicEnabled": "false",
         "theme.paddingTop": "0",
-        # For both themes: one colour for all would switch the dark theme off.
+        # For both themes: a single colour would disable the dark theme.
         **palette.streamlit_options(),
     }
     names = ("server.sslCertFile", "server.sslKeyFile")
     options |= {name: str(path.absolute()) for name, path in zip(names, tls, strict=True) if path is not None}
-    app = Path(__file__).with_name("guarded.py" if guarded else "app.py")
+    app = Path(__file__).with_name("app_with_login.py" if with_login else "app.py")
     flags = [text for name, value in options.items() for text in (f"--{name}", value)]
     return [sys.executable, "-m", "streamlit", "run", str(app), *flags]
 
 
 def _check_login(token_file: Path | None, header: str, proxies: tuple[str, ...]) -> None:
-    """Raise if nobody could log in like this."""
+    """Raise if these options admit nobody."""
     from kvtrail.dashboard.login import BadLogin, Login
 
     try:
@@ -165,10 +167,10 @@ def _check_login(token_file: Path | None, header: str, proxies: tuple[str, ...])
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise if the port is not free. Streamlit would say so less clearly, and only after seconds."""
+    """Raise if the port is not free. Streamlit's own message is less clear and takes seconds."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connections are still closing counts as free.
+        # As servers do: a port with connections in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

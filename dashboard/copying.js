@@ -2,13 +2,13 @@
 
 const SHOWN_MS = 2000;
 
-/** Copy a link, and say on its button for a while whether that worked. */
+/** Copy a link, and show the result on its button for a while. */
 export async function copyLink(address, button) {
   button.textContent = (await copied(address)) ? "Copied" : "Not copied";
   setTimeout(() => (button.textContent = "Copy link"), SHOWN_MS);
 }
 
-/** Whether the text could be copied. Browsers have a clipboard for scripts only on https and on this machine; the old way then. */
+/** Copy a text; false if that failed. Browsers offer the clipboard API only on https and localhost: elsewhere use the old one. */
 async function copied(text) {
   if (navigator.clipboard) {
     return navigator.clipboard.writeText(text).then(() => true, () => false);

@@ -1,7 +1,7 @@
-"""Who may see the pages, where not only this machine reaches them: those who show a token, or whom a trusted proxy names.
+"""Login for a dashboard that other machines reach: with a token, or through a trusted proxy that names the user.
 
-A middleware before all of Streamlit: its pages, its websocket, its downloads. A token is shown once, in a form; a cookie then
-stands for it until it is taken out of the file, for twelve hours at most. No password, account or session is kept here.
+A middleware in front of all of Streamlit: pages, websocket and downloads. A token is entered once, in a form; a signed cookie
+then replaces it for twelve hours, or until the token is removed from the file. No password, account or session is stored.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ from kvtrail.tracer.serve.roles import tokens_in
 Network = IPv4Network | IPv6Network
 
 OPEN_PATH = "/_stcore/health"
-"""What a kubelet asks, which has no token."""
+"""The path of health checks, which have no token."""
 LOGIN, LOGOUT = "/login", "/logout"
 COOKIE = "kvtrail_login"
-LASTS_S = 12 * 3600
-LONGEST_FORM = 16 * 1024
-"""Bytes of a form that is read."""
+COOKIE_LIFETIME_S = 12 * 3600
+MAX_FORM_BYTES = 16 * 1024
 _FORM = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>kvtrail: log in</title>
 <style>:root{{color-scheme:light dark}}body{{font:16px system-ui;max-width:24rem;margin:20vh auto;padding:0 1rem}}
 input,button{{font:inherit;width:100%;box-sizing:border-box;padding:.5rem;margin:.5rem 0}}</style>
 <h1>kvtrail</h1><form method="post" action="{action}"><input type="hidden" name="next" value="{next}">
 <label>Token <input type="password" name="token" autocomplete="current-password" required autofocus></label>
-<button>Log in</button></form><p role="alert">{said}</p>
+<button>Log in</button></form><p role="alert">{message}</p>
 <p>The dashboard has tokens of its own, and those of the tracer do not count here. They are the lines of its
 <code>--login-token-file</code>: ask whoever runs it.</p></html>"""
 
 
 class BadLogin(ValueError):
-    """Nobody could log in like this; the text says why."""
+    """The options admit nobody; the text has the reason."""
 
 
 class Login:
-    """Who is let in.
+    """Decides who is admitted.
 
     Attributes:
-        token_file: tokens, one a line; read at every request, so that one that is taken out opens nothing any more.
-        header: the header in which a proxy names who asks.
-        proxies: networks from which that header is believed. From anywhere else it is a forgery.
+        token_file: tokens, one per line; read at every request, so that a removed token stops working at once.
+        header: the header in which a proxy names the user.
+        proxies: networks from which that header is trusted; from elsewhere it is ignored.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Login:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Raises BadLogin if the file holds no token, or a network is none."""
+        """Raises BadLogin if the file has no token, or a network is invalid."""
         self.token_file, self.header, self._clock = token_file, header, clock
         try:
             self.proxies: list[Network] = [ip_network(each) for each in proxies]
@@ -74,25 +73,25 @@ class Login:
             raise BadLogin(f"{token_file} holds no token: write one a line")
 
     def admits(self, scope: Scope) -> bool:
-        """Whether a request, or a websocket, is of somebody who has logged in."""
+        """Whether a request or websocket comes from a logged-in user."""
         headers = Headers(scope=scope)
         if self.header and headers.get(self.header) and self._is_proxy((scope.get("client") or ("",))[0]):
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._fits(token.strip()):
+        if scheme.lower() == "bearer" and self._is_token(token.strip()):
             return True
         return self._is_valid(Request({**scope, "type": "http"}).cookies.get(COOKIE, ""))
 
     def cookie_for(self, token: str) -> str | None:
-        """The value of the cookie that stands for a token; None if that token opens nothing."""
-        if not self._fits(token):
+        """The cookie's value for a token; None if the token is not valid."""
+        if not self._is_token(token):
             return None
-        until = int(self._clock()) + LASTS_S
+        until = int(self._clock()) + COOKIE_LIFETIME_S
         return f"{until}.{_signature(token.encode(), until)}"
 
-    def _fits(self, token: str) -> bool:
+    def _is_token(self, token: str) -> bool:
         given = token.encode()
-        return any([hmac.compare_digest(given, each) for each in self._tokens()])  # noqa: C419 - all, in equal time
+        return any([hmac.compare_digest(given, each) for each in self._tokens()])  # noqa: C419 - compares all, in constant time
 
     def _is_valid(self, cookie: str) -> bool:
         until, _, signature = cookie.partition(".")
@@ -106,12 +105,12 @@ class Login:
             address = ip_address(host)
         except ValueError:
             return False
-        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:  # how IPv4 comes to a socket of both
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:  # IPv4 on a dual-stack socket
             address = address.ipv4_mapped
         return any(address in network for network in self.proxies)
 
     def _tokens(self) -> list[bytes]:
-        """None if the file is gone: then nobody is let in."""
+        """The valid tokens; none if the file is unreadable, so that nobody is admitted."""
         if self.token_file is None:
             return []
         try:
@@ -124,8 +123,8 @@ def _signature(token: bytes, until: int) -> str:
     return hmac.new(token, f"kvtrail dashboard until {until}".encode(), hashlib.sha256).hexdigest()
 
 
-class OnlyLoggedIn:
-    """Middleware that shows the form to all others, and closes their websockets."""
+class LoginMiddleware:
+    """Shows the login form to everybody else, and closes their websockets."""
 
     def __init__(self, app: ASGIApp, login: Login) -> None:
         self._app, self._login = app, login
@@ -142,10 +141,10 @@ class OnlyLoggedIn:
         await self._app(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response | None:
-        """What is answered here; None for Streamlit to answer."""
+        """The middleware's own answer; None if Streamlit answers."""
         path = request.url.path
         if path == LOGIN and request.method == "POST":
-            return await self._logged_in(request)
+            return await self._log_in(request)
         if path == LOGOUT:
             answer = RedirectResponse("/", 303)
             answer.delete_cookie(COOKIE)
@@ -157,11 +156,11 @@ class OnlyLoggedIn:
         query = f"?{request.url.query}" if request.url.query else ""
         return _form("/" if path == LOGIN else path + query)
 
-    async def _logged_in(self, request: Request) -> Response:
+    async def _log_in(self, request: Request) -> Response:
         body = b""
         async for part in request.stream():
             body += part
-            if len(body) > LONGEST_FORM:
+            if len(body) > MAX_FORM_BYTES:
                 return PlainTextResponse("too long", 413, {"connection": "close"})
         fields = parse_qs(body.decode("utf-8", "replace"))
         wanted = _own_page(fields.get("next", ["/"])[0])
@@ -170,16 +169,16 @@ class OnlyLoggedIn:
             return _form(wanted, "This token is not valid here.")
         answer = RedirectResponse(wanted, 303)
         is_https = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
-        answer.set_cookie(COOKIE, cookie, max_age=LASTS_S, httponly=True, samesite="lax", secure=is_https)
+        answer.set_cookie(COOKIE, cookie, max_age=COOKIE_LIFETIME_S, httponly=True, samesite="lax", secure=is_https)
         return answer
 
 
 def _own_page(address: str) -> str:
-    """A page of ours: a path, and no other site's address, in whatever way a browser might read it."""
+    """The address if it is a path on this site under any browser's parsing, else `/`."""
     is_own = address.startswith("/") and address[1:2] not in ("/", "\\") and address.isprintable()
     return address if is_own else "/"
 
 
-def _form(wanted: str, said: str = "") -> HTMLResponse:
+def _form(wanted: str, message: str = "") -> HTMLResponse:
     headers = {"cache-control": "no-store", "x-frame-options": "DENY", "www-authenticate": "Bearer"}
-    return HTMLResponse(_FORM.format(action=LOGIN, next=escape(wanted), said=escape(said)), 401, headers)
+    return HTMLResponse(_FORM.format(action=LOGIN, next=escape(wanted), message=escape(message)), 401, headers)

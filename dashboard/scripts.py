@@ -1,19 +1,33 @@
-"""JavaScript modules as Streamlit takes them: it serves a component's files from a directory only if its package is installed
-in one particular way, and ours must also run from a checkout. So the modules that one imports are joined to it.
+"""JavaScript for Streamlit's components.
+
+Streamlit serves a component's files from a folder only if its package is installed in one particular way, and kvtrail must
+also run from a checkout: so a component gets its modules joined into one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
+import streamlit as st
+from streamlit.components.v2.types import ComponentRenderer
+
+VIEWS = Path(__file__).with_name("views")
 COPYING = Path(__file__).with_name("copying.js")
 """How a link is copied, on every page."""
 
 
+@cache
+def invisible(name: str) -> ComponentRenderer:
+    """A component that draws nothing: the browser runs `views/<name>.js` wherever it is placed. Registered once."""
+    js = (VIEWS / f"{name}.js").read_text()
+    return st.components.v2.component(f"kvtrail_{name}", js=js, isolate_styles=False)
+
+
 def joined(modules: Iterable[Path]) -> str:
-    """These modules as one, each after those that it imports: without imports, and without exports but the default."""
+    """The modules as one, each after those that it imports: no imports, and no exports but the default."""
     return "\n".join(_module(path.read_text()) for path in modules)
 
 

@@ -1,6 +1,6 @@
-"""Why the tokens of requests were reused or computed: the parts of a prompt with what explains each, and sums.
+"""Why the tokens of requests were reused or computed: the parts of a prompt with the explanation of each, and sums.
 
-An `entry` is what the api tells of one admission: its epoch, its tokens, when it was, and its parts in their order.
+An `entry` is one admission as the API returns it: its epoch, tokens, time, and parts in order.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, some
 
 MOST_ROWS = 100
-"""Runs of a prompt that have a row: the longest."""
+"""The longest runs of a prompt have a row each."""
 DENSE = 40
-"""Runs from which on the bar has no gaps between them: else it would be made of gaps."""
+"""From this many runs on, the bar has no gaps between them: it would be all gaps."""
 TENANT = "tenant"
 BY = ("engine", "connector", "model", TENANT)
-"""By what sums are told apart."""
+"""The labels by which sums can be grouped."""
 MOST_GROUPS = 12
-"""Engines, connectors, models or tenants that have a bar of their own."""
+"""Groups with a bar of their own."""
 LEAST_SHARE = 0.005
-"""What rounds to 0 % is not said."""
+"""Shares that round to 0 % are omitted."""
 AROUND_NS = 5 * 10**9
-"""How much of *Live* is shown before and after an event."""
+"""The time that *Live* shows before and after an event."""
 Link = tuple[str, Mapping[str, str]]
 """A page, and the query of its address."""
 
 
 def colour(cause: str, *, dark: bool) -> str:
-    """The colour of a cause; grey for one that only a newer tracer knows."""
+    """The colour of a cause; grey for a newer tracer's."""
     return (palette.CAUSE[cause].colour if cause in palette.CAUSE else palette.GREY).on(dark=dark)
 
 
@@ -53,16 +53,16 @@ def _entry(cause: str, value: str, *, dark: bool) -> Entry:
 
 
 def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
-    """The prompt as HTML: a bar of its runs in their order, as long as they are, and a list that says why of each. Both
-    lead to what explains it; style.css draws them."""
+    """The prompt as HTML: a bar of its runs in order, to scale, and a list with the cause of each. Both link to the
+    explanation; style.css draws them."""
     found = runs(entry["parts"])
-    told = [_told(run, entry) for run in found]
+    labels = [_label(run, entry) for run in found]
     hrefs = [escape(_address(link)) for link in links(found, entry, timeline)]
     colours = [escape(colour(run["cause"], dark=dark)) for run in found]
     bar = "".join(
-        f'<a href="{href}" title="{escape(said)}" aria-label="{escape(said)}"'
+        f'<a href="{href}" title="{escape(label)}" aria-label="{escape(label)}"'
         f' style="flex-grow: {run["tokens"]}; --colour: {shown}"></a>'
-        for run, said, href, shown in zip(found, told, hrefs, colours, strict=True)
+        for run, label, href, shown in zip(found, labels, hrefs, colours, strict=True)
         if run["tokens"]
     )
     with_row = set(nlargest(MOST_ROWS, range(len(found)), key=lambda number: found[number]["tokens"]))
@@ -78,13 +78,13 @@ def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
         shorter = f"and {some(len(left_out), 'shorter part')}, {some(sum(left_out), 'token')} in all"
         rest = f'<li class="rest"><span>{shorter}</span></li>'
     dense = " dense" if len(found) > DENSE else ""
-    label = f"The {some(entry['total'], 'token')} by cause, in their order"
+    title = f"The {some(entry['total'], 'token')} by cause, in their order"
     return (
-        f'<nav class="waterfall" aria-label="{label}"><div class="parts{dense}">{bar}</div><ol>{items}{rest}</ol></nav>'
+        f'<nav class="waterfall" aria-label="{title}"><div class="parts{dense}">{bar}</div><ol>{items}{rest}</ol></nav>'
     )
 
 
-def _told(run: Row, entry: Row) -> str:
+def _label(run: Row, entry: Row) -> str:
     return f"tokens {_range(run)}: {named_sentence(run, at_ns=entry['at_ns'])}"
 
 
@@ -99,8 +99,8 @@ def _address(link: Link) -> str:
 
 
 def links(found: Iterable[Row], entry: Row, timeline: Row) -> list[Link]:
-    """What explains each run: the step of this request that shows it, the other request that did it, or what happened at
-    that moment; else the admission itself."""
+    """The explanation of each run: the step of this request that shows it, the other request that caused it, or that
+    moment in *Live*; else the admission itself."""
     steps = {step["span_id"]: number for number, step in enumerate(timeline["steps"], 1)}
     engine = timeline["request"]["engine"]
     own = {"id": timeline["request"]["request"], "engine": engine}
@@ -120,18 +120,18 @@ def _link(run: Row, steps: Mapping[str, int], own: Mapping[str, str]) -> Link | 
     return None
 
 
-# Sums over a range of time, as `/api/efficiency` has them under `causes`: tokens by `cause:tier`, or, of what is unknown, by
-# what would tell it.
+# Sums over a range of time, as in `causes` of `/api/efficiency`: tokens by `cause:tier`, and those of unknown cause by what
+# was not recorded.
 
 
 def computed(sums: Row) -> dict[str, int]:
-    """The tokens that were computed, by cause, in the order of the causes."""
+    """The computed tokens by cause, in the order of the causes."""
     tokens_of = ((measure.partition(":")[0], tokens) for measure, tokens in (sums.get("causes") or {}).items())
     return _summed((cause, tokens) for cause, tokens in tokens_of if cause not in REUSED and tokens)
 
 
 def _summed(tokens_of: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Tokens by cause, in the order of the causes; what only a newer tracer knows comes last."""
+    """Tokens by cause, in the order of the causes; a newer tracer's come last."""
     found: Counter[str] = Counter()
     for cause, tokens in tokens_of:
         found[cause] += tokens
@@ -153,8 +153,8 @@ def time_rows(efficiency: Row) -> list[Row]:
 
 
 def groups(savings: Row, models: Mapping[str, str]) -> dict[str, dict[str, dict[str, int]]]:
-    """The computed tokens by cause, for each engine, connector, model and tenant: by what they are told apart, and name.
-    `models` are those of the engines."""
+    """The computed tokens by cause, for each engine, connector, model and tenant: by label, then by its value. `models` are
+    those of the engines."""
     found: dict[str, dict[str, Counter[str]]] = {by: {} for by in BY}
     for place in savings["by_place"]:
         engine = place["engine"]
@@ -170,14 +170,14 @@ def groups(savings: Row, models: Mapping[str, str]) -> dict[str, dict[str, dict[
 
 
 def _most_first(of: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
-    """Those with the most tokens; what is beyond `MOST_GROUPS` is one."""
+    """The groups with the most tokens; the rest are one."""
     order = sorted(of.items(), key=lambda each: (-each[1].total(), each[0]))
     shown, rest = order[:MOST_GROUPS], order[MOST_GROUPS:]
     return [*shown, (some(len(rest), "other"), sum((sums for _, sums in rest), Counter()))] if rest else shown
 
 
 def tenant_name(tenant: str) -> str:
-    """A tenant as people read it: the beginning of its digest, or that it has none."""
+    """A tenant's display name: the beginning of its digest, if it has one."""
     return {"plain": "without salt", "other": "other tenants"}.get(tenant, tenant[:8])
 
 
@@ -202,13 +202,13 @@ def sum_names(sums: Row, *, dark: bool) -> list[Entry]:
 
 
 def reasons(sums: Row) -> str:
-    """Why most of what was computed was computed, and of what that is not known, in sentences; empty where nothing was
-    computed or recorded."""
+    """The largest cause of computed tokens, and the share of unknown cause, in sentences; empty if nothing was computed or
+    recorded."""
     return " ".join(filter(None, (largest(sums), unknown(sums))))
 
 
 def unknown(sums: Row) -> str:
-    """What is not known of the computed tokens, and what would tell it, in sentences; empty where all is known."""
+    """The share of unknown cause, and what was not recorded, in sentences; empty if all causes are known."""
     causes = sums.get("causes") or {}
     whole = sum(computed(sums).values())
     found = {
@@ -222,7 +222,7 @@ def unknown(sums: Row) -> str:
 
 
 def largest(sums: Row) -> str:
-    """Why most of what was computed was computed, in a sentence; empty where that is not known."""
+    """The largest cause of computed tokens, in a sentence; empty if it is not known."""
     causes = computed(sums)
     tokens = sum(causes.values())
     if not tokens:
@@ -248,7 +248,7 @@ def largest(sums: Row) -> str:
 
 
 def _by_tier(sums: Row, cause: str) -> str:
-    """Which cache lost what had this cause, and of several how much each."""
+    """The caches that lost tokens by this cause, with their shares if there are several."""
     if cause not in ("evicted", "reset"):
         return ""
     of = {name.partition(":")[2]: tokens for name, tokens in sums["causes"].items() if name.partition(":")[0] == cause}

@@ -1,6 +1,6 @@
-"""Two requests side by side: what differs between them, ranked by what it means, and their steps beside each other.
+"""Two requests side by side: their differences, the most important first, and their steps.
 
-Steps are compared by what vLLM and the connector said about tokens; block ids, keys and times differ anyway.
+Steps are compared by their token counts; block ids, keys and times always differ.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _WAITS = {
     "waiting for remote KV": "Waited for a load", "lookup": "Waited for an answer", "queued": "Queued",
     "preempted": "Preempted for",
 }  # fmt: skip
-"""The phases in which a request gets no further, and how the time in them is called."""
+"""The phases in which a request makes no progress, and the names of the time in them."""
 _LEAST_MS = 1.0
-"""Shorter waits are no difference that anybody notices."""
+"""Shorter waits do not count as a difference."""
 _MUCH = 2.0
-"""Times differ if one is so many times the other."""
+"""Times differ if one is at least this many times the other."""
 _Numbered = tuple[int, Row]
 """A step with its number on its request's page."""
 
@@ -56,8 +56,8 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What is said of one side: what is compared, in words, and the step at which it shows."""
+class Aspect:
+    """An aspect of one side: the value to compare, its text, and the step that shows it."""
 
     compared: Any
     text: str
@@ -66,18 +66,18 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that differs, and why one should care."""
+    """An aspect that differs: its name and both sides."""
 
     name: str
-    a: Told
-    b: Told
+    a: Aspect
+    b: Aspect
 
 
 def differences(a: Side, b: Side) -> list[Difference]:
-    """What differs, the weightiest first: what became of them, what the connector answered and the guard refused, how long
-    they waited, what was computed again; lengths come last."""
+    """What differs, the most important first: outcomes, findings, the connector's answers and the guard's refusals, waits,
+    recomputed tokens; lengths come last."""
     before, after = (
-        [Difference(name, tell(a), tell(b)) for name, tell in told.items()] for told in (_BEFORE_WAITS, _AFTER_WAITS)
+        [Difference(name, of(a), of(b)) for name, of in aspects.items()] for aspects in (_BEFORE_WAITS, _AFTER_WAITS)
     )
     waits = [Difference(name, _spent(a, phase), _spent(b, phase)) for phase, name in _WAITS.items()]
     return [
@@ -88,7 +88,7 @@ def differences(a: Side, b: Side) -> list[Difference]:
 
 
 def step_rows(a: Row, b: Row) -> list[Row]:
-    """Both histories, step beside step, from each preemption on anew; the first column says what differs."""
+    """Both histories, step by step, realigned after each preemption; the first column names the difference."""
     return [
         {
             "": _difference(one, other),
@@ -102,11 +102,11 @@ def step_rows(a: Row, b: Row) -> list[Row]:
 
 
 def offer_rows(offers: Iterable[Row], to: Row) -> list[Row]:
-    """Requests to compare with, as rows: what tells each from `to`."""
+    """Requests to compare with, as rows; times are relative to the request `to`."""
     return [
         {
             "Request": offer["request"],
-            "Started": _apart(offer["started_ns"] - to["started_ns"]),
+            "Started": _time_between(offer["started_ns"] - to["started_ns"]),
             "Prompt": offer["prompt"],
             "Status": [status(offer)],
             "Verdict": [offer["verdict"]],
@@ -120,22 +120,22 @@ def offer_rows(offers: Iterable[Row], to: Row) -> list[Row]:
     ]
 
 
-def _apart(ns: int) -> str:
+def _time_between(ns: int) -> str:
     return "at the same time" if not ns else f"{duration(abs(ns))} {'later' if ns > 0 else 'earlier'}"
 
 
-def _became(side: Side) -> Told:
-    became, error = status(side.request), side.request["error"]
-    return Told(became, f"{became}: {error}" if error else became)
+def _outcome(side: Side) -> Aspect:
+    outcome, error = status(side.request), side.request["error"]
+    return Aspect(outcome, f"{outcome}: {error}" if error else outcome)
 
 
-def _contradictions(side: Side) -> Told:
+def _rules(side: Side) -> Aspect:
     rules = sorted({finding["rule"] for finding in side.timeline["findings"]})
-    return Told(rules, ", ".join(rules) or "none")
+    return Aspect(rules, ", ".join(rules) or "none")
 
 
-def _answers(side: Side) -> Told:
-    """What the connector promised, at each admission: its last answer before the request was given blocks."""
+def _answers(side: Side) -> Aspect:
+    """The connector's answers, by epoch: the last one before the request was allocated blocks."""
     answers: dict[int, tuple[int, Row]] = {}
     for number, step in side.steps(Kind.LOOKUP):
         answers[step["epoch"]] = (number, step["numbers"])
@@ -144,27 +144,27 @@ def _answers(side: Side) -> Told:
         for epoch, (_, numbers) in answers.items()
     ]
     compared = [numbers.get("returned") for _, numbers in answers.values()]
-    return Told(compared, "; ".join(texts) or NOTHING, next((number for number, _ in answers.values()), None))
+    return Aspect(compared, "; ".join(texts) or NOTHING, next((number for number, _ in answers.values()), None))
 
 
 def _answer(numbers: Row) -> str:
     return LATER if numbers.get("returned") is None else count(numbers["returned"])
 
 
-def _refusals(side: Side) -> Told:
+def _refusals(side: Side) -> Aspect:
     refused = [number for number, step in side.steps(Kind.LOOKUP) if step["numbers"].get("refused") is not None]
     text = f"{some(len(refused), 'answer')} refused by the guard" if refused else "none"
-    return Told(len(refused), text, refused[0] if refused else None)
+    return Aspect(len(refused), text, refused[0] if refused else None)
 
 
-def _postponed(side: Side) -> Told:
+def _postponed(side: Side) -> Aspect:
     later = [number for number, step in side.steps(Kind.LOOKUP) if step["numbers"].get("returned") is None]
-    return Told(len(later), some(len(later), "answer"), later[0] if later else None)
+    return Aspect(len(later), some(len(later), "answer"), later[0] if later else None)
 
 
-def _spent(side: Side, phase: str) -> Told:
+def _spent(side: Side, phase: str) -> Aspect:
     ms = times(side.parts).get(phase, 0.0)
-    return Told(ms, duration(round(ms * 1e6)) if ms else "none")
+    return Aspect(ms, duration(round(ms * 1e6)) if ms else "none")
 
 
 def _is_noticed(a_ms: float, b_ms: float) -> bool:
@@ -172,42 +172,42 @@ def _is_noticed(a_ms: float, b_ms: float) -> bool:
     return high >= _LEAST_MS and high >= _MUCH * low
 
 
-def _recomputed(side: Side) -> Told:
-    return Told(side.request["recomputed"], some(side.request["recomputed"], "token"))
+def _recomputed(side: Side) -> Aspect:
+    return Aspect(side.request["recomputed"], some(side.request["recomputed"], "token"))
 
 
-def _preemptions(side: Side) -> Told:
+def _preemptions(side: Side) -> Aspect:
     steps = side.steps(Kind.PREEMPT)
-    return Told(side.request["epoch"], count(side.request["epoch"]), steps[0][0] if steps else None)
+    return Aspect(side.request["epoch"], count(side.request["epoch"]), steps[0][0] if steps else None)
 
 
-def _sources(side: Side) -> Told:
+def _sources(side: Side) -> Aspect:
     first = next(iter(tokens.admissions(side.timeline)), None)
     if first is None:
-        return Told(None, NOTHING)
-    return Told(first.parts[:2], tokens.sum_line(first), first.step)
+        return Aspect(None, NOTHING)
+    return Aspect(first.parts[:2], tokens.sum_line(first), first.step)
 
 
-def _moved(name: str, kind_: Kind) -> Callable[[Side], Told]:
-    def tell(side: Side) -> Told:
+def _moved(name: str, kind_: Kind) -> Callable[[Side], Aspect]:
+    def aspect(side: Side) -> Aspect:
         steps = side.steps(kind_)
-        return Told(side.request[name], some(side.request[name], "token"), steps[0][0] if steps else None)
+        return Aspect(side.request[name], some(side.request[name], "token"), steps[0][0] if steps else None)
 
-    return tell
-
-
-def _length(side: Side) -> Told:
-    return Told(side.request["prompt"], some(side.request["prompt"] or 0, "token"))
+    return aspect
 
 
-_BEFORE_WAITS: dict[str, Callable[[Side], Told]] = {
-    "What became of it": _became,
-    "Findings": _contradictions,
+def _length(side: Side) -> Aspect:
+    return Aspect(side.request["prompt"], some(side.request["prompt"] or 0, "token"))
+
+
+_BEFORE_WAITS: dict[str, Callable[[Side], Aspect]] = {
+    "What became of it": _outcome,
+    "Findings": _rules,
     "The connector's answers": _answers,
     "Refused answers": _refusals,
     f"Answers {LATER}": _postponed,
 }
-_AFTER_WAITS: dict[str, Callable[[Side], Told]] = {
+_AFTER_WAITS: dict[str, Callable[[Side], Aspect]] = {
     "Recomputed after preemptions": _recomputed,
     "Preemptions": _preemptions,
     "Loaded": _moved("loaded", Kind.LOAD),
@@ -215,19 +215,18 @@ _AFTER_WAITS: dict[str, Callable[[Side], Told]] = {
     "Where the prompt came from": _sources,
     "Prompt's length": _length,
 }
-"""What is told of each side, before and after how long it waited, the weightiest first."""
+"""The compared aspects before and after the waits, the most important first."""
 
 
 def _pairs(a: Row, b: Row) -> list[tuple[_Numbered | None, _Numbered | None]]:
-    """The steps of both requests side by side, without other services'. What follows a preemption is beside what follows the
-    same preemption of the other."""
+    """The steps of both requests side by side, without other services', aligned by epoch."""
     ours, theirs = _runs(a), _runs(b)
     epochs = sorted({*ours, *theirs})
     return [pair for epoch in epochs for pair in zip_longest(ours.get(epoch, []), theirs.get(epoch, []))]
 
 
 def _runs(timeline: Row) -> dict[int, list[_Numbered]]:
-    """The steps by how often the request had been preempted."""
+    """The steps by epoch."""
     runs: dict[int, list[_Numbered]] = {}
     for number, step in enumerate(timeline["steps"], 1):
         if not step["foreign"]:
@@ -236,7 +235,7 @@ def _runs(timeline: Row) -> dict[int, list[_Numbered]]:
 
 
 def _difference(one: _Numbered | None, other: _Numbered | None) -> str:
-    """What differs between two steps, in a word; empty if they say the same."""
+    """What differs between two steps, in a word; empty if nothing does."""
     if one is None or other is None:
         return "only A" if other is None else "only B"
     a, b = one[1], other[1]
@@ -249,7 +248,7 @@ def _difference(one: _Numbered | None, other: _Numbered | None) -> str:
 
 
 _WORDS = {"refused": "refused", "returned": "answer", "failed": "failed"}
-"""Numbers whose difference means more than that of others."""
+"""The numbers with a name of their own for their difference."""
 
 
 def _call(step: Row) -> Sequence[Any]:

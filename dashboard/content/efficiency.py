@@ -1,7 +1,7 @@
-"""What the offload saves: where tokens came from, what was spared, copied and waited for.
+"""What the offload saves: the sources of tokens; spared tokens, copies and waits.
 
-A `Row` named `sums` holds the api's sums over a time range, engines and connectors: `/api/efficiency` under `worth`.
-tracer/savings/savings.py defines them.
+A `Row` named `sums` holds the API's sums over a time range, engines and connectors: `worth` in `/api/efficiency`, defined in
+tracer/savings/savings.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.words import NOTHING, count, size, some
 
 LOCAL, COMPUTED = "vLLM's own cache", "computed"
-"""The sources of tokens that no tier of the connector provided."""
+"""The sources of tokens other than the connector's tiers."""
 EPOCHS = {"0": "first run", "1": "after 1 preemption", "2": "after 2 preemptions", "3": "after 3 or more"}
 _TIERS = {"store": "connector's store", "other": "other tiers"}
 
 
 def sources(sums: Row) -> dict[str, int]:
-    """The tokens of the admitted requests by source, nearest first; together they are `asked`."""
+    """The tokens of admitted requests by source, nearest first; they add up to `asked`."""
     tiers = {_TIERS.get(tier, tier): tokens for tier, tokens in sums["tiers"].items() if tokens}
     return {LOCAL: sums["local"], **tiers, COMPUTED: max(0, sums["asked"] - sums["local"] - sum(tiers.values()))}
 
@@ -45,24 +45,24 @@ def epoch_rows(efficiency: Row) -> list[Row]:
 
 
 def saved_share(sums: Row) -> float | None:
-    """The share of the tokens to prefill that was spared; what vLLM's own cache held needed no prefill."""
+    """The spared share of the tokens that vLLM's own cache did not hold."""
     return _share(sums["spared"], sums["asked"] - sums["local"])
 
 
 def costs_s(sums: Row) -> tuple[float, float]:
-    """Seconds in loads and in stores. Requests wait while asynchronous loads are copied: the longer of both counts, once."""
+    """Seconds in loads and in stores. Requests wait for asynchronous loads: the longer of wait and copy counts, once."""
     return max(sums["waited_s"] + sums["postponed_s"], sums["load_s"]), sums["store_s"]
 
 
 def is_it_worth_it(sums: Row) -> tuple[str, str]:
-    """The page's first line: the level, as the palette has them, and whether the offload is worth its memory."""
+    """The page's first line: a level of the palette, and whether the offload is worth its memory."""
     share, saved_s = saved_share(sums), sums["prefill_saved_s"]
     if not sums["spared"] or share is None:
         return "warning", "Not worth its memory in this range: nothing was loaded in place of being computed."
     if saved_s is None:
         return "calm", (
             f"It spared {text.percent(share)} of prefill: {count(sums['spared'])} of"
-            f" {some(sums['asked'] - sums['local'], 'token')}. How many seconds that is, nobody measured."
+            f" {some(sums['asked'] - sums['local'], 'token')}. In seconds: not measured."
         )
     loads_s, stores_s = costs_s(sums)
     net_s = saved_s - loads_s - stores_s
@@ -74,8 +74,7 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
 
 
 def memory(savings: Row, engines: Iterable[Row]) -> str:
-    """How much host memory the connectors of the engines that are summed up hold, as their probes see it, and may hold, as
-    their settings say."""
+    """The host memory that the connectors in the sums hold (by their probes) and may hold (by their settings)."""
     summed = {place["engine"] for place in savings["by_place"]}
     engines = [engine for engine in engines if engine["engine"] in summed]
     held = [(_most(engine, "held_bytes"), _most(engine, "memory_limit")) for engine in engines]
@@ -83,18 +82,18 @@ def memory(savings: Row, engines: Iterable[Row]) -> str:
     known = [(bytes_, limit) for bytes_, limit in held if bytes_ is not None]
     limits = [limit for _, limit in held if limit is not None]
     if not known and not limits:
-        return "How much host memory it holds, and may hold, is not known: no probe sees it, and no setting says it."
+        return "How much host memory it holds, and may hold, is not known: no probe reads it, and no setting limits it."
     if not known:
         where = f"of host memory{each} in {some(len(limits), 'engine')}"
-        return f"It may hold {size(sum(limits))} {where}; how much it does hold, no probe sees."
+        return f"It may hold {size(sum(limits))} {where}; no probe reads how much it does hold."
     bounds = [limit for _, limit in known if limit is not None]
     is_bounded = len(bounds) == len(known)
     amount = _of(sum(bytes_ for bytes_, _ in known), sum(bounds)) if is_bounded else size(sum(b for b, _ in known))
     sentence = f"It holds {amount} of host memory{each} in {some(len(known), 'engine')}"
     if not is_bounded:
-        sentence += "; how much it may hold, its settings do not say"
+        sentence += "; its settings name no limit"
     unseen = len(held) - len(known)
-    return f"{sentence}." + (f" What it holds in {some(unseen, 'other engine')}, no probe sees." if unseen else "")
+    return f"{sentence}." + (f" No probe reads what it holds in {some(unseen, 'other engine')}." if unseen else "")
 
 
 def cards(sums: Row) -> list[tuple[str, str, str, str]]:
@@ -121,20 +120,20 @@ def cards(sums: Row) -> list[tuple[str, str, str, str]]:
 
 
 def waits(sums: Row) -> str:
-    """In how many loads requests waited. Only asynchronous loads are waited for; the others are part of a step."""
+    """How many loads requests waited for. Only asynchronous loads count; others are part of a step."""
     if sums["load_tokens"] and not sums["waits"]:
         return "no asynchronous load"
     return f"in {some(sums['waits'], 'load')}"
 
 
 def source_of_savings(sums: Row) -> str:
-    """How the seconds saved were calculated, or why they are unknown."""
+    """How the saved seconds were calculated, or why they are unknown."""
     rate = sums["prefill_tokens_per_s"]
     if sums["prefill_saved_s"] is not None:
         here = "" if rate is None else f" (here {text.rate(rate)} tokens/s)"
         unrated = sums["spared_unrated"]
         return (
-            "Prefill saved: the tokens spared, that is, loaded and not computed, divided by the prefill rate of their own"
+            "Prefill saved: the spared tokens (loaded, not computed), divided by the prefill rate of their own"
             f" engine{here}, as measured from its steps in this window."
             + (f" {some(unrated, 'token')} of engines whose rate is unknown are left out." if unrated else "")
         )
@@ -142,12 +141,12 @@ def source_of_savings(sums: Row) -> str:
         return "No prefill was saved in this window: nothing was loaded in place of being computed."
     return (
         "How many seconds of prefill were saved is not known, because no engine's prefill rate is: it is measured from"
-        " consecutive steps, which are recorded at level `detailed`. kvtrail does not guess it."
+        " consecutive steps, which are recorded at level `detailed`."
     )
 
 
 def limits(sums: Row) -> str:
-    """What the numbers cannot show, or an empty text."""
+    """What the numbers omit; empty if nothing."""
     sentences = []
     if sums["hidden"]:
         sentences.append(
@@ -160,7 +159,7 @@ def limits(sums: Row) -> str:
 
 
 def reconciled(sums: Row) -> str:
-    """Whether vLLM's own statistics count the same, in a sentence; empty where it gives none."""
+    """Whether vLLM's own statistics agree, in a sentence; empty if it gives none."""
     if not sums["counted"]:
         return ""
     theirs, ours = (tuple(sums[f"{who}_{where}"] for where in ("local", "external")) for who in ("counted", "compared"))
@@ -173,7 +172,7 @@ def reconciled(sums: Row) -> str:
     why = (
         "loads failed after vLLM had counted them"
         if sums["failed"] and theirs[1] > ours[1]
-        else "the rules `statistics` and `over-report` tell of single requests, and lost spans of the rest"
+        else "the rules `statistics` and `over-report` explain single requests, and lost spans the rest"
     )
     return (
         f"{of} count {counts}: {' and '.join(apart)} than the lookups and allocations say. {why[0].upper()}{why[1:]}."
@@ -181,7 +180,7 @@ def reconciled(sums: Row) -> str:
 
 
 def counter_rows(sums: Row) -> list[Row]:
-    """The engine's own counters beside ours, of the same requests; a row each."""
+    """vLLM's counters beside kvtrail's, of the same requests; a row each."""
     rows = (("hits of its prefix cache", "local"), ("hits of the connector", "external"))
     return [
         {
@@ -195,7 +194,7 @@ def counter_rows(sums: Row) -> list[Row]:
 
 
 def accounted(sums: Row) -> str:
-    """Whether all tokens of admitted requests have a cause, in a sentence; empty where no cause was recorded."""
+    """Whether all tokens of admitted requests have a cause, in a sentence; empty if no cause was recorded."""
     having = sum(sums["causes"].values())
     if not having:
         return ""
@@ -254,7 +253,7 @@ def _source_rows(sums: Row, names: list[str]) -> list[Row]:
 
 
 def _most(engine: Row, name: str) -> int | None:
-    """The largest of what the recorders of an engine know: each knows it of one worker."""
+    """The largest value among an engine's recorders: each reports one worker."""
     return max((each[name] for each in engine["recorders"] if each[name] is not None), default=None)
 
 

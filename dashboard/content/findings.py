@@ -1,27 +1,31 @@
-"""The findings of a time range: by rule, over time, and one by one."""
+"""Findings: those of a time range by rule, over time and one by one; and each in sentences, with its evidence and numbers."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import proof, text
+from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.palette import SEVERITY
-from kvtrail.tracer.model.words import count
+from kvtrail.tracer.model.words import count, described, ending, kind, value
 
+_EPOCH = re.compile(r"\bepoch (\d+)\b")
+_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
+_LET = re.compile(r"^Let (\w+) = ")
 HARMED = ("engine died", "request lost", "request failed")
-"""What a finding did, if it did harm."""
+"""The outcomes of findings that did harm."""
 
 
 def rule_rows(rules: Iterable[Row]) -> list[Row]:
-    """The rules that have findings, worst first: what each could do, what its findings did, and how many there were when."""
+    """The rules with findings, worst first: their severity, their impact, and their findings over time."""
     order = sorted(rules, key=lambda rule: (-rule["harmed"], _rank(rule["severity"]), -rule["findings"], rule["rule"]))
     return [
         {
             "Could": [rule["severity"]],
-            "Did": did(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
+            "Did": impact(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
             "Rule": rule["rule"],
             "Says": rule["title"],
             "Findings": rule["findings"],
@@ -32,8 +36,8 @@ def rule_rows(rules: Iterable[Row]) -> list[Row]:
     ]
 
 
-def did(*, harmed: int, healed: int, findings: int) -> str:
-    """What the findings of a rule did: 2 did harm, 11 healed."""
+def impact(*, harmed: int, healed: int, findings: int) -> str:
+    """The impact of a rule's findings: 2 did harm, 11 healed."""
     rest = max(0, findings - harmed - healed)
     parts = [f"{count(harmed)} did harm"] * bool(harmed) + [f"{count(healed)} healed"] * bool(healed)
     if not parts:
@@ -42,8 +46,7 @@ def did(*, harmed: int, healed: int, findings: int) -> str:
 
 
 def narrowed(trend: Row, findings: Iterable[Row], rules: Iterable[Row]) -> list[Row]:
-    """The rules of findings that a filter has chosen, as `/api/status` has those of all: counts from their trend, and what
-    they did from the findings that are listed."""
+    """The rules of filtered findings, in the form of `/api/status`: counts by the trend, impact by the listed findings."""
     titles = {rule["id"]: rule["title"] for rule in rules}
     step_ns = trend["step_ns"]
     intervals = range(trend["since_ns"] // step_ns * step_ns, trend["until_ns"], step_ns)
@@ -70,7 +73,7 @@ def narrowed(trend: Row, findings: Iterable[Row], rules: Iterable[Row]) -> list[
 
 
 def latest_of_each_rule(findings: Iterable[Row], *, most: int) -> list[Row]:
-    """The latest finding of each of the first rules: several of one rule say the same."""
+    """The latest finding of each of the first `most` rules: findings of one rule read alike."""
     latest: dict[str, Row] = {}
     for finding in findings:
         latest.setdefault(finding["rule"], finding)
@@ -78,7 +81,7 @@ def latest_of_each_rule(findings: Iterable[Row], *, most: int) -> list[Row]:
 
 
 def trend_rows(trend: Row) -> list[Row]:
-    """The chart's points: findings by severity and interval."""
+    """The chart's bars: findings by interval and severity."""
     counts: Counter[tuple[int, str]] = Counter()
     for each in trend["counts"]:
         counts[each["at_ns"], each["severity"]] += each["findings"]
@@ -98,7 +101,7 @@ def finding_rows(findings: Iterable[Row]) -> list[Row]:
             "Did": [finding["did"]],
             "Rule": finding["rule"],
             "Request": finding["external"] or finding["request"],
-            "Says": proof.sentences(finding)[-1],
+            "Says": sentences(finding)[-1],
             "Preemptions": finding["epoch"],
             "Seen": finding["count"],
             "Connector": finding["connector"],
@@ -110,10 +113,47 @@ def finding_rows(findings: Iterable[Row]) -> list[Row]:
 
 
 def total(trend: Row) -> int:
-    """How many findings the filters match in the range."""
+    """The number of findings that match the filters in the range."""
     return sum(each["findings"] for each in trend["counts"])
 
 
 def _rank(severity: str) -> int:
     order = list(SEVERITY)
     return order.index(severity) if severity in order else len(order)
+
+
+def _run(epoch: int) -> str:
+    """When in a request's life: before any preemption, or after which one."""
+    return "before any preemption" if not epoch else f"after it was preempted {ending(epoch)}"
+
+
+def sentences(finding: Row) -> list[str]:
+    """A finding's explanation, sentence by sentence; it needs no glossary."""
+    parts = _SENTENCE_END.split(finding["explanation"])
+    return [_LET.sub(r"\1 is ", _EPOCH.sub(lambda found: _run(int(found[1])), part)) for part in parts]
+
+
+def sightings(finding: Row, *, now_ns: int) -> str:
+    """Its rule, how often it was seen, and when."""
+    first, last = (text.clock(finding[end], now_ns=now_ns) for end in ("first_ns", "last_ns"))
+    when = f"at {first}" if finding["count"] == 1 else f"{ending(finding['count'])}, from {first} to {last}"
+    return f"rule {finding['rule']}, seen {when} UTC"
+
+
+def evidence(finding: Row, steps: Mapping[str, int]) -> list[Row]:
+    """The witnesses, as rows; `steps` has each step's number by span id."""
+    return [
+        {
+            "Proof": witness["label"],
+            "Step": steps.get(witness["span_id"]),
+            "Time (UTC)": text.clock(witness["at_ns"]),
+            "Kind": kind(witness["kind"]),
+            "Says": described(witness["kind"], witness["numbers"]),
+        }
+        for witness in finding["witness"]
+    ]
+
+
+def numbers(finding: Row) -> list[Row]:
+    """The numbers in the sentences, by the rule's names for them."""
+    return [{"Number": name.replace("_", " "), "Value": value(number)} for name, number in finding["numbers"].items()]

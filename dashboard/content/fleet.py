@@ -1,4 +1,4 @@
-"""Engines and their recorders: which of them are live, how far behind they are, and what they lost."""
+"""Engines and their recorders: their states, lag and losses."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.words import NOTHING, count, duration, some
 
 LIVE_NS = 30 * 10**9
-"""What was heard of later than this is taken to go on, where no recorder says."""
+"""A request with a later event is taken to go on, if no recorder says otherwise."""
 
 
 def is_live(recorder: Row) -> bool:
-    """Whether the recorder's process is expected to send more."""
+    """Whether more is expected from the recorder's process."""
     return bool(recorder["status"] == "running")
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
-    """Live, closed, terminated, quiet, ended of an error, or for how long it has been silent."""
+    """Live, closed, terminated, quiet, ended of an error, or silent for some time."""
     if recorder["ended_by"]:
         return "ended of an error"
     if recorder["status"] in ("closed", "terminated", "quiet"):
         return str(recorder["status"])
     silent_s = max(0, now_ns - recorder["heard_ns"]) // 10**9
-    # Heartbeats come every 5 s: shorter silence means nothing, and the number would only flicker.
+    # Heartbeats come every 5 s: a shorter silence means nothing, and the number would flicker.
     if silent_s <= 6 or not recorder["gives_signs"]:
         return "live"
     return f"silent for {silent_s} s" if silent_s < 60 else f"silent for {silent_s // 60:,} min"
@@ -46,7 +46,7 @@ def missing_spans(recorders: Iterable[Row]) -> str:
 
 
 def quiet_engines(recorders: Iterable[Row]) -> str:
-    """A sentence if engines give no signs of life and are missed, else an empty text."""
+    """A sentence if engines without heartbeats have sent nothing for a while, else an empty text."""
     engines = {recorder["engine"] for recorder in recorders if recorder["status"] == "quiet"}
     if not engines:
         return ""
@@ -79,11 +79,11 @@ def counts(fleet: Row) -> list[tuple[str, str, str, str]]:
 
 
 _ORDER = ("died", "silent", "running", "drained", "replaced", "unseen")
-"""Engines that need somebody first, and then those that serve."""
+"""Engines that need attention first, then those that serve."""
 
 
 def in_order(engines: Iterable[Row]) -> list[Row]:
-    """The engines: those that died or went silent first, then by service and name."""
+    """The engines, by state, then by service and name."""
 
     def order(engine: Row) -> tuple[int, int, str, str]:
         state = engine["state"]
@@ -95,7 +95,7 @@ def in_order(engines: Iterable[Row]) -> list[Row]:
 
 
 def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
-    """The engines by the names that people know, in the order given."""
+    """The engines by display name, in the order given."""
     return [
         {
             "Service": engine["service"] or None,
@@ -116,16 +116,16 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
 
 
 def last_seen_ns(engine: Row) -> int:
-    """When anything last came of it, or it ended; 0 if that is not known."""
+    """When its last event arrived, or when it ended; 0 if unknown."""
     return max((r["last_ns"] for r in engine["recorders"]), default=0) or engine["ended_ns"] or 0
 
 
 def version_rows(engines: Iterable[Row]) -> list[Row]:
-    """Which versions run side by side: a row for each mixture that some engine has, the most frequent first."""
-    mixtures: dict[tuple[str, str, str, str], list[Row]] = {}
+    """The combinations of versions, connectors and models that engines run, the most frequent first."""
+    combinations: dict[tuple[str, str, str, str], list[Row]] = {}
     for engine in engines:
-        mixture = (engine["version"] or "", engine["kvtrail"] or "", _connectors(engine), engine["model"] or "")
-        mixtures.setdefault(mixture, []).append(engine)
+        combination = (engine["version"] or "", engine["kvtrail"] or "", _connectors(engine), engine["model"] or "")
+        combinations.setdefault(combination, []).append(engine)
     return [
         {
             "vLLM": vllm or None,
@@ -137,13 +137,13 @@ def version_rows(engines: Iterable[Row]) -> list[Row]:
             "Died": sum(each["state"] == "died" for each in some_engines),
         }
         for (vllm, recorder, connectors, model), some_engines in sorted(
-            mixtures.items(), key=lambda pair: -len(pair[1])
+            combinations.items(), key=lambda pair: -len(pair[1])
         )
     ]
 
 
 def _end(engine: Row, *, now_ns: int) -> str | None:
-    """When and of what an engine ended, as far as it is known."""
+    """When and of what an engine ended, if known."""
     if engine["state"] not in ("died", "drained", "silent"):
         return None
     at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
@@ -155,11 +155,11 @@ def _connectors(engine: Row) -> str:
 
 
 def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
-    """The recorders: those that lost something first, then the live ones, then by when they were last seen."""
+    """The recorders: those with losses first, then the live ones, then by last event."""
 
     def order(each: Row) -> tuple[bool, bool, int, str]:
-        loses = each["dropped"] or each["missing"] or each["untold"] or each["unknown"] or each["probes_off"]
-        return not loses, not is_live(each), -each["last_ns"], each["id"]
+        has_lost = each["dropped"] or each["missing"] or each["untold"] or each["unknown"] or each["probes_off"]
+        return not has_lost, not is_live(each), -each["last_ns"], each["id"]
 
     return [
         {

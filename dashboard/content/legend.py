@@ -1,4 +1,4 @@
-"""Legends of charts as HTML: unlike a chart's own, they wrap where a page is narrow, and nothing of them is cut."""
+"""Legends of charts as HTML: unlike a chart's own, they wrap on a narrow page instead of being cut."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from html import escape
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name of a legend.
+    """An entry of a legend.
 
     Attributes:
-        colour: as CSS has it.
+        colour: in CSS.
         mark: `bar`, `dot`, `diamond`, `cross`, or the style of a line: `solid`, `dashed`, `dotted`.
         value: a number beside the name.
-        help: what it means, shown over it.
+        help: its meaning, as a tooltip.
     """
 
     name: str
@@ -36,7 +36,7 @@ def legend(entries: Iterable[Entry]) -> str:
 
 
 def bar(entries: Iterable[Entry], amounts: Iterable[float]) -> str:
-    """A bar of parts, each as long as its amount; a part of nothing has no place in it."""
+    """A bar of parts, to scale; empty parts are left out."""
     segments = (
         f'<i title="{escape(entry.name)}" style="flex-grow: {amount}; --colour: {escape(entry.colour)}"></i>'
         for entry, amount in zip(entries, amounts, strict=True)

@@ -1,7 +1,6 @@
-"""What more memory, or less, would have been worth: the curve of one connector, and sentences about it.
+"""What more or less memory would have been worth: one connector's hit-ratio curve, and sentences about it.
 
-A `curve` is one of those that `/api/efficiency` has under `memory`; its points are shares of the tokens that vLLM's own cache
-did not hold.
+A `curve` is an item of `memory` in `/api/efficiency`; its points are shares of the tokens that vLLM's own cache did not hold.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from kvtrail.tracer.model.words import count, percent, size, some
 
 MIB, GIB = 1 << 20, 1 << 30
 LARGER = (1.5, 2, 4)
-"""Stores that are compared with today's in a sentence."""
-NEXT_TO_NOTHING, ROOM = 0.02, 2
-"""What a store gives that is next to nothing, as a share of the most; by which factor the axis begins below the others."""
+"""The sizes compared with today's store, as multiples of it."""
+NEGLIGIBLE, MARGIN = 0.02, 2
+"""The share of the curve's maximum below which points are left out; the factor by which the axis begins below the others."""
 LEAST_GAIN = 0.002
-"""A gain below this share is none."""
+"""A smaller gain counts as none."""
 
 
 def limit_of(curve: Row, engines: Iterable[Row]) -> int | None:
-    """Bytes that the connector may hold on each worker, as its engine's settings say."""
+    """Bytes that the connector may hold on each worker, by its engine's settings; None if not known."""
     for engine in engines:
         if engine["engine"] == curve["engine"]:
             limits = [each["memory_limit"] for each in engine["recorders"] if each["memory_limit"] is not None]
@@ -31,17 +30,17 @@ def limit_of(curve: Row, engines: Iterable[Row]) -> int | None:
 
 
 def today(curve: Row, limit: int | None) -> float | None:
-    """The chunks that the store holds today; None where that is not known."""
+    """The number of chunks that the store holds today; None if not known."""
     return limit / curve["chunk_bytes"] if limit and curve["chunk_bytes"] else None
 
 
 def share_at(curve: Row, chunks: float) -> float:
-    """The share that a store of so many chunks would have given."""
+    """The share that a store of `chunks` chunks would have given."""
     return max((point["share"] for point in curve["points"] if point["chunks"] <= chunks), default=0.0)
 
 
 def unit(curve: Row) -> tuple[str, float]:
-    """In what the curve's stores are counted, and how much of it a chunk is."""
+    """The unit of the curve's sizes, and the size of a chunk in it."""
     if not curve["chunk_bytes"]:
         return "chunks", 1.0
     largest = curve["points"][-1]["chunks"] * curve["chunk_bytes"]
@@ -50,7 +49,7 @@ def unit(curve: Row) -> tuple[str, float]:
 
 
 def given(sums: Row) -> float | None:
-    """The share of full blocks beyond vLLM's own cache that the store has given, whatever it evicts first."""
+    """The measured share of full blocks beyond vLLM's own cache that the store gave."""
     causes = sums["causes"]
     unaligned = sum(tokens for name, tokens in causes.items() if name.startswith(("unaligned:", "last-token:")))
     wanted = sums["asked"] - sums["local"] - unaligned
@@ -58,7 +57,7 @@ def given(sums: Row) -> float | None:
 
 
 def rows(curve: Row, *, held: float | None = None) -> list[Row]:
-    """The points of the curve, without those of small stores that give next to nothing; `held` are the chunks of today's."""
+    """The points of the curve, without negligible ones of small stores; `held` is today's size in chunks."""
     _, chunk = unit(curve)
     return [
         {
@@ -74,26 +73,26 @@ def rows(curve: Row, *, held: float | None = None) -> list[Row]:
 
 
 def _first(curve: Row, held: float | None) -> int:
-    """The number of the first point to show."""
+    """The index of the first point to show."""
     points = curve["points"]
-    least = points[-1]["share"] * NEXT_TO_NOTHING
-    begin = min(point["chunks"] for point in points if point["share"] >= least) / ROOM
-    begin = min(begin, held / ROOM) if held else begin
+    least = points[-1]["share"] * NEGLIGIBLE
+    begin = min(point["chunks"] for point in points if point["share"] >= least) / MARGIN
+    begin = min(begin, held / MARGIN) if held else begin
     return sum(1 for point in points if point["chunks"] < begin)
 
 
 def stored(curve: Row, chunks: float) -> str:
-    """So many chunks as text: in bytes, where that is known."""
+    """A size in chunks as text: in bytes, if known."""
     return size(chunks * curve["chunk_bytes"]) if curve["chunk_bytes"] else some(round(chunks), "chunk")
 
 
 def sentences(curve: Row, *, limit: int | None, rate: float | None, hours: float, given: float | None = None) -> str:
-    """What today's store gives, what larger ones would have given, and from where on nothing is gained.
+    """What today's store gives, what larger ones would have given, and the size beyond which nothing is gained.
 
     Args:
-        rate: the engine's prefill, in tokens a second; None where it is not known.
-        hours: that the curve is of.
-        given: the share that today's store has given, as measured.
+        rate: the engine's prefill rate, in tokens per second; None if not known.
+        hours: the time that the curve covers.
+        given: the measured share of today's store.
     """
     if not curve["points"]:
         return "No prefix was asked for twice, so no memory would have given anything."
@@ -110,33 +109,33 @@ def sentences(curve: Row, *, limit: int | None, rate: float | None, hours: float
         return f"Today's {stored(curve, held)} are enough: nothing is evicted that is asked for again.{measured} {most}"
     today_gives = f"Today's {stored(curve, held)} give {percent(now)} of what vLLM's own cache does not hold.{measured}"
     gains = [((times - 1) * held, share_at(curve, times * held) - now) for times in LARGER]
-    told = [
+    larger = [
         (stored(curve, more), _worth(gain * curve["wanted"] / hours if hours else 0.0, rate))
         for more, gain in gains
         if gain > LEAST_GAIN
     ]
-    if not told:
+    if not larger:
         return f"{today_gives} Up to {stored(curve, LARGER[-1] * held)}, nothing more is gained. {most}"
-    (more, worth), *rest = told
+    (more, worth), *rest = larger
     others = "".join(f", {more} more {worth}" for more, worth in rest)
     would = f"saved {worth} of prefill an hour" if rate else f"given {worth} an hour"
     return f"{today_gives} {more} more would have {would}{others}. {most}"
 
 
 def counted_since(curve: Row) -> str:
-    """From when on chunks are followed, where that is within the time that is looked at; else nothing."""
+    """When the curve begins, if that is within the page's range; else empty."""
     if curve["since_s"] is None:
         return ""
     return f" It counts from {text.clock(curve['since_s'] * 10**9)} on: what was stored before then is taken for new."
 
 
 def _unsized(curve: Row, limit: int | None) -> str:
-    """Why today's chunks are not known."""
+    """Why today's size is not known."""
     if limit is None:
         return "its settings name no limit, or its engine is gone"
     return "no worker reports the bytes of its copies"
 
 
 def _worth(tokens: float, rate: float | None) -> str:
-    """Tokens, or the seconds of prefill that they are."""
+    """Tokens, or the seconds of prefill that they take."""
     return text.seconds(tokens / rate) if rate else f"{count(tokens)} tokens"

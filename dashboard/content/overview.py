@@ -1,4 +1,4 @@
-"""The first page: whether something is wrong, in sentences that lead on; and how much there was."""
+"""The first page: what is wrong, in sentences that are links; and the totals of the range."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.words import count, some
 
 TIMED = ("findings", "efficiency", "live", "requests")
-"""The pages that a sentence's range of time goes along to."""
+"""The pages to which a sentence's link carries the time range."""
 LEAST_RATE = 0.1
-"""A lower one would be shown as 0.0."""
+"""A lower rate would be shown as 0.0."""
 ICONS = {"lost": "error", "warning": "warning", "calm": "check_circle"}
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A sentence on the first page: its `level` (`lost`, `warning` or `calm`), and the page and query to which it leads."""
+    """A sentence on the first page: its `level` (`lost`, `warning` or `calm`), and the page and query that it links to."""
 
     level: str
     text: str
@@ -29,7 +29,7 @@ class Statement:
 
 
 def statements(status: Row, shown: TimeRange) -> list[Statement]:
-    """The tracer's sentences, worst first. A newer tracer may have other levels: what is not known is a warning."""
+    """The tracer's sentences, worst first. An unknown level (of a newer tracer) counts as a warning."""
     return [
         Statement(
             level=each["level"] if each["level"] in ICONS else "warning",
@@ -45,8 +45,8 @@ def statements(status: Row, shown: TimeRange) -> list[Statement]:
 
 
 def cards(sums: Row, rules: Sequence[Row], *, open_requests: int, length_s: float) -> list[tuple[str, str, str, str]]:
-    """How much there was in the range: name, value, note, and the glossary's term. `sums` are the efficiency's, and `rules`
-    those with findings."""
+    """The totals of the range: name, value, note, and the glossary's term. `sums` are those of efficiency, `rules` those with
+    findings."""
     minutes = length_s / 60
     share = efficiency.saved_share(sums)
     seconds = sums["prefill_saved_s"]
@@ -64,7 +64,7 @@ def cards(sums: Row, rules: Sequence[Row], *, open_requests: int, length_s: floa
 
 
 def _a_minute(number: int, minutes: float) -> str:
-    """How often something happened."""
+    """A count as a rate."""
     if not number:
         return "none"
     a_minute = number / minutes
@@ -72,14 +72,14 @@ def _a_minute(number: int, minutes: float) -> str:
 
 
 def outcomes(requests: Iterable[Row], shown: TimeRange) -> Counter[str]:
-    """What became of the requests that began in the range."""
+    """The requests that began in the range, by outcome."""
     return Counter(
         request["outcome"] for request in requests if shown.since_ns <= request["started_ns"] < shown.until_ns
     )
 
 
 def engine_settings(url: str, *, wants_token: bool) -> str:
-    """The shell's line that starts a traced engine whose spans come here. One may copy it as it is, but for the model."""
+    """The shell command that starts a traced engine and sends its spans here; only the model is a placeholder."""
     settings = ["KVTRAIL_TRACE=1", "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", f"OTEL_EXPORTER_OTLP_ENDPOINT={url}"]
     if wants_token:
         settings.append("OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer%20TOKEN'")
@@ -91,4 +91,4 @@ DEMO = """\
 kvtrail demo --folder .demo-beside \\
   --grpc-port 14317 --http-port 14318 \\
   --dashboard-port 18501"""
-"""A demo that can run beside the tracer and the dashboard that are there: it has a folder and ports of its own."""
+"""A demo that can run beside this tracer and dashboard: it has its own folder and ports."""

@@ -1,8 +1,7 @@
-"""Every colour that means something, in the light and in the dark theme: the one place from which pages, charts and the live
-view take them.
+"""Every colour with a meaning, in the light and the dark theme, for pages, charts and the live view.
 
-Each has a contrast of at least 4.5 as text and 3 as a mark on the page of its theme (WCAG 2.2, 1.4.3 and 1.4.11); a test
-computes it. Red is only for what is lost or wrong.
+Each has a contrast of at least 4.5 as text and 3 as a mark on its theme's background (WCAG 2.2, 1.4.3 and 1.4.11); a test
+computes it. Red is reserved for what is lost or wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """A colour in both themes, and the name of the one of Streamlit's colours that a badge has instead."""
+    """A colour in both themes, and the Streamlit colour of a badge."""
 
     light: str
     dark: str
@@ -27,7 +26,7 @@ class Colour:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """A colour, and what it says."""
+    """A colour and its meaning."""
 
     colour: Colour
     means: str
@@ -46,39 +45,39 @@ GREY = Colour("#5b6472", "#a3acba", "gray")
 
 BACKGROUND = Colour("#ffffff", "#0e1117", "")
 SECONDARY = Colour("#f3f5f8", "#1b1f29", "")
-"""The background of fields and of the heads of tables."""
+"""The background of fields and table headings."""
 TEXT = Colour("#12151c", "#f4f5f7", "")
-"""Streamlit makes captions, axes and legends of it, at six tenths of its opacity."""
+"""Streamlit draws captions, axes and legends in it, at 60 % opacity."""
 BORDER = Colour("#dfe3ea", "#2f3542", "")
 PRIMARY = Colour("#1d5fd6", "#4d86f0", "")
-"""What can be clicked, and what is chosen."""
+"""Clickable and selected elements."""
 
 LEVEL = {
     "lost": Meaning(RED, "something is lost: an engine, a request, a right answer"),
     "warning": Meaning(ORANGE, "something is worse than it was, or not known"),
     "calm": Meaning(GREEN, "nothing is wrong"),
 }
-"""Of a sentence on the first page."""
+"""Levels of sentences on the first page."""
 STATE = {
-    "running": Meaning(GREEN, "it sends spans or signs of life"),
-    "silent": Meaning(ORANGE, "nothing comes from it, and it has not said goodbye"),
-    "died": Meaning(RED, "it ended of an error"),
-    "drained": Meaning(GREY, "it said goodbye and ended"),
-    "replaced": Meaning(GREY, "another engine has taken its place"),
-    "unseen": Meaning(GREY, "it has not been seen since the tracer started"),
+    "running": Meaning(GREEN, "sends spans or heartbeats"),
+    "silent": Meaning(ORANGE, "sends nothing, without a goodbye"),
+    "died": Meaning(RED, "ended of an error"),
+    "drained": Meaning(GREY, "ended with a goodbye"),
+    "replaced": Meaning(GREY, "replaced by another engine"),
+    "unseen": Meaning(GREY, "not seen since the tracer started"),
 }
-"""Of an engine."""
+"""States of an engine."""
 STATUS = {
     "queued": Meaning(GREY, "arrived, and not yet processed"),
     "admitted": Meaning(CYAN, "was given blocks"),
     "loading": Meaning(GREEN, "waits for KV from the connector"),
     "running": Meaning(BLUE, "is computed"),
-    "preempted": Meaning(ORANGE, "taken off the engine until its next step"),
+    "preempted": Meaning(ORANGE, "preempted, until its next step"),
     "finished": Meaning(GREEN, "ended as it should"),
     "failed": Meaning(RED, "a call about it raised"),
     "abandoned": Meaning(RED, "never ended, and its engine is gone"),
 }
-"""Of a request, in the order of its life."""
+"""Statuses of a request, in the order of its life."""
 OUTCOME = {
     "running": Meaning(BLUE, "has not ended"),
     "finished": Meaning(GREEN, "ended as it should"),
@@ -87,10 +86,10 @@ OUTCOME = {
     "lost": Meaning(RED, "it was open when its engine ended"),
     "unheard": Meaning(ORANGE, "contact with its engine was lost"),
 }
-"""What became of a request."""
+"""Outcomes of a request."""
 VERDICT = {
     "ok": Meaning(GREEN, "what was checked agrees, and nothing is missing"),
-    "drift": Meaning(RED, "an event contradicts another"),
+    "drift": Meaning(RED, "events contradict each other"),
     "unknown": Meaning(GREY, "the recorded events cannot decide it"),
 }
 SEVERITY = {
@@ -101,7 +100,7 @@ SEVERITY = {
     "wasted work": Meaning(LIME, "can compute or copy in vain"),
     "wrong metrics": Meaning(GREY, "makes a number wrong"),
 }
-"""What a finding could do, worst first."""
+"""Severities of a finding, worst first."""
 DID = {
     "engine died": Meaning(RED, "its engine ended of an error at that moment"),
     "request lost": Meaning(RED, "its request was open when its engine ended"),
@@ -110,27 +109,27 @@ DID = {
     "no harm seen": Meaning(GREY, "its request went on, as far as spans show"),
     "healed": Meaning(GREEN, "the guard replaced the answer before it was used"),
 }
-"""What a finding did, worst first."""
+"""Impacts of a finding, worst first."""
 PHASE = {
     "queued": Meaning(Colour("#8490a3", "#7d899c", ""), "arrived, and not yet processed"),
     "lookup": Meaning(Colour("#0c8ea6", "#22b8cf", ""), "the scheduler asks the connector"),
-    "waiting for remote KV": Meaning(Colour("#b98100", "#e6b422", ""), "a load was promised, and has not arrived"),
+    "waiting for remote KV": Meaning(Colour("#b98100", "#e6b422", ""), "a load was promised and has not finished"),
     "load": Meaning(Colour("#0a9168", "#20b486", ""), "KV is copied from the store"),
     "prefill": Meaning(Colour("#1d4ed8", "#3b74f2", ""), "the prompt is computed"),
     "decode": Meaning(Colour("#5f8ce9", "#8fb4fa", ""), "the output is computed"),
-    "preempted": Meaning(Colour("#e8590c", "#f47b3e", ""), "taken off the engine until its next step"),
+    "preempted": Meaning(Colour("#e8590c", "#f47b3e", ""), "preempted, until its next step"),
     "store": Meaning(Colour("#8b46d9", "#a877ee", ""), "KV is copied into the store"),
     "done": Meaning(Colour("#88929f", "#66728a", ""), "it has ended"),
     "running": Meaning(Colour("#4c7de8", "#5f8ff5", ""), "prefill or decode: which of them is not recorded"),
     "failed": Meaning(Colour("#d92d20", "#f2594b", ""), "a call about it raised"),
 }
-"""What a request does; marks, never text."""
+"""Phases of a request; marks, never text."""
 SOURCE = {
     "vLLM's own cache": Meaning(BLUE, "tokens that vLLM's prefix cache held"),
     "connector's store": Meaning(GREEN, "tokens that the connector was to load"),
     "computed": Meaning(GREY, "tokens that had to be computed"),
 }
-"""Where a token came from."""
+"""Sources of a token."""
 TIERS = (GREEN, VIOLET, YELLOW, PINK, CYAN, LIME)
 """The tiers of a connector that names them, nearest first."""
 CAUSE = {
@@ -138,17 +137,17 @@ CAUSE = {
     "loaded": Meaning(GREEN, "the connector loaded it"),
     "last-token": Meaning(CYAN, "held, and computed again by rule: the last token always is"),
     "unaligned": Meaning(CYAN, "partial last block (only full blocks are reused)"),
-    "stranded": Meaning(PINK, "held, but not all that comes before it"),
+    "stranded": Meaning(PINK, "held, but not the whole prefix before it"),
     "pending": Meaning(VIOLET, "a running request was still computing or storing it"),
-    "refused": Meaning(PINK, "held, and not given or not taken"),
-    "failed-load": Meaning(RED, "promised, and its load failed"),
+    "refused": Meaning(PINK, "held, but not offered or not taken"),
+    "failed-load": Meaning(RED, "promised, but its load failed"),
     "evicted": Meaning(ORANGE, "held once, and evicted to make room"),
     "reset": Meaning(YELLOW, "held until the cache was emptied"),
     "elsewhere": Meaning(LIME, "computed by another engine, never by this one"),
     "new": Meaning(GREY, "never computed before"),
-    "unknown": Meaning(TEXT, "what would tell was not recorded, or was lost"),
+    "unknown": Meaning(TEXT, "its cause was not recorded, or was lost"),
 }
-"""Why a token was reused or computed, in the order in which the first that is true counts."""
+"""Causes of a token; the first that holds counts."""
 MEASURE = {
     "total": Meaning(GREY, "tokens of the request: prompt, and its output so far"),
     "computed": Meaning(BLUE, "tokens that vLLM has"),
@@ -162,11 +161,11 @@ GROUPS: dict[str, Mapping[str, Meaning]] = {
     "level": LEVEL, "state": STATE, "status": STATUS, "outcome": OUTCOME, "verdict": VERDICT, "severity": SEVERITY,
     "did": DID, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "measure": MEASURE,
 }  # fmt: skip
-"""All of them by name; the marks of `phase` alone are never text."""
+"""All groups by name; only the marks of `phase` are never text."""
 BADGES = {
     name: each.colour.badge for group in (STATUS, OUTCOME, VERDICT, SEVERITY, DID) for name, each in group.items()
 }
-"""The colour of a badge by the word on it, which means the same in every group that has it."""
+"""The colour of a badge by its word, which has one meaning in all groups."""
 
 
 def colours(group: Mapping[str, Meaning], *, dark: bool) -> dict[str, str]:
@@ -175,7 +174,7 @@ def colours(group: Mapping[str, Meaning], *, dark: bool) -> dict[str, str]:
 
 
 def as_data() -> dict[str, Any]:
-    """All groups as data for scripts: theme, group, name, colour."""
+    """All groups for scripts: theme, group, name, colour."""
     return {
         theme: {name: colours(group, dark=theme == "dark") for name, group in GROUPS.items()}
         for theme in ("light", "dark")
@@ -183,7 +182,7 @@ def as_data() -> dict[str, Any]:
 
 
 def streamlit_options() -> dict[str, str]:
-    """The palette as options of Streamlit's themes, so that its own badges, notes, captions and links have these colours."""
+    """The palette as options of Streamlit's themes, for its own badges, notes, captions and links."""
     named = {
         "red": RED,
         "orange": ORANGE,
@@ -207,8 +206,8 @@ def streamlit_options() -> dict[str, str]:
 
 
 def style() -> str:
-    """The groups as variables of CSS, which follow the theme: `--level-lost`; and `--page` and `--line`, the ground and
-    the borders."""
+    """The groups as CSS variables that follow the theme, such as `--level-lost`; and `--page` and `--line`, the background
+    and the borders."""
     lines = [
         f"--{name}: light-dark({each.light}, {each.dark});" for name, each in (("page", BACKGROUND), ("line", BORDER))
     ]

@@ -1,4 +1,4 @@
-"""What one request did when, as the live view colours it, and how long it spent on each."""
+"""The phases of one request over time, and the time in each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kvtrail.dashboard.content.text import percent
 from kvtrail.tracer.model.words import duration
 
 BESIDE = ("load", "store")
-"""Transfers run beside the phases."""
+"""Transfers overlap the phases."""
 POINTS = 20_000
-"""Shorter phases than this part of the whole are drawn together."""
+"""The resolution asked for: shorter phases are merged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a request in one phase; milliseconds after its arrival."""
+    """A stretch of a request in one phase, in milliseconds after its arrival."""
 
     phase: str
     begin: float
@@ -26,7 +26,7 @@ class Stretch:
 
 
 def question(request: Row, *, now_ns: int) -> dict[str, int | str]:
-    """What to ask `/api/lanes` for one request."""
+    """The parameters of `/api/lanes` for one request."""
     end_ns = max(request["last_ns"], request["ended_ns"] or now_ns)
     return {
         "from_ns": request["started_ns"],
@@ -38,7 +38,7 @@ def question(request: Row, *, now_ns: int) -> dict[str, int | str]:
 
 
 def stretches(lanes: Row, request: Row) -> list[Stretch]:
-    """The phases of the request in an answer of `/api/lanes`, in the order of time; none if it is not in it."""
+    """The phases of the request in an answer of `/api/lanes`, in order of time; none if it is not there."""
     asked = (request["request"], request["engine"])
     found = list(zip(lanes["requests"]["request"], lanes["requests"]["engine"], strict=True))
     if asked not in found:
@@ -53,12 +53,12 @@ def stretches(lanes: Row, request: Row) -> list[Stretch]:
 
 
 def alone(parts: Sequence[Stretch]) -> list[Stretch]:
-    """The phases without the transfers beside them: at any moment there is one."""
+    """The phases without transfers: they do not overlap."""
     return [part for part in parts if part.phase not in BESIDE]
 
 
 def times(parts: Sequence[Stretch]) -> dict[str, float]:
-    """Milliseconds in each phase, in the order in which it entered them; transfers come last."""
+    """Milliseconds in each phase, in the order of entry; transfers come last."""
     spent: dict[str, float] = {}
     for part in sorted(parts, key=lambda part: (part.phase in BESIDE, part.begin)):
         spent[part.phase] = spent.get(part.phase, 0.0) + part.end - part.begin
@@ -66,7 +66,7 @@ def times(parts: Sequence[Stretch]) -> dict[str, float]:
 
 
 def time_texts(parts: Sequence[Stretch]) -> dict[str, str]:
-    """The time in each phase in words, with its share of the whole: 12 ms (3.1 %)."""
+    """The time in each phase as text, with its share: 12 ms (3.1 %)."""
     whole = sum(part.end - part.begin for part in alone(parts))
     return {
         phase: duration(round(ms * 1e6)) + ("" if phase in BESIDE or not whole else f" ({percent(ms / whole)})")
@@ -75,8 +75,8 @@ def time_texts(parts: Sequence[Stretch]) -> dict[str, str]:
 
 
 def by_step(parts: Sequence[Stretch], moments: Sequence[float]) -> list[Stretch]:
-    """The same on an axis of steps, of which `moments` has the times in milliseconds after the arrival: between two steps,
-    time goes on evenly."""
+    """The stretches on an axis of steps, interpolated between steps; `moments` are the steps' times in milliseconds after the
+    arrival."""
 
     def step(at: float) -> float:
         after = bisect_right(moments, at)

@@ -1,4 +1,4 @@
-"""One step of a request: the account after it, and what it changed. Steps are counted from 1, as on every page."""
+"""One step of a request: the account after it, and its changes. Steps count from 1, as on every page."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from kvtrail.dashboard.content.request import account_rows
 from kvtrail.dashboard.content.tokens import run_name
 from kvtrail.tracer.model.words import count, duration, kind
 
-_USUAL = {
+_OMITTED = {
     **dict.fromkeys(("loads", "waited_ns", "recomputed", "rejected", "refused", "looked_at", "wrong_blocks"), 0),
     "outcome": None,
     "missing": None,
 }
-"""Numbers that are left out while they have this value."""
+"""Numbers left out while they have this value."""
 
 
 def clamped(wanted: str | int, *, steps: int) -> int:
-    """The nearest step to the one that is wanted, perhaps by an address; the first if that is no number."""
+    """The existing step nearest to the `wanted` one; the first if that is not a number, as in a mistyped address."""
     digits = str(wanted)
     return min(max(int(digits) if digits.isdecimal() and len(digits) < 10 else 1, 1), steps)
 
@@ -36,7 +36,7 @@ def changes(timeline: Row, *, step: int) -> list[Row]:
     if after is None:
         return []
     rows = account_rows(after, before)
-    return [row for row in rows if row["differs"] or after[row["name"]] != _USUAL.get(row["name"], ...)]
+    return [row for row in rows if row["differs"] or after[row["name"]] != _OMITTED.get(row["name"], ...)]
 
 
 def title(timeline: Row, *, step: int) -> str:
@@ -60,6 +60,6 @@ def facts(timeline: Row, *, step: int, now_ns: int) -> list[str]:
 
 
 def _account(timeline: Row, steps: int) -> Row | None:
-    """The account after so many steps; other services' spans leave it unchanged."""
+    """The account after the first `steps` steps; other services' spans leave it unchanged."""
     accounts = (step["account"] for step in reversed(timeline["steps"][:steps]))
     return next((account for account in accounts if account is not None), None)

@@ -1,4 +1,4 @@
-"""One request's timeline: its steps as table rows and chart points, and its account in rows."""
+"""One request's timeline: its steps as table rows and chart points, and its account as rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEASURES = {
     "total": "tokens of the request", "computed": "in vLLM", "matched": "matched", "allocated": "to be loaded",
     "loaded": "loaded", "stored": "stored",
 }  # fmt: skip
-"""The account's numbers that are drawn, and their names."""
+"""The account's numbers in charts, and their names."""
 ACCOUNT = {
     "status": ("status", "status"),
     "epoch": ("preemptions", "preemption"),
@@ -37,21 +37,21 @@ ACCOUNT = {
     "outcome": ("how it ended", "outcome"),
     "missing": ("what is missing", "gaps"),
 }
-"""The account's numbers in tables, in this order: their names, and the glossary's terms for them."""
+"""The account's numbers in tables, in this order: names, and the glossary's terms."""
 STEP_MEASURES = {"computed": "In vLLM", "matched": "Matched", "loaded": "Loaded", "stored": "Stored"}
-"""Those of them that are beside every step."""
+"""The account's numbers in the table of steps."""
 GROUPS = ["kvtrail", "other service", "proof of a finding", "call that raised"]
-"""What a step is; if several apply, the last of them."""
+"""The kinds of marks; if several apply to a step, the last one."""
 _KINDS = [kind(each) for each in Kind if each != Kind.HEARTBEAT]
 
 
 def step_text(step: Row) -> str:
-    """What a step says, and the error that it raised."""
+    """The step's numbers in words, and its error."""
     return described(step["name"], step["numbers"]) + (f"; raised {step['error']}" if step["error"] else "")
 
 
 def step_rows(timeline: Row) -> list[Row]:
-    """Every step, with what it says and the account after it; times are milliseconds."""
+    """Every step with its numbers in words and the account after it; times are milliseconds."""
     labels = witness_labels(timeline["findings"])
     return [
         {
@@ -76,7 +76,7 @@ def step_rows(timeline: Row) -> list[Row]:
 
 
 def _to_next(timeline: Row) -> list[float | None]:
-    """For each step: milliseconds to the next one of kvtrail's. Other services' spans enclose steps, and have none."""
+    """For each step: milliseconds to the next. Other services' spans enclose steps, and have None."""
     found: list[float | None] = []
     next_ns = None
     for step in reversed(timeline["steps"]):
@@ -86,7 +86,7 @@ def _to_next(timeline: Row) -> list[float | None]:
 
 
 def account_rows(account: Row, other: Row | None) -> list[Row]:
-    """An account beside another one: a row for each number, with both values as text and whether they differ."""
+    """Two accounts side by side: a row for each number, with both values as text and whether they differ."""
     return [
         {
             "name": name,
@@ -107,14 +107,13 @@ def _shown(account: Row, name: str) -> str:
 
 
 def _number(account: Row, name: str) -> Any:
-    """A number of the account. While a request runs, only its computed tokens say how many it has: its total is that of its
-    latest lookup."""
+    """A number of the account. A running request's total is that of its latest lookup, so computed tokens may exceed it."""
     number = account.get(name)
     return max(number, account["computed"] or 0) if name == "total" and number is not None else number
 
 
 def facts(request: Row) -> list[tuple[str, str, str, str]]:
-    """What else is known of a request in numbers: the name, the value, a note, and the glossary's term for it."""
+    """The cards of a request: name, value, note, and the glossary's term."""
     waited = some(request["wait_loads"], "load")
     output = None if request["prompt"] is None else _number(request, "total") - request["prompt"]
     return [
@@ -130,16 +129,16 @@ def facts(request: Row) -> list[tuple[str, str, str, str]]:
 
 
 def _bytes(request: Row) -> list[tuple[str, str, str, str]]:
-    """Of a request whose blocks were compared: how many were looked at, and how many were wrong."""
+    """The card of compared blocks; none if no block was compared."""
     looked_at, wrong = request.get("looked_at") or 0, request.get("wrong_blocks") or 0
     note = f"{count(wrong)} wrong" if wrong else "none wrong"
     return [("Blocks checked", count(looked_at), note, "blocks checked")] if looked_at else []
 
 
 def findings_by_step(timeline: Row) -> dict[int, list[Row]]:
-    """The findings by the step (from 1) that completes their evidence: that of the last witness.
+    """The findings by the step (from 1) of their last witness.
 
-    If its span is not stored, it is the latest step before it, or the first.
+    If its span is not stored: the latest step before it, or the first.
     """
     steps = timeline["steps"]
     numbers = {step["span_id"]: number for number, step in enumerate(steps, 1)}
@@ -152,7 +151,7 @@ def findings_by_step(timeline: Row) -> dict[int, list[Row]]:
 
 
 def witness_labels(findings: Iterable[Row]) -> dict[str, str]:
-    """The labels (L1, A1, ...) by which the findings' explanations name spans, by span id."""
+    """The labels (L1, A1, ...) of spans in the findings' explanations, by span id."""
     labels: dict[str, dict[str, None]] = {}  # ordered, each once
     for finding in findings:
         for witness in finding["witness"]:
@@ -202,13 +201,13 @@ def step_points(timeline: Row) -> list[Row]:
 
 
 def row_order(points: Sequence[Row]) -> list[str]:
-    """The rows of the timeline chart: other services' first, as their spans enclose the rest, then kinds as they follow."""
+    """The rows of the timeline chart: other services' first, since their spans enclose the rest; then kinds in order."""
     order = {name: number for number, name in enumerate(_KINDS)}
     return sorted({point["row"] for point in points}, key=lambda row: (order.get(row.partition(", rank ")[0], -1), row))
 
 
 def account_points(timeline: Row) -> list[Row]:
-    """The account after each step, a point for each measure; None where a number is not known."""
+    """The account after each step, a point for each measure; None if not known."""
     return [
         {
             "step": number,
@@ -225,7 +224,7 @@ def account_points(timeline: Row) -> list[Row]:
 
 
 def epoch_starts(timeline: Row) -> list[Row]:
-    """The first step of each run of the request: it begins anew after each preemption."""
+    """The first step of each epoch."""
     starts: dict[int, Row] = {}
     for number, step in enumerate(timeline["steps"], 1):
         epoch = step["epoch"]
@@ -241,9 +240,9 @@ def epoch_starts(timeline: Row) -> list[Row]:
 
 
 def epoch_labels(starts: Sequence[Row], *, field: str, near: float) -> list[Row]:
-    """Names for what follows each preemption, where it starts on the chart's axis `field`.
+    """Labels for epochs after preemptions, at their starts on the chart's axis `field`.
 
-    Those that start within `near` of another share its label, so that labels do not overlap.
+    Starts within `near` of each other share a label, so that labels do not overlap.
     """
     shared: list[list[Row]] = []
     for start in starts[1:]:

@@ -1,7 +1,7 @@
-"""The charts of one request: what it did and was told when, and its account in tokens.
+"""The charts of one request: its phases and events over time, and its account in tokens.
 
-The same data must give the same chart, or a refresh would redraw it: so every dataset is named here, as Altair would number
-its own names on.
+The same data must give the same chart, or a refresh would redraw it: so every dataset is named here, since Altair numbers its
+own names consecutively.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kvtrail.tracer.model.words import duration
 Chart = alt.LayerChart | alt.FacetChart
 """Altair's type of a layered chart."""
 PHASES = "phases"
-"""The row of the phases, above those of the events."""
+"""The row of phases, above the rows of events."""
 _COLOURS = (palette.BLUE, palette.GREY, palette.RED, palette.RED)
 _SHAPES = ("circle", "square", "diamond", "cross")
 _DASHES = {"solid": [1, 0], "dashed": [7, 4], "dotted": [2, 3]}
 MEASURE_LINES = dict(zip(MEASURES, ("solid", "solid", "dashed", "dotted", "solid", "dashed"), strict=True))
-"""How each measure's line is drawn, so that two of the same value can both be seen."""
+"""Each measure's line style: two lines of the same value both show."""
 TICKS = 12
 _LABELS = 110
-"""Width of the labels left of a request's charts: the same, so that a moment is at the same place in both."""
+"""Width of the labels left of a request's charts; equal, so that their time axes align."""
 _EPOCH_LABEL = 0.12
 """The share of the axis that a preemption's label takes on a narrow screen."""
 _ROW_HEIGHT = 26
@@ -46,7 +46,7 @@ _AXIS_HEIGHT = 56
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What charts have in common that are compared: the same place means the same in each.
+    """The extent that compared charts share.
 
     Attributes:
         steps: the last step.
@@ -63,7 +63,7 @@ class Frame:
 
 
 def frame(*timelines: Row, parts: Sequence[phases.Stretch] = ()) -> Frame:
-    """The frame that holds all of these requests and phases; the last phase of one that runs goes on after its last event."""
+    """The frame of these requests and phases; a running request's last phase extends beyond its last event."""
     points = [point for timeline in timelines for point in step_points(timeline)]
     tokens = [point["tokens"] or 0 for timeline in timelines for point in account_points(timeline)]
     return Frame(
@@ -76,8 +76,8 @@ def frame(*timelines: Row, parts: Sequence[phases.Stretch] = ()) -> Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """How charts of requests are drawn: the theme, the axis, the step that a line marks, and what they have in common."""
+class Style:
+    """How charts of requests are drawn: the theme, the axis, the marked step, and the shared extent."""
 
     frame: Frame
     dark: bool = False
@@ -85,22 +85,22 @@ class Look:
     at: int | None = None
 
 
-def timeline_chart(timeline: Row, look: Look, parts: Sequence[phases.Stretch] = ()) -> Chart:
-    """The phases on top, and below them all steps by kind; red diamonds are the proofs of findings."""
+def timeline_chart(timeline: Row, style: Style, parts: Sequence[phases.Stretch] = ()) -> Chart:
+    """The phases on top, and all steps by kind below; red diamonds are witnesses of findings."""
     points = step_points(timeline)
-    rows = [*([PHASES] if parts else []), *look.frame.rows]
-    x = _x(look)
+    rows = [*([PHASES] if parts else []), *style.frame.rows]
+    x = _x(style)
     y = alt.Y("row:N", sort=rows, scale=alt.Scale(domain=rows), title=None, axis=_labels(grid=True))
-    colours = [colour.on(dark=look.dark) for colour in _COLOURS]
+    colours = [colour.on(dark=style.dark) for colour in _COLOURS]
     color = alt.Color("group:N", scale=alt.Scale(domain=GROUPS, range=colours), legend=None)
-    layers = _marks(timeline, points, look)
+    layers = _marks(timeline, points, style)
     if parts:
-        layers.append(_phase_bars(parts, [point["at"] for point in points], y, look))
+        layers.append(_phase_bars(parts, [point["at"] for point in points], y, style))
     base = alt.Chart(_data(points, "points"))
     tooltip = _tooltip("says", "row", "preemptions", "time", "took", "proof")
-    if not look.by_step:
+    if not style.by_step:
         bars = base.mark_bar(height=7, opacity=0.45, cornerRadius=3)
-        layers.append(bars.encode(x=_x(look, field="from"), x2="to:Q", y=y, color=color, tooltip=tooltip))
+        layers.append(bars.encode(x=_x(style, field="from"), x2="to:Q", y=y, color=color, tooltip=tooltip))
     shape = alt.Shape("group:N", scale=alt.Scale(domain=GROUPS, range=list(_SHAPES)), legend=None)
     size = alt.condition("datum.group === 'kvtrail'", alt.value(55), alt.value(110))
     dots = base.mark_point(filled=True, opacity=0.9)
@@ -108,18 +108,18 @@ def timeline_chart(timeline: Row, look: Look, parts: Sequence[phases.Stretch] = 
     proofs = [point for point in points if point["proof"]]
     # Alternately above and below: proofs are often neighbours, and their labels would overlap.
     for name, some, dy in (("above", proofs[::2], -11), ("below", proofs[1::2], 13)):
-        labels = alt.Chart(_data(some, name)).mark_text(dy=dy, fontWeight="bold", color=palette.RED.on(dark=look.dark))
+        labels = alt.Chart(_data(some, name)).mark_text(dy=dy, fontWeight="bold", color=palette.RED.on(dark=style.dark))
         layers.append(labels.encode(x=x, y=y, text="proof:N", tooltip=tooltip))
     return alt.layer(*layers).properties(height=_ROW_HEIGHT * len(rows) + _AXIS_HEIGHT)
 
 
-def account_chart(timeline: Row, look: Look, *, height: int = 260) -> Chart:
+def account_chart(timeline: Row, style: Style, *, height: int = 260) -> Chart:
     """The account's tokens after each step."""
-    x = _x(look)
-    scale = alt.Scale(domain=[0, look.frame.top * 1.08], nice=False)
+    x = _x(style)
+    scale = alt.Scale(domain=[0, style.frame.top * 1.08], nice=False)
     y = alt.Y("tokens:Q", title=None, scale=scale, axis=_labels(format=",d", tickCount=5, titlePadding=0))
     names = list(MEASURES.values())
-    colours = [palette.MEASURE[measure].colour.on(dark=look.dark) for measure in MEASURES]
+    colours = [palette.MEASURE[measure].colour.on(dark=style.dark) for measure in MEASURES]
     color = alt.Color("measure:N", scale=alt.Scale(domain=names, range=colours), legend=None)
     dashes = [_DASHES[MEASURE_LINES[measure]] for measure in MEASURES]
     dash = alt.StrokeDash("measure:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
@@ -127,9 +127,9 @@ def account_chart(timeline: Row, look: Look, *, height: int = 260) -> Chart:
     tooltip = [*_tooltip("measure", "after", "time"), alt.Tooltip("tokens:Q", format=",d")]
     lines = base.mark_line(interpolate="step-after", strokeWidth=2.5)
     drawn = lines.encode(x=x, y=y, color=color, strokeDash=dash, tooltip=tooltip)
-    # Between two unknowns a line has no length; points show such a single value.
+    # A known value between two unknown ones has no line; points show it.
     dots = base.mark_point(filled=True, size=22, opacity=0.9).encode(x=x, y=y, color=color, tooltip=tooltip)
-    return alt.layer(*_marks(timeline, step_points(timeline), look), drawn, dots).properties(height=height)
+    return alt.layer(*_marks(timeline, step_points(timeline), style), drawn, dots).properties(height=height)
 
 
 def phase_legend(parts: Sequence[phases.Stretch], *, dark: bool) -> list[Entry]:
@@ -159,7 +159,7 @@ def measure_legend(*, dark: bool) -> list[Entry]:
 
 
 def mark_legend(timelines: Sequence[Row], *, dark: bool) -> list[Entry]:
-    """The marks of the timeline that are not plain dots, as far as these requests have them."""
+    """The marks of these requests' timelines, without plain dots."""
     found = {point["group"] for timeline in timelines for point in step_points(timeline)}
     marks = dict(zip(GROUPS, ("dot", "square", "diamond", "cross"), strict=True))
     return [
@@ -169,29 +169,29 @@ def mark_legend(timelines: Sequence[Row], *, dark: bool) -> list[Entry]:
     ]
 
 
-def _phase_bars(parts: Sequence[phases.Stretch], moments: Sequence[float], y: alt.Y, look: Look) -> alt.Chart:
+def _phase_bars(parts: Sequence[phases.Stretch], moments: Sequence[float], y: alt.Y, style: Style) -> alt.Chart:
     drawn = phases.alone(parts)
-    placed = phases.by_step(drawn, moments) if look.by_step else drawn
-    colours = palette.colours(palette.PHASE, dark=look.dark)
+    placed = phases.by_step(drawn, moments) if style.by_step else drawn
+    colours = palette.colours(palette.PHASE, dark=style.dark)
     rows = [
         {
             "row": PHASES, "phase": part.phase, "from": place.begin, "to": place.end,
             "lasted": duration(round((part.end - part.begin) * 1e6)),
-            "colour": colours.get(part.phase, palette.GREY.on(dark=look.dark)),
+            "colour": colours.get(part.phase, palette.GREY.on(dark=style.dark)),
         }
         for part, place in zip(drawn, placed, strict=True)
     ]  # fmt: skip
     bars: alt.Chart = alt.Chart(_data(rows, "phases")).mark_bar(height=16, clip=True)
     color = alt.Color("colour:N", scale=None)
-    return bars.encode(x=_x(look, field="from"), x2="to:Q", y=y, color=color, tooltip=_tooltip("phase", "lasted"))
+    return bars.encode(x=_x(style, field="from"), x2="to:Q", y=y, color=color, tooltip=_tooltip("phase", "lasted"))
 
 
-def _x(look: Look, *, field: str = "") -> alt.X:
-    if look.by_step:
-        scale = alt.Scale(domain=[0.5, look.frame.steps + 0.5], nice=False)
+def _x(style: Style, *, field: str = "") -> alt.X:
+    if style.by_step:
+        scale = alt.Scale(domain=[0.5, style.frame.steps + 0.5], nice=False)
         axis = alt.Axis(format=",d", tickMinStep=1, tickCount=TICKS)
         return alt.X(f"{field or 'step'}:Q", title="step", scale=scale, axis=axis)
-    begin, end = look.frame.begin, look.frame.end
+    begin, end = style.frame.begin, style.frame.end
     # A little room at both ends: a point on the very edge would be cut in half.
     room = max((end - begin) * 0.015, 0.01)
     unit, divisor = ("s", 1000) if end - begin >= 10_000 else ("ms", 1)
@@ -203,20 +203,20 @@ def _x(look: Look, *, field: str = "") -> alt.X:
     )
 
 
-def _marks(timeline: Row, points: Sequence[Row], look: Look) -> list[alt.Chart]:
-    """What lies behind the points: a line at the step that is marked, and one at each preemption's end."""
-    field = "step" if look.by_step else "at"
-    x = _x(look)
+def _marks(timeline: Row, points: Sequence[Row], style: Style) -> list[alt.Chart]:
+    """The layers behind the points: a line at the marked step, and one at each new epoch."""
+    field = "step" if style.by_step else "at"
+    x = _x(style)
     layers = []
-    if marked := [point for point in points if point["step"] == look.at]:
+    if marked := [point for point in points if point["step"] == style.at]:
         line = alt.Chart(_data(marked, "here")).mark_rule(
-            color=palette.BLUE.on(dark=look.dark), strokeWidth=6, opacity=0.25
+            color=palette.BLUE.on(dark=style.dark), strokeWidth=6, opacity=0.25
         )
         layers.append(line.encode(x=x, tooltip=_tooltip("says", "row", "time")))
     starts = epoch_starts(timeline)
     if len(starts) > 1:
-        grey = palette.GREY.on(dark=look.dark)
-        near = (look.frame.steps if look.by_step else look.frame.end - look.frame.begin) * _EPOCH_LABEL
+        grey = palette.GREY.on(dark=style.dark)
+        near = (style.frame.steps if style.by_step else style.frame.end - style.frame.begin) * _EPOCH_LABEL
         tooltip = _tooltip("name", "time")
         rules = alt.Chart(_data(starts[1:], "preemptions")).mark_rule(strokeDash=[4, 4], color=grey)
         labels = alt.Chart(_data(epoch_labels(starts, field=field, near=near), "preemption names"))
@@ -227,7 +227,7 @@ def _marks(timeline: Row, points: Sequence[Row], look: Look) -> list[alt.Chart]:
 
 
 def _labels(**options: Any) -> alt.Axis:
-    """A y axis whose labels take exactly the same width in every chart."""
+    """A y axis whose labels have the same width in every chart."""
     return alt.Axis(minExtent=_LABELS, maxExtent=_LABELS, **options)
 
 

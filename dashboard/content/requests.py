@@ -1,4 +1,4 @@
-"""The list of requests: its rows, its orders, and what it can be narrowed down to."""
+"""The list of requests: rows, orders and filters."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ ORDERS = {
     "findings": "most findings",
     "duration": "longest",
 }
-"""The api's orders, in words."""
+"""The API's sort orders, in words."""
 STATUS = {**palette.STATUS, **palette.OUTCOME}
-"""What a list says of a request: where it is, or what became of it."""
+"""The words for a request: its status while it runs, then its outcome."""
 
 
 def status(request: Row) -> str:
-    """Where the request is while it goes on, and what became of it afterwards."""
+    """The request's status while it runs, then its outcome."""
     return str(request["status"] if request["outcome"] == "running" else request["outcome"])
 
 
 def filters(chosen: Mapping[str, str]) -> dict[str, str]:
-    """What is chosen, as the api's filters. One word says where a request is, or what became of it; the api has two."""
+    """The choices as the API's filters: the one word for a request becomes a status or an outcome."""
     given = {name: value for name, value in chosen.items() if name != "status"}
     word = chosen.get("status")
     if word is None:
@@ -38,7 +38,7 @@ def filters(chosen: Mapping[str, str]) -> dict[str, str]:
 
 
 def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:
-    """The table's rows; times and numbers stay sortable."""
+    """The table's rows; times and numbers remain sortable."""
     return [
         {
             "Request": request["request"],
@@ -64,7 +64,7 @@ def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:
 
 
 def choices(engines: Iterable[Row]) -> dict[str, dict[str, str]]:
-    """What the list can be narrowed down to: for each filter the values, and the texts for them."""
+    """For each filter its values, and their texts."""
     listed = sorted(engines, key=lambda engine: str(engine["name"]))
     return {
         "engine": {engine["engine"]: engine["name"] for engine in listed},
@@ -76,7 +76,7 @@ def choices(engines: Iterable[Row]) -> dict[str, dict[str, str]]:
 
 
 def duration_ns(request: Row, *, now_ns: int) -> int:
-    """How long a request took, or has taken so far; a failed or silent one ends with its latest event."""
+    """How long a request took, or has taken so far; it ends with its latest event if it failed or stopped reporting."""
     end_ns = request["ended_ns"]
     if end_ns is None:
         is_over = request["status"] == "failed" or now_ns - request["last_ns"] > LIVE_NS

@@ -1,6 +1,6 @@
-"""The runbooks of alerts and rules as the dashboard shows them.
+"""The runbooks of alerts and rules, as the dashboard shows them.
 
-They are files of docs/; `runbooks` and `runbooks.md` in this package link to them, and a wheel holds copies.
+They are files in docs/; `runbooks` and `runbooks.md` in this package link to them, and a wheel has copies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 INDEX = Path(__file__).parents[1] / "runbooks.md"
 FOLDER = INDEX.with_name("runbooks")
 ALERT = "Kvtrail"
-"""How names of alerts begin; all other names are rules."""
+"""The prefix of alerts' names; all other names are rules."""
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -28,7 +28,7 @@ def text(name: str) -> str | None:
     if name and name not in names():
         return None
     markdown = (FOLDER / f"{name}.md" if name else INDEX).read_text()
-    # Headings go down a level, to the size of the other pages' headings.
+    # Headings go down a level, to the size of other pages' headings.
     return re.sub(r"^(#+ )", r"#\1", _LINK.sub(_page_link, markdown), flags=re.MULTILINE)
 
 
@@ -39,7 +39,7 @@ def similar(name: str) -> list[str]:
 
 
 def _page_link(link: re.Match[str]) -> str:
-    """A link between files as a link between pages: a relative one, as the dashboard may be served under any path."""
+    """A link between files as a link between pages; relative, since the dashboard may be served under any path."""
     words, target = link.groups()
     file, _, anchor = target.partition("#")
     path = Path(file)
@@ -51,4 +51,4 @@ def _page_link(link: re.Match[str]) -> str:
         return f"[{words}](findings?rule={anchor})"
     if path.stem in names():
         return f"[{words}](runbook?name={path.stem})"
-    return words  # another part of the documentation, which the dashboard does not serve
+    return words  # other documentation, which the dashboard does not serve

@@ -1,6 +1,6 @@
-"""Times, shares and foreign text as the pages show them.
+"""Times, shares and untrusted text, as the pages show them.
 
-Counts, durations and events in words come from `kvtrail.tracer.model.words`, which the audit shares.
+Counts, durations and events in words come from `kvtrail.tracer.model.words`, which `audit` shares.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from kvtrail.tracer.model.words import NOTHING, duration, size
 
 WORD_JOINER = "\u2060"
 _ADDRESS = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp)\\?:|www|@")
-"""What Markdown makes a link of without being asked, as far as a joiner must come after it."""
+"""What Markdown turns into a link by itself; a joiner after it prevents that."""
 
 
 def clock(at_ns: int | None, *, now_ns: int | None = None) -> str:
-    """A moment in UTC: 12:00:01.250; with its date if `now_ns` is given and is on another day."""
+    """A moment in UTC: 12:00:01.250; with its date if `now_ns` is on another day."""
     if not at_ns:
         return NOTHING
     is_today = day(at_ns) == day(now_ns or at_ns)
@@ -25,7 +25,7 @@ def clock(at_ns: int | None, *, now_ns: int | None = None) -> str:
 
 
 def rate(per_second: float) -> str:
-    """A rate: a digit after the point only below 100."""
+    """A rate, with one decimal below 100."""
     return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
 
 
@@ -39,14 +39,14 @@ def short(number: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share: 34.1 %; 0 % and 100 % without a digit."""
+    """A share: 34.1 %; 0 % and 100 % without a decimal."""
     if share is None:
         return NOTHING
     return f"{share * 100:.1f} %" if 0 < share < 0.9995 else f"{share * 100:.0f} %"
 
 
 def seconds(value: float | None) -> str:
-    """A duration that is given in seconds; one below zero has its sign."""
+    """A duration in seconds as text; negative ones have a sign."""
     if value is None:
         return NOTHING
     return "0 s" if not value else f"{'-' * (value < 0)}{duration(round(abs(value) * 1e9))}"
@@ -58,14 +58,14 @@ def bandwidth(bytes_per_s: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for a Markdown element that must show literally. What looks like an address becomes no link: a request's id is its
-    caller's text, and nobody should be led away by it. The joiner in it cannot be seen."""
+    """Text escaped for a Markdown element. What looks like an address does not become a link: a request's id is chosen by its
+    caller, who could lead readers to another site. The inserted joiner is invisible."""
     escaped = re.sub(r"([\\`*_{}\[\]<>#$:|~])", r"\\\1", text)
     return _ADDRESS.sub(rf"\g<0>{WORD_JOINER}", escaped)
 
 
 def prose(text: str) -> str:
-    """The tracer's own prose for a Markdown element: text in backticks is code, the rest shows literally."""
+    """The tracer's prose for a Markdown element: text in backticks is code, the rest is escaped."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return plain(text)
@@ -73,7 +73,7 @@ def prose(text: str) -> str:
 
 
 def paragraphs(text: str, *, without: str = "") -> str:
-    """A docstring as paragraphs: lines joined, indentation removed, without its first sentence if that is `without`."""
+    """A docstring as paragraphs: lines joined, indentation removed, its first sentence dropped if it is `without`."""
     joined = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
     if joined and without and joined[0].rstrip(".") == without.rstrip("."):
         joined = joined[1:]

@@ -1,7 +1,7 @@
-"""The time range that a page shows: as its address has it, as a person types it, and as words.
+"""The time range of a page: in its address, as a person types it, and in words.
 
 In an address it is `from` and `to`, as in Grafana: relative to now (`now-1h`, `now`) or moments (`2026-11-21T14:59:00Z`). A
-person may type the same, and times of a day (`14:59`). All times are UTC.
+person may type the same, or times of day (`14:59`). All times are UTC.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from datetime import UTC, datetime, timedelta
 from kvtrail.tracer.model.findings import clock, day
 
 RANGES = {"15 min": "15m", "1 h": "1h", "6 h": "6h", "24 h": "24h", "7 d": "7d"}
-"""The quick choices, and how long each is."""
+"""The quick choices and their lengths."""
 DEFAULT = "now-1h"
 NOW = "now"
 LATEST_NS = 4_102_444_800 * 10**9
-"""The year 2100; later moments are no moments."""
+"""The year 2100; later moments are rejected."""
 LEAST_NS = 10**9
 """A shorter range shows nothing."""
 _S = 10**9
@@ -32,8 +32,8 @@ EXAMPLES = "14:59, 14:20 to 14:59, 2026-11-20 14:59, now-2h, or 90m"
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """From `since_ns` to `until_ns`, Unix nanoseconds. `relative` has both ends as they were written, `now-1h to now`, if the
-    range moves with the clock."""
+    """From `since_ns` to `until_ns`, in Unix nanoseconds. `relative` has both ends as written (`now-1h to now`) if the range
+    moves with the clock."""
 
     since_ns: int
     until_ns: int
@@ -52,12 +52,12 @@ class TimeRange:
 
     @property
     def fixed(self) -> TimeRange:
-        """The same range, as it is now."""
+        """The same range, no longer relative."""
         return TimeRange(self.since_ns, self.until_ns)
 
     @property
     def choice(self) -> str | None:
-        """The quick choice that this is, if it is one."""
+        """The quick choice that equals this range, if any."""
         if not (self.relative and self.relative.endswith(" to now")):
             return None
         length = self.until_ns - self.since_ns
@@ -76,36 +76,36 @@ class TimeRange:
         )
 
     def shifted(self, by: float) -> TimeRange:
-        """Moved by so many of its own lengths; it then stays where it is."""
+        """Moved by a multiple of its length, and then fixed."""
         move = round((self.until_ns - self.since_ns) * by)
         return _between(self.since_ns + move, self.until_ns + move) or self
 
     def zoomed_out(self) -> TimeRange:
-        """Twice as long around the same middle; one that follows the clock still does."""
+        """Twice as long around the same middle; a range that follows the clock still does."""
         length = self.until_ns - self.since_ns
         if self.relative and self.relative.endswith(" to now"):
             return _between(self.since_ns - length, self.until_ns, f"now-{_length(2 * length)} to now") or self
         return _between(self.since_ns - length // 2, self.until_ns + length // 2) or self
 
     def narrowed(self, begin_ms: float, end_ms: float) -> TimeRange | None:
-        """What is drawn on a chart of it, from and to Unix milliseconds; None if that is too short to show anything."""
+        """The part drawn on a chart, in Unix milliseconds; None if it is too short to show anything."""
         begin_ns, end_ns = sorted(round(at_ms) * 10**6 for at_ms in (begin_ms, end_ms))
         return _between(max(begin_ns, self.since_ns), min(end_ns, self.until_ns))
 
 
 def of_query(query: Mapping[str, str], *, now_ns: int, default: str = DEFAULT) -> TimeRange:
-    """The range that an address names with `from` and `to`. Addresses are written by people too: what cannot be read is the
-    default, up to now."""
+    """The range that an address names with `from` and `to`. People also write addresses: if one cannot be parsed, the default
+    up to now."""
     begin, end = (query.get(name, otherwise) for name, otherwise in (("from", default), ("to", NOW)))
     return _of_ends(begin, end, now_ns=now_ns) or of_query({"from": default}, now_ns=now_ns)
 
 
 def typed(text: str, *, now_ns: int, shown: TimeRange) -> TimeRange:
-    """The range that a person has typed. A moment alone is the middle of a range as long as the `shown` one; a time before
-    now (`now-2h`) or a length (`90m`) goes up to now. A time of day is the latest one that has been.
+    """The range that a person typed. A single moment is the middle of a range as long as the `shown` one; a time before now
+    (`now-2h`) or a length (`90m`) extends to now. A time of day is its latest occurrence.
 
     Raises:
-        ValueError: it cannot be read; the text says what can be.
+        ValueError: it cannot be parsed; the text has examples.
     """
     wanted = re.sub(r"\bnow\s*-\s*(?=\d)", "now-", text.strip().lower())
     if length := _LENGTH.fullmatch(wanted):
@@ -125,7 +125,7 @@ def typed(text: str, *, now_ns: int, shown: TimeRange) -> TimeRange:
 
 
 def parsed(text: str, *, now_ns: int) -> int | None:
-    """A moment in Unix nanoseconds: relative to now, a time of day, or a date with or without a time; None if it is none."""
+    """A moment in Unix nanoseconds: relative to now, a time of day, or a date with or without a time; None if invalid."""
     wanted = text.strip().lower()
     if relative := _RELATIVE.fullmatch(wanted):
         return now_ns - (int(relative[1]) * _UNITS[relative[2]] if relative[1] else 0)
@@ -139,7 +139,7 @@ def _of_ends(begin: str, end: str, *, now_ns: int) -> TimeRange | None:
     ends = [parsed(each, now_ns=now_ns) for each in (begin, end)]
     if ends[0] is None or ends[1] is None:
         return None
-    # 23:50 to 00:10: the end is on the day after.
+    # 23:50 to 00:10: the end is on the next day.
     if ends[1] < ends[0] and _OF_DAY.fullmatch(begin.strip()) and _OF_DAY.fullmatch(end.strip()):
         ends[0] -= _UNITS["d"]
     is_relative = all(_RELATIVE.fullmatch(each.strip().lower()) for each in (begin, end))
@@ -148,7 +148,7 @@ def _of_ends(begin: str, end: str, *, now_ns: int) -> TimeRange | None:
 
 
 def _days_given(begin: str, end: str) -> tuple[str, str]:
-    """A time of day after a date is of that day: 2026-11-20 14:20 to 14:59."""
+    """A time of day after a date is on that day: 2026-11-20 14:20 to 14:59."""
     date = re.match(r"(\d{4}-\d{2}-\d{2})[ t]", begin)
     return begin, f"{date[1]} {end}" if date and _OF_DAY.fullmatch(end) else end
 
@@ -175,7 +175,7 @@ def _written(at_ns: int) -> str:
 
 
 def _moment(at_ns: int, *, fine: bool = True) -> str:
-    """2026-11-20 20:11:25, with thousandths if `fine` and it has some."""
+    """2026-11-20 20:11:25, with milliseconds if `fine` and not zero."""
     time = clock(at_ns).removesuffix(".000")
     return f"{day(at_ns)} {time if fine else time.partition('.')[0]}"
 

@@ -11,11 +11,11 @@ from kvtrail.tracer.model.words import count
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How the tokens were come by with which a request began to run: `asked` = `cached` + `loaded` + `computed`.
+    """The sources of the tokens of one admission: `asked` = `cached` + `loaded` + `computed`.
 
     Attributes:
-        epoch: how often the request had been preempted. A preempted request asks again, for its output so far as well.
-        step: where it began, as the page counts steps.
+        epoch: the number of preemptions before. A preempted request asks again, for its output so far as well.
+        step: its first step, as the page counts steps.
     """
 
     epoch: int
@@ -26,7 +26,7 @@ class Admission:
 
     @property
     def computed(self) -> int:
-        """What neither had."""
+        """The tokens from neither."""
         return self.asked - self.cached - self.loaded
 
     @property
@@ -36,7 +36,7 @@ class Admission:
 
 
 def admissions(timeline: Row) -> list[Admission]:
-    """The admissions of a request, in their order; those alone of which the lookup and the first step are recorded."""
+    """The admissions of a request, in order; only those with a recorded lookup and first step."""
     found: list[Admission] = []
     lookup: Row | None = None
     for number, step in enumerate(timeline["steps"], 1):
@@ -61,7 +61,7 @@ def run_name(epoch: int) -> str:
 
 
 def sum_line(admission: Admission) -> str:
-    """The sum in a line."""
+    """The sum as text."""
     whole = "prompt" if not admission.epoch else "prompt and output so far"
     return (
         f"{count(admission.asked)} tokens of {whole} = {count(admission.cached)} from vLLM's cache +"

@@ -1,6 +1,6 @@
-"""Charts of a range of time: findings and sources of tokens over it, requests by what became of them, epochs.
+"""Charts of a time range: findings and sources of tokens over time, requests by outcome, tokens by epoch.
 
-The same data gives the same chart, and every dataset is named here: Altair would number its own names on. Times are UTC.
+The same data gives the same chart: every dataset is named here, since Altair numbers its own names. Times are UTC.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvtrail.tracer.model.words import count
 Chart = alt.Chart
 AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart | alt.FacetChart)
 BRUSH, MOMENT = "drawn", "at"
-"""The selection along the axis of time, and the field that it is made of."""
+"""The name of the selection along the time axis, and its field."""
 HEIGHT = 160
 _CURVE_HEIGHT = 220
 _GROUP_LABELS = 130
@@ -30,7 +30,7 @@ _LEGEND = alt.Legend(
     columns=alt.ExprRef("width < 420 ? 2 : 5"), labelLimit=200,
 )  # fmt: skip
 _ABOVE = 24
-"""The legend, and the room for it above the plot. At its usual place Streamlit leaves a gap above it, as high as itself."""
+"""The legend, and the room for it above the plot. At Altair's default place Streamlit leaves a gap as high as the legend."""
 
 
 def findings_over_time(trend: Row, *, dark: bool) -> Chart:
@@ -53,14 +53,14 @@ def findings_over_time(trend: Row, *, dark: bool) -> Chart:
 
 
 def sources_over_time(answer: Row, *, dark: bool) -> Chart:
-    """Where the tokens of admitted requests came from."""
+    """The tokens of admitted requests by source."""
     return _tokens_over_time(
         answer, efficiency.time_rows(answer), "source", source_colours(answer, dark=dark), dark=dark
     )
 
 
 def by_epoch(answer: Row, *, dark: bool) -> Chart:
-    """The shares of the same sources by preemption epoch, a bar each."""
+    """The shares of these sources by epoch, a bar each."""
     rows = efficiency.epoch_rows(answer)
     present = {row["epoch"] for row in rows}
     epochs = [name for name in efficiency.EPOCHS.values() if name in present]
@@ -69,7 +69,7 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
 
 
 def causes_over_time(answer: Row, *, dark: bool) -> Chart:
-    """Why tokens of admitted requests were computed."""
+    """The computed tokens of admitted requests by cause."""
     present = list(causes.computed(answer["worth"]))
     shown = {name(cause): causes.colour(cause, dark=dark) for cause in present}
     return _tokens_over_time(answer, causes.time_rows(answer), "cause", shown, dark=dark, legend=None)
@@ -86,7 +86,7 @@ def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
 def what_memory_buys(
     curve: Row, *, limit: int | None, given: float | None, dark: bool
 ) -> alt.LayerChart | alt.FacetChart:
-    """The share that stores of other sizes would have given, where today's is, and what it has `given`."""
+    """The share that stores of other sizes would have given, today's size, and the share it has `given`."""
     held = memory.today(curve, limit)
     (unit, chunk), rows = memory.unit(curve), memory.rows(curve, held=held)
     stores = alt.Axis(tickCount=6, grid=False, format="~g", labelOverlap=True)
@@ -116,7 +116,7 @@ def what_memory_buys(
 
 
 def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt.FacetChart:
-    """Requests by what became of them; each has its place, so that nothing moves."""
+    """Requests by outcome; every outcome has a bar, so that nothing moves."""
     colours = palette.colours(palette.OUTCOME, dark=dark)
     rows = [{"outcome": name, "requests": counts.get(name, 0), "label": count(counts.get(name, 0))} for name in colours]
     # Room at the right for the number behind the longest bar.
@@ -129,7 +129,7 @@ def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt
 
 
 def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
-    """The colours of the sources that the answer has: tiers have theirs in turn."""
+    """The colours of the answer's sources; tiers take theirs in turn."""
     names = list(efficiency.sources(answer["worth"]))
     own = {SOURCE[name].colour for name in names if name in SOURCE}
     tiers = (colour for colour in TIERS if colour not in own)
@@ -137,8 +137,8 @@ def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
 
 
 def readable(chart: AnyChart, *, dark: bool, above: int = 0) -> AnyChart:
-    """The chart without margins, but for what is `above` the plot, and with axes and legends that can be read: those of
-    Streamlit have a contrast of 3.72."""
+    """The chart with readable axes and legends, and without margins except `above` the plot. Streamlit's own have a contrast
+    of 3.72."""
     colour = GREY.on(dark=dark)
     words: dict[str, Any] = {"labelColor": colour, "titleColor": colour}
     padding = {"left": 0, "right": 4, "top": above + 2, "bottom": 0}
@@ -146,8 +146,8 @@ def readable(chart: AnyChart, *, dark: bool, above: int = 0) -> AnyChart:
     return drawn
 
 
-def apart(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
-    """A chart's description and its rows."""
+def spec_and_rows(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
+    """A chart's spec and its rows, separated."""
     spec = chart.to_dict()
     return spec, spec.pop("data")["values"]
 
@@ -155,7 +155,7 @@ def apart(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
 def _shares(
     rows: Sequence[Row], group: str, groups: Sequence[str], colour: alt.Color, part: str, *, dark: bool
 ) -> Chart:
-    """A bar for each group, of the shares of its parts."""
+    """A bar for each group, divided by the shares of its parts."""
     bars = alt.Chart(_data(rows, f"by {group}")).mark_bar(height=18)
     axis = _labels(_GROUP_LABELS, labelLimit=_GROUP_LABELS)
     drawn: Chart = bars.encode(
@@ -204,8 +204,8 @@ def _over_time(
     dark: bool,
     above: int = _ABOVE,
 ) -> Chart:
-    """Stacked bars over a range of whole steps: while the clock goes on within a step, the axis stays. `extent` has the
-    range's ends and the length of a step, in nanoseconds."""
+    """Stacked bars over a range of whole steps, so that the axis stands still within a step. `extent` has the range's
+    ends and the length of a step, in nanoseconds."""
     since_ns, until_ns, step_ns = extent
     domain = [since_ns // step_ns * step_ns // 10**6, -(-until_ns // step_ns) * step_ns // 10**6]
     shown = "%b %d" if domain[1] - domain[0] > _TWO_DAYS_MS else "%H:%M:%S" if step_ns < 10**10 else "%H:%M"
@@ -218,7 +218,7 @@ def _over_time(
 
 
 def _labels(width: int, **options: Any) -> alt.Axis:
-    """A y axis whose labels take exactly this width."""
+    """A y axis with labels of exactly this width."""
     return alt.Axis(minExtent=width, maxExtent=width, labelOverlap=False, labelFlush=False, labelPadding=6, **options)
 
 

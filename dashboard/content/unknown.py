@@ -1,4 +1,4 @@
-"""What could not be judged, why, and what to do about it."""
+"""Unknown verdicts: why, and what to do about them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ NEVER_ENDED = (Outcome.LOST, Outcome.UNHEARD)
 
 
 def reason(name: str) -> tuple[str, str]:
-    """A reason as the api names it: in words, and what to do about it. A newer tracer may have others."""
+    """A reason in words, and what to do about it. A newer tracer may have reasons that are not known here."""
     known = Unknown.__members__.get(name.upper())
     return (name.replace("_", " "), "") if known is None else (str(known), advice(known))
 
 
 def of_request(request: Row) -> str:
-    """Why a request's verdict is unknown, in a sentence or two; empty where it is not."""
+    """Why a request's verdict is unknown, in a sentence or two; empty if it is known."""
     if not (name := request.get("unknown")):
         return ""
     if name == Unknown.OPEN.name.lower() and request.get("outcome") in NEVER_ENDED:
@@ -27,7 +27,7 @@ def of_request(request: Row) -> str:
 
 
 def share(overview: Row) -> str:
-    """How many of the judgements could not be made, in a line; empty if all could."""
+    """The number of judgements that could not be made, in a line; empty if all could."""
     unknown = sum(overview["unknown"].values())
     if not unknown:
         return ""

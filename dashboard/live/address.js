@@ -1,10 +1,10 @@
-// The shown range in words, and the address of what is shown.
+// The range as text, and the address of the view.
 
 import { clock, day, rangeOf } from "./time.js";
 
 const UNITS_MS = { d: 86_400_000, h: 3_600_000, m: 60_000, s: 1000 };
 
-/** The range as the field shows it, in words that it takes: `now-5m to now`, `14:50:00 to 14:59:00`. */
+/** The range in the syntax of the field: `now-5m to now`, `14:50:00 to 14:59:00`. */
 export function rangeText(view, now_ms) {
   if (view.to_ms === null) return `now-${shortSpan(view.span_ms)} to now`;
   const { from, to } = rangeOf(view, now_ms);
@@ -18,7 +18,7 @@ function shortSpan(span_ms) {
   return `${Math.max(1, Math.round(span_ms / UNITS_MS[unit]))}${unit}`;
 }
 
-/** An address that shows the same to somebody else, later: the range is fixed in it. */
+/** An address that shows the same later: a relative range becomes absolute. */
 export function linkTo(view, now_ms, page) {
   const { from, to } = rangeOf(view, now_ms);
   const written = (at) => new Date(at).toISOString();

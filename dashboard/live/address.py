@@ -1,6 +1,6 @@
 """The live page's address: `from` and `to` as on all pages, `paused`, `select`, `fold`, and the filters.
 
-Addresses are written by people too: what cannot be read is ignored, and is never an error.
+People also write addresses: what cannot be parsed is ignored, never an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
 
 def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: float) -> View:
-    """The view that an address names. `folded` has the values of `fold`, which may be several."""
+    """The view that an address names. `folded` has the values of `fold`, which may occur several times."""
 
     def at(text: str) -> float | None:
         at_ns = time_range.parsed(text, now_ns=int(now_ms * 1e6)) if text else None
@@ -52,11 +52,11 @@ def as_query(view: View) -> dict[str, str | list[str]]:
     if view.select is not None:
         query["select"] = "~".join(map(_written, view.select))
     query["fold"] = list(view.folded)
-    return {name: said for name, said in query.items() if said}
+    return {name: value for name, value in query.items() if value}
 
 
 def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, Any] | None:
-    """The range that somebody has typed, as a view's `span_ms` and `to_ms`; None if it cannot be read."""
+    """A typed range, as a view's `span_ms` and `to_ms`; None if it cannot be parsed."""
     to_ms = now_ms if view.to_ms is None else view.to_ms
     shown = time_range.TimeRange(int((to_ms - max(view.span_ms, 1000)) * 1e6), int(to_ms * 1e6))
     try:
@@ -69,7 +69,7 @@ def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, Any] | Non
 
 
 def _length(ms: float) -> str:
-    """A length in the largest unit that it is a whole number of; at least a second."""
+    """A length in the largest unit that divides it; at least a second."""
     whole = max(1000, round(ms / 1000) * 1000)
     unit = next(unit for unit, each in _UNITS_MS.items() if whole % each == 0)
     return f"{whole // _UNITS_MS[unit]}{unit}"

@@ -1,9 +1,9 @@
-// What is known of one thing: the small card beside the pointer, and the panel below the lanes, which covers none of them.
+// Details of one request or finding: the small card beside the pointer, and the panel below the lanes, which covers no lane.
 
 import { described } from "./cursor.js";
 import { clock } from "./time.js";
 
-/** The card beside the pointer, for as long as that stays. */
+/** The card beside the pointer, shown while the pointer rests. */
 export class Card {
   constructor(element, field) {
     this.element = element;
@@ -39,15 +39,15 @@ export function showDetail(panel, model, { focused, chosen }) {
   const text = focused ? markText(model, focused) : chosen >= 0 ? described(model, chosen) : null;
   panel.hidden = text === null;
   if (text === null) return false;
-  const said = JSON.stringify(text);
-  if (panel.dataset.said === said) return true; // a text that is replaced cannot be marked to be copied
-  panel.dataset.said = said;
+  const content = JSON.stringify(text);
+  if (panel.dataset.content === content) return true; // replacing the text would clear the user's selection in it
+  panel.dataset.content = content;
   panel.querySelector(".what").replaceChildren(element("strong", focused ? "wrong" : "", text.title), ...paragraphs(text.wrong, text.lines));
   panel.querySelector(".open").hidden = Boolean(focused) && focused.lane < 0;
   return true;
 }
 
-/** What there is to say of a finding. */
+/** The text of a finding. */
 export function markText(model, mark) {
   const { external, request } = model.requests;
   const engine = mark.lane < 0 ? "" : model.heads[model.headOf[mark.lane]].name;

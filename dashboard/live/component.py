@@ -1,4 +1,4 @@
-"""The component as Streamlit takes it: one JavaScript module, one style sheet, one piece of HTML."""
+"""The component in Streamlit's form: one JavaScript module, one style sheet, one piece of HTML."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kvtrail.dashboard.scripts import COPYING, joined
 
 FOLDER = Path(__file__).parent
 MODULES = (
-    "time", "address", "theme", "rows", "model", "paint", "cursor", "card", "heads", "sentences", "minimap", "controls",
-    "toolbar", "input", "live",
+    "time", "address", "theme", "rows", "model", "paint", "cursor", "card", "heads", "sentences", "minimap", "toolbar",
+    "input", "live",
 )  # fmt: skip
-"""Each comes after those that it imports."""
+"""Each module comes after its imports."""
 NAME = "kvtrail_live"
 
 

@@ -1,10 +1,9 @@
-// From lane to lane by keys: the request that was come to, and what is read out of it.
+// Keyboard navigation from request to request, and the text for screen readers.
 
 import { segmentAt } from "./model.js";
 import { clock, count, lasting } from "./time.js";
 
-/** The request to go to from `number` (-1: none yet) by a row or within it, among those that the range shows; -1 if there is
- *  none. */
+/** The next request from `number` (-1: none yet), by row or within a row, among those in the range; -1 if there is none. */
 export function stepped(model, number, place, { rows = 0, within = 0 }) {
   const { begin, end } = model.requests;
   const isShown = (each) => end[each] >= place.from && begin[each] <= place.to;
@@ -28,7 +27,7 @@ export function stepped(model, number, place, { rows = 0, within = 0 }) {
   return number;
 }
 
-/** The rows of engines that are not folded. */
+/** The rows of unfolded engines. */
 function openRows(model) {
   return model.heads.flatMap(({ first, rows, isFolded }) => (isFolded ? [] : Array.from({ length: rows }, (_, n) => first + n)));
 }
@@ -40,7 +39,7 @@ export function sameRequest(before, number, model) {
   return model.requests.request.findIndex((each, n) => each === request[number] && model.requests.engine[n] === engine[number]);
 }
 
-/** What there is to say of a request: its name, what is wrong, and what it does at a moment (or in the end). */
+/** The text of a request: its name, what is wrong, and its phase at a moment (or at its end). */
 export function described(model, number, at = null) {
   const { external, request, status, verdict, findings, begin, end, is_open, is_unsure, complete, connector } = model.requests;
   const doing = at === null ? null : segmentAt(model, number, at);
@@ -62,7 +61,7 @@ export function described(model, number, at = null) {
   };
 }
 
-/** That in one sentence, to be read out. */
+/** The same in one sentence, for screen readers. */
 export function sentence({ title, wrong, lines }) {
   return `${title}: ${[...wrong, ...lines].join("; ")}`;
 }

@@ -1,4 +1,4 @@
-// The engines' heads over their rows, each a button that folds and unfolds, and the announcement of what is out of sight.
+// The engines' heads over their rows, each a button that folds and unfolds, and buttons that announce what is out of sight.
 
 import { HEAD, ROW } from "./rows.js";
 import { clock, count } from "./time.js";
@@ -20,7 +20,7 @@ export class Heads {
       if (bottom <= 0 || head.top - scroll >= room) return;
       wanted.add(head.engine);
       const button = this.#of(head.engine);
-      // A head stays in sight while one of its rows is.
+      // A head stays in sight while any of its rows is.
       button.style.top = `${Math.min(Math.max(0, head.top - scroll), bottom - HEAD)}px`;
       button.setAttribute("aria-expanded", String(!head.isFolded));
       const death = model.deaths.find((each) => each.engine === head.engine);
@@ -48,7 +48,7 @@ export class Heads {
   }
 }
 
-/** The folded engines after a press on one of them, or on the button for all. */
+/** The folded engines after a press on one head, or on the button for all. */
 export function foldedAfter(folded, heads, engine) {
   const all = heads.map((head) => head.engine);
   if (engine === undefined) return all.every((each) => folded.includes(each)) ? [] : all;
@@ -69,7 +69,7 @@ function setText(button, selector, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** What lies out of sight above (`by` -1) or below (1): words, and where to scroll to; null if there is nothing. */
+/** What is out of sight above (`by` -1) or below (1): a text, and where to scroll; null if nothing. */
 export function outOfSight(model, place, inside, room, by) {
   const [upper, lower] = [place.scroll, place.scroll + room];
   const engines = model.heads
@@ -78,7 +78,7 @@ export function outOfSight(model, place, inside, room, by) {
   const findings = model.marks
     .filter((mark) => mark.lane >= 0 && mark.at >= place.from && mark.at <= place.to)
     .map((mark) => model.tops[model.row[mark.lane]])
-    .filter((top) => (by > 0 ? top + ROW / 2 > lower : top + ROW / 2 < upper + HEAD)); // a head lies over the first row
+    .filter((top) => (by > 0 ? top + ROW / 2 > lower : top + ROW / 2 < upper + HEAD)); // a head covers the first row
   if (engines.length === 0 && findings.length === 0) return null;
   const died = engines.filter(({ engine }) => model.deaths.some((death) => death.engine === engine));
   const named = engines.length === 1 ? `${engines[0].name}, ${count(engines[0].requests, "request")}` : count(engines.length, "engine");
@@ -95,7 +95,7 @@ export function outOfSight(model, place, inside, room, by) {
   };
 }
 
-/** Announce it in a button that scrolls there, or hide the button. */
+/** Announce it on a button that scrolls there, or hide the button. */
 export function announce(button, out, scrollTo) {
   button.hidden = out === null;
   if (out === null) return;

@@ -5,11 +5,11 @@ import { requestAt } from "./model.js";
 import { RULER } from "./paint.js";
 import { panned, pinched, zoomed } from "./time.js";
 
-const NEAR = 6; // pixels beside a request that still mean it
+const NEAR = 6; // pixels beside a request that still hit it
 
 export function listenToPointer(live) {
   const { canvas } = live;
-  const fingers = new Map(); // the place of each that is down, by the pointer's id
+  const fingers = new Map(); // the position of each finger, by pointer id
   let drag = null;
   let pinch = null;
 
@@ -37,7 +37,7 @@ export function listenToPointer(live) {
       live.change(pinched(pinch.view, pinch.apart / apart, pinch.middle / width, middle / width, live.now()));
       return;
     }
-    if (pinch) return; // one finger was lifted first: what the other does alone is no drag
+    if (pinch) return; // one finger was lifted first: the other one alone does not drag
     if (!drag) {
       live.point(thingAt(live, x, y), [x, y]);
       return;
@@ -95,7 +95,7 @@ export function listenToPointer(live) {
   live.find(".field").addEventListener("wheel", wheel, { passive: false });
 }
 
-/** The middle between two fingers, and how far they are apart, in pixels. */
+/** The middle between two fingers, and their distance, in pixels. */
 function betweenThem(fingers) {
   const [[x1, y1], [x2, y2]] = fingers.values();
   return { middle: (x1 + x2) / 2, apart: Math.max(1, Math.hypot(x2 - x1, y2 - y1)) };
@@ -111,8 +111,8 @@ function thingAt(live, x, y) {
   return { mark: null, request: requestAt(live.model, rows, at, near_ms), at };
 }
 
-/** Keys work wherever the page has the focus, except while somebody types. In the lanes, come to by keys, arrows go from
- *  request to request. Returns what ends the listening. */
+/** Keys work wherever the page has the focus, except while somebody types. If the lanes got the focus by keys, arrows go from
+ *  request to request. Returns a function that stops listening. */
 export function listenToKeys(live) {
   const { canvas } = live;
   const pan = (share) => live.change(panned(live.view, live.view.span_ms * share, live.now()));
@@ -129,7 +129,7 @@ export function listenToKeys(live) {
     ArrowLeft: () => live.walk({ within: -1 }), ArrowRight: () => live.walk({ within: 1 }),
     ArrowUp: () => live.walk({ rows: -1 }), ArrowDown: () => live.walk({ rows: 1 }),
   };
-  // Who has clicked into the lanes moves the picture with the arrows, as from anywhere else.
+  // After a click into the lanes the arrows move the picture, as everywhere else.
   let walks = false;
   canvas.addEventListener("focus", () => {
     walks = canvas.matches(":focus-visible");
@@ -142,7 +142,7 @@ export function listenToKeys(live) {
     const types = target.matches?.("input, textarea, select, [contenteditable]");
     if (types && event.key === "Escape") target.blur();
     if (types || event.ctrlKey || event.metaKey || event.altKey) return;
-    // A button or a link has these keys for itself.
+    // Buttons and links handle these keys themselves.
     if ((event.key === " " || event.key === "Enter") && target.matches?.("button, a, summary")) return;
     const act = (walks && inLanes[event.key]) || actions[event.key];
     if (act && act() !== false) event.preventDefault();

@@ -1,8 +1,7 @@
 // The live page's canvas: holds what is shown, takes each answer, and draws when something has changed. The page's Python
-// asks the tracer: `setStateValue("view")` says what this wants to see, and an answer comes back as new data.
+// asks the tracer: `setStateValue("view")` requests a view, and its lanes come back as new data.
 
 import { Card, markText, showDetail } from "./card.js";
-import { showControls, showLegend } from "./controls.js";
 import { described, sameRequest, sentence, stepped } from "./cursor.js";
 import { announce, foldedAfter, Heads, outOfSight } from "./heads.js";
 import { listenToKeys, listenToPointer } from "./input.js";
@@ -13,13 +12,13 @@ import { HEAD, rememberedRows, rememberRows, ROW } from "./rows.js";
 import { HUNG_MS, showSentences } from "./sentences.js";
 import { backgroundAt, setVariables, sharpen, themeOf } from "./theme.js";
 import { centred, fitted, pausedOrResumed, rangeOf, RUNNING, showing, zoomed } from "./time.js";
-import { listenToToolbar, markTyped } from "./toolbar.js";
+import { listenToToolbar, markTyped, showControls, showLegend } from "./toolbar.js";
 
-const SEND_AFTER_MS = 250; // without a change, before the page is sent the view
+const SEND_AFTER_MS = 250; // without a change, before the view is sent to the page
 const EVERY_MS = 250;
 
 class Live {
-  constructor(root, { view, told }) {
+  constructor(root, { view, command }) {
     this.root = root;
     this.find = (selector) => root.querySelector(selector);
     this.canvas = this.find(".field canvas");
@@ -28,9 +27,9 @@ class Live {
     this.heads = new Heads(this.find(".heads"), (engine) => this.fold(engine));
     this.minimap = new Minimap(this.find(".map canvas"), this);
     this.rows = rememberedRows();
-    this.view = { ...view, told: told.count };
+    this.view = { ...view, command: command.count };
     this.answer = this.model = this.focused = this.overview = null;
-    this.hovered = this.chosen = -1; // requests: under the pointer, and that the keys have come to
+    this.hovered = this.chosen = -1; // requests: under the pointer, and the one that the keys have reached
     this.scroll = 0;
     this.ahead_ms = 0; // how far the tracer's clock is ahead of the browser's
     this.listen();
@@ -47,13 +46,13 @@ class Live {
     window.addEventListener("pagehide", this.leave);
   }
 
-  /** A new answer, or none: `data` as `payload` in payload.py makes it. */
+  /** Take a new answer, or none: `data` is that of `payload` in payload.py. */
   take({ data, setStateValue, setTriggerValue }) {
     Object.assign(this, { data, setStateValue, setTriggerValue });
     this.came_ms = Date.now();
     this.overview = data.overview;
-    if (data.told.count !== this.view.told) this.told(data.told);
-    // In a task of its own, after what Streamlit has just done: two short blocks are not noticed, one long one is.
+    if (data.command.count !== this.view.command) this.obey(data.command);
+    // In its own task, after Streamlit's: two short blocks go unnoticed, one long block does not.
     if (data.answer !== null) {
       if (!data.is_away) this.ahead_ms = data.answer.now_ms - Date.now();
       clearTimeout(this.building);
@@ -104,7 +103,7 @@ class Live {
     return new Place(this.model, { width, height, from: from - origin, to: to - origin, now: now - origin, scroll: this.scroll });
   }
 
-  /** Show another view. One whose range somebody has chosen no longer fits itself to what there is. */
+  /** Show another view. Once somebody has chosen a range, it no longer fits its contents. */
   change(view) {
     const isSame = view.span_ms === this.view.span_ms && view.to_ms === this.view.to_ms;
     this.view = { ...view, fit: view.fit && isSame };
@@ -117,16 +116,16 @@ class Live {
     this.redraw();
   }
 
-  /** Have the page read a time; it tells which view that is. */
+  /** Have the page parse a time; it commands the view. */
   type(text) {
     this.send(); // sent later, the view would undo what is typed
     this.setTriggerValue("typed", text);
   }
 
-  /** The page tells what to show: what was typed, or what the address names after the browser's way back. */
-  told({ count, view }) {
+  /** Show what the page commands: the parsed input, or what the address names after a step in the browser's history. */
+  obey({ count, view }) {
     markTyped(this.find(".typed"), view !== null);
-    this.view = { ...(view ?? this.view), told: count };
+    this.view = { ...(view ?? this.view), command: count };
     this.sendSoon();
   }
 
@@ -136,7 +135,7 @@ class Live {
     this.setStateValue("view", this.view);
   }
 
-  /** Take what a button in place of lanes offers. */
+  /** Accept the offer of a button in place of lanes. */
   offered(changes) {
     if (changes.fit) this.toFit();
     else this.change({ ...this.view, ...changes });
@@ -193,7 +192,7 @@ class Live {
     this.say(sentence(markText(this.model, mark)));
     if (mark.lane >= 0) this.scrollTo(this.model.row[mark.lane]);
     const { from, to } = rangeOf(this.view, this.now());
-    // The range becomes fixed: a finding that one looks at must not move away.
+    // The range becomes fixed: the finding in focus must not move away.
     this.change(centred(showing(this.view, from, to), this.model.origin + mark.at, this.now()));
   }
 
@@ -204,7 +203,7 @@ class Live {
     if (top - HEAD < this.scroll || top + ROW > this.scroll + room) this.scroll = Math.max(0, top - room / 2);
   }
 
-  /** Go from request to request: up and down by rows, or along one; what is come to is read out. */
+  /** Go from request to request, up and down by rows or along one; the screen reader reads it. */
   walk(by) {
     if (!this.model) return;
     const number = stepped(this.model, this.chosen, this.place(), by);
@@ -221,19 +220,19 @@ class Live {
     } else this.redraw();
   }
 
-  /** Have a screen reader read it. */
+  /** Announce it to screen readers. */
   say(text) {
     this.find(".said").textContent = text;
   }
 
   open(number) {
     const { request, engine } = this.model.requests;
-    // Sent later, the view would become the address of the page that opens.
+    // Sent later, the view would change the address of the page that opens.
     if (this.sending) this.send();
     this.setTriggerValue("open", { request: request[number], engine: engine[number] });
   }
 
-  /** Open the request of the finding in focus, or that the keys have come to. */
+  /** Open the request of the finding in focus, or the one that the keys have reached. */
   openFocused() {
     const number = this.focused ? this.focused.lane : this.chosen;
     return number >= 0 && this.open(number);
@@ -267,7 +266,7 @@ class Live {
     return true;
   }
 
-  /** The rows at a height: several where they lie on each other, as their engine is folded. */
+  /** The rows at a height; several if their engine is folded. */
   rowsAt(y) {
     const at = y - RULER + this.scroll;
     return this.model.tops.flatMap((top, row) => (at >= top && at < top + ROW ? [row] : []));
@@ -283,12 +282,12 @@ class Live {
     else this.card.hide();
   }
 
-  /** The picture follows the theme, and the present once that has moved by a pixel. */
+  /** Redraw when the theme changes, or when the present has moved by a pixel. */
   tick() {
     if (this.theme && backgroundAt(this.find(".live")) !== this.theme.background) this.show();
     const perPixel = this.view.span_ms / Math.max(1, this.canvas.clientWidth);
     const moved = this.view.to_ms === null && this.now() - (this.drawn_ms ?? 0) >= perPixel;
-    // However much there is to draw, drawing must take only a small part of the time.
+    // Drawing must take only a small share of the time, however much there is to draw.
     const isRested = performance.now() - (this.rested ?? 0) > 0;
     if (this.theme && isRested && (moved || Date.now() - this.came_ms > HUNG_MS)) this.redraw();
   }
@@ -314,7 +313,7 @@ class Live {
     this.drawLanes(inside);
   }
 
-  /** What is said around the lanes; `inside` is what the range holds. */
+  /** The sentences around the lanes; `inside` is what the range holds. */
   drawWords(from, to, inside) {
     const { answer, came_ms, data, find, model, view } = this;
     showControls(find, view, answer, model, this.drawn_ms);
@@ -341,13 +340,13 @@ class Live {
     }
   }
 
-  /** The deaths that are known, of the lanes and of the overview. */
+  /** The known deaths, of the lanes and of the overview. */
   deaths() {
     const known = [...(this.answer?.deaths ?? []), ...(this.overview?.deaths ?? [])];
     return [...new Map(known.map((death) => [death.engine, death])).values()];
   }
 
-  /** Where knowledge ends, and why. */
+  /** The end of known time, and its reason. */
   end() {
     if (this.data.is_away) return { at: this.answer.now_ms, text: "no answer since", isWrong: true };
     if (this.view.paused) return { at: this.view.paused_ms ?? this.view.to_ms, text: "paused at", isWrong: false };

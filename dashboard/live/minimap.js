@@ -1,11 +1,11 @@
-// The strip above the lanes: how busy it was for longer than is shown, with findings and deaths, and the range in it.
+// The overview above the lanes: concurrent requests, findings and deaths over a longer range, with the shown range in it.
 
 import { clock, count, rangeOf, showing, ticks } from "./time.js";
 import { sharpen, translucent } from "./theme.js";
 
-export const CLICK = 4; // pixels that a hand may move during a click
+export const CLICK = 4; // pixels that the pointer may move during a click
 const LABELS = 15; // pixels at the top
-const EDGE = 6; // pixels around an end of the range that take hold of it
+const EDGE = 6; // pixels around an end of the range in which it can be dragged
 
 export class Minimap {
   constructor(canvas, live) {
@@ -15,7 +15,7 @@ export class Minimap {
     this.listen();
   }
 
-  /** What is drawn: from the first request that is known, or the range, to the present. */
+  /** The drawn extent: from the first known request, or the range, to the present. */
   range() {
     const { overview, view } = this.live;
     const now = this.live.now();
@@ -124,7 +124,7 @@ export class Minimap {
     canvas.onpointercancel = () => (drag = null);
   }
 
-  /** What a press there takes hold of: an end of the range, the range, or nothing: then it begins a new one. */
+  /** What a press drags: an end of the range, the range, or nothing: then it begins a new range. */
   #takesHold(x) {
     const { shown, from, to } = this.range();
     const [left, right] = [shown.from, shown.to].map((at) => ((at - from) / (to - from)) * this.canvas.clientWidth);

@@ -1,8 +1,8 @@
-// The tracer's answer, made ready to be drawn: times in milliseconds after `origin`, requests in rows, segments by phase.
+// The tracer's answer, prepared for drawing: times in milliseconds after `origin`, requests in rows, segments by phase.
 
-export const TRANSFERS = new Set(["load", "store"]); // drawn below the phase, as they run beside it
+export const TRANSFERS = new Set(["load", "store"]); // drawn below the phases that they overlap
 
-/** The model of an answer; `rows` remembers the rows of the last one, and the engines of `folded` have one row. */
+/** The model of an answer; `rows` remembers the last rows, and folded engines have one row. */
 export function modelOf(answer, rows, folded = []) {
   const { begin_us: begins, end_us: ends, is_open, is_unsure } = answer.requests;
   const requests = { ...answer.requests, begin: toMs(begins), end: toMs(ends), is_open: [...is_open], is_unsure: [...is_unsure] };
@@ -10,7 +10,7 @@ export function modelOf(answer, rows, folded = []) {
   const isLost = lostIn(requests, deaths);
   const placed = rows.place(requests, answer.to_ms - answer.from_ms, { folded, names: answer.engine_names });
   const { lane, phase, begin_us, end_us } = answer.segments;
-  // What is still running goes on until the next answer.
+  // Running segments continue until the next answer.
   const segments = { lane, phase, begin: toMs(begin_us), end: toMs(end_us), goes_on: new Uint8Array(lane.length) };
   const byPhase = answer.phases.map(() => []);
   const first = new Int32Array(requests.begin.length + 1).fill(-1); // segment of each request
@@ -46,7 +46,7 @@ export function modelOf(answer, rows, folded = []) {
 
 const OVER = new Set(["finished", "failed"]);
 
-/** Which requests were open when their engine died; they end there. */
+/** The requests that were open when their engine died; they end there. */
 function lostIn(requests, deaths) {
   const isLost = new Uint8Array(requests.begin.length);
   const died = new Map(deaths.map((death) => [death.engine, death.at]));
@@ -67,7 +67,7 @@ function headsOf({ heads, row }) {
   return row.map((each) => ofRow[each]);
 }
 
-/** A loop, not `Float64Array.from`, which takes ten times as long: this is most of what an update costs. */
+/** A loop, not `Float64Array.from`, which takes ten times as long: this is most of an update's cost. */
 function toMs(micros) {
   const ms = new Float64Array(micros.length);
   for (let n = 0; n < ms.length; n++) ms[n] = micros[n] / 1000;
@@ -80,7 +80,7 @@ function records(columns) {
   return columns[names[0]].map((_, n) => Object.fromEntries(names.map((name) => [name, columns[name][n]])));
 }
 
-/** Between which moments there is something; null if there is nothing. */
+/** The extent of the contents; null if there are none. */
 export function extentOf(model) {
   const { begin, end, is_open } = model.requests;
   let [from, to] = [Infinity, -Infinity];
@@ -106,7 +106,7 @@ export function requestAt(model, rows, at, near_ms) {
   return best;
 }
 
-/** The request's segment at that moment, or null. A phase counts before a transfer beside it. */
+/** The request's segment at a moment, or null. A phase takes precedence over a concurrent transfer. */
 export function segmentAt(model, number, at) {
   const { lane, begin, end, phase } = model.segments;
   let segment = null;
@@ -119,7 +119,7 @@ export function segmentAt(model, number, at) {
   return segment;
 }
 
-/** How many requests overlap a stretch of time, and how many findings are in it; of `heads` the same for each engine. */
+/** The number of requests and findings in a stretch of time, in total and for each of `heads`. */
 export function counts(model, from, to) {
   const { begin, end } = model.requests;
   const heads = model.heads.map(() => ({ requests: 0, findings: 0 }));
@@ -134,7 +134,7 @@ export function counts(model, from, to) {
   return { requests, findings: marks.length, heads };
 }
 
-/** How long requests were in which phase within a stretch of time: pairs, the longest first. */
+/** The time that requests spent in each phase within a stretch of time: pairs, the longest first. */
 export function spent(model, from, to) {
   const sums = new Map();
   const { lane, begin, end, phase } = model.segments;

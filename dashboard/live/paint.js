@@ -1,4 +1,4 @@
-// Draws the lanes: axis, phases, names, findings, missing spans, deaths, the selection, and where the present ends.
+// Draws the lanes: axis, phases, names, findings, missing spans, deaths, the selection, and the end of known time.
 
 import { TRANSFERS } from "./model.js";
 import { HEAD, ROW } from "./rows.js";
@@ -9,7 +9,7 @@ export const RULER = 30; // pixels, as all of these
 const BAR_TOP = 13; // within a row: the name is above the bar
 const BAR = 10;
 const STRIP = 4; // of the bar, for a transfer
-const LEAST_NAME = 84; // a shorter part of a name says nothing
+const LEAST_NAME = 84; // a shorter part of a name is useless
 const MARK = 6; // half a finding's diamond
 const COLUMN = 4; // of a folded engine
 
@@ -47,7 +47,7 @@ export class Place {
   }
 }
 
-/** The whole picture. `end` is where knowledge ends, and why: {at, text, isWrong}. */
+/** The whole picture. `end` is the end of known time, and its reason: {at, text, isWrong}. */
 export function paint(pen, place, theme, { hovered, focused, chosen, select, end }) {
   const { model } = place;
   const axis = ticks(place.from + model.origin, place.to + model.origin, place.width / 110);
@@ -96,12 +96,12 @@ function paintRuler(pen, place, theme, axis) {
     const text = clock(tick, axis.step);
     const half = pen.measureText(text).width / 2;
     const x = place.x(tick - place.model.origin);
-    // A label that would be cut at the edge is left out.
+    // Labels that the edge would cut are left out.
     if (x - half >= 2 && x + half <= place.width - 2) pen.fillText(text, x - half, 13);
   }
 }
 
-/** All segments, phase by phase, as changing the colour is expensive. What falls on the same pixel is drawn once. */
+/** All segments, phase by phase, since changing the colour is expensive. Segments on the same pixel are drawn once. */
 function paintSegments(pen, place, theme) {
   const { model } = place;
   const { lane, begin, end, goes_on } = model.segments;
@@ -130,7 +130,7 @@ function paintSegments(pen, place, theme) {
   }
 }
 
-/** A folded engine: how many requests it had at a time. */
+/** A folded engine: its number of concurrent requests. */
 function paintFolded(pen, place, theme) {
   const { heads, headOf, requests } = place.model;
   const columns = Math.ceil(place.width / COLUMN);
@@ -156,7 +156,7 @@ function paintFolded(pen, place, theme) {
   });
 }
 
-/** Each request's name above its bar, as much of it as there is room for; and how it ended, if badly. */
+/** Each request's name above its bar, as far as there is room; and a bad outcome. */
 function paintNames(pen, place, theme) {
   const { heads, headOf, inRow, isLost, requests } = place.model;
   const { begin, end, external, request, status } = requests;
@@ -166,15 +166,15 @@ function paintNames(pen, place, theme) {
     const y = place.y(row);
     if (y > place.height || y + ROW < RULER) continue;
     inRow[row].forEach((number, n) => {
-      if (heads[headOf[number]].isFolded) return; // the names would lie on each other
+      if (heads[headOf[number]].isFolded) return; // the names would overlap
       if (end[number] < place.from || begin[number] > place.to) return;
       const left = Math.max(0, place.x(begin[number]));
       // A name may extend over free space, up to the next request of the row.
       const next = n + 1 < inRow[row].length ? place.x(begin[inRow[row][n + 1]]) - 6 : place.width;
-      const became = isLost[number] ? "lost" : status[number];
-      const isBad = became === "lost" || became === "failed" || became === "abandoned";
+      const outcome = isLost[number] ? "lost" : status[number];
+      const isBad = outcome === "lost" || outcome === "failed" || outcome === "abandoned";
       const room = Math.min(next, place.width) - left - 2;
-      const name = (external[number] || request[number]) + (isBad ? ` · ${became}` : "");
+      const name = (external[number] || request[number]) + (isBad ? ` · ${outcome}` : "");
       if (room < LEAST_NAME && pen.measureText(name).width > room) return;
       pen.fillStyle = isBad ? theme.wrong : theme.muted;
       pen.fillText(fitting(pen, name, room), left + 1, y + BAR_TOP - 3);
@@ -192,7 +192,7 @@ function fitting(pen, text, room) {
   return length > 1 ? `${text.slice(0, length)}…` : "";
 }
 
-/** A dashed line where a request may go on, or may have ended: the span that would show it is missing. */
+/** A dashed line where a request may have continued or ended: the span that would show it is missing. */
 function paintUnsure(pen, place, theme) {
   const { row, requests } = place.model;
   pen.strokeStyle = theme.muted;
@@ -209,7 +209,7 @@ function paintUnsure(pen, place, theme) {
   pen.setLineDash([]);
 }
 
-/** A frame around the request under the pointer, or that the keys have come to. */
+/** A frame around the request under the pointer, or the one that the keys reached. */
 function paintFrame(pen, place, theme, number) {
   const { row, requests } = place.model;
   const y = place.y(row[number]) + BAR_TOP - 1.5;
@@ -220,7 +220,7 @@ function paintFrame(pen, place, theme, number) {
   pen.strokeRect(left - 1, y, Math.max(3, right - left + 2), BAR + 3);
 }
 
-/** Time that was not asked for yet: the answer is on its way. */
+/** Time without an answer yet. */
 function paintUnasked(pen, place, theme) {
   const { origin, until, now } = place.model;
   for (const [from, to] of [[place.from, 0], [until - origin, place.to]]) {
@@ -236,7 +236,7 @@ function paintUnasked(pen, place, theme) {
   }
 }
 
-/** Missing spans: over the rows of the engine that lost them, and in any case on the axis. */
+/** Missing spans: over the rows of the engine that lost them, and always on the axis. */
 function paintGaps(pen, place, theme) {
   for (const gap of place.model.gaps) {
     const left = place.x(gap.from);
@@ -254,7 +254,7 @@ function paintGaps(pen, place, theme) {
   }
 }
 
-/** A death: a red line through the engine's rows, with its moment, and a mark on the axis. */
+/** A death: a red line through the engine's rows with its time, and a mark on the axis. */
 function paintDeaths(pen, place, theme) {
   for (const death of place.model.deaths) {
     const x = place.x(death.at);
@@ -271,7 +271,7 @@ function paintDeaths(pen, place, theme) {
   }
 }
 
-/** Words on the background, beside a line: to its right, or where there is no room to its left. */
+/** Text on the background, beside a line: to its right, or to its left if there is no room. */
 function label(pen, place, theme, text, x, y) {
   pen.font = `600 12px ${theme.font}`;
   pen.textBaseline = "middle";
@@ -315,7 +315,7 @@ function paintSelection(pen, place, theme, select) {
   pen.fillRect(right, 0, 1.5, place.height);
 }
 
-/** The end of what is known; what is drawn beyond it is covered. */
+/** The end of known time; it covers everything drawn beyond. */
 function paintEnd(pen, place, theme, { at, text, isWrong }) {
   const x = place.x(at - place.model.origin);
   if (x > place.width - 1) return;

@@ -1,6 +1,6 @@
-"""The data of the live page's component, out of the tracer's answers.
+"""The data of the live page's component, from the tracer's answers.
 
-JavaScript's numbers cannot hold nanoseconds since 1970: moments become milliseconds.
+JavaScript's numbers cannot hold Unix nanoseconds: moments become milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtrail.dashboard.live.view import View, ms_of
 
 BINS = 240
 """The overview's columns."""
-NOT_TOLD = {"count": 0, "view": None}
+NO_COMMAND = {"count": 0, "view": None}
 
 
 def payload(
@@ -26,17 +26,17 @@ def payload(
     is_away: bool,
     overview: Row | None = None,
     elsewhere: Row | None = None,
-    told: Mapping[str, Any] | None = None,
+    command: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The component's data.
 
     Args:
         answer: of `/api/lanes`; None before the first one.
-        is_away: whether the tracer does not answer; then `answer` is its last one.
-        overview: `busyness` of more time than the answer's.
-        elsewhere: what the search finds at other times, as `found` has it.
-        told: the last view that the component was told to show, and the `count` of those; None as a view says that what was
-            typed cannot be read.
+        is_away: whether the tracer does not answer; `answer` is then its last one.
+        overview: `busyness` of a longer range than the answer's.
+        elsewhere: the search's results at other times, from `found`.
+        command: the last view that the page commanded, and the `count` of commands; a view of None means that the typed
+            time cannot be parsed.
     """
     if answer is not None:
         moments = {f"{name}_ms": ms_of(answer[f"{name}_ns"]) for name in ("from", "to", "now")}
@@ -47,13 +47,15 @@ def payload(
         "is_away": is_away,
         "overview": overview,
         "elsewhere": elsewhere,
-        "told": {"count": told["count"], "view": told["view"] and asdict(told["view"])} if told else NOT_TOLD,
+        "command": {"count": command["count"], "view": command["view"] and asdict(command["view"])}
+        if command
+        else NO_COMMAND,
         "palette": COLOURS,
     }
 
 
 def busyness(answer: Row) -> Row:
-    """An answer in columns: how many requests there were at a time in each of `BINS`, and the moments of findings and deaths.
+    """The number of concurrent requests in each of `BINS`, and the moments of findings and deaths.
 
     It begins with the first request, or with the answer if that is later.
     """
@@ -81,7 +83,7 @@ def deaths(answer: Row) -> list[Row]:
 
 
 def found(q: str, requests: Sequence[Row]) -> Row:
-    """What a search for `q` finds at any time: its requests."""
+    """The results of a search for `q` at any time."""
     names = ("request", "external", "status")
     return {
         "q": q,
@@ -97,7 +99,7 @@ def found(q: str, requests: Sequence[Row]) -> Row:
 
 
 def shows_nothing(answer: Row, view: View, *, now_ms: float) -> bool:
-    """Whether no request of the answer overlaps what the view shows."""
+    """Whether no request of the answer overlaps the view."""
     if view.fit:
         return not answer["requests"]["begin_us"]
     to_ms = now_ms if view.to_ms is None else view.to_ms
@@ -116,4 +118,4 @@ def _colours(*, dark: bool) -> Row:
 
 
 COLOURS = {"light": _colours(dark=False), "dark": _colours(dark=True)}
-"""What the component takes of the palette."""
+"""The component's part of the palette."""

@@ -1,4 +1,4 @@
-// Which row a request is drawn in, and what is remembered of that.
+// The assignment of requests to rows, and its memory.
 
 export const HEAD = 26; // pixels: an engine's head
 export const ROW = 26;
@@ -7,8 +7,8 @@ const APART_SHARE = 0.004; // of the range: the least space between neighbours i
 const REMEMBERED = "kvtrail.rows";
 const MOST_REMEMBERED = 3000; // requests
 
-/** Requests that do not overlap share a row; each engine has its own rows. A request keeps its row from update to update,
- *  and when the page is opened again, so that nothing jumps. */
+/** Requests that do not overlap share a row; each engine has its own rows. A request keeps its row over updates and reloads,
+ *  so that nothing jumps. */
 export class Rows {
   #known; // by engine: the rows of its requests
 
@@ -44,7 +44,7 @@ export class Rows {
     return { row, tops, heads, height: top };
   }
 
-  /** What the page remembers until it is opened again. */
+  /** The data that survives a reload. */
   remembered() {
     let room = MOST_REMEMBERED;
     return [...this.#known].map(([engine, rows]) => {
@@ -74,7 +74,7 @@ export class Rows {
   }
 }
 
-/** The engines by their names. */
+/** The engines by name. */
 function inOrder(engines, names) {
   const key = (engine) => [names[engine] ?? engine, engine].join("\n");
   return [...new Set(engines)].sort((a, b) => (key(a) < key(b) ? -1 : 1));
@@ -96,7 +96,7 @@ function insert(members, each) {
   return true;
 }
 
-/** The rows as this browser remembers them. Without its storage the page works all the same. */
+/** The rows that this browser remembers. The page also works without storage. */
 export function rememberedRows() {
   try {
     return new Rows(JSON.parse(localStorage.getItem(REMEMBERED) ?? "[]"));
@@ -109,6 +109,6 @@ export function rememberRows(rows) {
   try {
     localStorage.setItem(REMEMBERED, JSON.stringify(rows.remembered()));
   } catch {
-    // A browser may forbid storage, or it may be full.
+    // Storage may be forbidden or full.
   }
 }

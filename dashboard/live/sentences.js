@@ -1,16 +1,16 @@
-// The sentences around the lanes: whether they are live, what the range and the selection hold, and what shows in place of
-// lanes where there are none.
+// The sentences around the lanes: whether they are live, the contents of the range and of the selection, and the text in place
+// of lanes if there are none.
 
 import { counts, spent } from "./model.js";
 import { between, clock, count, day, lasting, RUNNING } from "./time.js";
 
 const SILENT_MS = 30_000;
 export const HUNG_MS = 8000; // without an update
-const RECENT_MS = 900_000; // a death is of the present for so long
+const RECENT_MS = 900_000; // how long a death counts as recent
 const MOST_OFFERS = 5;
 
-/** Show the sentences. `known` has what there is to know, `inside` what the range holds; `change` is called with the changes
- *  of the view that a button offers. */
+/** Show the sentences. `known` has the answer and the model, `inside` the counts in the range; `change` is called with the
+ *  changes of the view that a button offers. */
 export function showSentences(find, view, known, inside, change) {
   const { answer, model, from, to } = known;
   const [is, text] = stateOf(view, known);
@@ -28,10 +28,10 @@ export function showSentences(find, view, known, inside, change) {
   showEmpty(find(".empty"), emptyText(view, known, inside), change);
 }
 
-/** Whether the picture is live, still, or without an answer, or an engine has died: a class and a sentence. */
+/** Whether the lanes are live, still or without an answer, or an engine died: a class and a sentence. */
 function stateOf(view, { answer, deaths, isAway, came_ms }) {
   const asked_ms = answer?.now_ms ?? Date.now();
-  const heard_ms = answer?.heard_ns ? answer.heard_ns / 1e6 : null;
+  const received_ms = answer?.heard_ns ? answer.heard_ns / 1e6 : null;
   const silent_ms = Date.now() - came_ms;
   if (isAway) return ["wrong", `The tracer does not answer, since ${clock(asked_ms, 1000)} UTC. Trying again.`];
   if (silent_ms > HUNG_MS) return ["wrong", `No update for ${lasting(silent_ms - (silent_ms % 1000))}: is the dashboard still running?`];
@@ -39,12 +39,12 @@ function stateOf(view, { answer, deaths, isAway, came_ms }) {
   const recent = view.fit ? deaths : deaths.filter(({ at_ms }) => asked_ms - at_ms < Math.max(RECENT_MS, view.span_ms));
   if ((view.fit || view.to_ms === null) && recent.length > 0) return ["wrong", deathsText(recent, answer.engine_names)];
   if (view.to_ms !== null && !view.fit) return ["still", "The range is fixed; requests in it still update"];
-  if (heard_ms && asked_ms - heard_ms > SILENT_MS) return ["quiet", `No spans since ${clock(heard_ms, 1000)} UTC`];
+  if (received_ms && asked_ms - received_ms > SILENT_MS) return ["quiet", `No spans since ${clock(received_ms, 1000)} UTC`];
   if (view.to_ms !== null) return ["still", "The latest there is"];
   return ["live", "Live"];
 }
 
-/** Who died, when, of what, and how much was lost. */
+/** The engine that died, when, its cause, and the requests lost. */
 export function deathsText(deaths, names) {
   const [last, ...others] = [...deaths].sort((a, b) => b.at_ms - a.at_ms);
   const cause = last.ended_by ? ` of ${last.ended_by.split(":")[0]}` : "";
@@ -53,7 +53,7 @@ export function deathsText(deaths, names) {
   return `Engine ${names?.[last.engine] ?? last.engine} died ${clock(last.at_ms, 1000)}${cause}${lost}${also}`;
 }
 
-/** What the range holds, in a line. */
+/** The contents of the range, in a line. */
 function factsOf(model, answer, from, to, inside) {
   const requests = count(inside.requests, "request");
   const sample = answer.has_all_findings ? "a sample with every finding" : "a sample of the findings too";
@@ -64,7 +64,7 @@ function factsOf(model, answer, from, to, inside) {
   return parts.join(" · ");
 }
 
-/** What is wrong in the range beside findings: missing spans, and deaths if the state does not say them. */
+/** What is wrong in the range besides findings: missing spans, and deaths that the state does not mention. */
 function wrongOf(view, model, from, to) {
   const dead = view.to_ms === null || view.fit ? [] : model.deaths.filter(({ at }) => at >= from && at <= to);
   const names = Object.fromEntries(model.heads.map(({ engine, name }) => [engine, name]));
@@ -92,8 +92,8 @@ function selectionText(model, [from, to]) {
   return parts.filter(Boolean).join(" · ");
 }
 
-/** What shows where there are no lanes: a title, a text, and what is offered, each a label with its change of the view; null
- *  where there are lanes, or the answer is on its way. */
+/** The text in place of lanes: a title, a sentence, and offers (a label and a change of the view each); null if there are
+ *  lanes, or the answer has not arrived. */
 function emptyText(view, { answer, model, elsewhere, isAway, from, to }, inside) {
   if (answer === null) {
     return isAway
@@ -114,7 +114,7 @@ function emptyText(view, { answer, model, elsewhere, isAway, from, to }, inside)
   return ["Nothing ran in this time", `No request overlaps it.${last}`, [["Show the latest there is", { fit: true }]]];
 }
 
-/** Where a search finds nothing in the range: what it finds in all time. */
+/** For a search without results in the range: its results at any time. */
 function searchText(view, elsewhere, clear) {
   if (elsewhere?.q !== view.q) return ["Not in this time", "Searching all time …", [clear]];
   const { found } = elsewhere;
@@ -130,14 +130,14 @@ function searchText(view, elsewhere, clear) {
   return ["Not in this time", text, [...offers, clear]];
 }
 
-/** Show that, or nothing; `change` is called with a button's change of the view. */
+/** Show this text, or hide the box; `change` is called with a button's change of the view. */
 function showEmpty(box, empty, change) {
   box.hidden = empty === null;
   if (empty === null) return;
   const [title, text, offers] = empty;
-  const said = JSON.stringify(empty);
-  if (box.dataset.said === said) return; // a button that is replaced while it is pressed is never clicked
-  box.dataset.said = said;
+  const content = JSON.stringify(empty);
+  if (box.dataset.content === content) return; // a button that is replaced while it is pressed is never clicked
+  box.dataset.content = content;
   box.querySelector("strong").textContent = title;
   box.querySelector("p").textContent = text;
   const buttons = offers.map(([label, changes]) =>

@@ -1,5 +1,5 @@
-// What the canvases are drawn with: the colours of the page's theme, light or dark, slanted lines, and sharp pixels. The
-// palette of the dashboard, which comes along with the data, says what colours mean; background and font are Streamlit's own.
+// Drawing on canvases: the theme's colours, slanted lines, and sharp pixels. The palette comes with the data; background and
+// font are Streamlit's.
 
 /** The theme at an element of the page. */
 export function themeOf(element, palette) {
@@ -21,17 +21,17 @@ export function themeOf(element, palette) {
   };
 }
 
-/** Streamlit's background there: somebody may change the theme while the page is open. */
+/** Streamlit's background at the element; the theme may change while the page is open. */
 export function backgroundAt(element) {
   return getComputedStyle(element).getPropertyValue("--st-background-color").trim() || "#ffffff";
 }
 
-/** The palette's colours for the style sheet, as its variables. */
+/** Set the palette's colours as CSS variables. */
 export function setVariables(element, theme) {
   for (const name of ["muted", "wrong", "warning", "calm"]) element.style.setProperty(`--${name}`, theme[name]);
 }
 
-/** Give a canvas as many dots as the screen has, and its pen the pixels of the page. */
+/** Match the canvas to the screen's resolution, and scale its pen to CSS pixels. */
 export function sharpen(canvas, pen) {
   const sharp = window.devicePixelRatio || 1;
   const [width, height] = [Math.round(canvas.clientWidth * sharp), Math.round(canvas.clientHeight * sharp)];
@@ -54,7 +54,7 @@ function luminance(colour) {
 
 const patterns = new Map();
 
-/** Slanted lines, for what is unknown or missing. */
+/** Slanted lines, for unknown or missing time. */
 export function hatch(context, colour) {
   if (!patterns.has(colour)) {
     const tile = document.createElement("canvas");

@@ -1,5 +1,5 @@
 // Time: the range on the screen and how pan and zoom change it, the axis's ticks, moments and durations in words.
-// Moments are milliseconds since 1970. A view follows the present while its `to_ms` is null: its right edge is then `now`.
+// Moments are Unix milliseconds. A view follows the present while its `to_ms` is null: its right edge is then `now`.
 
 export const SHORTEST_MS = 1;
 export const LONGEST_MS = 7 * 86_400_000;
@@ -7,10 +7,10 @@ export const LONGEST_MS = 7 * 86_400_000;
 const FIT_STEPS_S = [10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900];
 const FIT_MOST_MS = FIT_STEPS_S.at(-1) * 1000;
 const LEAST_SILENCE_MS = 60_000;
-const AFTER_SHARE = 0.04; // of a fitted range that ends in the past, kept free after its end
+const AFTER_SHARE = 0.04; // of a fitted range in the past: the margin after its end
 
-/** The range that holds what there is between two moments, or nothing. It follows the present, unless that would leave more
- *  than half of it empty. */
+/** The range that fits an extent, or no extent. It follows the present, unless that would leave more than half of it
+ *  empty. */
 export function fitted(extent, now_ms) {
   if (extent === null) return { span_ms: 300_000, to_ms: null };
   const length = Math.min(FIT_MOST_MS, extent.to - extent.from);
@@ -39,9 +39,9 @@ export function panned(view, by_ms, now_ms) {
   return { ...view, to_ms: isBack ? null : Math.min(to, now_ms + view.span_ms / 2) };
 }
 
-const STILL_SHARE = 0.03; // of the width: two fingers never close in on exactly the same place
+const STILL_SHARE = 0.03; // of the width: two fingers never hold exactly still
 
-/** The view between two fingers: zoomed by `factor`, and what was at `from_share` of the width is at `to_share`. */
+/** The view after a pinch: zoomed by `factor`, with the point at `from_share` of the width moved to `to_share`. */
 export function pinched(view, factor, from_share, to_share, now_ms) {
   const at = rangeOf(view, now_ms).from + view.span_ms * from_share;
   const next = zoomed(view, factor, at, now_ms);
@@ -51,7 +51,7 @@ export function pinched(view, factor, from_share, to_share, now_ms) {
 
 export const RUNNING = { paused: false, paused_ms: null };
 
-/** The view paused, or running again: it then follows the present if it did so before. */
+/** The view paused or resumed; a resumed one follows the present if it did before. */
 export function pausedOrResumed(view, now_ms) {
   if (!view.paused) return { ...view, paused: true, paused_ms: now_ms, to_ms: view.to_ms ?? now_ms };
   const followed = view.to_ms === null || Math.abs(view.to_ms - view.paused_ms) < 1;
@@ -62,7 +62,7 @@ export function showing(view, from_ms, to_ms) {
   return { ...view, span_ms: Math.max(SHORTEST_MS, to_ms - from_ms), to_ms };
 }
 
-/** The view with this moment in its middle, unless it is on the screen already. */
+/** The view centred on a moment, unless that is visible already. */
 export function centred(view, at_ms, now_ms) {
   const { from, to } = rangeOf(view, now_ms);
   const margin = (to - from) * 0.05;
@@ -81,7 +81,7 @@ export function ticks(from_ms, to_ms, most) {
   return { step, at };
 }
 
-/** A moment in UTC, as finely as `step_ms` needs it: 12:00, 12:00:01, 12:00:01.250. */
+/** A moment in UTC, in the precision of `step_ms`: 12:00, 12:00:01, 12:00:01.250. */
 export function clock(at_ms, step_ms = 1) {
   const text = new Date(at_ms).toISOString();
   if (step_ms >= 86_400e3) return text.slice(5, 10);
@@ -95,7 +95,7 @@ export function day(at_ms) {
   return new Date(at_ms).toISOString().slice(0, 10);
 }
 
-/** Two moments with their dates; the second one's only where it is another day. */
+/** Two moments with their dates; the second date only if it differs. */
 export function between(from_ms, to_ms) {
   const step = to_ms - from_ms < 10_000 ? 1 : 1000;
   const until = day(from_ms) === day(to_ms) ? "" : `${day(to_ms)} `;

@@ -1,7 +1,74 @@
-// What the toolbar's buttons and fields do, and those of the panel below the lanes.
+// The toolbar, the legend, and the buttons of the panel below the lanes: their contents and their actions.
 
 import { copyLink } from "../copying.js";
-import { linkTo } from "./address.js";
+import { linkTo, rangeText } from "./address.js";
+import { TRANSFERS } from "./model.js";
+
+const STATUSES = ["queued", "admitted", "loading", "running", "preempted", "finished", "failed", "abandoned"];
+
+/** Show the view in the toolbar. */
+export function showControls(find, view, answer, model, now_ms) {
+  const press = (button, isPressed) => button.setAttribute("aria-pressed", String(isPressed));
+  find(".pause").textContent = view.paused ? "▶ Resume" : "❚❚ Pause";
+  press(find(".pause"), view.paused);
+  press(find(".follow"), view.to_ms === null);
+  press(find(".fit"), view.fit);
+  for (const button of find(".spans").querySelectorAll("[data-span]")) {
+    press(button, !view.fit && Number(button.dataset.span) === Math.round(view.span_ms));
+  }
+  find(".next").disabled = !model?.marks.length;
+  showOptions(find(".engine"), "All engines", answer?.engines ?? [], view.engine, answer?.engine_names);
+  const connectors = answer?.connectors ?? [];
+  showOptions(find(".connector"), "All connectors", connectors, view.connector);
+  find(".connector").hidden = connectors.length < 2 && !view.connector; // nothing to choose
+  showOptions(find(".status"), "Any status", STATUSES, view.status);
+  const heads = model?.heads ?? [];
+  find(".folds").hidden = heads.length < 2;
+  find(".folds").textContent = heads.every((head) => head.isFolded) ? "Unfold all" : "Fold all";
+  showText(find(".q"), view.q);
+  showText(find(".typed"), rangeText(view, now_ms));
+}
+
+/** Show a field's text, unless somebody types in it. */
+function showText(field, text) {
+  if (field.getRootNode().activeElement !== field && field.value !== text) field.value = text;
+}
+
+/** The options of a filter; `texts` has display texts. */
+function showOptions(select, all, names, chosen, texts = {}) {
+  const wanted = chosen && !names.includes(chosen) ? [...names, chosen] : names;
+  const options = wanted.map((name) => new Option(texts[name] ?? name, name));
+  const signature = (each) => each.map((option) => `${option.value} ${option.text}`).join("\n");
+  if (select.options.length === 0 || signature([...select.options].slice(1)) !== signature(options)) {
+    select.replaceChildren(new Option(all, ""), ...options);
+  }
+  select.value = chosen;
+}
+
+/** Colours in the order of a request's life; `done` has none. */
+export function showLegend(element, theme, phases) {
+  const last = ["running", "preempted", "load", "store", "failed"];
+  const names = [...phases.filter((name) => !last.includes(name) && name !== "done"), ...last];
+  const items = names.map((name) => {
+    const text = name === "running" ? "running (prefill or decode)" : name;
+    return [text, TRANSFERS.has(name) ? "strip" : "", theme.phases[name], theme.means[name]];
+  });
+  items.push(["finding", "mark", theme.wrong, "events contradict each other"]);
+  items.push(["engine died", "death", theme.wrong, "its open requests are lost"]);
+  items.push(["spans missing", "gap", "", "recorded, but not arrived"]);
+  const signature = JSON.stringify(items);
+  if (element.dataset.shows === signature) return;
+  element.dataset.shows = signature;
+  const elements = items.map(([text, name, colour, means]) => {
+    const [item, swatch] = ["li", "i"].map((tag) => document.createElement(tag));
+    swatch.className = name;
+    swatch.style.background = colour;
+    item.title = means;
+    item.append(swatch, text);
+    return item;
+  });
+  element.replaceChildren(...elements);
+}
 
 export function listenToToolbar(live) {
   const press = (selector, act) => (live.find(selector).onclick = act);
@@ -29,7 +96,7 @@ export function listenToToolbar(live) {
   listenToTyped(live, live.find(".typed"));
 }
 
-/** Enter has the page read what was typed: it knows the same words on all pages. */
+/** Enter sends the typed time to the page, which parses it as on all pages. */
 function listenToTyped(live, field) {
   field.onfocus = () => field.select();
   field.oninput = () => field.removeAttribute("aria-invalid");
@@ -42,7 +109,7 @@ function listenToTyped(live, field) {
   };
 }
 
-/** Mark what was typed if it could not be read, and leave it to be mended. */
+/** Mark typed text that could not be parsed, and keep it for correction. */
 export function markTyped(field, isRead) {
   if (isRead) field.blur();
   else field.setAttribute("aria-invalid", "true");

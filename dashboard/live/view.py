@@ -1,4 +1,4 @@
-"""What the live page shows, as its component has it, and what the tracer is asked for it."""
+"""The live page's view, as its component reports it, and the tracer's parameters for it."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 
 DEFAULT_SPAN_MS = 300_000.0
 FIT_MS = 900_000.0
-"""As much as a view that fits itself shows at most."""
+"""The longest range of a view that fits its contents."""
 LONGEST_MS = 7 * 86_400_000.0
 LATEST_MS = 4_102_444_800_000.0
 """The year 2100; later moments are ignored."""
 FILTERS = ("q", "engine", "connector", "status")
 MOST_FOLDED = 100
 AROUND = 0.5
-"""This share of the span is asked for on either side as well, so that a small move needs no new answer."""
+"""This share of the span is requested on either side as well, so that a small move needs no new answer."""
 OVERVIEWS_MS = (900_000.0, 3_600_000.0, 6 * 3_600_000.0, 86_400_000.0, LONGEST_MS, 4 * LONGEST_MS)
-"""How much time the strip above the lanes shows: the least of these that is `WIDER` times the span."""
+"""The lengths of the overview above the lanes: the smallest that is at least `WIDER` times the span."""
 WIDER = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is shown. Moments are milliseconds since 1970, UTC.
+    """A view. Moments are Unix milliseconds.
 
     Attributes:
-        fit: whether the component chooses the range: what there is, `FIT_MS` at most.
-        span_ms: how much time.
-        to_ms: where it ends; None follows the present.
-        paused: whether nothing new is asked for.
-        paused_ms: the moment of pausing.
+        fit: whether the component fits the range to its contents, `FIT_MS` at most.
+        span_ms: the length of the range.
+        to_ms: its end; None follows the present.
+        paused: whether refreshes are paused.
+        paused_ms: when it was paused.
         q: part of a request's id.
-        engine, connector, status: only these; empty for all.
+        engine, connector, status: filters; empty for all.
         folded: the engines whose rows are folded into one.
         select: the selected range.
     """
@@ -52,40 +52,39 @@ class View:
 
 
 def question(view: View, *, end_ms: float) -> dict[str, int | str]:
-    """What to ask the tracer for a view: the parameters of `/api/lanes`. A view that fits itself, or follows the present,
-    ends at `end_ms`."""
+    """The parameters of `/api/lanes` for a view. A view that fits its contents, or follows the present, ends at `end_ms`."""
     if view.fit:
-        return _asked(view, end_ms - FIT_MS * (1 + AROUND), end_ms + FIT_MS * AROUND)
+        return _parameters(view, end_ms - FIT_MS * (1 + AROUND), end_ms + FIT_MS * AROUND)
     to_ms = end_ms if view.to_ms is None else view.to_ms
     around_ms = view.span_ms * AROUND
-    return _asked(view, to_ms - view.span_ms - around_ms, to_ms + around_ms)
+    return _parameters(view, to_ms - view.span_ms - around_ms, to_ms + around_ms)
 
 
 def ms_of(at_ns: int) -> float:
-    """A moment as the picture has it, to the microsecond. Nanoseconds of today are too long for a float: divided at once, a
-    whole millisecond may come out as a hair less, and is shown as the one before."""
+    """A moment in milliseconds, to the microsecond. Unix nanoseconds exceed a float's precision: divided in one step, a whole
+    millisecond may come out slightly less, and would be shown as the one before."""
     return at_ns // 1000 / 1000
 
 
 def fit_end_ms(answer: Mapping[str, Any]) -> float:
-    """The `end_ms` of the question that this answers, of a view that fits itself."""
+    """The `end_ms` of the question behind an answer, for a view that fits its contents."""
     return ms_of(answer["to_ns"]) - FIT_MS * AROUND
 
 
 def overview_question(view: View, *, end_ms: float) -> dict[str, int | str]:
-    """The same for the strip above the lanes, which shows more time, more coarsely."""
+    """The parameters for the overview above the lanes: a longer range, with less detail."""
     span_ms = FIT_MS if view.fit else view.span_ms
     length_ms = next((each for each in OVERVIEWS_MS if each >= span_ms * WIDER), OVERVIEWS_MS[-1])
     to_ms = end_ms
     if not view.fit and view.to_ms is not None and end_ms - view.to_ms > length_ms - span_ms * WIDER / 2:
-        # By steps, so that it stays where it is while the range moves in it.
+        # In steps, so that it stands still while the range moves within it.
         step_ms = length_ms / 3
         to_ms = min(end_ms, math.ceil(view.to_ms / step_ms + 1) * step_ms)
-    return {**_asked(view, to_ms - length_ms, to_ms), "points": 100}
+    return {**_parameters(view, to_ms - length_ms, to_ms), "points": 100}
 
 
 def of_component(state: Any) -> View:
-    """The view that the component has set."""
+    """The view that the component reported."""
     if not isinstance(state, Mapping):
         return View()
     select = state.get("select")
@@ -105,21 +104,21 @@ def of_component(state: Any) -> View:
 
 
 def moment(value: Any) -> float | None:
-    """A moment that somebody has said; None if it is none."""
+    """A reported moment; None if invalid."""
     return float(value) if _is_positive(value) and value < LATEST_MS else None
 
 
 def between(begin: float | None, end: float | None) -> tuple[float, float] | None:
-    """A range of two moments; None if it is none."""
+    """A range of two moments; None if invalid."""
     return None if begin is None or end is None or end <= begin else (begin, end)
 
 
 def span(value: Any) -> float:
-    """How much time somebody has said, within bounds."""
+    """A reported length, within bounds."""
     return min(max(float(value), 1.0), LONGEST_MS) if _is_positive(value) else DEFAULT_SPAN_MS
 
 
-def _asked(view: View, from_ms: float, to_ms: float) -> dict[str, int | str]:
+def _parameters(view: View, from_ms: float, to_ms: float) -> dict[str, int | str]:
     from_ns = int(max(0.0, from_ms) * 1e6)
     to_ns = max(int(to_ms * 1e6), from_ns + 1_000_000)
     return {"from_ns": from_ns, "to_ns": to_ns, **{name: getattr(view, name) for name in FILTERS}}

@@ -1,4 +1,4 @@
-"""The pages, one a file, as Streamlit draws them: they ask the tracer and show what `content` makes of its answer.
+"""The pages, one per file, in Streamlit: they query the tracer and draw what `content` computes from its answer.
 
-`shared` has what several pages use. The folder is not named `pages`, which Streamlit would list on its own.
+Modules that are not pages serve several pages. The folder is not named `pages`, which Streamlit would list by itself.
 """

@@ -1,4 +1,4 @@
-"""The tracer's answers, and what a page shows while there is none."""
+"""The tracer's answers, and a banner while the tracer is away."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvtrail.dashboard.client import DEFAULT_URL, Tracer, TracerAway
 from kvtrail.dashboard.command import CA_VARIABLE, TOKEN_VARIABLE, TRACER_VARIABLE
 
 EVERY_S = 2
-"""How often a page asks the tracer again; `SLOW_S` for pages about long time ranges."""
+"""How often a page asks the tracer again; `SLOW_S` is for pages about long time ranges."""
 SLOW_S = 5
 
 ASKED, LAST = "asked", "last_answer"
-"""The session's names for the question that the page has asked last, and for the last answer with its question."""
+"""The session's keys for the page's last question, and for the last answer with its question."""
 
 Answer = TypeVar("Answer")
 
@@ -32,11 +32,11 @@ def tracer() -> Tracer:
 
 
 def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
-    """The tracer's answer. If it does not answer: a banner, and the last answer if it was to the same question `key`.
+    """The tracer's answer. If it does not answer: a banner, and the last answer to the same question `key`, if any.
 
-    So nobody loses what they were reading when the tracer restarts.
+    A reader so keeps the page while the tracer restarts.
     """
-    # An element in either case, so that what follows keeps its place and is not redrawn.
+    # Always an element, so that the following ones keep their place and are not redrawn.
     banner = st.empty()
     st.session_state[ASKED] = key
     asked, known = st.session_state.get(LAST, (None, None))
@@ -52,12 +52,12 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
         stale = "" if last is None else " Below is what was last known."
         banner.error(f"{away} Trying again every {EVERY_S} s.{stale}")
         return last
-    # One place for all questions: a search asks many while it is typed, and their answers would pile up.
+    # One slot for all questions: typing a search asks many, and their answers would pile up.
     st.session_state[LAST] = (key, answer)
     return answer
 
 
 def question() -> str:
-    """What the page shows answers to this. The address may name the next question already: a browser changes it, and may have
-    a part of the page refreshed before it has the whole page run."""
+    """The question that the page's contents answer. The address may already name the next one: a browser changes it, and may
+    refresh a fragment before the whole page runs."""
     return str(st.session_state[ASKED])

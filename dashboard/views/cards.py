@@ -12,12 +12,12 @@ from kvtrail.dashboard.content.text import plain
 
 
 def cards(size: Literal["small", "middle", "large"]) -> Any:
-    """A container for a row of cards; style.css makes them equally wide, from edge to edge."""
+    """A container for a row of cards of equal width (style.css)."""
     return st.container(horizontal=True, gap="small", key=f"cards-{size}")
 
 
 def card(name: str, value: str, note: str | None = None, term: str = "", **options: Any) -> None:
-    """A number with its name, and a grey note below it; the glossary explains its `term`."""
+    """A number with its name and a grey note; `term` is its entry in the glossary."""
     st.metric(
         name, value, note, delta_color="off", delta_arrow="off", border=True, help=TERMS.get(term) or None, **options
     )

@@ -12,20 +12,20 @@ from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import address, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
-from kvtrail.dashboard.views.columns import request_labels
+from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.of_requests import BY_STEP, axis_switch, request_badges, unknown_request, which_request
-from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request, which_request
+from kvtrail.dashboard.views.tables import request_labels
 from kvtrail.dashboard.views.widgets import set_to, when_chosen
 
 OFFERED = 20
 FIELD = "compare_with"
-"""The session's name for the field."""
+"""The session's key for the field."""
 
 
 @st.fragment(run_every=EVERY_S)
 def choose(request_id: str, engine: str, search: str) -> None:
-    """The requests to compare with: those near in time and alike, or those whose id has what is typed."""
+    """The requests to compare with: similar ones near in time, or those with the typed text in their id."""
 
     def ask() -> tuple[Row | None, list[Row]]:
         timeline = tracer().request(request_id, engine=engine)
@@ -80,7 +80,7 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
 
 
 def side(request_id: str, engine: str) -> compare.Side | None:
-    """One of the two, as the tracer knows it."""
+    """One of the two; None if the tracer does not know it."""
     timeline = tracer().request(request_id, engine=engine)
     if timeline is None:
         return None
@@ -90,7 +90,7 @@ def side(request_id: str, engine: str) -> compare.Side | None:
 
 
 def heads(a: compare.Side, b: compare.Side) -> None:
-    """Which two requests these are."""
+    """The two requests: names, badges and links."""
     for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
         with column, st.container(horizontal=True, vertical_alignment="center", gap="small"):
             name = plain(each.request["external"] or each.request["request"])
@@ -100,7 +100,7 @@ def heads(a: compare.Side, b: compare.Side) -> None:
 
 
 def verdict(a: compare.Side, b: compare.Side) -> None:
-    """What differs, the weightiest on top."""
+    """The differences, the most important first."""
     st.subheader("What differs", anchor=False)
     found = compare.differences(a, b)
     if not found:
@@ -109,38 +109,38 @@ def verdict(a: compare.Side, b: compare.Side) -> None:
     rows = [{"": each.name, "A": each.a.text, "B": each.b.text} for each in found]
     links = []
     for each in found:
-        of, step = (a, each.a.step) if each.a.step or not each.b.step else (b, each.b.step)
-        links.append(("replay" if step else "request", request_query(of.request, step=step)))
+        side, step = (a, each.a.step) if each.a.step or not each.b.step else (b, each.b.step)
+        links.append(("replay" if step else "request", request_query(side.request, step=step)))
     tables.table(
         rows,
         key="differences",
         links=links,
         ids=[each.name for each in found],
         appends=True,
-        note="What it means comes first, mere length last. Click a line to see where it shows.",
+        note="Outcomes and answers first, lengths last. Click a line to see its step.",
         widths={"": 210, "A": 480, "B": 480},
     )
 
 
 def charts(a: compare.Side, b: compare.Side) -> None:
-    """Both timelines and accounts, each pair on the same axes."""
+    """Both timelines and accounts, on the same axes."""
     axis = axis_switch("On the same axes")
     dark, timelines = is_dark(), (a.timeline, b.timeline)
     frame = request_charts.frame(*timelines, parts=[*a.parts, *b.parts])
-    look = request_charts.Look(frame=frame, dark=dark, by_step=axis == BY_STEP)
+    style = request_charts.Style(frame=frame, dark=dark, by_step=axis == BY_STEP)
     for each, column in zip((a, b), st.columns(2, gap="large"), strict=True):
         column.html(legend(request_charts.phase_legend(each.parts, dark=dark)))
     # Row by row, so that the same part of both is at the same height.
     for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
-        chart = request_charts.timeline_chart(each.timeline, look, each.parts)
+        chart = request_charts.timeline_chart(each.timeline, style, each.parts)
         column.altair_chart(chart, key=f"timeline_{letter}_{axis}")
     st.html(legend([*request_charts.mark_legend(timelines, dark=dark), *request_charts.measure_legend(dark=dark)]))
     for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
-        column.altair_chart(request_charts.account_chart(each.timeline, look), key=f"account_{letter}_{axis}")
+        column.altair_chart(request_charts.account_chart(each.timeline, style), key=f"account_{letter}_{axis}")
 
 
 def steps(a: compare.Side, b: compare.Side) -> None:
-    """Both histories, step beside step; a click opens A's replay."""
+    """Both histories, step by step; a click opens A's replay."""
     st.subheader("Step by step", anchor=False)
     rows = compare.step_rows(a.timeline, b.timeline)
     links = [
@@ -153,7 +153,7 @@ def steps(a: compare.Side, b: compare.Side) -> None:
         links=links,
         ids=range(len(rows)),
         appends=True,
-        note="What was said about tokens; block ids, keys and times differ anyway. Click a step to replay it.",
+        note="Token counts are compared; block ids, keys and times always differ. Click a step to replay it.",
         most_rows=16,
         widths={"": 90, "A step": 65, "A": 430, "B step": 65, "B": 430},
     )
@@ -165,7 +165,7 @@ def pair_query(a: Row, b: Row) -> dict[str, str]:
 
 
 def field(shown: str) -> None:
-    """Where the other request's id, or a part of it, is typed."""
+    """The field for the other request's id, or a part of it."""
     set_to(FIELD, shown)
 
     def typed() -> None:
@@ -185,7 +185,7 @@ def field(shown: str) -> None:
 
 
 def is_known(request_id: str) -> bool:
-    """Whether that is a request's whole id; if the tracer does not answer, it is taken for one."""
+    """Whether this is a request's whole id; True if the tracer does not answer."""
     try:
         return tracer().request(request_id) is not None
     except TracerAway:

@@ -1,5 +1,4 @@
-// A button that copies the page's address. A range that moves with the clock is written as it is at that moment, so that who
-// opens the link sees the same.
+// A button that copies the page's address. A relative range is copied as it is at that moment, so that the link shows the same.
 
 import { copyLink } from "../copying.js";
 

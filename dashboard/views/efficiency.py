@@ -1,4 +1,4 @@
-"""Whether the offload is worth its memory: prefill saved, net of copies; hits by tier and epoch, and waits."""
+"""Whether the offload is worth its memory: prefill saved, net of copies; hits by tier and epoch; waits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from kvtrail.dashboard.content.time_range import of_query
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
-from kvtrail.dashboard.views.columns import number
+from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar
-from kvtrail.dashboard.views.tables import table
-from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.dashboard.views.tables import number_column, table
 
 
 def filters() -> dict[str, str]:
-    """The engine, the connector and the model, as the api has them; the choices are those of a week."""
+    """The filters by engine, connector and model, as the API's parameters; their choices are those of a week."""
     try:
         week = tracer().efficiency(**of_query({"from": "now-7d"}, now_ns=time.time_ns()).query)
     except TracerAway:
-        week = {"choices": {}, "engine_names": {}}  # the page below says so
+        week = {"choices": {}, "engine_names": {}}  # the page below shows the error
     choices = week["choices"]
     with filter_bar():
         return {
@@ -52,12 +51,12 @@ def page(filters: dict[str, str]) -> None:
     if not sums["lookups"] and not sums["asked"]:
         st.info(
             f"No lookup was traced from {shown.text(now_ns=time.time_ns())}. Choose a longer range, or remove a filter; the"
-            " fleet shows whether any engine sends spans at all."
+            " fleet page shows which engines send spans."
         )
         return
     summary(savings, engines)
     if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
-        st.warning(f"{sentence} The sums below lack what those spans would have added.")
+        st.warning(f"{sentence} The sums below do not include them.")
     token_sources(savings)
     models = {each["engine"]: each["model"] for each in engines}
     reasons(savings, models)
@@ -68,7 +67,7 @@ def page(filters: dict[str, str]) -> None:
 
 
 def summary(savings: Row, engines: list[Row]) -> None:
-    """Whether it is worth it, the numbers that say so, how they were calculated, and what they cannot show."""
+    """Whether it is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = savings["worth"]
     level, sentence = efficiency.is_it_worth_it(sums)
     with st.container(key=f"say-{level}-worth"):
@@ -92,12 +91,12 @@ def token_sources(savings: Row) -> None:
 
 
 def reasons(savings: Row, models: dict[str, str]) -> None:
-    """Why the other tokens were computed: over time, and by engine, connector, model and tenant."""
+    """The causes of computed tokens: over time, and by engine, connector, model and tenant."""
     st.subheader("Why the others were computed", anchor=False, help=TERMS["cause"])
     sentence = causes.reasons(savings["worth"])
     if not sentence:
         st.caption(
-            "Nothing was computed, as far as is recorded."
+            "Nothing was computed, by what is recorded."
             if savings["worth"]["causes"]
             else "Not recorded: it needs block hashes and vLLM's cache events, which are recorded at level `detailed`"
             " (docs/causes.md)."
@@ -110,16 +109,16 @@ def reasons(savings: Row, models: dict[str, str]) -> None:
         picker.chart_over_time(trends.causes_over_time(savings, dark=is_dark()), key="causes")
     with right:
         groups = causes.groups(savings, models)
-        chosen = st.selectbox("Told apart by", list(groups), key="causes_by", bind="query-params")
+        chosen = st.selectbox("Grouped by", list(groups), key="causes_by", bind="query-params")
         st.altair_chart(trends.causes_by(groups[chosen], dark=is_dark()), key="causes_by_chart")
 
 
 def more_memory(savings: Row, engines: list[Row]) -> None:
-    """What other sizes of the store would have been worth, for the connector that wanted most."""
+    """What other sizes of the store would have been worth, for the connector with the most wanted tokens."""
     st.subheader("What more memory would buy", anchor=False, help=TERMS["more memory"])
     if not savings["memory"]:
         st.caption(
-            "Not reckoned: it needs the hashes of prompts' blocks, which are recorded at level `detailed` with"
+            "Not estimated: it needs the hashes of prompts' blocks, which are recorded at level `detailed` with"
             " `block_hashes: on`."
         )
         return
@@ -129,9 +128,7 @@ def more_memory(savings: Row, engines: list[Row]) -> None:
     hours = savings["step_s"] * len(savings["trend"]) / 3600
     if others:
         name = savings["engine_names"].get(curve["engine"], curve["engine"])
-        st.caption(
-            f"Of {text.plain(curve['connector'])} in {text.plain(name)}. Choose an engine above to see another one."
-        )
+        st.caption(f"Of {text.plain(curve['connector'])} in {text.plain(name)}. Choose another engine above.")
     sums = [
         p["worth"]
         for p in savings["by_place"]
@@ -141,10 +138,10 @@ def more_memory(savings: Row, engines: list[Row]) -> None:
     st.markdown(memory.sentences(curve, limit=limit, rate=rates.get(curve["engine"]), hours=hours, given=given))
     if curve["points"]:
         st.altair_chart(trends.what_memory_buys(curve, limit=limit, given=given, dark=is_dark()), key="memory")
-        dot = ", the dot is what this one gave" if memory.today(curve, limit) else ""
+        dot = "; the dot is this store's measured share" if memory.today(curve, limit) else ""
         st.caption(
-            f"The line is reckoned for a store that evicts what was used least recently (LRU){dot}."
-            " From a recorded trace, `kvtrail savings` compares other orders, and tells what none could exceed."
+            f"The line is an estimate for a store with LRU eviction{dot}."
+            " From a recorded trace, `kvtrail savings` compares other policies, and gives the bound of all policies."
             f"{memory.counted_since(curve)}"
         )
 
@@ -153,23 +150,21 @@ def copies(sums: Row) -> None:
     """Loads and stores."""
     st.subheader("Loads and stores", anchor=False)
     if not (sums["load_tokens"] or sums["store_tokens"]):
-        st.caption(
-            "No worker reported a copy. Connectors whose copies kvtrail cannot see show them only in their plans."
-        )
+        st.caption("No worker reported a copy. Some connectors show copies only in their plans.")
         return
     st.table(efficiency.copy_rows(sums), border="horizontal", hide_index=True)
-    st.caption("Bandwidth is that of one rank while it copies; it is unknown where no bytes are reported.")
+    st.caption("Bandwidth is that of one rank while it copies; it is unknown if no bytes are reported.")
 
 
 def counters(sums: Row) -> None:
-    """The engine's own counters beside ours."""
+    """vLLM's own counters beside kvtrail's."""
     st.subheader("Against vLLM's own counters", anchor=False)
     sentence = efficiency.reconciled(sums)
     if sentence:
         st.table(efficiency.counter_rows(sums), border="horizontal", hide_index=True)
     else:
         sentence = (
-            "Not compared: this vLLM does not tell what it counts of single requests, or no request has begun to run."
+            "Not compared: this vLLM does not report its counts for single requests, or no request has begun to run."
         )
     st.caption(f"{sentence} {efficiency.accounted(sums)}")
 
@@ -178,19 +173,19 @@ def places(savings: Row, models: dict[str, str]) -> None:
     """Engines and connectors side by side."""
     st.subheader("By engine and connector", anchor=False)
     formats = {
-        "Hit rate": number("hit rate", format="%.1f %%"),
-        "vLLM's own": number("vLLM's own hit rate", format="%.1f %%"),
-        "Spared": number("spared tokens"),
-        "Saved": number("prefill saved", format="%.2f s"),
-        "Held, yet computed": number("held, yet computed"),
-        "Unused lookups": number("unused lookups"),
-        "Waited": number("waited for KV", format="%.2f s"),
-        "Preemptions": number("preemption"),
+        "Hit rate": number_column("hit rate", format="%.1f %%"),
+        "vLLM's own": number_column("vLLM's own hit rate", format="%.1f %%"),
+        "Spared": number_column("spared tokens"),
+        "Saved": number_column("prefill saved", format="%.2f s"),
+        "Held, yet computed": number_column("held, yet computed"),
+        "Unused lookups": number_column("unused lookups"),
+        "Waited": number_column("waited for KV", format="%.2f s"),
+        "Preemptions": number_column("preemption"),
     }
     table(efficiency.place_rows(savings, models), key="places", formats=formats)
     st.caption(
-        "The children of a MultiConnector are asked one after the other, and each counts what it was asked. If the"
-        " MultiConnector is traced as well, it alone counts."
+        "A MultiConnector asks its children one after the other; each counts the tokens it was asked for. If the"
+        " MultiConnector is traced as well, only it counts."
     )
 
 

@@ -1,4 +1,4 @@
-"""Filters, whose choices are in the page's address."""
+"""Filters; the page's address holds their choices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ANY = "any"
 
 
 def filter_bar() -> DeltaGenerator:
-    """Where a page's filters stand: in a line, and on a phone three beside each other."""
+    """A container for filters: one line, or three to a line on a phone."""
     return st.container(key="filters", horizontal=True, gap="small", vertical_alignment="bottom")
 
 
 def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str, str] | None = None) -> str:
-    """A filter's choice, empty for any. What the address names is a choice even if nothing in the range has it. `shown` has
-    the texts of choices that are not shown as they are."""
+    """A filter's choice, empty for any. The address may name a choice that nothing in the range has. `shown` maps choices to
+    their texts."""
     texts = {ANY: f"Any {label.lower()}", **(shown or {})}
     options = list(dict.fromkeys([ANY, *choices, address.query().get(name, ANY)]))
     chosen = one_of(label, options, name=name, default=ANY, text=lambda option: texts.get(option, option))
@@ -30,9 +30,9 @@ def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str,
 def one_of(
     label: str, options: Sequence[str], *, name: str, default: str, text: Callable[[str], str] = "{}".format
 ) -> str:
-    """The one of these that is chosen. The address has it, unless it is the default.
+    """The chosen option. The address holds it, unless it is the default.
 
-    Streamlit's own `bind` would forbid links from this page to another whose address has the same name in it.
+    Streamlit's `bind` would forbid links to another page with the same name in its address.
     """
     named = address.query().get(name, default)
     key = f"filter_{name}"

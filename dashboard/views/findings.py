@@ -9,27 +9,26 @@ from typing import NamedTuple
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import findings as of_findings
+from kvtrail.dashboard.content import findings as content
 from kvtrail.dashboard.content import fleet, palette, text, trends
 from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
-from kvtrail.dashboard.views.columns import labels, number, rule_columns
+from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar
+from kvtrail.dashboard.views.finding_cards import finding_card
 from kvtrail.dashboard.views.links import request_query, runbook_link
-from kvtrail.dashboard.views.proofs import finding_card
-from kvtrail.dashboard.views.tables import table
-from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.dashboard.views.tables import label_column, number_column, rule_columns, table
 from kvtrail.tracer.model.words import some
 
 MOST = 200
 IN_WORDS = 3
 FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors", "engine": "engines", "model": "models"}
-"""The filters, and the api's names of their choices."""
+"""The filters, and the API's names of their choices."""
 
 
 class Answer(NamedTuple):
-    """All that the page shows, asked for at once."""
+    """The data of the page, queried together."""
 
     trend: Row
     findings: list[Row]
@@ -38,11 +37,11 @@ class Answer(NamedTuple):
 
 
 def filters() -> dict[str, str]:
-    """The filters that are set; their choices are what ever had a finding."""
+    """The filters in use; their choices are everything that ever had a finding."""
     try:
         every = tracer().findings_trend()
     except TracerAway:
-        every = {"choices": {}, "engine_names": {}}  # the page below says so
+        every = {"choices": {}, "engine_names": {}}  # the page below shows the error
     given = {}
     with filter_bar():
         for name, plural in FILTERS.items():
@@ -78,20 +77,20 @@ def page(given: dict[str, str]) -> None:
         if given:
             st.info(f"No finding matches from {when}. Choose a longer range, or remove a filter.")
         else:
-            st.success(f"No findings from {when}: no event that was judged contradicts another.")
+            st.success(f"No findings from {when}: no judged event contradicts another.")
         return
-    st.caption("Draw along the chart to see a part of it.")
+    st.caption("Drag along the chart to see a part of it.")
     picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings_trend")
     if "rule" not in given:
         by_rule(answer)
-    one_by_one(answer.findings, matching=of_findings.total(answer.trend))
+    one_by_one(answer.findings, matching=content.total(answer.trend))
     st.subheader("The latest in words", anchor=False)
-    for finding in of_findings.latest_of_each_rule(answer.findings, most=IN_WORDS):
+    for finding in content.latest_of_each_rule(answer.findings, most=IN_WORDS):
         finding_card(finding)
 
 
 def rule_card(rule: Row) -> None:
-    """What the rule says, and what to do."""
+    """The rule's text, and what to do."""
     with st.container(border=True, gap="small"):
         with st.container(horizontal=True, vertical_alignment="center"):
             badge(rule["severity"], label=f"could: {rule['severity']}")
@@ -103,16 +102,16 @@ def rule_card(rule: Row) -> None:
 
 
 def by_rule(answer: Answer) -> None:
-    """The rules that have findings; a click narrows the page down to one."""
+    """The rules with findings; a click filters the page by one."""
     st.subheader("By rule", anchor=False)
-    rows = of_findings.rule_rows(of_findings.narrowed(answer.trend, answer.findings, answer.rules))
-    more = of_findings.total(answer.trend) > len(answer.findings)
-    latest = f" What they did, and to how many requests, is counted over the latest {MOST}." if more else ""
+    rows = content.rule_rows(content.narrowed(answer.trend, answer.findings, answer.rules))
+    more = content.total(answer.trend) > len(answer.findings)
+    latest = f" Impact and requests are counted over the latest {MOST}." if more else ""
     table(
         rows,
         key="by_rule",
         links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
-        note=f"Click a rule to read what it says and to see only its findings.{latest}",
+        note=f"Click a rule to read it and to see only its findings.{latest}",
         most_rows=10,
         **rule_columns(rows),
     )
@@ -128,7 +127,7 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
     clock = "MM-DD HH:mm:ss" if len(days) > 1 else "HH:mm:ss"
     seen = st.column_config.DatetimeColumn("Last seen (UTC)", format=clock, timezone="UTC", width=125)
     table(
-        of_findings.finding_rows(findings),
+        content.finding_rows(findings),
         key="one_by_one",
         links=[("request", request_query(finding)) for finding in findings],
         ids=[finding["id"] for finding in findings],
@@ -136,10 +135,10 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
         widths={"Rule": 120, "Request": 110, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
         formats={
             "Last seen": seen,
-            "Could": labels(palette.SEVERITY, term="could", width=105),
-            "Did": labels(palette.DID, term="did", width=115),
-            "Preemptions": number("epoch", width=95),
-            "Seen": number("finding", width=55),
+            "Could": label_column(palette.SEVERITY, term="could", width=105),
+            "Did": label_column(palette.DID, term="did", width=115),
+            "Preemptions": number_column("epoch", width=95),
+            "Seen": number_column("finding", width=55),
         },
     )
 

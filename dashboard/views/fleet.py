@@ -1,4 +1,4 @@
-"""The fleet: which engines run, which died, were drained or went silent, how they are mixed, and what is lost on the way."""
+"""The fleet: engines by state, their versions, and their recorders with lag and losses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from kvtrail.dashboard.content import fleet, palette
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
-from kvtrail.dashboard.views.columns import labels, number, words
-from kvtrail.dashboard.views.tables import table
+from kvtrail.dashboard.views.tables import label_column, number_column, table, text_column
 from kvtrail.dashboard.views.welcome import welcome
 from kvtrail.tracer.model.words import some
 
@@ -43,26 +42,26 @@ def page() -> None:
 
 
 def engine_table(engines: list[Row], *, now_ns: int) -> None:
-    """The engines; a click opens what one died of, or what its offload saves."""
+    """The engines; a click opens the request that killed one, or what its offload saves."""
     st.subheader("Engines", anchor=False)
     table(
         fleet.engine_rows(engines, now_ns=now_ns),
         key="engines",
-        links=[leads_to(engine) for engine in engines],
+        links=[link_of(engine) for engine in engines],
         ids=[engine["engine"] for engine in engines],
-        note="Click one to see what its offload saves; one that has died, to see the request that it died of.",
+        note="Click an engine to see what its offload saves, or, if it died, the request that killed it.",
         widths={"Service": 120, "Ended of": 290, "Model": 120, "Connectors": 150, "Host": 100},
         formats={
-            "Engine": words("engine", width=180),
-            "State": labels(palette.STATE, term="state", width=90),
-            "Open": number("open requests", width=60),
-            "Lost": number("lost requests", width=60),
+            "Engine": text_column("engine", width=180),
+            "State": label_column(palette.STATE, term="state", width=90),
+            "Open": number_column("open requests", width=60),
+            "Lost": number_column("lost requests", width=60),
             "Last seen": st.column_config.TextColumn("Last seen (UTC)"),
         },
     )
 
 
-def leads_to(engine: Row) -> tuple[str, Mapping[str, str]]:
+def link_of(engine: Row) -> tuple[str, Mapping[str, str]]:
     """The page that a click on the engine opens."""
     cause = engine["cause"]
     if cause and cause["request"]:
@@ -71,7 +70,7 @@ def leads_to(engine: Row) -> tuple[str, Mapping[str, str]]:
 
 
 def versions(engines: list[Row]) -> None:
-    """Versions side by side, where there is more than one."""
+    """The versions that run side by side, if there are several."""
     rows = fleet.version_rows(engines)
     if len(rows) < 2:
         return
@@ -80,21 +79,19 @@ def versions(engines: list[Row]) -> None:
 
 
 def recorder_table(recorders: list[Row], *, now_ns: int) -> None:
-    """The recorders, those that lost something on top."""
+    """The recorders, those with losses first."""
     st.subheader("Recorders", anchor=False)
     rows = fleet.recorder_rows(recorders, now_ns=now_ns)
     if not rows:
-        st.caption("No recorder sends now. One that has ended is listed for a minute.")
+        st.caption("No recorder sends now. A recorder that ended stays listed for a minute.")
         return
-    st.caption(
-        f"{some(len(rows), 'recorder')}, one for each process of an engine; those that lost something are on top."
-    )
+    st.caption(f"{some(len(rows), 'recorder')}, one for each process of an engine; those with losses come first.")
     formats = {
-        "Recorder": words("recorder", width=150),
-        "Lag": words("lag", alignment="right", width=80),
-        "Received": number("received", width=90),
-        "Dropped": number("dropped", width=80),
-        "Gaps": number("gaps", width=70),
+        "Recorder": text_column("recorder", width=150),
+        "Lag": text_column("lag", alignment="right", width=80),
+        "Received": number_column("received", width=90),
+        "Dropped": number_column("dropped", width=80),
+        "Gaps": number_column("gaps", width=70),
         "Last seen": st.column_config.TextColumn("Last seen (UTC)"),
     }
     table(rows, key="recorders", widths={"Engine": 175, "State": 130}, formats=formats)

@@ -1,5 +1,5 @@
-// Keeps a page that comes late out of the browser's history. Where the server draws another page than the address names,
-// Streamlit adds that page to the history: also one that the reader has already gone back from.
+// Keeps late pages out of the browser's history. If the server draws another page than the address names, Streamlit adds it to
+// the history, even if the reader has already gone back from it.
 
 const GUARDED = Symbol.for("kvtrail history");
 

@@ -1,13 +1,16 @@
-"""Links from page to page. What a page shows is in its address, so a link names it too."""
+"""Links from page to page. A page's address holds what it shows, so a link carries it too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import runbook
+from kvtrail.dashboard.scripts import invisible
+from kvtrail.dashboard.views import address
 
 
 def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | None = None) -> None:
@@ -17,12 +20,26 @@ def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | No
 
 
 def request_query(request: Row, *, step: int | None = None) -> dict[str, str]:
-    """The address parameters that name a request, from its row or from a finding; and a step of its replay."""
+    """The query parameters that name a request, from its row or from a finding; and a step of its replay."""
     query = {"id": request["request"], "engine": request["engine"]}
     return query if step is None else {**query, "step": str(step)}
 
 
 def runbook_link(rule: str) -> None:
-    """A link to the rule's runbook; none if the tracer is newer than the dashboard and has a rule that it does not know."""
+    """A link to the rule's runbook; none if only a newer tracer knows the rule."""
     if rule in runbook.names():
         link("runbook", "Runbook", icon="menu_book", query={"name": rule})
+
+
+def follow(page: str, query: Mapping[str, str]) -> None:
+    """Go to a page as by a link, in one step of the browser's history: the browser clicks an invisible link.
+
+    `st.switch_page` takes two steps, the first to this page with the other's query, so that the reader would have to go back
+    twice. A link to the current page changes nothing but its address, which is then written directly.
+    """
+    if urlsplit(st.context.url or "").path.rpartition("/")[2] == page:
+        address.replace(query)
+        st.rerun()
+    with st.container(key="follow"):
+        link(page, page, query=query)
+        invisible("follow")(key="follow_clicker")

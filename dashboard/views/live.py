@@ -16,16 +16,15 @@ from kvtrail.dashboard.live.payload import busyness, found, payload, shows_nothi
 from kvtrail.dashboard.live.view import FILTERS, View, fit_end_ms, ms_of, of_component, overview_question, question
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, tracer
-from kvtrail.dashboard.views.follow import follow
-from kvtrail.dashboard.views.links import request_query
+from kvtrail.dashboard.views.links import follow, request_query
 
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
-"""The session's names for the component, the address's view, the view when the page was left, the last answer, and the
-request that was clicked."""
-SEEN, FOUND, TOLD = "live_seen", "live_found", "live_told"
-"""The same for the overview, what a search has found at other times, and the view that the page has told the component."""
-SELDOM_MS = 10_000
-"""How often the overview, and a search of all time, are asked again."""
+"""The session's keys for the component, the address's view, the view when the page was left, the last answer, and the
+clicked request."""
+OVERVIEW, FOUND, COMMAND = "live_overview", "live_found", "live_command"
+"""The same for the overview, a search's results at other times, and the last view that the page commanded."""
+SLOW_MS = 10_000
+"""How often the overview and a search of all time are queried again."""
 MOST_FOUND = 6
 
 Answer = TypeVar("Answer")
@@ -33,7 +32,7 @@ Answer = TypeVar("Answer")
 
 @st.fragment(run_every=EVERY_S)
 def page() -> None:
-    """Draw the page, again at each refresh, and at once if the component wants to show something else."""
+    """Draw the page at each refresh, and at once if the component requests another view."""
     chosen = st.session_state.pop(OPEN, None)
     if chosen is not None:
         follow("request", request_query(chosen))
@@ -47,7 +46,7 @@ def page() -> None:
             is_away=is_away,
             overview=None if answer is None else overview(view, answer),
             elsewhere=None if answer is None else elsewhere(view, answer),
-            told=st.session_state[TOLD],
+            command=st.session_state[COMMAND],
         ),
         on_view_change=write_address,
         on_open_change=remember_click,
@@ -56,26 +55,27 @@ def page() -> None:
 
 
 def current_view() -> View:
-    """What the component shows, or has been told to show; at first what the address names."""
-    said, told = said_view(), st.session_state[TOLD]
-    view: View = of_component(said) if said else st.session_state[FIRST]
-    # The component says which of the views that it was told it has taken.
-    return view if told["view"] is None or (said and said.get("told") == told["count"]) else told["view"]
+    """What the component shows, or the page has commanded; at first what the address names."""
+    reported, command = reported_view(), st.session_state[COMMAND]
+    view: View = of_component(reported) if reported else st.session_state[FIRST]
+    # The component reports the last command that it obeyed.
+    has_obeyed = reported is not None and reported.get("command") == command["count"]
+    return view if command["view"] is None or has_obeyed else command["view"]
 
 
-def said_view() -> Mapping[str, Any] | None:
-    """The view as the component has said it, if it has."""
-    said: Mapping[str, Any] | None = st.session_state.get(KEY, {}).get("view")
-    return said
+def reported_view() -> Mapping[str, Any] | None:
+    """The view that the component reported, if any."""
+    reported: Mapping[str, Any] | None = st.session_state.get(KEY, {}).get("view")
+    return reported
 
 
-def tell(view: View | None) -> None:
-    """Tell the component to show a view; None says that what was typed cannot be read."""
-    st.session_state[TOLD] = {"count": st.session_state[TOLD]["count"] + 1, "view": view}
+def command(view: View | None) -> None:
+    """Command the component to show a view; None if the typed time cannot be parsed."""
+    st.session_state[COMMAND] = {"count": st.session_state[COMMAND]["count"] + 1, "view": view}
 
 
 def read(view: View) -> tuple[Row | None, bool]:
-    """The tracer's answer, and whether the tracer is away: then it is the last answer, if there was one."""
+    """The tracer's answer, and whether the tracer is away; if so, the last answer, if any."""
     asked = question(view, end_ms=now_ms())
     last: tuple[dict[str, int | str], Row] | None = st.session_state.get(ANSWERED)
     if view.paused and last is not None and last[0] == asked:
@@ -91,28 +91,28 @@ def read(view: View) -> tuple[Row | None, bool]:
 
 
 def the_latest(view: View) -> Row | None:
-    """The lanes around the last request there is, if there is one."""
+    """The lanes around the latest request, if any."""
     requests = tracer().requests(limit=1)
     return tracer().lanes(**question(view, end_ms=ms_of(requests[0]["last_ns"]))) if requests else None
 
 
 def overview(view: View, answer: Row) -> Row | None:
-    """How busy it was around the view."""
+    """How many requests ran at a time around the view."""
     end_ms = fit_end_ms(answer) if view.fit else now_ms()
-    asked = overview_question(view, end_ms=-(-end_ms // SELDOM_MS) * SELDOM_MS)
-    return seldom(SEEN, asked, lambda: busyness(tracer().lanes(**asked)))
+    asked = overview_question(view, end_ms=-(-end_ms // SLOW_MS) * SLOW_MS)
+    return cached(OVERVIEW, asked, lambda: busyness(tracer().lanes(**asked)))
 
 
 def elsewhere(view: View, answer: Row) -> Row | None:
-    """What the search finds at any time, if it finds nothing in the view's."""
+    """What the search finds at any time, if it finds nothing in the view."""
     if not view.q or not shows_nothing(answer, view, now_ms=now_ms()):
         return None
-    asked = {"q": view.q, "at": now_ms() // SELDOM_MS}
-    return seldom(FOUND, asked, lambda: found(view.q, tracer().requests(search=view.q, limit=MOST_FOUND)))
+    asked = {"q": view.q, "at": now_ms() // SLOW_MS}
+    return cached(FOUND, asked, lambda: found(view.q, tracer().requests(search=view.q, limit=MOST_FOUND)))
 
 
-def seldom(key: str, asked: Mapping[str, Any], ask: Callable[[], Answer]) -> Answer | None:
-    """An answer that is kept until something else is `asked`; while the tracer is away it is the last one."""
+def cached(key: str, asked: Mapping[str, Any], ask: Callable[[], Answer]) -> Answer | None:
+    """An answer that is cached until `asked` changes, or while the tracer is away."""
     known: tuple[Mapping[str, Any], Answer] | None = st.session_state.get(key)
     if known is not None and known[0] == asked:
         return known[1]
@@ -125,7 +125,7 @@ def seldom(key: str, asked: Mapping[str, Any], ask: Callable[[], Answer]) -> Ans
 
 
 def write_address() -> None:
-    """Write the view into the address, so that it can be shared. Each address is a step of the browser's history."""
+    """Write the view into the address, so that it can be shared; each is a step in the browser's history."""
     view = st.session_state[LEFT] = current_view()
     if as_query(view) != as_query(addressed()):
         address.replace(as_query(view))
@@ -137,9 +137,9 @@ def addressed() -> View:
 
 
 def first_view() -> View:
-    """The view that the address names; or, on the way back from another page, the one that was left.
+    """The view that the address names; on the way back from another page, the view when the page was left.
 
-    Streamlit's way back brings the other page's address along.
+    Streamlit's way back keeps the other page's query.
     """
     query = address.query()
     if query and "id" not in query:
@@ -151,12 +151,12 @@ def first_view() -> View:
 
 
 def follow_address() -> None:
-    """Show what the address names: at first, and where the browser's way back or forward has changed it."""
-    if said_view() is None:
+    """Show what the address names: at first, and after a step in the browser's history."""
+    if reported_view() is None:
         st.session_state[FIRST] = first_view()
-        st.session_state[TOLD] = {"count": 0, "view": None}
+        st.session_state[COMMAND] = {"count": 0, "view": None}
     elif as_query(addressed()) != as_query(current_view()):
-        tell(addressed())
+        command(addressed())
 
 
 def remember_click() -> None:
@@ -165,10 +165,10 @@ def remember_click() -> None:
 
 
 def read_typed() -> None:
-    """A time was typed: the next run tells the component which view that is."""
+    """A time was typed: the next run commands its view."""
     view = current_view()
     found = typed_range(str(st.session_state[KEY].get("typed") or ""), view, now_ms=now_ms())
-    tell(None if found is None else replace(view, fit=False, paused=False, paused_ms=None, **found))
+    command(None if found is None else replace(view, fit=False, paused=False, paused_ms=None, **found))
 
 
 def now_ms() -> float:

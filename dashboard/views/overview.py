@@ -1,4 +1,4 @@
-"""The first page: whether something is wrong, in sentences that lead on; how much there was; and the findings by rule."""
+"""The first page: what is wrong, in sentences that are links; the totals of the range; and the findings by rule."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import NamedTuple
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import findings as of_findings
-from kvtrail.dashboard.content import fleet, overview, text, trends, unknown
+from kvtrail.dashboard.content import findings, fleet, overview, text, trends, unknown
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
-from kvtrail.dashboard.views.columns import rule_columns
+from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.links import link
-from kvtrail.dashboard.views.tables import table
-from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.dashboard.views.tables import rule_columns, table
 from kvtrail.dashboard.views.welcome import welcome
 from kvtrail.tracer.model.words import count
 
@@ -26,7 +24,7 @@ COUNTED_REQUESTS = 1000
 
 
 class Answer(NamedTuple):
-    """All that the page shows, asked for at once: either all of it is current, or nothing is."""
+    """The data of the page, queried together: either all of it is current, or none."""
 
     status: Row
     health: Row
@@ -73,19 +71,19 @@ def page() -> None:
 
 
 def statements(status: Row, shown: TimeRange) -> None:
-    """The sentences, each a link to what it is about."""
+    """The sentences; each links to its subject."""
     every = overview.statements(status, shown)
     with st.container(key="statements", gap=None):
         for number, each in enumerate(every[:SENTENCES]):
-            say(each, key=f"say-{each.level}-{number}")
+            show_statement(each, key=f"say-{each.level}-{number}")
         if rest := every[SENTENCES:]:
             with st.expander(f"{count(len(rest))} more"):
                 for number, each in enumerate(rest, SENTENCES):
-                    say(each, key=f"say-{each.level}-{number}")
+                    show_statement(each, key=f"say-{each.level}-{number}")
 
 
-def say(statement: overview.Statement, *, key: str) -> None:
-    """One of the sentences; style.css gives it the colour of its level."""
+def show_statement(statement: overview.Statement, *, key: str) -> None:
+    """One sentence, in the colour of its level (style.css)."""
     with st.container(key=key):
         link(
             statement.page,
@@ -96,7 +94,7 @@ def say(statement: overview.Statement, *, key: str) -> None:
 
 
 def numbers(answer: Answer, shown: TimeRange) -> None:
-    """How much there was in the range."""
+    """The totals of the range."""
     length_s = (shown.until_ns - shown.since_ns) / 1e9
     sums, rules = answer.savings["worth"], answer.status["rules"]
     with cards("small"):
@@ -105,7 +103,7 @@ def numbers(answer: Answer, shown: TimeRange) -> None:
 
 
 def over_time(answer: Answer) -> None:
-    """The two series beside each other; a range that is drawn on one becomes the page's."""
+    """The two charts side by side; a range drawn on one becomes the page's."""
     left, right = st.columns(2, gap="medium")
     with left:
         st.caption("**Tokens of admitted requests, by where they came from**")
@@ -119,18 +117,18 @@ def over_time(answer: Answer) -> None:
 
 
 def by_rule(rules: list[Row], shown: TimeRange) -> None:
-    """The findings, grouped; a click shows those of a rule."""
+    """The findings by rule; a click opens those of one rule."""
     st.subheader("Findings by rule", anchor=False)
     if not rules:
-        st.success("None: no event in this range that was judged contradicts another.")
+        st.success("None: no judged event in this range contradicts another.")
         return
-    rows = of_findings.rule_rows(rules)
+    rows = findings.rule_rows(rules)
     links = [("findings", {**shown.address, "rule": str(row["Rule"])}) for row in rows]
     table(rows, key="by_rule", links=links, most_rows=8, **rule_columns(rows))
 
 
 def by_outcome(answer: Answer, shown: TimeRange) -> None:
-    """What became of the requests."""
+    """The requests by outcome."""
     st.subheader("Requests", anchor=False)
     counts = overview.outcomes(answer.requests, shown)
     st.altair_chart(trends.by_outcome(counts, dark=is_dark()), key="outcomes")
@@ -140,7 +138,7 @@ def by_outcome(answer: Answer, shown: TimeRange) -> None:
 
 
 def foot(answer: Answer) -> None:
-    """What could not be judged, and the tracer itself."""
+    """Unknown verdicts, and the tracer's own status."""
     if line := unknown.share(answer.totals):
         with st.expander(f"{line}, since the tracer started"):
             st.table(unknown.rows(answer.totals), border="horizontal", hide_index=True)

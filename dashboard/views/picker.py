@@ -1,6 +1,6 @@
-"""The one time picker of all pages, and charts on which a range can be drawn.
+"""The time picker of all pages, and charts on which a range can be drawn.
 
-The range is in the page's address, so the browser's way back undoes each choice.
+The range is in the page's address, so the browser's back button undoes each choice.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kvtrail.dashboard.scripts import COPYING, joined
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.widgets import set_to, when_chosen, when_pressed
 
-CHOICE, FIELD, WRONG = "time_choice", "time_field", "time_wrong"
-"""The session's names for the quick choice, the field, and what was typed there and could not be read."""
+CHOICE, FIELD, REJECTED = "time_choice", "time_field", "time_rejected"
+"""The session's keys for the quick choice, the field, and typed text that could not be parsed."""
 
 
 def heading(title: str, *, timed: bool = True) -> None:
-    """The page's title, and the picker beside it if the page is about a range of time."""
-    shown, wrong = current(), st.session_state.pop(WRONG, {})
+    """The page's title, with the picker if the page shows a time range."""
+    shown, rejected = current(), st.session_state.pop(REJECTED, {})
     with st.container(key="heading", horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
         st.header(title, width="content", anchor=False)
         if not timed:
@@ -34,10 +34,10 @@ def heading(title: str, *, timed: bool = True) -> None:
             return
         with st.container(key="picker", horizontal=True, vertical_alignment="center", gap="small", width="content"):
             _quick_choices(shown)
-            _field(shown, wrong)
-            _ways(shown)
-    if wrong:
-        st.error(text.plain(wrong["why"]))
+            _field(shown, rejected)
+            _buttons(shown)
+    if rejected:
+        st.error(text.plain(rejected["why"]))
 
 
 def current() -> TimeRange:
@@ -51,15 +51,15 @@ def show(chosen: TimeRange) -> None:
 
 
 def chart_over_time(chart: trends.Chart, *, key: str) -> None:
-    """A chart whose axis is time. What is drawn along it becomes the page's range.
+    """A chart over time. A range drawn along it becomes the page's.
 
-    The rows are sent beside the chart, so that a refresh with other rows does not draw it anew under the pointer.
+    The rows are sent beside the spec, so that a refresh with other rows does not redraw the chart under the pointer.
     """
     if (drawn := st.session_state.pop(f"{key}_drawn", None)) is not None:
         show(drawn)
         st.rerun()
     shown = current()
-    # A range that was drawn is over when it is shown: the chart of the next range is another one.
+    # A drawn range ends once it is shown: the next range has another chart.
     chart_key = f"{key} {shown.field()}"
 
     def draw() -> None:
@@ -67,7 +67,7 @@ def chart_over_time(chart: trends.Chart, *, key: str) -> None:
         if ends and (narrowed := current().narrowed(*ends)) is not None:
             st.session_state[f"{key}_drawn"] = narrowed
 
-    spec, rows = trends.apart(chart)
+    spec, rows = trends.spec_and_rows(chart)
     st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
 
 
@@ -83,29 +83,29 @@ def _quick_choices(shown: TimeRange) -> None:
     )
 
 
-def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
-    set_to(FIELD, wrong.get("typed", shown.field()))
+def _field(shown: TimeRange, rejected: Mapping[str, str]) -> None:
+    set_to(FIELD, rejected.get("typed", shown.field()))
 
     def read() -> None:
         wanted = st.session_state[FIELD]
         try:
             show(typed(wanted, now_ns=time.time_ns(), shown=shown))
         except ValueError as error:
-            st.session_state[WRONG] = {"typed": wanted, "why": str(error)}
+            st.session_state[REJECTED] = {"typed": wanted, "why": str(error)}
 
     st.text_input(
         "Time range (UTC)",
         key=FIELD,
         on_change=when_chosen(FIELD, read),
         icon=":material/schedule:",
-        help=f"UTC. Type {EXAMPLES}. Or draw a range on a chart. The browser's way back undoes it.",
+        help=f"UTC. Type {EXAMPLES}. Or draw a range on a chart. The browser's back button undoes it.",
         label_visibility="collapsed",
         width=390,
     )
 
 
-def _ways(shown: TimeRange) -> None:
-    """Earlier, later, further away; and the link."""
+def _buttons(shown: TimeRange) -> None:
+    """Buttons: earlier, later, zoom out, copy link."""
 
     def button(name: str, icon: str, to: Callable[[], TimeRange]) -> None:
         press = when_pressed(lambda: show(to()))
@@ -118,7 +118,7 @@ def _ways(shown: TimeRange) -> None:
 
 
 def copy_link(shown: TimeRange | None) -> None:
-    """A button that copies the page's address; a range that moves with the clock is fixed in it."""
+    """A button that copies the page's address, with a relative range made absolute."""
     now_ns = time.time_ns()
     ends = {"from": shown.since_ns, "to": shown.until_ns} if shown and shown.relative else {}
     data: dict[str, Any] = {"ago_ms": {name: (now_ns - at_ns) / 1e6 for name, at_ns in ends.items()}}

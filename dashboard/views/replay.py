@@ -1,4 +1,4 @@
-"""One request step by step: the call, the account after it, and the findings it proves; the step is in the address."""
+"""One request step by step: the call, the account after it, and its findings; the address holds the step."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.replay import changes, clamped, facts, neighbours, title
 from kvtrail.dashboard.content.request import ACCOUNT, findings_by_step, missing_events
 from kvtrail.dashboard.content.text import plain
+from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
-from kvtrail.dashboard.views.invisible import script
+from kvtrail.dashboard.views.context import is_dark
+from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.of_requests import account_table, unknown_request, which_request
-from kvtrail.dashboard.views.proofs import proof_cards
-from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.dashboard.views.request_parts import account_table, unknown_request, which_request
 from kvtrail.tracer.model.words import described, some
 
 STEP = "replay_step"
-"""The session's name for the step. The slider cannot hold it: with more steps it becomes another slider."""
+"""The session's key for the step. The slider cannot hold it: with more steps it becomes another slider."""
 SLIDER = "replay_slider"
-"""The session's name for the slider's number. A browser that has not yet drawn a step reports where its slider was. So a step
-that was not chosen with the slider comes with another one, and nobody listens to the one before."""
+"""The session's key for the slider's number. A browser that has not drawn a step yet reports its slider's old position. So a
+step chosen in another way gets a new slider, and the old one is ignored."""
 KEYS = "replay_keys"
 
 
@@ -52,7 +52,7 @@ def page(request_id: str, engine: str) -> None:
     heading(timeline)
     controls(step, steps, list(findings))
     address.change({"step": str(step)})
-    # All of it on one screen: the words on the left, the pictures on the right. On a phone the words come first.
+    # All on one screen: words on the left, charts on the right. On a phone the words come first.
     left, right = st.columns([6, 7], gap="large")
     with left:
         current_step(timeline, step)
@@ -63,7 +63,7 @@ def page(request_id: str, engine: str) -> None:
 
 
 def heading(timeline: Row) -> None:
-    """Whose replay this is, and the link back to all of its steps."""
+    """The request's name and verdict, and the link to all of its steps."""
     request = timeline["request"]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         name = plain(request["external"] or request["request"])
@@ -75,7 +75,7 @@ def heading(timeline: Row) -> None:
 
 
 def controls(step: int, steps: int, with_findings: list[int]) -> None:
-    """The buttons, and the slider beside them; on a narrow page it is below them."""
+    """The buttons and the slider; on a narrow page the slider is below."""
     number = st.session_state[SLIDER]
     slider = f"slider_{number}"
 
@@ -84,12 +84,12 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
         st.session_state[SLIDER] += 1
 
     def slide() -> None:
-        if st.session_state[SLIDER] == number:  # Streamlit takes one that is not drawn any more for changed
+        if st.session_state[SLIDER] == number:  # Streamlit takes a removed slider for a changed one
             st.session_state[STEP] = st.session_state[slider]
 
     before, after = neighbours(with_findings, step=step)
     buttons = (
-        # The key is only named here: a button's own shortcut would lose keys that are pressed while the page is drawn.
+        # The key is only shown here: a button's own shortcut would miss keys pressed while the page is drawn.
         ("finding_before", "Previous finding", "Shift + F", "keyboard_double_arrow_left", before),
         ("before", "Previous", "P", "chevron_left", step - 1 if step > 1 else None),
         ("after", "Next", "N", "chevron_right", step + 1 if step < steps else None),
@@ -114,17 +114,17 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
 
 
 def listen_to_keys(step: int, steps: int, with_findings: Sequence[int], go: Callable[[int], None]) -> None:
-    """Draw the invisible component that listens to keys; `go` is called with the step that they lead to."""
+    """Place the invisible component that listens to keys; `go` is called with their target step."""
 
     def pressed() -> dict[str, Any]:
         return st.session_state.get(KEYS, {}).get("pressed") or {}
 
     data = {"step": step, "steps": steps, "with_findings": with_findings, "presses": pressed().get("presses", 0)}
-    script("replay_keys")(key=KEYS, data=data, on_pressed_change=lambda: go(int(pressed()["step"])))
+    invisible("replay_keys")(key=KEYS, data=data, on_pressed_change=lambda: go(int(pressed()["step"])))
 
 
 def current_step(timeline: Row, step: int) -> None:
-    """What happened at the step."""
+    """The step's event."""
     shown = timeline["steps"][step - 1]
     st.markdown(f"**{plain(title(timeline, step=step))}**")
     st.markdown(plain(described(shown["name"], shown["numbers"])))
@@ -148,24 +148,24 @@ def account(timeline: Row, step: int) -> None:
 
 
 def proofs(timeline: Row, step: int, findings: dict[int, list[Row]]) -> None:
-    """The findings whose evidence the step completes."""
-    proof_cards(findings.get(step, []), timeline)
+    """The findings that the step proves."""
+    request_finding_cards(findings.get(step, []), timeline)
     if earlier := sum(len(each) for number, each in findings.items() if number < step):
         st.caption(f"{some(earlier, 'finding')} before this step.")
 
 
 def charts(timeline: Row, step: int) -> None:
     """All steps, with a line at this one, and the account on the same axis."""
-    look = request_charts.Look(frame=request_charts.frame(timeline), dark=is_dark(), by_step=True, at=step)
-    st.altair_chart(request_charts.timeline_chart(timeline, look), key="replay_timeline")
-    marks = request_charts.mark_legend([timeline], dark=look.dark)
-    st.html(legend([*marks, *request_charts.measure_legend(dark=look.dark)]))
-    st.altair_chart(request_charts.account_chart(timeline, look, height=180), key="replay_account")
+    style = request_charts.Style(frame=request_charts.frame(timeline), dark=is_dark(), by_step=True, at=step)
+    st.altair_chart(request_charts.timeline_chart(timeline, style), key="replay_timeline")
+    marks = request_charts.mark_legend([timeline], dark=style.dark)
+    st.html(legend([*marks, *request_charts.measure_legend(dark=style.dark)]))
+    st.altair_chart(request_charts.account_chart(timeline, style, height=180), key="replay_account")
     st.caption("The line marks the step. Counts are tokens.")
 
 
 query = address.query()
-# Not in the fragment: a link means the step that it names; afterwards the address follows the step.
+# Not in the fragment: a link sets the step; afterwards the address follows the step.
 st.session_state[STEP] = query.get("step", "")
 st.session_state[SLIDER] = st.session_state.get(SLIDER, 0) + 1
 if query.get("id"):

@@ -1,5 +1,5 @@
-// The replay's keys. A step is counted here, at once, and sent as a number: of several clicks that come while the page is
-// being redrawn, Streamlit keeps only one.
+// The replay's keys. Steps are counted here and sent as a number: Streamlit keeps only one of several clicks that arrive during
+// a redraw.
 
 const LISTENERS = new WeakMap();
 
@@ -9,7 +9,7 @@ class Keys {
     this.listen = (event) => this.press(event);
   }
 
-  /** What the page shows now. An answer to an earlier press is not where the reader is any more. */
+  /** The page's current step. An answer to an earlier press is out of date. */
   take({ data, setStateValue }) {
     Object.assign(this, { data, setStateValue });
     if (data.presses === this.presses || this.step === undefined) {
@@ -40,7 +40,7 @@ class Keys {
   }
 }
 
-/** Streamlit calls this at first, and again with each new data; what was pressed in between must not be lost. */
+/** Streamlit calls this at first, and with each new data; presses in between must not be lost. */
 export default function (component) {
   const root = component.parentElement;
   if (!LISTENERS.has(root)) LISTENERS.set(root, new Keys());

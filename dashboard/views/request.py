@@ -11,36 +11,39 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
-from kvtrail.dashboard.content import palette, phases, request_charts, tokens
+from kvtrail.dashboard.content import causes, palette, phases, request_charts, tokens
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import Entry, bar, legend
 from kvtrail.dashboard.content.request import STEP_MEASURES, facts, findings_by_step, missing_events, step_rows
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
 from kvtrail.dashboard.content.unknown import of_request as why_unknown
-from kvtrail.dashboard.views import address, causes, tables
+from kvtrail.dashboard.views import address, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
-from kvtrail.dashboard.views.columns import request_labels
+from kvtrail.dashboard.views.context import is_dark
+from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.of_requests import BY_STEP, axis_switch, request_badges, unknown_request, which_request
-from kvtrail.dashboard.views.proofs import proof_cards
-from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request, which_request
+from kvtrail.dashboard.views.tables import request_labels
+from kvtrail.tracer.model.cause_words import headline
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.model.words import count, duration, some
 
 MOST_SUMS = 3
-"""Sums that are shown number by number."""
+"""Sums shown number by number."""
+MOST_ADMISSIONS = 3
+"""Admissions shown outside of the expander."""
 FILES = (
     ("OTLP", "otlp", "jsonl", "application/x-ndjson"),
     ("Perfetto", "perfetto", "perfetto.json", "application/json"),
 )
-"""Downloads: the name, the api's name of it, the file's ending and type."""
+"""Downloads: label, the API's name, file extension and type."""
 
 
 @st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str, trace_id: str) -> None:
-    """Draw the page, again at each refresh: even a request that has ended may get late spans."""
+    """Draw the page at each refresh: even a request that has ended may get late spans."""
 
     def ask() -> tuple[Row | None, list[phases.Stretch], list[Row]]:
         of_trace = [] if request_id else tracer().requests_of_trace(trace_id)
@@ -61,7 +64,7 @@ def page(request_id: str, engine: str, trace_id: str) -> None:
 
 
 def choose(requests: list[Row], trace_id: str) -> None:
-    """The requests of a trace: a caller's trace may hold several."""
+    """The requests of a trace; a caller's trace may have several."""
     st.header("Requests of one trace", anchor=False)
     shown = ("Request", "Status", "Verdict", "Findings", "Started", "Duration", "Connector")
     tables.table(
@@ -79,13 +82,13 @@ def choose(requests: list[Row], trace_id: str) -> None:
 
 
 def show(timeline: Row, parts: list[phases.Stretch]) -> None:
-    """The request: its findings, where its tokens came from and its time went, and its steps."""
+    """The request: its findings, the sources of its tokens, its time, and its steps."""
     request = timeline["request"]
     header(timeline)
     steps = {finding["id"]: step for step, findings in findings_by_step(timeline).items() for finding in findings}
-    proof_cards(timeline["findings"], timeline, steps=steps)
+    request_finding_cards(timeline["findings"], timeline, steps=steps)
     token_sums(timeline)
-    causes.of_request(timeline)
+    causes_of(timeline)
     with cards("small"):
         for name, value, note, term in facts(request):
             card(name, value, note, term)
@@ -97,7 +100,7 @@ def show(timeline: Row, parts: list[phases.Stretch]) -> None:
         rows,
         key="steps",
         links=[("replay", request_query(request, step=row["Step"])) for row in rows],
-        note="What each event said, and the request's account after it, in tokens. Click a step to see it in the replay.",
+        note="Each event, and the request's account after it, in tokens. Click a step to see it in the replay.",
         appends=True,
         most_rows=16,
         numbers=STEP_MEASURES.values(),
@@ -113,11 +116,11 @@ def show(timeline: Row, parts: list[phases.Stretch]) -> None:
 
 
 def token_sums(timeline: Row) -> None:
-    """Where the tokens came from that it began to run with: a sum for each time that it was admitted."""
+    """The sources of its tokens: a sum for each admission."""
     st.subheader("Where its tokens came from", anchor=False)
     admissions = tokens.admissions(timeline)
     if not admissions:
-        st.caption("Not known: its first step is not recorded, or has not come yet.")
+        st.caption("Not known: its first step is not recorded, or has not arrived yet.")
         return
     shown, rest = admissions[:MOST_SUMS], admissions[MOST_SUMS:]
     for admission, column in zip(shown, st.columns(max(2, len(shown)), gap="large"), strict=False):
@@ -128,7 +131,7 @@ def token_sums(timeline: Row) -> None:
 
 
 def token_sum(admission: tokens.Admission) -> None:
-    """One sum, number by number, with a bar of its parts."""
+    """A sum, number by number, with a bar of its parts."""
     whole, term = (f"After preemption {admission.epoch}", "asked again") if admission.epoch else ("Prompt", "prompt")
     parts = tokens.parts(admission)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small", key=f"sum-{admission.epoch}"):
@@ -140,8 +143,32 @@ def token_sum(admission: tokens.Admission) -> None:
     st.html(bar([Entry(name, colour) for (name, *_), colour in zip(parts, colours, strict=True)], admission.parts))
 
 
+def causes_of(timeline: Row) -> None:
+    """Why each token was reused or computed, by admission; nothing where no causes were recorded."""
+    admissions = timeline["request"].get("causes") or []
+    if not admissions:
+        return
+    st.subheader("Why each token was a hit or none", anchor=False, help=TERMS["cause"])
+    st.caption("Each part links to its explanation: the step, the other request, or that moment in *Live*.")
+    for admission in admissions[:MOST_ADMISSIONS]:
+        admission_causes(admission, timeline, is_alone=len(admissions) == 1)
+    if rest := admissions[MOST_ADMISSIONS:]:
+        with st.expander(f"{len(rest)} more admissions after preemptions"):
+            for admission in rest:
+                admission_causes(admission, timeline, is_alone=False)
+
+
+def admission_causes(admission: Row, timeline: Row, *, is_alone: bool) -> None:
+    """One admission: its headline, its legend, and a bar of its prompt whose parts are links."""
+    epoch = "" if is_alone else f"{tokens.run_name(admission['epoch']).capitalize()}: "
+    st.markdown(f"{epoch}{headline(admission)}")
+    dark = is_dark()
+    st.html(legend(causes.names(admission, dark=dark)))
+    st.html(causes.waterfall(admission, timeline, dark=dark))
+
+
 def header(timeline: Row) -> None:
-    """Which request this is, its status and verdict; errors and missing events above all else."""
+    """The request's name, status and verdict; then errors and missing events."""
     request = timeline["request"]
     now_ns = time.time_ns()
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -160,7 +187,7 @@ def header(timeline: Row) -> None:
     st.caption(plain(" · ".join(known)))
     notes = st.container()
     if request["error"]:
-        notes.error(f"A call about this request raised. {plain(request['error'])}")
+        notes.error(f"A call for this request raised. {plain(request['error'])}")
     if sentence := missing_events(timeline):
         notes.warning(sentence)
     if sentence := why_unknown(request):
@@ -168,7 +195,7 @@ def header(timeline: Row) -> None:
 
 
 def links(request: Row) -> None:
-    """Other views of the request, its ids, and its files."""
+    """Links to other views of the request; its ids and files."""
     query = request_query(request)
     link("replay", "Replay", icon="play_arrow", query=query)
     link("compare", "Compare", icon="compare_arrows", query=query)
@@ -184,7 +211,7 @@ def links(request: Row) -> None:
 
 
 def downloads(request_id: str, engine: str) -> None:
-    """The request as files, which are fetched when their button is pressed."""
+    """The request as files, fetched when their button is pressed."""
 
     def as_json() -> str:
         return json.dumps(tracer().request(request_id, engine=engine), indent=2)
@@ -204,13 +231,13 @@ def charts(timeline: Row, parts: list[phases.Stretch]) -> None:
     """The phases and the timeline above the account, on the same axis."""
     axis = axis_switch("Where its time went")
     dark = is_dark()
-    look = request_charts.Look(frame=request_charts.frame(timeline, parts=parts), dark=dark, by_step=axis == BY_STEP)
+    style = request_charts.Style(frame=request_charts.frame(timeline, parts=parts), dark=dark, by_step=axis == BY_STEP)
     st.html(legend(request_charts.phase_legend(parts, dark=dark)))
-    st.altair_chart(request_charts.timeline_chart(timeline, look, parts), key=f"timeline_{axis}")
+    st.altair_chart(request_charts.timeline_chart(timeline, style, parts), key=f"timeline_{axis}")
     st.html(legend(request_charts.mark_legend([timeline], dark=dark)))
     st.subheader("Its account, in tokens", anchor=False)
     st.html(legend(request_charts.measure_legend(dark=dark)))
-    st.altair_chart(request_charts.account_chart(timeline, look), key=f"account_{axis}")
+    st.altair_chart(request_charts.account_chart(timeline, style), key=f"account_{axis}")
 
 
 def phases_of(timeline: Row | None) -> list[phases.Stretch]:

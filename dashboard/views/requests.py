@@ -1,4 +1,4 @@
-"""The list of requests: searched, filtered, ordered, live; a click on a row opens the request."""
+"""The list of requests, with search, filters and sort orders; a click on a row opens the request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvtrail.dashboard.content import palette, requests
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
-from kvtrail.dashboard.views.columns import number, request_labels
 from kvtrail.dashboard.views.filters import choose, filter_bar, one_of
 from kvtrail.dashboard.views.links import request_query
+from kvtrail.dashboard.views.tables import number_column, request_labels
 from kvtrail.tracer.model.words import some
 
 MOST = 200
@@ -25,18 +25,18 @@ COUNTS = {
     "Findings": "finding", "Prompt": "prompt", "Loaded": "loaded tokens", "Loads": "loads", "Recomputed": "recomputed tokens",
     "Stored": "stored tokens", "Preemptions": "preemption",
 }  # fmt: skip
-"""Columns of counts, and the glossary's terms for them."""
+"""Columns of counts, and their terms in the glossary."""
 ADDRESS = {"engine": "on"}
-"""Filters' names in the address. Streamlit writes the next page's address over this page's before it goes there: who comes
-back to a request's `engine` would find the list narrowed down to it."""
-LASTING = ("engine", "service", "model")
-"""Filters by what a request never changes."""
+"""Filters' names in the address. Streamlit writes the next page's query over this page's before it leaves, so that on the way
+back a request's `engine` would filter the list."""
+IMMUTABLE = ("engine", "service", "model")
+"""Filters by properties that a request never changes."""
 
 
 @st.fragment(run_every=EVERY_S)
 def page(search: str, order: str, chosen: dict[str, str]) -> None:
     """Draw the table, again at each refresh."""
-    # Whoever looks for an id wants it wherever it is.
+    # A search for an id covers all time.
     window = {} if search else {"since_ns": picker.current().since_ns, "before_ns": picker.current().until_ns}
 
     def ask() -> tuple[list[Row], list[Row]]:
@@ -48,7 +48,7 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
         return
     found, others = answer
     if not found and not others:
-        nothing(search, chosen)
+        no_match(search, chosen)
         return
     now_ns = time.time_ns()
     rows = [*found, *others]
@@ -65,21 +65,21 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
     )
 
 
-def nothing(search: str, chosen: dict[str, str]) -> None:
-    """Nothing matches, and what to do about it."""
+def no_match(search: str, chosen: dict[str, str]) -> None:
+    """A note that nothing matches, with a remedy."""
     if search:
         st.info(f"No request has {plain(search)} in its id, at any time.")
     elif chosen:
         st.info("No request matches in this range. Choose a longer one, or remove a filter.")
     else:
         st.info(
-            "No request began in this range. Choose a longer one. If the tracer has no requests at all, the overview says how"
-            " to trace an engine."
+            "No request began in this range. Choose a longer one. If the tracer has no requests at all, the overview shows"
+            " how to trace an engine."
         )
 
 
 class Identity(NamedTuple):
-    """What tells a request from all others: an id may be used twice."""
+    """A request's identity; an id alone may be used twice."""
 
     engine: str
     request: str
@@ -92,37 +92,37 @@ def identity(request: Row) -> Identity:
 
 
 def others_shown(found: list[Row], search: str, chosen: dict[str, str]) -> list[Row]:
-    """Requests that the table still shows although newer ones, or their own changes, have moved them out of the answer."""
+    """Requests that the table still shows although they are no longer in the answer."""
     missing = {each for each in tables.shown(TABLE) if isinstance(each, Identity)} - {*map(identity, found)}
     if not missing:
         return []
-    lasting = {name: value for name, value in chosen.items() if name in LASTING}
+    immutable = {name: value for name, value in chosen.items() if name in IMMUTABLE}
     older = tracer().requests(
-        search=search, before_ns=max(each.started_ns for each in missing) + 1, limit=MOST, **lasting
+        search=search, before_ns=max(each.started_ns for each in missing) + 1, limit=MOST, **immutable
     )
     return [request for request in older if identity(request) in missing]
 
 
 def formats(rows: list[Row], *, now_ns: int) -> dict[str, Any]:
-    """The columns; the date only if there is another than today's."""
+    """The column options; with dates if not all are today."""
     days = {datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (now_ns, *(r["started_ns"] for r in rows))}
     clock = "YYYY-MM-DD HH:mm:ss.SSS" if len(days) > 1 else "HH:mm:ss.SSS"
     return {
-        **{name: number(term) for name, term in COUNTS.items()},
+        **{name: number_column(term) for name, term in COUNTS.items()},
         **request_labels(),
         "Request": st.column_config.TextColumn(pinned=True),
         "Started": st.column_config.DatetimeColumn("Started (UTC)", format=clock, timezone="UTC"),
-        "Duration": number("duration", format="%.3f s"),
-        "Waited": number("waited for KV", format="%.3f s"),
+        "Duration": number_column("duration", format="%.3f s"),
+        "Waited": number_column("waited for KV", format="%.3f s"),
     }
 
 
 def filters() -> tuple[str, str, dict[str, str]]:
-    """The search, the order, and the filters that are set; all are in the page's address, so that it can be shared."""
+    """The search, the sort order, and the filters in use; the page's address holds them all."""
     try:
         choices = requests.choices(tracer().fleet()["engines"])
     except TracerAway:
-        choices = {name: {} for name in LASTING}  # the page below says so
+        choices = {name: {} for name in IMMUTABLE}  # the page below shows the error
     fixed = {
         "status": {name: name for name in requests.STATUS if name != "abandoned"},
         "verdict": {name: name for name in palette.VERDICT},

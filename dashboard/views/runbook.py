@@ -1,4 +1,4 @@
-"""What to do about an alert or a rule: the runbook that the address names, or the list of all."""
+"""The runbook of the alert or rule that the address names, or the list of all."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.links import link
 
-READABLE = 860
-"""Pixels: longer lines are hard to read."""
+TEXT_WIDTH_PX = 860
+"""Longer lines are hard to read."""
 
 
 def show(name: str) -> None:
-    """The runbook, with links to the others and to its findings."""
+    """The runbook, with links to the list and to its rule's findings."""
     text = runbook.text(name)
     if text is None:
         unknown(name)
@@ -24,11 +24,11 @@ def show(name: str) -> None:
             link("runbook", "All runbooks", icon="arrow_back")
             if not name.startswith(runbook.ALERT):
                 link("findings", "Findings of this rule", icon="search", query={"rule": name})
-    st.container(width=READABLE).markdown(text)
+    st.container(width=TEXT_WIDTH_PX).markdown(text)
 
 
 def unknown(name: str) -> None:
-    """There is no runbook of that name; perhaps it is misspelt."""
+    """A note that the runbook does not exist, with similar names."""
     st.header("Runbook not known", anchor=False)
     st.markdown(f"There is no runbook {plain(name)}: no alert and no rule of this version has that name.")
     with st.container(gap="small", key="ways"):

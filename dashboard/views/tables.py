@@ -1,7 +1,7 @@
-"""Tables, also those whose rows are links.
+"""Tables, with rows that may be links; and the columns that several tables share.
 
-A browser shows an answer that may be some seconds old, and reports a click by the row's number. So the order of rows is kept
-while a page is open: a number always means the same row, and nobody who reads is moved on.
+A browser shows an answer that may be seconds old, and reports a click by row number. So rows keep their order while a page is
+open: a number always means the same row, and the row that somebody reads does not move.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from typing import Any
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.reading import Reading, told_apart
+from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.content.glossary import TERMS
+from kvtrail.dashboard.content.palette import Meaning
+from kvtrail.dashboard.content.requests import STATUS
+from kvtrail.dashboard.content.table_state import TableState, disambiguated
 from kvtrail.dashboard.views.answers import question
-from kvtrail.dashboard.views.follow import follow
+from kvtrail.dashboard.views.links import follow
 from kvtrail.tracer.model import words
 
 Link = tuple[str, Mapping[str, str]]
 """A page, and the query of its address."""
 _Shown = tuple[Row, Link]
 _ROW_PX, _HEAD_PX = 26, 38
-"""Heights: of a row, as low as a label in it allows; of the line of headings, with the table's border."""
+"""Heights: of a row, as low as a label allows; of the headings, with the table's border."""
 
 
 def table(
@@ -40,12 +44,14 @@ def table(
     """A table as high as its rows, `most_rows` at most.
 
     Args:
-        links: what a click on each row opens. Such a table keeps the order of its rows: values change in place, and new rows
-            wait for a click on `12 new`. The answer to another question begins a new table.
-        ids: what each row is known by from answer to answer; its link, where that is enough.
+        links: the page that a click on each row opens. Such a table keeps its order of rows: values change in place, and new
+            rows wait for a click on `12 new`. Another question begins a new table.
+        ids: each row's identity from answer to answer; its link if omitted.
         note: a line above the table.
-        appends: new rows come last, and therefore need not wait.
-        widths: of columns, in pixels; `numbers` have thousands separators, and others Streamlit's own `formats`.
+        appends: new rows come last, so they need not wait.
+        numbers: columns with thousands separators.
+        widths: of columns, in pixels.
+        formats: other columns, as Streamlit configures them.
     """
     widths = widths or {}
     columns = {
@@ -60,35 +66,35 @@ def table(
             _draw(rows, key=f"{key}_rows", most_rows=most_rows, columns=columns)
             return
         _follow_click(key)
-        names = told_apart(ids if ids is not None else [(page, *sorted(query.items())) for page, query in links])
+        names = disambiguated(ids if ids is not None else [(page, *sorted(query.items())) for page, query in links])
         answer = dict(zip(names, zip(rows, links, strict=True), strict=True))
-        reading = _reading(key, answer, appends=appends)
-        _heading(key, note, waiting=reading.waiting)
-        shown = [row for row, _ in reading.rows.values()]
-        table_key = _table_key(key, reading.number)
-        _draw(shown, key=table_key, most_rows=most_rows, columns=columns, on_select=_opener(key, table_key, reading))
+        state = _state(key, answer, appends=appends)
+        _heading(key, note, waiting=state.waiting)
+        shown = [row for row, _ in state.rows.values()]
+        table_key = _table_key(key, state.number)
+        _draw(shown, key=table_key, most_rows=most_rows, columns=columns, on_select=_opener(key, table_key, state))
 
 
 def shown(key: str) -> Iterable[Hashable]:
-    """What the rows are known by that the table `key` shows; nothing before it is drawn."""
-    reading: Reading[_Shown] | None = st.session_state.get(f"{key}_reading")
-    return () if reading is None or _is_another(key, reading) else reading.rows.keys()
+    """The ids of the rows that the table `key` shows; none before it is drawn."""
+    state: TableState[_Shown] | None = st.session_state.get(f"{key}_state")
+    return () if state is None or _is_another(key, state) else state.rows.keys()
 
 
-def _reading(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> Reading[_Shown]:
-    reading: Reading[_Shown] | None = st.session_state.get(f"{key}_reading")
-    if reading is None or _is_another(key, reading):
-        number = 0 if reading is None else reading.number + 1
-        reading = Reading(question(), number, dict(answer))
-        st.session_state[f"{key}_reading"] = reading
+def _state(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> TableState[_Shown]:
+    state: TableState[_Shown] | None = st.session_state.get(f"{key}_state")
+    if state is None or _is_another(key, state):
+        number = 0 if state is None else state.number + 1
+        state = TableState(question(), number, dict(answer))
+        st.session_state[f"{key}_state"] = state
     else:
-        reading.renew(answer, appends=appends)
-    return reading
+        state.update(answer, appends=appends)
+    return state
 
 
-def _is_another(key: str, reading: Reading[_Shown]) -> bool:
-    """Whether what was read is not what is wanted now. Streamlit forgets a table's state when its page is left."""
-    return reading.is_over or reading.question != question() or _table_key(key, reading.number) not in st.session_state
+def _is_another(key: str, state: TableState[_Shown]) -> bool:
+    """Whether the page now needs another table. Streamlit drops a table's state when its page is left."""
+    return state.is_over or state.question != question() or _table_key(key, state.number) not in st.session_state
 
 
 def _table_key(key: str, number: int) -> str:
@@ -96,12 +102,12 @@ def _table_key(key: str, number: int) -> str:
 
 
 def _heading(key: str, note: str, *, waiting: int) -> None:
-    """The note, and the button that lets in what waits. style.css gives the line its height, so that nothing jumps."""
+    """The note, and the button that shows the waiting rows. style.css fixes the line's height, so that nothing jumps."""
     if not (note or waiting):
         return
 
     def let_in() -> None:
-        st.session_state[f"{key}_reading"].is_over = True
+        st.session_state[f"{key}_state"].is_over = True
 
     with st.container(key=f"above_{key}", horizontal=True, vertical_alignment="center", gap="small"):
         st.caption(note, width="content")
@@ -133,12 +139,12 @@ def _draw(
     )
 
 
-def _opener(key: str, table_key: str, reading: Reading[_Shown]) -> Callable[[], None]:
-    """What is called with a click on the table."""
+def _opener(key: str, table_key: str, state: TableState[_Shown]) -> Callable[[], None]:
+    """The callback of a click on the table."""
 
     def click() -> None:
         cells = st.session_state[table_key]["selection"]["cells"]
-        links = [link for _, link in reading.rows.values()]
+        links = [link for _, link in state.rows.values()]
         if cells and cells[0][0] < len(links):
             st.session_state[f"{key}_clicked"] = links[cells[0][0]]
 
@@ -146,8 +152,47 @@ def _opener(key: str, table_key: str, reading: Reading[_Shown]) -> Callable[[], 
 
 
 def _follow_click(key: str) -> None:
-    """Open what was clicked: a callback may not, as the page is not running then."""
+    """Open the clicked row's page: a callback may not, since the page is not running then."""
     clicked: Link | None = st.session_state.pop(f"{key}_clicked", None)
     if clicked is not None:
         page, query = clicked
         follow(page, query)
+
+
+def label_column(meanings: Mapping[str, Meaning], *, term: str, width: int | None = None) -> Any:
+    """A column of coloured labels: each cell lists words of one group of the palette."""
+    return st.column_config.MultiselectColumn(
+        options=[*meanings], color=[each.colour.badge for each in meanings.values()], help=TERMS[term], width=width
+    )
+
+
+def number_column(term: str, **options: Any) -> Any:
+    """A column of numbers with thousands separators."""
+    return st.column_config.NumberColumn(**{"format": "localized", "help": TERMS[term], **options})
+
+
+def text_column(term: str, **options: Any) -> Any:
+    """A column of text."""
+    return st.column_config.TextColumn(help=TERMS[term], **options)
+
+
+def request_labels() -> dict[str, Any]:
+    """The columns of requests' statuses and verdicts."""
+    return {"Status": label_column(STATUS, term="outcome"), "Verdict": label_column(palette.VERDICT, term="verdict")}
+
+
+def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
+    """The column options of `content.findings.rule_rows`."""
+    most = max((max(row["Trend"], default=0) for row in rows), default=0)
+    return {
+        "formats": {
+            "Could": label_column(palette.SEVERITY, term="could", width=105),
+            "Did": text_column("did", width=125),
+            "Rule": st.column_config.TextColumn(width=115),
+            "Says": st.column_config.TextColumn(width=330),
+            "Findings": number_column("finding", width=75),
+            "Requests": number_column("requests with it", width=80),
+            # One scale for all rows, so that they can be compared.
+            "Trend": st.column_config.BarChartColumn(help=TERMS["trend"], width=140, y_min=0, y_max=max(1, most)),
+        }
+    }

@@ -1,4 +1,4 @@
-"""What a page shows while the tracer has seen nothing: where spans go, and lines to copy that send some."""
+"""The page of a tracer without requests: the address for spans, and commands to copy that send some."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtrail.dashboard.views.answers import tracer
 
 
 def welcome(health: Row) -> None:
-    """The tracer listens; how to begin."""
+    """The address for spans, and how to begin."""
     url = tracer().url
     st.subheader("No requests yet: the tracer listens", anchor=False)
     st.caption(fleet.tracer_status(health, url=url, now_ns=time.time_ns()))
@@ -26,13 +26,11 @@ def welcome(health: Row) -> None:
         wants_token = bool(os.environ.get(TOKEN_VARIABLE))
         st.code(overview.engine_settings(url, wants_token=wants_token), language=None, wrap_lines=True)
         st.caption(
-            "From another machine, put this one's name into the address (`kvtrail serve --host` lets others in). The first"
-            " request shows here within seconds, without a reload."
+            "From another machine, use this one's name in the address (`kvtrail serve --host` admits other machines). The"
+            " first request appears here within seconds, without a reload."
         )
     with right:
-        st.markdown(
-            "**No GPU at hand?** A demo drives a real engine on the CPU, with a tracer and a dashboard of its own:"
-        )
+        st.markdown("**No GPU?** A demo drives a real engine on the CPU, with a tracer and a dashboard of its own:")
         st.code(overview.DEMO, language=None, wrap_lines=True)
         st.caption(
             "It uses other ports than this tracer and this dashboard, and prints the address of its own dashboard."

@@ -1,7 +1,7 @@
-"""Widgets that show what the page's address says, and write into it.
+"""Widgets that show values of the page's address, and write choices into it.
 
-A browser that is behind reports what its widgets showed before. Where one shows something else by now, or its page was left,
-Streamlit takes that for a choice.
+A browser that lags behind reports old values of its widgets. If a widget has another value by now, or its page was left,
+Streamlit takes the old value for a choice.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from dataclasses import dataclass, field
 import streamlit as st
 
 from kvtrail.dashboard.views import address
-from kvtrail.dashboard.views.run import is_refresh, page_shown
+from kvtrail.dashboard.views.context import is_refresh, page_shown
 
 WIDGETS = "widgets"
-"""The session's name for what the widgets of the page show."""
+"""The session's key for the values of the page's widgets."""
 
 
 @dataclass
 class _Shown:
     value: object
     before: list[object] = field(default_factory=list)
-    """What it showed when it was set to something else, since somebody last chose."""
+    """Its previous values since the last choice."""
 
 
 @dataclass
 class _Widgets:
     page: str
     shown: dict[str, _Shown] = field(default_factory=dict)
-    """What each shows, by its key."""
+    """By the widget's key."""
 
 
 def set_to(key: str, value: object) -> None:
-    """Set a widget to a value. One that has it already is left alone: told again, it would forget what is being typed."""
+    """Set a widget to a value. A widget that has it already is left alone: setting it again would discard typed text."""
     shown = _widgets().shown.setdefault(key, _Shown(value))
     shown.value = value
     if key not in st.session_state:
@@ -44,14 +44,14 @@ def set_to(key: str, value: object) -> None:
 
 
 def when_chosen(key: str, write: Callable[[], None]) -> Callable[[], None]:
-    """What a widget outside of the refreshed parts calls when it changes: `write`, if somebody has chosen."""
+    """The `on_change` of a widget outside of fragments: calls `write` if the change is a choice."""
 
     def changed() -> None:
         shown = _widgets().shown.get(key)
         if shown is None:  # its page was left
             return
         chosen = st.session_state[key]
-        # Who chooses has the whole page run. A refresh may bring the choice before that run does, or what is over by now.
+        # A choice runs the whole page. A refresh may report it before that run, or report an old value.
         if is_refresh() or (chosen in shown.before and address.is_behind()):
             st.session_state[key] = shown.value
         else:
@@ -62,7 +62,7 @@ def when_chosen(key: str, write: Callable[[], None]) -> Callable[[], None]:
 
 
 def when_pressed(write: Callable[[], None]) -> Callable[[], None]:
-    """What a button calls: `write`, as long as its page is shown."""
+    """The `on_click` of a button: calls `write` while its page is shown."""
     page = page_shown()
 
     def pressed() -> None:
@@ -73,8 +73,8 @@ def when_pressed(write: Callable[[], None]) -> Callable[[], None]:
 
 
 def _widgets() -> _Widgets:
-    """The widgets of the page that is shown. Who leaves a page before it is drawn takes values along that the browser has
-    never been told, and so would not show: they are forgotten."""
+    """The widgets of the current page. Values of another page are dropped: if that page was left before it was drawn, the
+    browser never received them and would not show them."""
     widgets: _Widgets | None = st.session_state.get(WIDGETS)
     if widgets is None or widgets.page != page_shown():
         for key in widgets.shown if widgets else ():

@@ -1,4 +1,4 @@
-# vLLM with kvtrail inside, which records; sidecar and dashboard are containers of their own.
+# vLLM with kvtrail's recorder; sidecar and dashboard run in their own containers.
 FROM python:3.12-slim AS wheel
 WORKDIR /source
 COPY . .

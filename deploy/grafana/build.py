@@ -28,7 +28,7 @@ def built() -> dict[Path, str]:
     for board in BOARDS:
         data = json.loads(JSONEncoder().encode(board().build()))
         for number, panel in enumerate(data["panels"], start=1):
-            panel["id"] = number  # links to a panel name it by its id
+            panel["id"] = number  # links to a panel use its id
         path = HERE / "dashboards" / f"{data['uid']}.json"
         files[path] = json.dumps(data, indent=2, sort_keys=True) + "\n"
     alerts: str = yaml.safe_dump(

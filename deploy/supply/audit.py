@@ -1,8 +1,8 @@
-"""Says what `pip-audit --format json` has found, which is read from standard input; `make audit` runs both.
+"""Reports the findings of `pip-audit --format json`, read from standard input; `make audit` runs both.
 
-pip-audit passes over what its database does not know, or could not be asked about, and calls that a success. Here it is none.
+pip-audit skips packages that its database does not have, or that could not be looked up, and exits with 0. This does not.
 
-Exit code: 0 nothing is known against any package that was looked up, 1 something is, 3 nothing could be looked up.
+Exit code: 0 no known vulnerabilities in the packages that were looked up, 1 some, 3 no package could be looked up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
         return NOT_LOOKED_UP
     for each in looked_up:
         for found in each["vulns"]:
-            fixed = f", mended in {', '.join(found['fix_versions'])}" if found["fix_versions"] else ""
+            fixed = f", fixed in {', '.join(found['fix_versions'])}" if found["fix_versions"] else ""
             print(f"{each['name']} {each['version']}: {found['id']}{fixed}")
     skipped = [each["name"] for each in dependencies if "skip_reason" in each]
     if skipped:

@@ -131,7 +131,7 @@ def test_the_chart_has_the_causes_of_each_interval() -> None:
             {"at_ns": 60 * S, "worth": {"causes": {"evicted:cpu": 60}}},
         ],
     }  # fmt: skip
-    spec, rows = trends.apart(trends.causes_over_time(answer, dark=False))
+    spec, rows = trends.spec_and_rows(trends.causes_over_time(answer, dark=False))
     assert [(row["cause"], row["tokens"], row["at"]) for row in rows] == [("new", 40, 0), ("evicted", 60, 60_000)]
     assert spec["encoding"]["color"]["scale"]["domain"] == ["evicted", "new"]
 
@@ -169,7 +169,7 @@ def test_of_many_groups_the_smallest_share_a_bar() -> None:
 
 
 def test_the_bars_have_the_shares_of_each_group() -> None:
-    spec, rows = trends.apart(trends.causes_by({"pod-1": {"evicted": 60, "failed-load": 40}}, dark=True))
+    spec, rows = trends.spec_and_rows(trends.causes_by({"pod-1": {"evicted": 60, "failed-load": 40}}, dark=True))
     assert [(row["group"], row["cause"], row["share"]) for row in rows] == [
         ("pod-1", "failed load", "40 (40 %)"),
         ("pod-1", "evicted", "60 (60 %)"),

@@ -64,7 +64,7 @@ def test_no_answer_names_the_address_and_the_command(error: httpx.TransportError
 
 
 def test_an_error_of_the_tracer_is_said() -> None:
-    with pytest.raises(TracerAway, match="answers with the error 500"):
+    with pytest.raises(TracerAway, match="answers with error 500"):
         tracer(lambda _: httpx.Response(500)).overview(window_s=10)
 
 
@@ -121,5 +121,5 @@ def test_the_authority_that_is_named_is_trusted(
     server: Callable[[bool], int], authority: trustme.CA, tmp_path: Path
 ) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    with pytest.raises(TracerAway, match="answers with the error 501"):
+    with pytest.raises(TracerAway, match="answers with error 501"):
         Tracer(f"https://127.0.0.1:{server(True)}", ca=tmp_path / "ca.pem").health()

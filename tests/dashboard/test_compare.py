@@ -80,12 +80,12 @@ def test_charts_of_two_requests_have_the_same_axes() -> None:
     stories = [timeline_of(text) for text in (HIT, f"{MISS}\nA 512\nS 512+900")]
     frame = request_charts.frame(*stories)
     for by_step in (False, True):
-        look = request_charts.Look(frame=frame, by_step=by_step)
+        style = request_charts.Style(frame=frame, by_step=by_step)
         for chart in (request_charts.timeline_chart, request_charts.account_chart):
             scales = [
                 {
                     (axis, str(layer["encoding"][axis]["scale"]["domain"]))
-                    for layer in chart(story, look).to_dict()["layer"]
+                    for layer in chart(story, style).to_dict()["layer"]
                     for axis in ("x", "y")
                     if "scale" in layer["encoding"].get(axis, {})
                 }

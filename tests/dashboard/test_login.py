@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from kvtrail.dashboard.command import dashboard as command
-from kvtrail.dashboard.login import COOKIE, LASTS_S, BadLogin, Login
+from kvtrail.dashboard.login import COOKIE, COOKIE_LIFETIME_S, BadLogin, Login
 
 NO_TRACER = "http://127.0.0.1:9"
 TOKEN = "a-token"
@@ -161,7 +161,7 @@ def test_a_cookie_lasts_twelve_hours_and_cannot_be_made_longer(tokens: Path) -> 
     )
     for each in (*forged, f"{until}.{signature.replace('a', 'é')}é", f"{'9' * 5000}.{signature}"):
         assert not login.admits({**asked(), "headers": [(b"cookie", f"{COOKIE}={each}".encode())]}), each
-    now_s += LASTS_S + 1
+    now_s += COOKIE_LIFETIME_S + 1
     assert not login.admits(asked(cookie))
 
 

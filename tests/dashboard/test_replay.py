@@ -127,8 +127,8 @@ def test_titles_and_facts(stale: Row) -> None:
 @pytest.mark.parametrize("chart", [request_charts.timeline_chart, request_charts.account_chart])
 def test_a_line_marks_the_step_and_nothing_else_changes(stale: Row, chart: Any) -> None:
     def drawn(at: int | None) -> Row:
-        look = request_charts.Look(frame=request_charts.frame(stale), by_step=True, at=at)
-        as_data: Row = json.loads(chart(stale, look).to_json())
+        style = request_charts.Style(frame=request_charts.frame(stale), by_step=True, at=at)
+        as_data: Row = json.loads(chart(stale, style).to_json())
         return as_data
 
     def marks(at: int | None) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from history import START_NS, history, judge
 
-from kvtrail.dashboard.content import fleet, proof, request, request_charts, requests, tokens
+from kvtrail.dashboard.content import findings, fleet, request, request_charts, requests, tokens
 from kvtrail.dashboard.content import text as texts
 from kvtrail.dashboard.content.text import WORD_JOINER as J
 from kvtrail.tracer.events import semconv
@@ -119,23 +119,23 @@ def test_names_of_preemptions_do_not_stand_on_top_of_each_other() -> None:
 @pytest.mark.parametrize("by_step", [False, True])
 def test_the_same_data_gives_the_same_chart(stale: dict[str, Any], by_step: bool) -> None:
     """Else every refresh would draw it anew, and the page would flicker."""
-    look = request_charts.Look(frame=request_charts.frame(stale), by_step=by_step)
+    style = request_charts.Style(frame=request_charts.frame(stale), by_step=by_step)
     for chart in (request_charts.timeline_chart, request_charts.account_chart):
-        assert chart(stale, look).to_json() == chart(stale, look).to_json()
+        assert chart(stale, style).to_json() == chart(stale, style).to_json()
 
 
 def test_charts_of_a_request_that_only_just_arrived() -> None:
     new = timeline_of("")
-    look = request_charts.Look(frame=request_charts.frame(new))
-    assert request_charts.timeline_chart(new, look).to_dict()
-    assert request_charts.account_chart(new, replace(look, by_step=True)).to_dict()
+    style = request_charts.Style(frame=request_charts.frame(new))
+    assert request_charts.timeline_chart(new, style).to_dict()
+    assert request_charts.account_chart(new, replace(style, by_step=True)).to_dict()
 
 
 @pytest.mark.parametrize("by_step", [False, True])
 def test_every_mark_says_what_it_is(stale: dict[str, Any], by_step: bool) -> None:
-    look = request_charts.Look(frame=request_charts.frame(stale), by_step=by_step, at=3)
+    style = request_charts.Style(frame=request_charts.frame(stale), by_step=by_step, at=3)
     for chart in (request_charts.timeline_chart, request_charts.account_chart):
-        for layer in chart(stale, look).to_dict()["layer"]:
+        for layer in chart(stale, style).to_dict()["layer"]:
             assert layer["encoding"].get("tooltip"), layer["mark"]
 
 
@@ -169,15 +169,14 @@ def test_a_running_request_has_no_more_tokens_computed_than_it_has(stale: dict[s
 
 def test_a_proof_needs_no_glossary(stale: dict[str, Any]) -> None:
     (finding,) = stale["findings"]
-    told = proof.sentences(finding)
+    told = findings.sentences(finding)
     assert len(told) == 3
     assert told[0].startswith("L1 is the lookup at ")
     assert "(after it was preempted once) with 384 tokens computed" in told[0]
     assert "after it was preempted once) vLLM already had 384 of 750 tokens computed" in told[1]
-    assert proof.run(0) == "before any preemption"
     assert not any("epoch" in each or "witness" in each for each in told)
     steps = {step["span_id"]: number for number, step in enumerate(stale["steps"], 1)}
-    assert [(row["Proof"], row["Step"]) for row in proof.evidence(finding, steps)] == [("L1", 7), ("L2", 8)]
+    assert [(row["Proof"], row["Step"]) for row in findings.evidence(finding, steps)] == [("L1", 7), ("L2", 8)]
 
 
 def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ def worth(**changes: Any) -> dict[str, Any]:
         (
             {"prefill_saved_s": None},
             "calm",
-            "It spared 50.0 % of prefill: 40 of 80 tokens. How many seconds that is, nobody",
+            "It spared 50.0 % of prefill: 40 of 80 tokens. In seconds: not measured.",
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], lev
             0,
             "vLLM's own statistics of 2 requests count 0 tokens from its cache and 500 from the connector: 64 fewer from its"
             " cache and 12 fewer from the connector than the lookups and allocations say. The rules `statistics` and"
-            " `over-report` tell of single requests, and lost spans of the rest.",
+            " `over-report` explain single requests, and lost spans the rest.",
         ),
     ],
 )
@@ -186,20 +186,20 @@ GIB = 2**30
         ),
         (
             [[(2 * GIB, None)]],
-            "It holds 2 GiB of host memory in 1 engine; how much it may hold, its settings do not say.",
+            "It holds 2 GiB of host memory in 1 engine; its settings name no limit.",
         ),
         (
             [[(2 * GIB, 4 * GIB)], [(None, 8 * GIB)]],
-            "It holds 2 of 4 GiB of host memory in 1 engine. What it holds in 1 other engine, no probe sees.",
+            "It holds 2 of 4 GiB of host memory in 1 engine. No probe reads what it holds in 1 other engine.",
         ),
         ([[(0, 4 * GIB)]], "It holds 0 bytes of 4 GiB of host memory in 1 engine."),
         (
             [[(None, 8 * GIB)]],
-            "It may hold 8 GiB of host memory in 1 engine; how much it does hold, no probe sees.",
+            "It may hold 8 GiB of host memory in 1 engine; no probe reads how much it does hold.",
         ),
         (
             [[(None, None)]],
-            "How much host memory it holds, and may hold, is not known: no probe sees it, and no setting says it.",
+            "How much host memory it holds, and may hold, is not known: no probe reads it, and no setting limits it.",
         ),
     ],
 )
@@ -310,7 +310,7 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
     }
     severe = {**mild, "rule": "b", "severity": "crash", "harmed": 0, "healed": 3}
     assert [row["Rule"] for row in findings.rule_rows([severe, mild])] == ["a", "b"]
-    assert findings.did(harmed=2, healed=3, findings=9) == "2 did harm, 3 healed, 4 without harm seen"
+    assert findings.impact(harmed=2, healed=3, findings=9) == "2 did harm, 3 healed, 4 without harm seen"
 
 
 def test_in_words_each_rule_is_told_once() -> None:
@@ -329,7 +329,7 @@ def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
         (trends.by_outcome, {"lost": 3}),
     ):
         assert chart(data, dark=dark).to_json() == chart(json.loads(json.dumps(data)), dark=dark).to_json()
-    spec, rows = trends.apart(trends.findings_over_time(trend(), dark=dark))
+    spec, rows = trends.spec_and_rows(trends.findings_over_time(trend(), dark=dark))
     assert [row["severity"] for row in rows] == ["crash", "leak", "crash"]
     assert "data" not in spec
     assert spec["encoding"]["color"]["scale"]["domain"] == ["crash", "leak"]

@@ -131,7 +131,7 @@ BAD = {
         ([], 3, "NOTHING WAS CHECKED"),
         ([SKIPPED], 3, "NOTHING WAS CHECKED"),
         ([SKIPPED, FINE], 0, "Not in the database, and not checked: a.\n1 packages were looked up; none of them"),
-        ([FINE, BAD], 1, "c 3: PYSEC-1, mended in 3.1\n2 packages were looked up; 1 of them"),
+        ([FINE, BAD], 1, "c 3: PYSEC-1, fixed in 3.1\n2 packages were looked up; 1 of them"),
     ],
 )
 def test_what_could_not_be_looked_up_is_not_called_safe(found: list[Any] | None, code: int, said: str) -> None:

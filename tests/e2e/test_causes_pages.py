@@ -60,7 +60,7 @@ def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page,
     see(page, re.compile("of what was computed was never computed before"))
     see(page, "What more memory would buy")
     see(page, re.compile("could have been given. Beyond 3 chunks nothing is gained"))
-    page.get_by_role("combobox", name="Told apart by").click()
+    page.get_by_role("combobox", name="Grouped by").click()
     page.get_by_role("option", name="connector").click()
     page.wait_for_url(re.compile("causes_by=connector"))
     shoot(page, "causes-efficiency")

@@ -31,8 +31,8 @@ def provisioned(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expanded(expr: str, recorded: Mapping[str, str]) -> str:
-    """An expression with its recorded series expanded. A label selection on a recorded series moves to the counters of
-    findings that the series is made of."""
+    """An expression with its recorded series expanded. A label selection on a recorded series moves to its counters of
+    findings."""
     for name, meaning in recorded.items():
         pattern = re.compile(re.escape(name) + r"(?P<select>\{[^}]*\})?(?![\w:])")
         if pattern.search(expr):
@@ -48,7 +48,7 @@ def _substituted(meaning: str, match: re.Match[str]) -> str:
 
 def _alert(rule: Mapping[str, Any], recorded: Mapping[str, str]) -> dict[str, Any]:
     query = {"refId": "A", "expr": expanded(rule["expr"], recorded), "instant": True, "range": False}
-    # A Prometheus alert fires for every series that its expression returns, even at 0. None of ours is negative.
+    # A Prometheus alert fires for every series that its expression returns, even at 0. None of kvtrail's is negative.
     any_value = {"evaluator": {"type": "gt", "params": [-1]}}
     every_series = {"refId": "C", "type": "threshold", "expression": "A", "conditions": [any_value]}
     return {
@@ -74,5 +74,5 @@ def _alert(rule: Mapping[str, Any], recorded: Mapping[str, str]) -> dict[str, An
 
 
 def _in_grafana(text: str) -> str:
-    """The text with Grafana's variable, which has a value for each query."""
+    """The text with Grafana's variable, which has a value per query."""
     return text.replace("$value", "$values.A.Value")

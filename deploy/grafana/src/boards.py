@@ -20,7 +20,7 @@ from parts import (
 
 RATE = "[$__rate_interval]"
 SHOWN = "engine_name, model_name, service_name, k8s_pod_name, host_name, vllm_version, kvtrail_version"
-"""What the table of engines shows of each."""
+"""The columns of the table of engines."""
 
 
 def rate(metric: str, select: str = CONNECTOR, by: str = "engine, connector") -> str:
@@ -77,7 +77,7 @@ def overview() -> dashboards.Dashboard:
 
 
 def drift() -> dashboards.Dashboard:
-    """What was found and where, and what could not be judged."""
+    """Findings by rule and engine, and unknown verdicts."""
     found = "engine_connector_rule:kvtrail_findings:increase15m"
     return (
         new_dashboard("kvtrail drift", "kvtrail-drift", "Where connectors and schedulers disagree.")
@@ -115,7 +115,7 @@ def drift() -> dashboards.Dashboard:
 
 
 def efficiency() -> dashboards.Dashboard:
-    """What the offload saves."""
+    """The savings of the offload."""
     asked = rate("kvtrail_queried_tokens_total", by="epoch")
     admitted, lookups = (rate(f"kvtrail_{name}_total", by="connector") for name in ("admissions", "lookups"))
     return (

@@ -22,7 +22,7 @@ TAG = "kvtrail"
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A link to kvtrail's own dashboard, whose address is the variable `kvtrail`. Without `raw`, Grafana would encode its
+    """A link to kvtrail's own dashboard, at the address in the variable `kvtrail`. Without `raw`, Grafana would encode its
     slashes."""
 
     title: str
@@ -45,8 +45,8 @@ def named(expr: str) -> str:
 
 
 def query(expr: str, legend: str = "", *, exemplars: bool = False, instant: bool = False) -> prometheus.Dataquery:
-    """A query. The legend of what is given by engine may have `{{engine_name}}`. With exemplars, the panel links its dots
-    to requests by their trace ids."""
+    """A query. A legend by engine may use `{{engine_name}}`. With exemplars, the panel links its dots to requests by trace
+    id."""
     if "{{engine_name}}" in legend:
         expr = named(expr)
     built = prometheus.Dataquery().expr(expr).datasource(SOURCE).legend_format(legend or "__auto").exemplar(exemplars)
@@ -139,7 +139,7 @@ def new_dashboard(title: str, uid: str, description: str) -> dashboards.Dashboar
 
 
 _NAMED = '/engine="(?<value>[^"]+)".*engine_name="(?<text>[^"]+)"/'
-"""Of a series as `query_result` gives it: what the variable's value is, and what is shown for it."""
+"""Extracts the variable's value and its display text from a series of `query_result`."""
 
 
 def _choice(name: str, label: str, query: str) -> dashboards.QueryVariable:

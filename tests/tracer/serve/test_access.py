@@ -97,7 +97,7 @@ def test_exporters_and_the_dashboard_show_it(with_tokens: Tracer, tmp_path: Path
     token = tmp_path / "token"
     token.write_text("second-token\n")
     assert Client(with_tokens.url, token_file=token).health()["status"] == "ok"
-    with pytest.raises(TracerAway, match="wants a token"):
+    with pytest.raises(TracerAway, match="requires a token"):
         Client(with_tokens.url).health()
     with pytest.raises(TracerAway, match="cannot be read"):
         Client(with_tokens.url, token_file=tmp_path / "none").health()

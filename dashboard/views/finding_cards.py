@@ -1,4 +1,4 @@
-"""A finding on a card: what it did, what it could do, and why it is a contradiction."""
+"""Findings on cards: impact, severity, explanation, witnesses."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Literal
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import proof, text
+from kvtrail.dashboard.content import findings as content
+from kvtrail.dashboard.content import text
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.links import link, request_query, runbook_link
 from kvtrail.tracer.model import words
 
 MOST = 3
-"""Findings that are told without being asked for."""
+"""Findings shown outside of the expander."""
 
 
-def proof_cards(findings: list[Row], timeline: Row, *, steps: dict[str, int] | None = None) -> None:
-    """The findings one below the other; `steps` has the step of each by its id, if they are to link to the replay."""
+def request_finding_cards(findings: list[Row], timeline: Row, *, steps: dict[str, int] | None = None) -> None:
+    """A request's findings, one below the other. With `steps` (finding id to step number) each links to the replay."""
     for finding in findings[:MOST]:
         _card(finding, timeline, (steps or {}).get(finding["id"]))
     if rest := findings[MOST:]:
@@ -28,9 +29,9 @@ def proof_cards(findings: list[Row], timeline: Row, *, steps: dict[str, int] | N
 
 
 def finding_card(finding: Row) -> None:
-    """A finding elsewhere, with the way to its request."""
+    """A finding on a page of many requests, with a link to its own."""
     with st.container(border=True, gap="small"):
-        _proof(finding)
+        _summary(finding)
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             label = f"Open request {text.plain(finding['request'])}"
             link("request", label, icon="arrow_forward", query=request_query(finding))
@@ -39,7 +40,7 @@ def finding_card(finding: Row) -> None:
 
 def _card(finding: Row, timeline: Row, step: int | None) -> None:
     with st.container(border=True, gap="small"):
-        _proof(finding)
+        _summary(finding)
         _details(finding, timeline)
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             if step is not None:
@@ -48,30 +49,30 @@ def _card(finding: Row, timeline: Row, step: int | None) -> None:
             _footer(finding)
 
 
-def _proof(finding: Row) -> None:
-    """What it did, what it could do, and why it is a contradiction."""
+def _summary(finding: Row) -> None:
+    """Its impact, its severity, and why it is drift."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         badge(finding["did"], label=f"did: {finding['did']}")
         badge(finding["severity"], label=f"could: {finding['severity']}")
         st.markdown(f"**{text.plain(finding['title'])}**", width="content")
-    st.markdown("  \n".join(map(text.plain, proof.sentences(finding))))
+    st.markdown("  \n".join(map(text.plain, content.sentences(finding))))
 
 
 def _footer(finding: Row) -> None:
     runbook_link(finding["rule"])
-    st.caption(proof.seen(finding, now_ns=time.time_ns()), width="content")
+    st.caption(content.sightings(finding, now_ns=time.time_ns()), width="content")
 
 
 def _details(finding: Row, timeline: Row) -> None:
-    """What to do, and the exact numbers."""
+    """The hint, the witnesses and the numbers, in an expander."""
     steps = {step["span_id"]: number for number, step in enumerate(timeline["steps"], 1)}
     with st.expander("What to do, and the exact numbers"):
         st.markdown(text.plain(finding["hint"]))
-        _table(proof.evidence(finding, steps), width="stretch")
-        _table(proof.numbers(finding), width="content")
+        _table(content.evidence(finding, steps), width="stretch")
+        _table(content.numbers(finding), width="content")
 
 
 def _table(rows: list[Row], *, width: Literal["stretch", "content"]) -> None:
-    """A table of texts; its cells would be Markdown."""
+    """A table of escaped texts: Streamlit takes cells for Markdown."""
     cells = [{name: text.plain(words.value(value)) for name, value in row.items()} for row in rows]
     st.table(cells, border="horizontal", hide_index=True, width=width)

@@ -1,29 +1,35 @@
-"""What Streamlit knows about the run of the page's script, and has no public name for."""
+"""The context of a page's run: its run, page and theme. Streamlit has no public names for most of it."""
 
 from __future__ import annotations
 
+import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext
 
 
 def this_run() -> object:
-    """Something that each run has for itself: its callbacks, and then the whole page or the parts that are refreshed."""
+    """An object unique to the run: its callbacks, then the whole page or the refreshed fragments."""
     return _context().cursors
 
 
 def page_shown() -> str:
-    """The page that the browser wants, as Streamlit calls it; no two have the same name."""
+    """The page that the browser requests, by Streamlit's unique name for it."""
     return _context().page_script_hash
 
 
 def is_refresh() -> bool:
-    """Whether only a part of the page is run, as each refresh does."""
+    """Whether only fragments of the page run, as at each refresh."""
     return _context().fragment_ids_this_run is not None
 
 
 def is_step_of_history() -> bool:
     """Whether the browser went back or forward."""
     return _context().is_history_navigation
+
+
+def is_dark() -> bool:
+    """Whether the page has the dark theme. Charts need their colours when they are built."""
+    return bool(st.context.theme.type == "dark")
 
 
 def _context() -> ScriptRunContext:

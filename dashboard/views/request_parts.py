@@ -1,4 +1,4 @@
-"""What several pages say of a request: its badges, its account, and that it is not known."""
+"""Parts of the pages about one request: badges, account, axis switch, unknown request."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def request_badges(request: Row) -> None:
 
 
 def axis_switch(title: str) -> str:
-    """A heading for charts; returns what is chosen beside it, and in the address: `BY_TIME` or `BY_STEP`."""
-    # The switch is on the left: on the right a chart's toolbar would cover it.
+    """A heading for charts with a switch; returns its choice, which the address holds: `BY_TIME` or `BY_STEP`."""
+    # The switch is on the left; on the right a chart's toolbar would cover it.
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
         st.subheader(title, width="content", anchor=False)
         return st.segmented_control(
@@ -35,7 +35,7 @@ def axis_switch(title: str) -> str:
 
 
 def account_table(rows: Iterable[Row], *, headings: tuple[str, str], other: str = "**{}**", **options: Any) -> None:
-    """`content.request.account_rows` under two headings; values that differ are bold, the second one as `other` says."""
+    """`content.request.account_rows` under two headings; differing values are bold, the second in the format `other`."""
     table = []
     for row in rows:
         name, value, beside = (text.plain(row[each] or "") for each in ("label", "value", "other"))
@@ -51,7 +51,7 @@ def unknown_request(request_id: str, *, trace_id: str = "") -> None:
     by_id = f"{text.plain(request_id)}, by its engine's or its external id"
     st.markdown(
         f"The tracer knows no request {by_id if request_id else f'of trace {text.plain(trace_id)}'}. It may be older than"
-        " what the tracer retains, or its first spans are still on their way; this page looks again every 2 s."
+        " the tracer's retention, or its first spans have not arrived yet; this page retries every 2 s."
     )
     link("requests", "All requests")
 
