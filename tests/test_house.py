@@ -24,8 +24,8 @@ SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py
 MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashboard": {"dashboard", "tracer"}}
 ROOMS = {
     "tracer": [
-        "events", "model", "causes", "ingest", "ledger", "rules", "detect", "savings", "capacity", "store", "history",
-        "liveness", "serve", "reports", "commands",
+        "events", "model", "causes", "ingest", "ledger", "liveness", "rules", "detect", "savings", "capacity", "store",
+        "history", "serve", "reports", "commands",
     ],
     "connector": [
         "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults", "registration",

@@ -26,7 +26,7 @@ from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.of_requests import BY_STEP, axis_switch, request_badges, unknown_request, which_request
 from kvtrail.dashboard.views.proofs import proof_cards
 from kvtrail.dashboard.views.theme import is_dark
-from kvtrail.tracer.model.outcomes import Outcome
+from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.words import count, duration, some
 
 MOST_SUMS = 3

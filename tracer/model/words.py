@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD, Kind
+from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.launches import State
-from kvtrail.tracer.model.outcomes import Did, Outcome
 
 MOST_RUNS = 4
 """Runs of block ids, or keys, that are named before the rest is only counted."""
@@ -87,49 +85,6 @@ def healed(healed: int, *, count: int) -> str:
     if healed >= count:
         return "healed by the guard"
     return f"healed by the guard {ending(healed)}"
-
-
-def became(status: str, outcome: str | None, error: str | None) -> str:
-    """What became of a request, by its account: a drift of severity `crash` does not always crash anything."""
-    match status:
-        case "failed":
-            return f"a call about it raised {error}"
-        case "finished":
-            return f"it ended: {outcome or 'how is not known'}"
-        case "abandoned" if outcome == UNHEARD:
-            return "nothing more was heard of its engine"
-        case "abandoned":
-            return "its engine ended before it did"
-    return "the recording ends before it does"
-
-
-STATES: dict[State, str] = {
-    State.RUNNING: "It is heard.",
-    State.SILENT: "Nothing is heard of it, and nothing explains that: it was killed, or the network between is broken.",
-    State.DIED: "An exception ended it, or its process ended in the middle of requests. These are lost.",
-    State.DRAINED: "It was stopped in good order, or had nothing left to do when it ended.",
-    State.REPLACED: "It fell silent, and another engine of its service and model came in its place.",
-    State.UNSEEN: "Nothing is heard of it, and nothing says how it ended.",
-}
-"""What each state of an engine means."""
-OUTCOMES: dict[Outcome, str] = {
-    Outcome.FINISHED: "It finished as its caller asked.",
-    Outcome.ABORTED: "Its caller, or the engine as it was stopped, gave it up.",
-    Outcome.FAILED: "A call of the connector about it raised, or vLLM finished it with an error.",
-    Outcome.LOST: "It was open when its engine ended: its caller got no end.",
-    Outcome.UNHEARD: "It was open when its engine fell silent; what became of it is not known.",
-    Outcome.RUNNING: "It has not ended.",
-}
-"""What each outcome of a request means."""
-DID: dict[Did, str] = {
-    Did.HEALED: "The guard put it right: it replaced a wrong answer, or had wrong blocks computed again.",
-    Did.NO_HARM: "Its request went on as if nothing had happened, as far as kvtrail sees. Wrong output cannot be seen.",
-    Did.FAILED: "Its request failed.",
-    Did.DIED: "It came last before its engine died.",
-    Did.LOST: "Its request was lost with its engine.",
-    Did.WRONG_KV: "Its request went on with KV that is not its own, so its output may be wrong.",
-}
-"""What it means that a finding did this."""
 
 
 def indefinite(rule: str) -> str:

@@ -15,15 +15,15 @@ from wire import encoded
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, Heartbeat, Reset
 from kvtrail.tracer.liveness import recorders
+from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import (
     FORGET_CLOSED_NS,
     FORGET_SILENT_NS,
     OVERLAP_NS,
-    SILENT_NS,
     TERMINATED_NS,
+    Contact,
     Recorders,
     RecorderState,
-    Status,
 )
 from kvtrail.tracer.serve.api import routes
 from kvtrail.tracer.serve.api.routes import application
@@ -91,21 +91,21 @@ class Fleet:
 
     def __getitem__(self, name: str) -> str:
         state = self.recorders.get(name)
-        return "forgotten" if state is None else state.status
+        return "forgotten" if state is None else state.contact
 
 
 def test_a_recorder_that_is_not_heard_is_silent_then_terminated_then_forgotten() -> None:
     fleet = Fleet()
     fleet.hear("a")
-    assert fleet["a"] == Status.RUNNING
-    fleet.wait(SILENT_NS)
-    assert fleet["a"] == Status.RUNNING
+    assert fleet["a"] == Contact.RUNNING
+    fleet.wait(CONTACT_NS)
+    assert fleet["a"] == Contact.RUNNING
     fleet.wait(S)
-    assert fleet["a"] == Status.SILENT
+    assert fleet["a"] == Contact.LOST
     fleet.wait(TERMINATED_NS)
-    assert fleet["a"] == Status.TERMINATED
+    assert fleet["a"] == Contact.TERMINATED
     fleet.hear("a")
-    assert fleet["a"] == Status.RUNNING, "it was the network"
+    assert fleet["a"] == Contact.RUNNING, "it was the network"
     assert fleet.wait(FORGET_SILENT_NS + S) == ["a"]
     assert fleet["a"] == "forgotten"
 
@@ -114,46 +114,46 @@ def test_a_recorder_that_never_gave_a_sign_of_life_is_quiet_and_not_silent() -> 
     """It does not know that a kvtrail hears it, behind a Collector. An idle one must alarm nobody."""
     fleet = Fleet()
     fleet.say("a")
-    fleet.wait(SILENT_NS + S)
-    assert fleet["a"] == Status.QUIET
+    fleet.wait(CONTACT_NS + S)
+    assert fleet["a"] == Contact.QUIET
     fleet.wait(TERMINATED_NS)
-    assert fleet["a"] == Status.QUIET
+    assert fleet["a"] == Contact.QUIET
     fleet.say("a")
-    assert fleet["a"] == Status.RUNNING
+    assert fleet["a"] == Contact.RUNNING
     fleet.hear("a", goodbye=True)
-    assert fleet["a"] == Status.CLOSED
+    assert fleet["a"] == Contact.CLOSED
 
 
 def test_a_quiet_recorder_whose_engine_said_goodbye_is_terminated() -> None:
     fleet = Fleet()
     fleet.say("worker", engine="e")
     fleet.hear("scheduler", engine="e", goodbye=True)
-    fleet.wait(SILENT_NS + S)
-    assert fleet["worker"] == Status.TERMINATED
+    fleet.wait(CONTACT_NS + S)
+    assert fleet["worker"] == Contact.TERMINATED
 
 
 def test_a_goodbye_is_no_silence_and_is_forgotten_after_a_minute() -> None:
     fleet = Fleet()
     fleet.hear("a", "b")
     fleet.hear("a", goodbye=True)
-    assert fleet["a"] == Status.CLOSED
+    assert fleet["a"] == Contact.CLOSED
     assert fleet.wait(FORGET_CLOSED_NS + S, "b") == ["a"]
-    assert fleet["b"] == Status.RUNNING
+    assert fleet["b"] == Contact.RUNNING
 
 
 def test_a_sign_of_life_that_comes_after_the_goodbye_does_not_undo_it() -> None:
     fleet = Fleet()
     fleet.hear("a", goodbye=True)
     fleet.hear("a")
-    assert fleet["a"] == Status.CLOSED
+    assert fleet["a"] == Contact.CLOSED
 
 
 def test_workers_that_are_killed_after_their_engines_goodbye_are_terminated() -> None:
     fleet = Fleet()
     fleet.hear("scheduler", "worker", engine="e")
     fleet.hear("scheduler", engine="e", goodbye=True)
-    fleet.wait(SILENT_NS + S)
-    assert fleet["worker"] == Status.TERMINATED
+    fleet.wait(CONTACT_NS + S)
+    assert fleet["worker"] == Contact.TERMINATED
     fleet.wait(FORGET_SILENT_NS)
     assert not fleet.recorders.values()
 
@@ -163,8 +163,8 @@ def test_an_engine_that_begins_anew_under_its_id_replaces_itself() -> None:
     fleet.hear("old", engine="e")
     fleet.wait(10 * S)
     fleet.hear("new", engine="e")
-    fleet.wait(SILENT_NS, "new")
-    assert (fleet["old"], fleet["new"]) == (Status.TERMINATED, Status.RUNNING)
+    fleet.wait(CONTACT_NS, "new")
+    assert (fleet["old"], fleet["new"]) == (Contact.TERMINATED, Contact.RUNNING)
 
 
 @pytest.mark.parametrize("before_s", [300, 0, -20])
@@ -179,11 +179,11 @@ def test_in_a_rollout_the_old_engine_is_replaced_by_the_new_one(before_s: int) -
     else:
         fleet.wait(-before_s * S + 1)
         fleet.hear("new")
-    fleet.wait(SILENT_NS + S, "new")
-    assert fleet["old"] == Status.TERMINATED
+    fleet.wait(CONTACT_NS + S, "new")
+    assert fleet["old"] == Contact.TERMINATED
     fleet.hear("new", goodbye=True)
-    fleet.wait(FORGET_CLOSED_NS + SILENT_NS)
-    assert fleet["old"] == Status.TERMINATED, "also when the new one has left"
+    fleet.wait(FORGET_CLOSED_NS + CONTACT_NS)
+    assert fleet["old"] == Contact.TERMINATED, "also when the new one has left"
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_another_engine_explains_nothing(other: dict[str, str | int]) -> None:
     fleet.hear("old")
     fleet.wait(60 * S, "old")
     fleet.hear("other", **other)  # type: ignore[arg-type]
-    fleet.wait(SILENT_NS + S, "other")
-    assert fleet["old"] == Status.SILENT
+    fleet.wait(CONTACT_NS + S, "other")
+    assert fleet["old"] == Contact.LOST
 
 
 def test_an_engine_that_has_long_been_there_explains_nothing() -> None:
@@ -205,8 +205,8 @@ def test_an_engine_that_has_long_been_there_explains_nothing() -> None:
     fleet.wait(S, "old")
     fleet.hear("twin")
     fleet.wait(OVERLAP_NS + 10 * S, "old", "twin")
-    fleet.wait(SILENT_NS + S, "twin")
-    assert fleet["old"] == Status.SILENT
+    fleet.wait(CONTACT_NS + S, "twin")
+    assert fleet["old"] == Contact.LOST
 
 
 def test_one_new_engine_replaces_one() -> None:
@@ -214,8 +214,8 @@ def test_one_new_engine_replaces_one() -> None:
     fleet.hear("one", "two")
     fleet.wait(100 * S, "one", "two")
     fleet.hear("new")
-    fleet.wait(SILENT_NS + S, "new")
-    assert sorted((fleet["one"], fleet["two"])) == [Status.SILENT, Status.TERMINATED]
+    fleet.wait(CONTACT_NS + S, "new")
+    assert sorted((fleet["one"], fleet["two"])) == [Contact.LOST, Contact.TERMINATED]
 
 
 def test_recorders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,10 +87,5 @@ def test_a_goodbye_is_said_in_words() -> None:
     assert said == "goodbye; its engine ended by KeyError: 'x'"
 
 
-def test_what_became_of_a_request() -> None:
-    assert words.became("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
-    assert words.became("finished", "stopped", None) == "it ended: stopped"
-    assert words.became("abandoned", semconv.CUT_OFF, None) == "its engine ended before it did"
-    assert words.became("abandoned", semconv.UNHEARD, None) == "nothing more was heard of its engine"
+def test_the_root_of_an_interrupted_request_in_words() -> None:
     assert words.said(Kind.REQUEST, {"outcome": semconv.CUT_OFF}) == "its engine ended before it did"
-    assert words.became("running", None, None) == "the recording ends before it does"

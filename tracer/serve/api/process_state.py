@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from typing import Protocol
 
-from kvtrail.tracer.liveness.recorders import SILENT_NS, Recorders
+from kvtrail.tracer.liveness.engine import CONTACT_NS
+from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
@@ -66,7 +67,7 @@ class Onlooker:
         return None
 
     def running(self) -> set[str]:
-        return set(self._reader.heard_since(time.time_ns() - SILENT_NS))
+        return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))
 
     def checks(self) -> Counter[tuple[str, Verdict]]:
         return Counter()

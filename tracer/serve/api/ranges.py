@@ -18,7 +18,7 @@ from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.savings.cause_sums import tenants_of
 from kvtrail.tracer.savings.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
-from kvtrail.tracer.serve.api.outcomes import Fates
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.places import ChosenEngines
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
@@ -82,7 +82,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             request=request, rule=rule, severity=severity, connector=connector, engine=engine, engines=chosen,
             since_ns=since_ns, until_ns=until_ns,
         )  # fmt: skip
-        return Fates(process, reader).findings(reader.findings(asked, limit=limit))
+        return OutcomeResolver(process, reader).findings(reader.findings(asked, limit=limit))
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
     def trend(

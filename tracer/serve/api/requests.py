@@ -19,11 +19,10 @@ from kvtrail.tracer.history import history
 from kvtrail.tracer.history.perfetto import trace_events
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.download import part_about
-from kvtrail.tracer.serve.api.outcome_filter import having
-from kvtrail.tracer.serve.api.outcomes import Fates
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.places import ChosenEngines
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.similar import alike
@@ -58,8 +57,8 @@ class TimelineStep(BaseModel):
 
 
 class Timeline(BaseModel):
-    """A request's current account, its steps in order, and its findings. `outcome` is what became of it in one word of
-    `kvtrail.tracer.model.outcomes.Outcome`, and `reason` vLLM's own."""
+    """A request's current account, its steps in order, and its findings. `outcome` is one of
+    `kvtrail.tracer.liveness.outcome.Outcome`, and `reason` vLLM's own."""
 
     request: dict[str, Any]
     steps: list[TimelineStep]
@@ -86,7 +85,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
         outcome: Annotated[
-            Outcome | None, Query(description="what became of it; of a status, the latest 20,000 are looked at")
+            Outcome | None, Query(description="how it ended; of a status, the latest 20,000 are looked at")
         ] = None,
         verdict: str = "",
         engine: str = "",
@@ -99,11 +98,11 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,
     ) -> list[dict[str, Any]]:
-        fates = Fates(process, reader)
+        resolver = OutcomeResolver(process, reader)
         if near:
             one = account_of(near, near_engine)
-            model = fates.engines.get(one["engine"], {}).get("model", "")
-            same = [name for name, about in fates.engines.items() if about["model"] == model]
+            model = resolver.engines.get(one["engine"], {}).get("model", "")
+            same = [name for name, about in resolver.engines.items() if about["model"] == model]
             found = alike(reader, one, engines=same, limit=limit)
         else:
             if engine:
@@ -112,14 +111,14 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
                 reader.requests, search=ids.bounded(search), verdict=verdict, since_ns=since_ns, before_ns=before_ns
             )
             if outcome is not None:
-                return having(outcome, ask, fates, status=status, engines=chosen, sort=sort, limit=limit)
+                return resolver.requests_with(outcome, ask, status=status, engines=chosen, sort=sort, limit=limit)
             found = ask(status=status, engines=chosen, sort=sort, limit=limit)
-        return [fates.request(account) for account in found]
+        return [resolver.request(account) for account in found]
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
     def request(request_id: str, engine: str = "") -> Timeline:
-        account, fates = account_of(request_id, engine), Fates(process, reader)
-        return timeline(fates.request(account), reader.spans_of(account), fates.findings(findings_of(account)))
+        account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
+        return timeline(resolver.request(account), reader.spans_of(account), resolver.findings(findings_of(account)))
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.liveness.engine import EngineState, Launch
+from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model.findings import Severity, clock, day
-from kvtrail.tracer.model.launches import Launch, State
-from kvtrail.tracer.model.outcomes import HARM, Did
 from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
 from kvtrail.tracer.savings.savings import SavingsRow
 
@@ -90,21 +90,21 @@ Place = Callable[[str], str]
 
 
 def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list[Statement]:
-    """What is said of engines that have died, or are silent."""
-    deaths, silences = [], []
+    """Statements about engines that have died, or that contact was lost with."""
+    deaths, losses = [], []
     for launch in sorted(launches, key=lambda each: -(each.ended_ns or 0)):
         if launch.ended_ns is None or not range_.since_ns <= launch.ended_ns <= range_.until_ns:
             continue
-        if launch.state is State.DIED or (launch.state is State.DRAINED and launch.lost):
+        if launch.state is EngineState.DIED or (launch.state is EngineState.DRAINED and launch.lost):
             deaths.append(_death(launch, launch.ended_ns, range_, place))
-        elif launch.state is State.SILENT or (launch.state is State.REPLACED and launch.lost):
-            silences.append(_silence(launch, launch.ended_ns, range_, place))
-    return [*_few(deaths, "engine died", "engines died"), *_few(silences, "engine fell silent", "engines fell silent")]
+        elif launch.state is EngineState.LOST_CONTACT or (launch.state is EngineState.REPLACED and launch.lost):
+            losses.append(_lost_contact(launch, launch.ended_ns, range_, place))
+    return [*_few(deaths, "engine died", "engines died"), *_few(losses, "engine lost contact", "engines lost contact")]
 
 
 def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
     error, cause, at = launch.ended_by or "", launch.cause, range_.at(at_ns)
-    if launch.state is State.DRAINED:
+    if launch.state is EngineState.DRAINED:
         how = f"was stopped at {at}"
     else:
         how = f"ended at {at} without a goodbye" if error == NO_GOODBYE else f"died at {at} of {exception(error)}"
@@ -122,16 +122,15 @@ def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement
     return statement
 
 
-def _silence(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
-    is_replaced = launch.state is State.REPLACED
-    how = "fell silent and was replaced" if is_replaced else "has been silent since"
-    at = f"at {range_.at(at_ns)}" if is_replaced else range_.at(at_ns)
+def _lost_contact(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
+    is_replaced = launch.state is EngineState.REPLACED
+    how = "stopped reporting and was replaced" if is_replaced else "lost contact"
     why = "" if is_replaced else ": it was killed, or the network between is broken"
     what = f", {some(launch.lost, 'request')} open" if launch.lost else ""
     return Statement(
         kind="silence",
         level=Level.LOST if launch.lost else Level.WARNING,
-        text=f"Engine {place(launch.engine)} {how} {at}{what}{why}",
+        text=f"Engine {place(launch.engine)} {how} at {range_.at(at_ns)}{what}{why}",
         at_ns=at_ns,
         engine=launch.engine,
         page="fleet",
@@ -261,7 +260,7 @@ def summary(
         findings=sum(counts.values()),
         looked_at=len(findings),
         requests=len({(each["engine"], each["request"]) for each in findings if each["request"]}),
-        healed=sum(each["did"] is Did.HEALED for each in findings),
+        healed=sum(each["did"] is Impact.HEALED for each in findings),
         harmed=sum(each["did"] in HARM for each in findings),
         trend=[counts.get(at_ns, 0) for at_ns in stretches],
         trend_from_ns=first,

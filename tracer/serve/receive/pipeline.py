@@ -26,14 +26,15 @@ from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.lanes import lane_of
+from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.liveness.launches import Launches
-from kvtrail.tracer.liveness.recorders import EngineState, Recorders, RecorderState, Status, engine_states
+from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.model.launches import Launch
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.clock import Clock
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, engine_gauges
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.activity import summed
 from kvtrail.tracer.serve.receive.duplicates import Arrivals, Arrived
@@ -135,7 +136,7 @@ class Pipeline:
         self._folded_at = time.monotonic_ns()
         self._reported: set[str] = set()
         self._lost: Counter[str] = Counter()
-        self._shown: dict[str, EngineState] = {}
+        self._shown: dict[str, EngineGauges] = {}
         """The engines in the metrics."""
         self._is_behind, self._is_closing = True, False
         self._is_recalling, self._may_settle = writer.last_number() > 0, True
@@ -145,7 +146,11 @@ class Pipeline:
             self.resume()
         metrics.watch_checks(self.checks, self.unknown)
         metrics.watch("spans_behind", "Spans that are stored and not judged, after a start.", lambda: self.spans_behind)
-        metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
+        metrics.watch(
+            "requests_open",
+            "Requests that have started and not ended.",
+            lambda: len(self.detector.accounts) - len(self.detector.finished),
+        )
         metrics.watch(
             "last_received_timestamp_seconds", "Arrival of the last batch.", lambda: (self.last_received_ns or 0) / 1e9
         )
@@ -157,7 +162,7 @@ class Pipeline:
 
     def running(self) -> set[str]:
         """The engines that are heard, whose open requests go on."""
-        return {recorder.engine for recorder in self.recorders.values() if recorder.status is Status.RUNNING}
+        return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}
 
     def checks(self) -> Counter[tuple[str, Verdict]]:
         """How often each rule gave each verdict, since this tracer started."""
@@ -567,9 +572,10 @@ class Pipeline:
             self._metrics.count_lost(engine, missing=count)
         self._lost = Counter(self.detector.lost)
         gone = {
-            name: EngineState(engine=name, info=last.info, heard_ns=last.heard_ns) for name, last in self._shown.items()
+            name: EngineGauges(engine=name, info=last.info, heard_ns=last.heard_ns)
+            for name, last in self._shown.items()
         }
-        known = {state.engine: state for state in engine_states(self.recorders.values(), self.detector)}
+        known = {state.engine: state for state in engine_gauges(self.recorders.values(), self.detector)}
         for engine, state in (gone | known).items():
             if state.heard_ns < now_ns - SHOW_SILENT_NS:
                 self._metrics.retire(engine)
@@ -581,16 +587,15 @@ class Pipeline:
     def _count_launch(self, before: Launch | None, now: Launch) -> None:
         self._metrics.count_launch(before, now)
         if now.engine not in self._shown and now.ended_ns is not None:  # it went unseen: retired like others
-            self._shown[now.engine] = EngineState(engine=now.engine, heard_ns=now.ended_ns)
+            self._shown[now.engine] = EngineGauges(engine=now.engine, heard_ns=now.ended_ns)
 
     def _look_at_launches(self) -> None:
         """Look how the launches of engines are."""
         if not self._is_behind:  # what was lost with an engine is known once its requests are
             with self.errors.caught(Where.TIDY):
-                self._launches.update(self.recorders, self.detector, at_ns=time.monotonic_ns())
-
-    def _open_requests(self) -> int:
-        return len(self.detector.accounts) - len(self.detector.finished)
+                self._launches.update(
+                    self.recorders, self.detector.accounts.values(), self.detector.findings, at_ns=time.monotonic_ns()
+                )
 
 
 def _of_this_time(events: Iterable[Event]) -> list[Event]:
