@@ -171,7 +171,7 @@ def serve(
         pipeline.stop_resuming()
         resumer.join()
         if shipper is not None:
-            pipeline.catch_up()
+            pipeline.storage.catch_up()
             shipper.stop(within_s=DRAIN_S)
         pipeline.close()
         if forwarder is not None:
@@ -188,10 +188,10 @@ def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> 
     while not stop.wait(TIDY_EVERY_S):
         try:
             pipeline.tidy()
-            pipeline.fold()
+            pipeline.storage.fold()
             heap.give_back()
-            if rounds % PRUNE_EVERY == 0 or pipeline.is_filling():
-                pipeline.prune(
+            if rounds % PRUNE_EVERY == 0 or pipeline.storage.is_filling():
+                pipeline.storage.prune(
                     retain_ns=int(changeable.retain_hours * HOUR_NS), most_bytes=int(changeable.retain_gib * 2**30)
                 )
             rounds += 1

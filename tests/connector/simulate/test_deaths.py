@@ -111,7 +111,7 @@ def test_an_engine_that_is_killed_with_all_that_is_its_is_silent(
         came = [request.SerializeToString() for request in receiver.requests]
     monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.time.monotonic_ns", lambda: real() + ahead_ns[0])
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
-    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
+    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline.metrics))
     for payload in came:
         pipeline.ingest(payload, transport="grpc")
     states = []

@@ -49,7 +49,7 @@ class Tracer:
     def start(self) -> None:
         self.pipeline = Pipeline(SqliteWriter(self.path), Metrics(), grace_ns=0)
         reader = SqliteReader(self.path)
-        self.client = TestClient(application(self.pipeline, reader, self.pipeline._metrics))
+        self.client = TestClient(application(self.pipeline, reader, self.pipeline.metrics))
 
     def end(self) -> None:
         self.pipeline.close()
@@ -399,7 +399,7 @@ def counted(tracer: Tracer, engine: str = "engine") -> dict[str, tuple[float, fl
     """By cause, the deaths of an engine and the requests that were lost with it, where there are any."""
     page = {
         (sample.name, sample.labels["cause"]): sample.value
-        for family in tracer.pipeline._metrics.registry.collect()
+        for family in tracer.pipeline.metrics.registry.collect()
         for sample in family.samples
         if sample.labels.get("engine") == engine and "cause" in sample.labels
     }
@@ -408,7 +408,7 @@ def counted(tracer: Tracer, engine: str = "engine") -> dict[str, tuple[float, fl
 
 
 def lost_contact(tracer: Tracer) -> float | None:
-    value = tracer.pipeline._metrics.registry.get_sample_value(
+    value = tracer.pipeline.metrics.registry.get_sample_value(
         "kvtrail_engine_lost_contact_timestamp_seconds", {"engine": "engine"}
     )
     return None if value is None else round(value)
@@ -422,7 +422,7 @@ def test_a_death_is_counted_once_and_again_by_no_later_tracer(
     tracer.hear(events)
     tracer.wait(0)
     assert counted(tracer) == {}
-    page, _ = tracer.pipeline._metrics.expose("")
+    page, _ = tracer.pipeline.metrics.expose("")
     assert b'kvtrail_engine_deaths_total{cause="killed",engine="engine"} 0.0' in page, "an alert needs its increase"
     tracer.hear(ending(events, said) if cause else goodbyes(events))
     for _ in range(2):

@@ -274,7 +274,7 @@ def test_an_engine_that_left_is_shown_until_prometheus_has_read_it(pipeline: Pip
     pipeline.tidy()
     assert not pipeline.recorders.values()
     pipeline.tidy()
-    value = pipeline._metrics.registry.get_sample_value
+    value = pipeline.metrics.registry.get_sample_value
     assert value("kvtrail_engine_recorders", {"engine": "engine-a"}) == 0
     assert value("kvtrail_events_received_total", {"engine": "engine-a"}) == 4
     assert value("kvtrail_open_loads", {"engine": "engine-a"}) == 0
@@ -290,7 +290,7 @@ def test_the_api_names_a_bounded_number_of_recorders_and_engines(
     for number in range(10):
         pipeline.ingest(encoded(life(str(number), goodbye=number % 2 == 0)), transport="grpc")
     reader = SqliteReader(tmp_path / "s.db")
-    client = TestClient(application(pipeline, reader, pipeline._metrics))
+    client = TestClient(application(pipeline, reader, pipeline.metrics))
     health = client.get("/api/health").json()
     assert [each["engine"] for each in health["recorders"]] == ["engine-lossy", "engine-9", "engine-8"]
     assert [each["status"] for each in health["recorders"]] == ["running", "running", "closed"]
@@ -307,11 +307,11 @@ def test_what_recorders_could_not_tell_is_in_the_api_and_the_metrics(pipeline: P
     told = replace(beat, recorder_untold=odd, recorder_probes_off=("Some",))  # type: ignore[call-arg]
     pipeline.ingest(encoded([*events, told]), transport="grpc")
     pipeline.tidy()
-    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
+    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline.metrics))
     (recorder,) = client.get("/api/health").json()["recorders"]
     assert recorder["untold"] == {"kv.lookup": 3, "probe.keys": 100}
     assert recorder["probes_off"] == ["Some"]
-    value = pipeline._metrics.registry.get_sample_value
+    value = pipeline.metrics.registry.get_sample_value
     assert value("kvtrail_recorder_untold", {"engine": "engine-a"}) == 103
     assert value("kvtrail_recorder_probes_off", {"engine": "engine-a"}) == 1
 
@@ -331,11 +331,11 @@ def test_the_memory_that_is_held_is_in_the_api_and_the_metrics(pipeline: Pipelin
     pipeline.ingest(encoded(beats("a", 1024, 4096, 2048, None), about=settings), transport="grpc")
     pipeline.ingest(encoded(beats("b", None)), transport="grpc")
     pipeline.tidy()
-    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
+    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline.metrics))
     recorders = {each["engine"]: each for each in client.get("/api/health").json()["recorders"]}
     assert (recorders["engine-a"]["held_bytes"], recorders["engine-a"]["memory_limit"]) == (2048, 8192)
     assert (recorders["engine-b"]["held_bytes"], recorders["engine-b"]["memory_limit"]) == (None, None)
-    value = pipeline._metrics.registry.get_sample_value
+    value = pipeline.metrics.registry.get_sample_value
     assert value("kvtrail_held_bytes", {"engine": "engine-a"}) == 2048
     assert value("kvtrail_held_limit_bytes", {"engine": "engine-a"}) == 8192
     assert value("kvtrail_recorder_untold", {"engine": "engine-b"}) == 0

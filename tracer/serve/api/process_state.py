@@ -20,14 +20,19 @@ class Live(Protocol):
 
     started_ns: int
     last_received_ns: int | None
-    spans_stored: int
-    recorders: Recorders
     errors: InternalErrors
     forwarder: Forwarder | None
 
     @property
     def trouble(self) -> str | None:
         """Why it cannot do its work; None while all is well."""
+
+    @property
+    def recorders(self) -> Recorders: ...
+
+    @property
+    def spans_stored(self) -> int:
+        """Since it was started."""
 
     @property
     def events_missing(self) -> int: ...

@@ -134,7 +134,7 @@ def application(
     fresh = []
     if isinstance(process, Pipeline):
         app.include_router(http_routes(process, metrics, limits))
-        fresh = [Depends(process.catch_up)]
+        fresh = [Depends(process.storage.catch_up)]
         metrics.watch("store_damaged_rows", "Rows of the store that were met and cannot be read.", damage.rows)
     _add_probes(app, process)
 
