@@ -1,10 +1,10 @@
-"""What the sidecar knows of each recorder, and the state of each engine that follows from it.
+"""What the sidecar knows of each recorder: whether it reports, what it lost, and what replaced its engine.
 
-A recorder sends a sign of life every five seconds and says goodbye. Where neither came, nobody can tell a crash from a broken
-network, so the silence is told. It is explained, and no longer told, once the engine said goodbye through another of its
-recorders, or was replaced: another engine of the same service and model came about the time when it fell silent. The silence
-of a recorder that never gave a sign of life is none: it does not know that a kvtrail hears it. Arrival is by this machine's
-monotonic clock; no clock of an engine is asked.
+A recorder sends a heartbeat every five seconds and says goodbye. Where neither came, nobody can tell a crash from a broken
+network: contact is lost. That is explained once the engine said goodbye through another of its recorders, or was replaced:
+another engine of the same service and model came about the time when it stopped reporting. A recorder that never sent a
+heartbeat owes none: it does not know that a kvtrail receives it. Arrival is by this machine's monotonic clock; no clock of an
+engine is asked.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ INFO = (
 """The labels that describe an engine, in the order of `EngineState.info`."""
 
 TERMINATED_NS = 15 * 60 * 10**9
-"""After so much silence it is taken for ended, whether or not anybody knows why."""
+"""After so long without contact it is taken for ended, whether or not anybody knows why."""
 FORGET_CLOSED_NS = 60 * 10**9
 FORGET_SILENT_NS = 3600 * 10**9
-"""After so much silence, recorders that closed, and all others, are forgotten."""
+"""After so long without contact, recorders that closed, and all others, are forgotten."""
 OVERLAP_NS = 10 * 60 * 10**9
 """In a rollout the new engine may begin so long before the old one is ended."""
 MOST_RECORDERS = 10_000
-MOST_UNTOLD = 100
-"""Kinds of what a recorder could not tell, and names of its that are not known, that are kept; there are fewer."""
+MOST_UNRECORDED = 100
+"""Kinds of what a recorder could not record, and unknown names in its spans, that are counted apart; there are fewer."""
 
 
 class Contact(StrEnum):
@@ -43,11 +43,11 @@ class Contact(StrEnum):
 
     RUNNING = "running"
     LOST = "silent"
-    """No sign of life, and nothing that explains it."""
+    """No heartbeat, and nothing that explains it."""
     QUIET = "quiet"
-    """Nothing came for a while, and nothing had to: it gives no signs of life."""
+    """Nothing came for a while, and nothing had to: it sends no heartbeats."""
     TERMINATED = "terminated"
-    """No sign of life; its engine said goodbye, was replaced, or has been silent for so long that it will not come back."""
+    """No heartbeat; its engine said goodbye, was replaced, or has not reported for so long that it will not come back."""
     CLOSED = "closed"
     """It said goodbye."""
 
@@ -63,12 +63,12 @@ class RecorderState:
         received: how many events arrived.
         dropped: how many events the recorder says it dropped.
         dropped_by: the same by the reason that it gives.
-        untold: what the recorder says it could not tell, and how often, by kind.
+        untold: what the recorder reports that it could not record, and how often, by kind.
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
         probes_off: the connectors whose probe has switched itself off.
-        gives_signs: whether a sign of life came.
+        gives_signs: whether a heartbeat ever came.
         memory_limit: bytes that its connector may hold in host memory, on each worker; None where its settings do not say.
-        held_bytes: bytes that it held at the last sign of life that knew it; None where none did.
+        held_bytes: bytes that it held at the last heartbeat that knew it; None where none did.
         launch: what it says of the launch of its engine; may be empty.
         is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
         ended_by: what its goodbye says the engine ended of; None for a good end.
@@ -170,7 +170,7 @@ class RecorderState:
 
     def count_unknown(self, name: str) -> None:
         """Count a name that this kvtrail does not know."""
-        if name in self.unknown or len(self.unknown) < MOST_UNTOLD:
+        if name in self.unknown or len(self.unknown) < MOST_UNRECORDED:
             self.unknown[name] = self.unknown.get(name, 0) + 1
 
     @property
@@ -203,9 +203,9 @@ class RecorderState:
 
 
 def _count_up(counts: dict[str, int], named: Sequence[str] | None) -> None:
-    """Take over counts that a sign of life names, such as `kv.lookup:3`; they never sink."""
-    for name, _, times in (text.rpartition(":") for text in (named or ())[:MOST_UNTOLD]):
-        if times.isdecimal() and (name in counts or len(counts) < MOST_UNTOLD):
+    """Take over counts that a heartbeat names, such as `kv.lookup:3`; they never sink."""
+    for name, _, times in (text.rpartition(":") for text in (named or ())[:MOST_UNRECORDED]):
+        if times.isdecimal() and (name in counts or len(counts) < MOST_UNRECORDED):
             counts[name] = max(counts.get(name, 0), int(times))
 
 
@@ -236,7 +236,7 @@ class Recorders:
         return dict(Counter(str(recorder.contact) for recorder in self.values()))
 
     def update(self, *, at_ns: int) -> list[RecorderState]:
-        """Look who has fallen silent, at `at_ns` of the monotonic clock; returns the recorders that are forgotten."""
+        """See who has stopped reporting, at `at_ns` of the monotonic clock; returns the recorders that are forgotten."""
         engines: dict[str, list[RecorderState]] = {}
         for recorder in self._held.values():
             engines.setdefault(recorder.engine, []).append(recorder)
@@ -247,9 +247,9 @@ class Recorders:
                     continue
                 recorder.contact = Contact.LOST if recorder.gives_signs else Contact.QUIET
                 goodbye = any(other.contact is Contact.CLOSED for other in recorders)
-                begun_anew = any(other.began_at > recorder.heard_at for other in recorders)
+                began_again = any(other.began_at > recorder.heard_at for other in recorders)
                 given_up = recorder.gives_signs and at_ns - recorder.heard_at > TERMINATED_NS
-                if goodbye or begun_anew or given_up:
+                if goodbye or began_again or given_up:
                     recorder.contact = Contact.TERMINATED
             if all(
                 recorder.contact not in (Contact.RUNNING, Contact.TERMINATED, Contact.CLOSED) for recorder in recorders
@@ -259,8 +259,8 @@ class Recorders:
         gone = [
             recorder for recorders in engines.values() for recorder in recorders if _is_over(recorder, recorders, at_ns)
         ]
-        longest_silent = sorted(self._held.values(), key=lambda recorder: recorder.heard_at)
-        gone += longest_silent[: max(0, len(self._held) - MOST_RECORDERS)]
+        longest_lost = sorted(self._held.values(), key=lambda recorder: recorder.heard_at)
+        gone += longest_lost[: max(0, len(self._held) - MOST_RECORDERS)]
         for recorder in gone:
             self._held.pop(recorder.id, None)
         for engine in engines.keys() - {recorder.engine for recorder in self._held.values()}:

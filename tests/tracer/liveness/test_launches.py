@@ -23,7 +23,7 @@ from kvtrail.tracer.events.semconv import NO_GOODBYE
 from kvtrail.tracer.liveness.engine import CONTACT_NS, EngineState, Launch, agreed
 from kvtrail.tracer.liveness.launches import SETTLED_NS
 from kvtrail.tracer.liveness.recorders import FORGET_SILENT_NS
-from kvtrail.tracer.serve.api.process_state import Onlooker
+from kvtrail.tracer.serve.api.process import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
@@ -362,7 +362,7 @@ def test_a_fleet_knows_how_its_engines_ended(tmp_path: Path) -> None:
     good = alive(f"{OPEN}\nend", recorder="other", engine="other")
     tracer.hear([*good, *goodbyes(good)])
     tracer.send()
-    client = TestClient(application(Onlooker(tracer.fleet, Metrics().internal_errors), tracer.fleet, Metrics()))
+    client = TestClient(application(FleetProcess(tracer.fleet, Metrics().internal_errors), tracer.fleet, Metrics()))
     engines = {each["engine"]: each for each in client.get("/api/fleet").json()["engines"]}
     assert {name: each["state"] for name, each in engines.items()} == {"engine": "died", "other": "drained"}
     assert (engines["engine"]["ended_by"], engines["engine"]["lost"]) == (TALE, 1)

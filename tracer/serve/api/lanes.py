@@ -12,9 +12,9 @@ from kvtrail.tracer.ledger.lanes import Lane, Window, segments
 from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.outcome import is_over
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver, deaths
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS
 from kvtrail.tracer.store import Reader
 

@@ -12,7 +12,7 @@ from typing import Any
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
 from kvtrail.tracer.liveness.outcome import OPEN, STATUSES, Outcome, impact_of, outcome_of
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
 from kvtrail.tracer.store import Reader, Sort
 

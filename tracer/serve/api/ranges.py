@@ -18,9 +18,9 @@ from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.savings.cause_sums import tenants_of
 from kvtrail.tracer.savings.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
 from kvtrail.tracer.store import FindingFilter, Reader
 

@@ -24,9 +24,9 @@ from kvtrail import __version__
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
 from kvtrail.tracer.serve.api import lanes, ranges, requests, status_route
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
 from kvtrail.tracer.serve.api.tail import EVERY_S, Tail, numbered
 from kvtrail.tracer.serve.errors import Where
@@ -178,11 +178,11 @@ def _add_probes(app: FastAPI, process: Live) -> None:
 
     @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
     def readyz() -> JSONResponse:
-        # A damaged row costs one answer, and taking the traffic away would cost every span: it is said, and no trouble.
+        # A damaged row costs one answer, and taking the traffic away would cost every span: it is reported, and no trouble.
         trouble = process.trouble
         met = damage.sentence()
-        said = {"status": trouble or "ok", **({} if met is None else {"damage": met})}
-        return JSONResponse(said, status_code=200 if trouble is None else UNAVAILABLE)
+        body = {"status": trouble or "ok", **({} if met is None else {"damage": met})}
+        return JSONResponse(body, status_code=200 if trouble is None else UNAVAILABLE)
 
 
 def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader) -> None:

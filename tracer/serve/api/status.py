@@ -18,7 +18,7 @@ from kvtrail.tracer.model.words import count, exception, indefinite, percent, so
 from kvtrail.tracer.savings.savings import SavingsRow
 
 ENOUGH_TOKENS = 10_000
-"""Tokens that must have been asked for before and after, for a hit rate to be said to have fallen."""
+"""Tokens that must have been asked for before and after, before a hit rate counts as fallen."""
 FELL_TO, FELL_BY = 0.5, 0.1
 """A hit rate has fallen if it is less than this share of what it was, and this much below it."""
 MOST_OF_A_KIND = 5
@@ -74,7 +74,7 @@ class RuleSummary(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """A range of time, Unix nanoseconds, and the day on which its end lies: times of that day are told without it."""
+    """A range of time, Unix nanoseconds, and the day on which its end lies: times of that day are written without it."""
 
     since_ns: int
     until_ns: int
@@ -142,7 +142,7 @@ def _lost(launch: Launch) -> str:
 
 
 def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:
-    """What is said of findings, a rule each."""
+    """Statements about findings, one for each rule."""
     return _few([_of_rule(rule) for rule in rules], "rule has findings", "rules have findings")
 
 
@@ -166,7 +166,7 @@ def _of_rule(rule: RuleSummary) -> Statement:
 
 
 def of_hit_rate(rows: Iterable[SavingsRow], range_: Range) -> list[Statement]:
-    """What is said of the connector's hit rate, where it has fallen and stayed low: its share of the tokens asked for that
+    """A statement about the connector's hit rate, where it has fallen and stayed low: its share of the tokens asked for that
     vLLM's own cache did not have."""
     stretches: dict[int, Counter[str]] = {}
     for row in rows:
@@ -190,7 +190,7 @@ def of_hit_rate(rows: Iterable[SavingsRow], range_: Range) -> list[Statement]:
 
 
 def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
-    """What is said of spans that did not arrive, by engine."""
+    """Statements about spans that did not arrive, by engine."""
     worst = sorted(missing.items(), key=lambda each: -each[1])
     statements = [
         Statement(
@@ -206,7 +206,7 @@ def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
 
 
 def of_damage(sentence: str | None) -> list[Statement]:
-    """What is said of a store that cannot be read in places."""
+    """A statement about a store that cannot be read in places."""
     if sentence is None:
         return []
     text = f"{sentence[0].upper()}{sentence[1:]}"
@@ -214,7 +214,7 @@ def of_damage(sentence: str | None) -> list[Statement]:
 
 
 def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statement:
-    """What is said where nothing is wrong."""
+    """The statement where nothing is wrong."""
     sums: Counter[str] = Counter()
     admitted, first_s = 0, range_.until_ns // 10**9
     for row in rows:

@@ -12,9 +12,9 @@ from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.savings import HOUR_S
 from kvtrail.tracer.serve.api import status
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.ranges import Moment, moments
 from kvtrail.tracer.serve.api.status import Range, RuleSummary, Statement
 from kvtrail.tracer.store import FindingFilter, Reader

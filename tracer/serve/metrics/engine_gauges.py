@@ -17,13 +17,13 @@ class EngineGauges:
         engine: vLLM's engine id.
         info: values of the labels `INFO`.
         heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
-        recorders: how many of its recorders have neither closed nor terminated, as far as they give signs of life or have
-            been heard of a moment ago.
+        recorders: how many of its recorders have neither closed nor terminated, as far as they send heartbeats or have
+            reported a moment ago.
         outstanding: events whose sequence number is known and that have not arrived (yet).
-        untold: how often its recorders could not tell something.
+        untold: how often its recorders could not record something.
         probes_off: how many connectors' probes have switched themselves off, in all of its recorders.
         open_loads: asynchronous loads that have not been received.
-        open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has fallen silent does
+        open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has stopped reporting does
             not age.
         overdue_loads: open loads that the rule `stuck-load` has found.
         kept_requests: requests that have ended and whose blocks the connector still holds.

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from kvtrail.tracer.capacity.live_needs import STRETCH_S, LiveNeeds
 from kvtrail.tracer.causes.followed import Breakdown
@@ -21,13 +21,20 @@ from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.liveness.recorders import RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.savings.savings import SavingsCounter
-from kvtrail.tracer.serve.clock import Clock
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.receiving import of_this_time
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 logger = logging.getLogger("kvtrail")
+
+
+class Clock(Protocol):
+    """The part of the module `time` by which what is missing is given up; tests and rebuilds replace it."""
+
+    def time_ns(self) -> int: ...
+
+    def monotonic_ns(self) -> int: ...
 
 
 class Judge:
@@ -236,7 +243,7 @@ class Sums:
     """
 
     def __init__(self, summed_before: Mapping[str, int], errors: InternalErrors) -> None:
-        """`summed_before` has by recorder the highest number that is in the sums of an earlier tracer."""
+        """`summed_before` has by recorder the highest number that was summed up before the restart."""
         self.savings = SavingsCounter()
         self.is_recalling = False
         self._needs, self._errors = LiveNeeds(), errors
@@ -279,7 +286,7 @@ class Sums:
             self._errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
 
     def explain(self, by: Event, breakdown: Breakdown) -> None:
-        """Sum up the parts of a prompt, which an event has made final, unless an earlier tracer has done it."""
+        """Sum up the parts of a prompt, which an event has made final, unless it was done before the restart."""
         event = breakdown.event
         try:
             if by.sequence > self._summed_before.get(by.recorder, -1):

@@ -18,12 +18,11 @@ from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.serve.api.tail import Tail
-from kvtrail.tracer.serve.clock import Clock
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
-from kvtrail.tracer.serve.receive.judging import Judge
+from kvtrail.tracer.serve.receive.judging import Clock, Judge
 from kvtrail.tracer.serve.receive.receiving import Received, Receiver
 from kvtrail.tracer.serve.receive.recovery import Recovery
 from kvtrail.tracer.serve.receive.storing import Storage

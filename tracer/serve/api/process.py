@@ -1,4 +1,5 @@
-"""What the api shows of the process that it runs in, besides what is stored: a tracer's own state, or none of it."""
+"""What the api shows of the process that it runs in, besides what is stored: the state of a sidecar, or that of
+a process over a fleet of them."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ class Live(Protocol):
         """How often each rule could not decide, by the reason, since this process started."""
 
 
-class Onlooker:
-    """The state of a process that receives nothing itself, and shows what the tracers of a fleet have stored."""
+class FleetProcess:
+    """The state of a process that receives nothing itself, and shows what the sidecars of a fleet have stored."""
 
     def __init__(self, reader: ClickHouseReader, errors: InternalErrors) -> None:
         self.started_ns = time.time_ns()
