@@ -422,7 +422,7 @@ class Sidecar:
             for innocent in innocents:
                 assert judged.get(innocent) == EXPECTED, f"{innocent}: {judged.get(innocent)}, alone {EXPECTED}"
             self._ask_everything(dice, client)
-            pipeline.prune(retain_ns=DAY_NS * 3)
+            pipeline.storage.prune(retain_ns=DAY_NS * 3)
 
     def _started(self) -> Pipeline:
         metrics = Metrics()

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,9 @@ from kvtrail.tracer.history.history import load
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive import engines, receiving, storing
 from kvtrail.tracer.serve.receive import pipeline as pipelines
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 TIDY_NS = S
@@ -81,7 +83,7 @@ def stored(delivery: Delivery, folder: Path) -> Judged:
     judged = Judged()
     with _clock() as clock:
         for batches in _lives_of_sidecar(delivery):
-            pipeline = pipelines.Pipeline(SqliteWriter(folder / "kvtrail.db"), Metrics())
+            pipeline = Pipeline(SqliteWriter(folder / "kvtrail.db"), Metrics())
             pipeline.resume()
             for moment_ns, batch in moments(batches):
                 clock.now_ns = moment_ns
@@ -174,6 +176,8 @@ def _lives_of_sidecar(delivery: Delivery) -> list[list[Batch]]:
 def _clock() -> Iterator[SimpleNamespace]:
     """The pipeline's clock, to be set."""
     clock = SimpleNamespace(now_ns=0)
-    told = SimpleNamespace(**vars(time) | {"time_ns": lambda: clock.now_ns, "monotonic_ns": lambda: clock.now_ns})
-    with patch.object(pipelines, "time", told):
+    instead = SimpleNamespace(**vars(time) | {"time_ns": lambda: clock.now_ns, "monotonic_ns": lambda: clock.now_ns})
+    with ExitStack() as stack:
+        for module in (pipelines, receiving, engines, storing):
+            stack.enter_context(patch.object(module, "time", instead))
         yield clock

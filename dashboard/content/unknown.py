@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvtrail.dashboard.client import Row
+from kvtrail.tracer.liveness.outcome import MEANING, Outcome
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.outcomes import Outcome
-from kvtrail.tracer.model.words import OUTCOMES, advice, count
+from kvtrail.tracer.model.words import advice, count
 
-NEVER_ENDED = (Outcome.LOST, Outcome.UNHEARD)
+NEVER_ENDED = (Outcome.LOST, Outcome.LOST_CONTACT)
 
 
 def reason(name: str) -> tuple[str, str]:
@@ -21,7 +21,7 @@ def of_request(request: Row) -> str:
     if not (name := request.get("unknown")):
         return ""
     if name == Unknown.OPEN.name.lower() and request.get("outcome") in NEVER_ENDED:
-        return f"{OUTCOMES[Outcome(request['outcome'])]} So its verdict stays unknown."
+        return f"{MEANING[Outcome(request['outcome'])]} So its verdict stays unknown."
     why, todo = reason(name)
     return f"The verdict is unknown: {why}. {todo}"
 

@@ -26,8 +26,8 @@ from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request, which_request
 from kvtrail.dashboard.views.tables import request_labels
+from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.cause_words import headline
-from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.model.words import count, duration, some
 
 MOST_SUMS = 3

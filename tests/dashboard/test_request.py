@@ -15,9 +15,9 @@ from kvtrail.dashboard.content.text import WORD_JOINER as J
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import FIELDS
 from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.liveness.engine import EngineState
+from kvtrail.tracer.liveness.outcome import impact_of, outcome_of
 from kvtrail.tracer.model import words
-from kvtrail.tracer.model.launches import State
-from kvtrail.tracer.model.outcomes import did, outcome
 from kvtrail.tracer.serve.api.requests import timeline
 
 STALE = """
@@ -38,16 +38,21 @@ def timeline_of(text: str) -> dict[str, Any]:
     ((key, account),) = detector.accounts.items()
     spans = [_span(event) for event in events]
     spans.append(Span("0" * 31 + "1", "f" * 16, "", "llm_request", START_NS - 10**6, START_NS + 10**7, {"n": 1}, {}))
-    became = outcome(account.status, account.outcome, State.RUNNING)
+    outcome = outcome_of(account.status, account.outcome, EngineState.RUNNING)
     found = [
         {
             **finding.as_dict(),
-            "did": did(became, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=False),
+            "did": impact_of(outcome, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=False),
         }
         for finding in detector.findings.get(key, {}).values()
     ]
-    told = {"outcome": became, "reason": account.outcome, "verdict": detector.verdict(account), "findings": len(found)}
-    entry = {**account.as_dict(), **told}
+    about = {
+        "outcome": outcome,
+        "reason": account.outcome,
+        "verdict": detector.verdict(account),
+        "findings": len(found),
+    }
+    entry = {**account.as_dict(), **about}
     data: dict[str, Any] = json.loads(timeline(entry, spans, found).model_dump_json())
     return data
 

@@ -20,7 +20,8 @@ from kvtrail.tracer.serve import limits
 if TYPE_CHECKING:
     from kvtrail.tracer.serve.access import Tls
 
-PORT = click.IntRange(1, 65535)
+PORT = click.IntRange(0, 65535)
+"""0 is any that is free; the log names it."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_HOURS = 10**6
@@ -48,13 +49,15 @@ def _bounded(command: F) -> F:
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--grpc-port", type=PORT, default=4317, show_default=True, help="Port for OTLP over gRPC.")
+@click.option(
+    "--grpc-port", type=PORT, default=4317, show_default=True, help="Port for OTLP over gRPC; 0: any free one."
+)
 @click.option(
     "--http-port",
     type=PORT,
     default=4318,
     show_default=True,
-    help="Port for OTLP over HTTP, the API, /metrics and /docs.",
+    help="Port for OTLP over HTTP, the API, /metrics and /docs; 0: any free one.",
 )
 @click.option(
     "--store",
@@ -173,7 +176,7 @@ def serve(
     from kvtrail.tracer.serve.server import serve as run
     from kvtrail.tracer.store import StoreError
 
-    if grpc_port == http_port:
+    if grpc_port == http_port != 0:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
     forward = forwarding.settings(options)
     if forward is not None and forwarding.is_own(forward.target, str(options["host"]), (grpc_port, http_port)):

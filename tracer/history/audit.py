@@ -20,11 +20,11 @@ from kvtrail.tracer.history.part import Parts, Recorded
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
-from kvtrail.tracer.liveness.endings import Death
-from kvtrail.tracer.model import engines, outcomes, words
+from kvtrail.tracer.liveness.deaths import Death
+from kvtrail.tracer.liveness.engine import EngineState
+from kvtrail.tracer.liveness.outcome import Impact, described, impact_of, outcome_of
+from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
-from kvtrail.tracer.model.launches import State
-from kvtrail.tracer.model.outcomes import Did
 from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.rules import Rule
 
@@ -81,7 +81,7 @@ class Audit:
     missing: int = 0
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
-    did: dict[str, Did] = field(default_factory=dict)
+    did: dict[str, Impact] = field(default_factory=dict)
     request_outcomes: dict[tuple[str, str], str] = field(default_factory=dict)
     stories: list[str] = field(default_factory=list)
     skipped: int = 0
@@ -355,7 +355,7 @@ def _concluded(
         _enter_part(result, part, recorded)
     result.findings = by_weight({finding.id: finding for finding in result.findings}.values())
     result.did = dict(_did(result, accounts))
-    result.request_outcomes = {key: words.request_outcome(*account) for key, account in accounts.items()}
+    result.request_outcomes = {key: described(*account) for key, account in accounts.items()}
     result.probes_off = sorted(probes_off)
     result.unjudged = _unjudged(undecided, result.checks)
     result.asked = [rule.id for rule in rules or ()]
@@ -383,18 +383,20 @@ def _enter_part(result: Audit, part: OfflineDetector, recorded: Recorded | None)
             result.unfinished = sorted((*result.unfinished, part.about))
 
 
-def _did(result: Audit, accounts: Mapping[RequestKey, tuple[str, str | None, str | None]]) -> Iterator[tuple[str, Did]]:
+def _did(
+    result: Audit, accounts: Mapping[RequestKey, tuple[str, str | None, str | None]]
+) -> Iterator[tuple[str, Impact]]:
     """The impact of each finding, by its id. `accounts` has how the requests with findings ended."""
     died = {death.engine for death in result.deaths}
     causes = {death.cause.id for death in result.deaths if death.cause is not None}
     for finding in result.findings:
         account = accounts.get((finding.engine, finding.request))
-        state = State.DIED if finding.engine in died else State.RUNNING
-        outcome = None if account is None else outcomes.outcome(account[0], account[1], state)
+        state = EngineState.DIED if finding.engine in died else EngineState.RUNNING
+        outcome = None if account is None else outcome_of(account[0], account[1], state)
         is_cause = finding.id in causes
         yield (
             finding.id,
-            outcomes.did(outcome, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=is_cause),
+            impact_of(outcome, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=is_cause),
         )
 
 

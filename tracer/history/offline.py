@@ -17,7 +17,7 @@ from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.ordering import SeenNumbers
-from kvtrail.tracer.liveness.endings import Death, Endings
+from kvtrail.tracer.liveness.deaths import Death, Deaths
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.rules import Rule
 
@@ -85,7 +85,7 @@ class OfflineDetector:
         """By recorder."""
         self._forgotten: dict[int, None] = {}
         """Hashes of the requests that were forgotten."""
-        self._endings = Endings()
+        self._deaths = Deaths()
         self._detector = _Detector(rules, self._forgotten)
         self._patience_ns = patience_ns
         self._numbers: dict[str, SeenNumbers] = {}
@@ -122,7 +122,7 @@ class OfflineDetector:
     @property
     def deaths(self) -> list[Death]:
         """After `close`, the engines that died."""
-        return self._endings.deaths(self.findings.values())
+        return self._deaths.all(self.findings.values())
 
     def feed(self, events: Sequence[Event]) -> None:
         """Enter some events.
@@ -156,7 +156,7 @@ class OfflineDetector:
 
     def _count(self, account: Account) -> None:
         """Note the last that is known of a request."""
-        self._endings.leave(account)
+        self._deaths.leave(account)
         if self.about not in (None, (account.engine, account.request)):
             return
         verdict = self._detector.verdict(account)
@@ -183,7 +183,7 @@ class OfflineDetector:
         return True
 
     def _note(self, event: Event) -> None:
-        self._endings.note(event)
+        self._deaths.enter(event)
         if isinstance(event, Lookup) and self.about in (None, (event.engine, event.request)):
             self.lookups += 1
             self.hits += bool(event.answer)

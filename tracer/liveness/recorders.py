@@ -1,10 +1,10 @@
-"""What the sidecar knows of each recorder, and the state of each engine that follows from it.
+"""What the sidecar knows of each recorder: whether it reports, what it lost, and what replaced its engine.
 
-A recorder sends a sign of life every five seconds and says goodbye. Where neither came, nobody can tell a crash from a broken
-network, so the silence is told. It is explained, and no longer told, once the engine said goodbye through another of its
-recorders, or was replaced: another engine of the same service and model came about the time when it fell silent. The silence
-of a recorder that never gave a sign of life is none: it does not know that a kvtrail hears it. Arrival is by this machine's
-monotonic clock; no clock of an engine is asked.
+A recorder sends a heartbeat every five seconds and says goodbye. Where neither came, nobody can tell a crash from a broken
+network: contact is lost. That is explained once the engine said goodbye through another of its recorders, or was replaced:
+another engine of the same service and model came about the time when it stopped reporting. A recorder that never sent a
+heartbeat owes none: it does not know that a kvtrail receives it. Arrival is by this machine's monotonic clock; no clock of an
+engine is asked.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.ordering import Gaps
-from kvtrail.tracer.liveness.endings import GOES_ON, is_fatal
+from kvtrail.tracer.liveness.engine import CONTACT_NS, goes_on, is_fatal
 from kvtrail.tracer.model.engines import described, memory_limit, shown_name
 
 INFO = (
@@ -27,30 +26,28 @@ INFO = (
 )  # fmt: skip
 """The labels that describe an engine, in the order of `EngineState.info`."""
 
-SILENT_NS = 30 * 10**9
-"""After so much silence a recorder is no longer running, as far as is known."""
 TERMINATED_NS = 15 * 60 * 10**9
-"""After so much silence it is taken for ended, whether or not anybody knows why."""
+"""After so long without contact it is taken for ended, whether or not anybody knows why."""
 FORGET_CLOSED_NS = 60 * 10**9
 FORGET_SILENT_NS = 3600 * 10**9
-"""After so much silence, recorders that closed, and all others, are forgotten."""
+"""After so long without contact, recorders that closed, and all others, are forgotten."""
 OVERLAP_NS = 10 * 60 * 10**9
 """In a rollout the new engine may begin so long before the old one is ended."""
 MOST_RECORDERS = 10_000
-MOST_UNTOLD = 100
-"""Kinds of what a recorder could not tell, and names of its that are not known, that are kept; there are fewer."""
+MOST_UNRECORDED = 100
+"""Kinds of what a recorder could not record, and unknown names in its spans, that are counted apart; there are fewer."""
 
 
-class Status(StrEnum):
-    """What is known of a recorder."""
+class Contact(StrEnum):
+    """Whether a recorder reports. The values are part of the api."""
 
     RUNNING = "running"
-    SILENT = "silent"
-    """No sign of life, and nothing that explains it."""
+    LOST = "silent"
+    """No heartbeat, and nothing that explains it."""
     QUIET = "quiet"
-    """Nothing came for a while, and nothing had to: it gives no signs of life."""
+    """Nothing came for a while, and nothing had to: it sends no heartbeats."""
     TERMINATED = "terminated"
-    """No sign of life; its engine said goodbye, was replaced, or has been silent for so long that it will not come back."""
+    """No heartbeat; its engine said goodbye, was replaced, or has not reported for so long that it will not come back."""
     CLOSED = "closed"
     """It said goodbye."""
 
@@ -66,18 +63,18 @@ class RecorderState:
         received: how many events arrived.
         dropped: how many events the recorder says it dropped.
         dropped_by: the same by the reason that it gives.
-        untold: what the recorder says it could not tell, and how often, by kind.
+        untold: what the recorder reports that it could not record, and how often, by kind.
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
         probes_off: the connectors whose probe has switched itself off.
-        gives_signs: whether a sign of life came.
+        gives_signs: whether a heartbeat ever came.
         memory_limit: bytes that its connector may hold in host memory, on each worker; None where its settings do not say.
-        held_bytes: bytes that it held at the last sign of life that knew it; None where none did.
+        held_bytes: bytes that it held at the last heartbeat that knew it; None where none did.
         launch: what it says of the launch of its engine; may be empty.
         is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
         ended_by: what its goodbye says the engine ended of; None for a good end.
         raised: the number of the last event that tells of an exception of the connector, and this exception, if the engine
             has not gone on since.
-        status: what is known of it.
+        contact: whether it reports.
         gaps: the sequence numbers that have not arrived.
         connectors: names of the connectors it records.
         first_ns: beginning of the first event of its that came, by the recorder's clock.
@@ -99,7 +96,7 @@ class RecorderState:
     unknown: dict[str, int] = field(default_factory=dict)
     probes_off: tuple[str, ...] = ()
     gives_signs: bool = False
-    status: Status = Status.RUNNING
+    contact: Contact = Contact.RUNNING
     gaps: Gaps = field(default_factory=Gaps)
     connectors: set[str] = field(default_factory=set)
     memory_limit: int | None = None
@@ -136,8 +133,8 @@ class RecorderState:
         events their heartbeats report as dropped, and None if there is no heartbeat among them."""
         self.received += len(events)
         self.heard_ns, self.heard_at = heard_ns, at_ns
-        if self.status is not Status.CLOSED:
-            self.status = Status.RUNNING
+        if self.contact is not Contact.CLOSED:
+            self.contact = Contact.RUNNING
         numbers = [event.sequence for event in events]
         ends_ns = [event.end_ns for event in events]
         self.gaps.enter_all(numbers, ends_ns)
@@ -155,7 +152,7 @@ class RecorderState:
                 self.raised = (event.sequence, event.error or "")
         if self.raised is not None:
             since, _ = self.raised
-            if any(type(event) in GOES_ON and event.error is None and event.sequence > since for event in events):
+            if any(goes_on(event) and event.sequence > since for event in events):
                 self.raised = None
         return self.dropped - before if beats else None
 
@@ -167,13 +164,13 @@ class RecorderState:
         self.held_bytes = self.held_bytes if beat.held_bytes is None else beat.held_bytes
         self.is_scheduler = self.is_scheduler or beat.scheduler_step is not None
         if beat.recorder_closed:
-            self.status, self.ended_by = Status.CLOSED, beat.recorder_ended_by
+            self.contact, self.ended_by = Contact.CLOSED, beat.recorder_ended_by
         else:
             self.gives_signs = True
 
     def count_unknown(self, name: str) -> None:
         """Count a name that this kvtrail does not know."""
-        if name in self.unknown or len(self.unknown) < MOST_UNTOLD:
+        if name in self.unknown or len(self.unknown) < MOST_UNRECORDED:
             self.unknown[name] = self.unknown.get(name, 0) + 1
 
     @property
@@ -184,11 +181,11 @@ class RecorderState:
     def as_dict(self) -> dict[str, Any]:
         """The state as JSON-ready data."""
         names = (
-            "id", "engine", "received", "dropped", "dropped_by", "missing", "status", "last_ns", "heard_ns", "lag_ns",
+            "id", "engine", "received", "dropped", "dropped_by", "missing", "last_ns", "heard_ns", "lag_ns",
             "untold", "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit", "held_bytes",
         )  # fmt: skip
         own = {name: getattr(self, name) for name in names}
-        return {**own, **self.description, "connectors": sorted(self.connectors)}
+        return {**own, "status": self.contact, **self.description, "connectors": sorted(self.connectors)}
 
     @property
     def replaceable_as(self) -> tuple[str, str]:
@@ -206,9 +203,9 @@ class RecorderState:
 
 
 def _count_up(counts: dict[str, int], named: Sequence[str] | None) -> None:
-    """Take over counts that a sign of life names, such as `kv.lookup:3`; they never sink."""
-    for name, _, times in (text.rpartition(":") for text in (named or ())[:MOST_UNTOLD]):
-        if times.isdecimal() and (name in counts or len(counts) < MOST_UNTOLD):
+    """Take over counts that a heartbeat names, such as `kv.lookup:3`; they never sink."""
+    for name, _, times in (text.rpartition(":") for text in (named or ())[:MOST_UNRECORDED]):
+        if times.isdecimal() and (name in counts or len(counts) < MOST_UNRECORDED):
             counts[name] = max(counts.get(name, 0), int(times))
 
 
@@ -236,32 +233,34 @@ class Recorders:
 
     def count_by_status(self) -> dict[str, int]:
         """How many there are of each status."""
-        return dict(Counter(str(recorder.status) for recorder in self.values()))
+        return dict(Counter(str(recorder.contact) for recorder in self.values()))
 
     def update(self, *, at_ns: int) -> list[RecorderState]:
-        """Look who has fallen silent, at `at_ns` of the monotonic clock; returns the recorders that are forgotten."""
+        """See who has stopped reporting, at `at_ns` of the monotonic clock; returns the recorders that are forgotten."""
         engines: dict[str, list[RecorderState]] = {}
         for recorder in self._held.values():
             engines.setdefault(recorder.engine, []).append(recorder)
         silent = []
         for engine, recorders in engines.items():
             for recorder in recorders:
-                if recorder.status in (Status.CLOSED, Status.TERMINATED) or at_ns - recorder.heard_at <= SILENT_NS:
+                if recorder.contact in (Contact.CLOSED, Contact.TERMINATED) or at_ns - recorder.heard_at <= CONTACT_NS:
                     continue
-                recorder.status = Status.SILENT if recorder.gives_signs else Status.QUIET
-                goodbye = any(other.status is Status.CLOSED for other in recorders)
-                begun_anew = any(other.began_at > recorder.heard_at for other in recorders)
+                recorder.contact = Contact.LOST if recorder.gives_signs else Contact.QUIET
+                goodbye = any(other.contact is Contact.CLOSED for other in recorders)
+                began_again = any(other.began_at > recorder.heard_at for other in recorders)
                 given_up = recorder.gives_signs and at_ns - recorder.heard_at > TERMINATED_NS
-                if goodbye or begun_anew or given_up:
-                    recorder.status = Status.TERMINATED
-            if all(recorder.status not in (Status.RUNNING, Status.TERMINATED, Status.CLOSED) for recorder in recorders):
+                if goodbye or began_again or given_up:
+                    recorder.contact = Contact.TERMINATED
+            if all(
+                recorder.contact not in (Contact.RUNNING, Contact.TERMINATED, Contact.CLOSED) for recorder in recorders
+            ):
                 silent.append(engine)
         self._explain(silent, engines)
         gone = [
             recorder for recorders in engines.values() for recorder in recorders if _is_over(recorder, recorders, at_ns)
         ]
-        longest_silent = sorted(self._held.values(), key=lambda recorder: recorder.heard_at)
-        gone += longest_silent[: max(0, len(self._held) - MOST_RECORDERS)]
+        longest_lost = sorted(self._held.values(), key=lambda recorder: recorder.heard_at)
+        gone += longest_lost[: max(0, len(self._held) - MOST_RECORDERS)]
         for recorder in gone:
             self._held.pop(recorder.id, None)
         for engine in engines.keys() - {recorder.engine for recorder in self._held.values()}:
@@ -276,7 +275,7 @@ class Recorders:
             for engine, held in engines.items()
             # Its first events came, so it is new, and no old engine that this sidecar has only just met.
             if engine not in taken
-            and any(recorder.status is Status.RUNNING for recorder in held)
+            and any(recorder.contact is Contact.RUNNING for recorder in held)
             and any(recorder.first == 0 for recorder in held)
         )
         for engine in sorted(silent, key=lambda name: max(recorder.heard_at for recorder in engines[name])):
@@ -288,91 +287,12 @@ class Recorders:
                     fresh.remove((began_at, other))
                     self._replaced_by[engine] = other
                     for recorder in held:
-                        recorder.status = Status.TERMINATED
+                        recorder.contact = Contact.TERMINATED
                     break
 
 
 def _is_over(recorder: RecorderState, of_engine: Iterable[RecorderState], at_ns: int) -> bool:
     """Whether a recorder can be forgotten. A goodbye is remembered while another recorder of the engine is silent."""
-    if recorder.status is Status.CLOSED and all(other.status is not Status.SILENT for other in of_engine):
+    if recorder.contact is Contact.CLOSED and all(other.contact is not Contact.LOST for other in of_engine):
         return at_ns - recorder.heard_at > FORGET_CLOSED_NS
     return at_ns - recorder.heard_at > FORGET_SILENT_NS
-
-
-@dataclass(slots=True, kw_only=True)
-class EngineState:
-    """The state of an engine.
-
-    Attributes:
-        engine: vLLM's engine id.
-        info: values of the labels `INFO`.
-        heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
-        recorders: how many of its recorders have neither closed nor terminated, as far as they give signs of life or have
-            been heard of a moment ago.
-        outstanding: events whose sequence number is known and that have not arrived (yet).
-        untold: how often its recorders could not tell something.
-        probes_off: how many connectors' probes have switched themselves off, in all of its recorders.
-        open_loads: asynchronous loads that have not been received.
-        open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has fallen silent does
-            not age.
-        overdue_loads: open loads that the rule `stuck-load` has found.
-        kept_requests: requests that have ended and whose blocks the connector still holds.
-        kept_blocks: how many blocks those are, where the recorder names them.
-        kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
-        overdue_frees: of those requests, the ones that the rule `late-free` has found.
-        held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
-            where no recorder knows.
-    """
-
-    engine: str
-    info: tuple[str, ...] = ("",) * len(INFO)
-    heard_ns: int = 0
-    recorders: int = 0
-    outstanding: int = 0
-    untold: int = 0
-    probes_off: int = 0
-    open_loads: int = 0
-    open_load_oldest_ns: int = 0
-    overdue_loads: int = 0
-    kept_requests: int = 0
-    kept_blocks: int = 0
-    kept_oldest_ns: int = 0
-    overdue_frees: int = 0
-    held_bytes: int | None = None
-    memory_limit: int | None = None
-
-
-def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> list[EngineState]:
-    """The state of every engine that has a recorder."""
-    states: dict[str, EngineState] = {}
-    for recorder in recorders:
-        state = states.setdefault(recorder.engine, EngineState(engine=recorder.engine))
-        state.heard_ns = max(state.heard_ns, recorder.heard_ns)
-        state.info = recorder.info  # of the one that was met last, as in the store
-        state.recorders += recorder.status in (Status.RUNNING, Status.SILENT)
-        state.outstanding += recorder.missing
-        state.untold += sum(recorder.untold.values())
-        state.probes_off += len(recorder.probes_off)
-        state.held_bytes = _most(state.held_bytes, recorder.held_bytes)
-        state.memory_limit = _most(state.memory_limit, recorder.memory_limit)
-    for account, now_ns in detector.waiting():
-        waiting = states.get(account.engine)
-        if waiting is None:
-            continue
-        evidence = account.evidence
-        late = {finding.rule for finding in detector.findings.get((account.engine, account.request), {}).values()}
-        if evidence.loading is not None and account.ended_ns is None:
-            waiting.open_loads += 1
-            waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - evidence.loading.end_ns)
-            waiting.overdue_loads += "stuck-load" in late
-        if evidence.end is not None:
-            waiting.kept_requests += 1
-            waiting.kept_blocks += len(evidence.end.blocks_ids or evidence.blocks or ())
-            waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
-            waiting.overdue_frees += "late-free" in late
-    return list(states.values())
-
-
-def _most(*sizes: int | None) -> int | None:
-    """The largest of those that are known."""
-    return max((size for size in sizes if size is not None), default=None)

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD, Kind
+from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.launches import State
-from kvtrail.tracer.model.outcomes import Did, Outcome
 
 MOST_RUNS = 4
 """Runs of block ids, or keys, that are named; the rest are counted."""
@@ -87,49 +85,6 @@ def healed(healed: int, *, count: int) -> str:
     if healed >= count:
         return "healed by the guard"
     return f"healed by the guard {ending(healed)}"
-
-
-def request_outcome(status: str, outcome: str | None, error: str | None) -> str:
-    """The outcome of a request, by its account: a drift of severity `crash` does not always crash anything."""
-    match status:
-        case "failed":
-            return f"a call about it raised {error}"
-        case "finished":
-            return f"it ended: {outcome or 'how is not known'}"
-        case "abandoned" if outcome == UNHEARD:
-            return "contact with its engine was lost"
-        case "abandoned":
-            return "its engine ended before it did"
-    return "the recording ends before it does"
-
-
-STATES: dict[State, str] = {
-    State.RUNNING: "It reports.",
-    State.SILENT: "It stopped reporting, and nothing explains it: it was killed, or the network between is broken.",
-    State.DIED: "An exception ended it, or its process ended while requests were open. These are lost.",
-    State.DRAINED: "It was shut down cleanly, or was idle when it ended.",
-    State.REPLACED: "It stopped reporting, and another engine of its service and model replaced it.",
-    State.UNSEEN: "It does not report, and how it ended is not known.",
-}
-"""What each state of an engine means."""
-OUTCOMES: dict[Outcome, str] = {
-    Outcome.FINISHED: "It finished as its caller asked.",
-    Outcome.ABORTED: "Its caller aborted it, or the engine did as it shut down.",
-    Outcome.FAILED: "A connector call for it raised, or vLLM finished it with an error.",
-    Outcome.LOST: "It was open when its engine ended: its caller got no final response.",
-    Outcome.UNHEARD: "It was open when its engine stopped reporting; its outcome is not known.",
-    Outcome.RUNNING: "It has not ended.",
-}
-"""What each outcome of a request means."""
-DID: dict[Did, str] = {
-    Did.HEALED: "The guard repaired it: it replaced a wrong answer, or had wrong blocks recomputed.",
-    Did.NO_HARM: "Its request went on normally, as far as kvtrail sees. Wrong output cannot be seen.",
-    Did.FAILED: "Its request failed.",
-    Did.DIED: "It was the last finding before its engine died.",
-    Did.LOST: "Its request was lost with its engine.",
-    Did.WRONG_KV: "Its request went on with KV of other tokens, so its output may be wrong.",
-}
-"""What each impact of a finding means."""
 
 
 def indefinite(rule: str) -> str:

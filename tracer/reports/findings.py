@@ -9,10 +9,10 @@ from typing import TypeVar
 from click import style
 
 from kvtrail.tracer.history.audit import Audit
-from kvtrail.tracer.liveness.endings import Death
+from kvtrail.tracer.liveness.deaths import Death
+from kvtrail.tracer.liveness.outcome import Impact
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock, day
-from kvtrail.tracer.model.outcomes import Did
 from kvtrail.tracer.reports.terminal import plain, wrapped
 from kvtrail.tracer.rules import Rule, page
 
@@ -116,7 +116,9 @@ def _title(finding: Finding, columns: int | None) -> list[str]:
     return lines
 
 
-def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | None = None, outcome: str = "") -> str:
+def _finding(
+    finding: Finding, columns: int | None, *, engine: str, did: Impact | None = None, outcome: str = ""
+) -> str:
     """One finding: where and how often it occurred, its impact, the explanation, and its witnesses. `engine` is named unless
     it is empty; `outcome` is that of the request, in words."""
     facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
@@ -125,9 +127,9 @@ def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | N
     if engine:
         facts.append(f"engine {engine}")
     often = words.ending(finding.count)
-    if finding.healed and did is not Did.HEALED:
+    if finding.healed and did is not Impact.HEALED:
         often += f", {words.healed(finding.healed, count=finding.count)}"
-    how = f" ({outcome})" if outcome and did is not Did.DIED else ""  # the death itself is above
+    how = f" ({outcome})" if outcome and did is not Impact.DIED else ""  # the death itself is above
     effect = f"did: {did}{how}" if did else ""
     head = plain("; ".join(each for each in (", ".join(fact for fact in facts if fact), often, effect) if each))
     lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]

@@ -191,7 +191,7 @@ def _refusing(code: grpc.StatusCode, text: str) -> Any:
 
 
 def check_exposure(host: str, tokens: Access | None, *, insecure: bool) -> None:
-    """Raises Unsafe where anybody on the network could read what is served, and nobody has said that this is meant."""
+    """Raises Unsafe where anybody on the network could read what is served, and this is not declared intended."""
     if tokens is not None or insecure or is_local(host):
         return
     raise Unsafe(

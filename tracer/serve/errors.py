@@ -1,4 +1,4 @@
-"""Errors of kvtrail's own, caught where they happen: each is counted by where, and told once for each place in the code.
+"""Errors of kvtrail's own, caught where they happen: each is counted by where, and logged once for each place in the code.
 
 An error costs what it happened in: a span its judgement, a request its row, a copy its batch. It never refuses what else came
 with it.
@@ -16,8 +16,8 @@ from prometheus_client import Counter
 
 logger = logging.getLogger("kvtrail")
 
-MOST_TOLD = 1_000
-"""Places in the code that are remembered; each is told once."""
+MOST_LOGGED = 1_000
+"""Places in the code that are remembered; each is logged once."""
 
 
 class Where(StrEnum):
@@ -39,14 +39,14 @@ class Where(StrEnum):
 
 
 class InternalErrors:
-    """Counts errors, and tells those that are new."""
+    """Counts errors, and logs those that are new."""
 
     def __init__(self, counter: Counter) -> None:
         """`counter` has the label `where`; its series begin at 0, so that an alert sees the first error."""
         self._counter = counter
         for where in Where:
             counter.labels(where)
-        self._told: set[tuple[str, int, str]] = set()
+        self._logged: set[tuple[str, int, str]] = set()
 
     @contextmanager
     def caught(self, where: Where, about: str = "") -> Iterator[None]:
@@ -62,8 +62,8 @@ class InternalErrors:
         frames = traceback.extract_tb(error.__traceback__)
         file, line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
         place = (file, line, type(error).__name__)
-        if place not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(place)
+        if place not in self._logged and len(self._logged) < MOST_LOGGED:
+            self._logged.add(place)
             logger.error(
                 "an error in kvtrail itself (%s)%s; the like of it is only counted from now on",
                 where,

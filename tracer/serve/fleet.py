@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, access, check_exposure
-from kvtrail.tracer.serve.api.process_state import Onlooker
+from kvtrail.tracer.serve.api.process import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.hosts import KnownHosts
-from kvtrail.tracer.serve.http_server import HttpServer, bound
+from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
 from kvtrail.tracer.serve.limits import Limits
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.receivers import address
@@ -51,13 +51,13 @@ def serve(
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     ending = threading.Event()
     app = application(
-        Onlooker(reader, metrics.internal_errors),
+        FleetProcess(reader, metrics.internal_errors),
         reader,
         metrics,
         hosts=KnownHosts(lambda: (host, *allow_host)),
         tokens=tokens,
         ending=ending,
     )
-    http = f"{'http' if tls is None else 'https'}://{address(host, http_port)}"
+    http = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
     logger.info(f"kvtrail api: over {store}, on {http}/docs. Press Ctrl-C to stop.")
     HttpServer(app, limits=Limits(), drain_s=DRAIN_S, on_exit=ending.set, tls=tls).serve_on(listener)

@@ -3,6 +3,9 @@
 A web page may give its own name the address of this machine (DNS rebinding). Then its scripts read what is served here: to
 the browser it is the page's own server. So a request must name a host that cannot be such a page's: an address, this machine,
 or a name that the operator allows. And a script's request must come from a page of this server.
+
+Starlette's `TrustedHostMiddleware` takes a fixed list of names, with `*` as a whole first label at most: it cannot take any
+address, nor names that change while the process runs (`--allow-host` is read again at SIGHUP), and does not look at `Origin`.
 """
 
 from __future__ import annotations

@@ -115,8 +115,15 @@ def _nothing_more(number: int, frame: FrameType | None) -> None:
     """uvicorn ends at the signal, and raises it once more when it has ended: the rest of the process must not end by it."""
 
 
+def port_of(listener: socket.socket) -> int:
+    """The port that a socket is bound to."""
+    port: int = listener.getsockname()[1]
+    return port
+
+
 def bound(host: str, port: int, option: str = "--http-port") -> socket.socket:
-    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind.
+    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind. Port 0 is
+    any that is free.
 
     Raises:
         PortTaken: it is in use or does not belong to this machine; the text names the `option` that changes it.

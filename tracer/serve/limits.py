@@ -1,9 +1,12 @@
-"""How much the sidecar takes at a time. The defaults are meant for a process of 512 MiB."""
+"""How much the sidecar takes at a time, and of the system (files, memory). The defaults suit a process of 512 MiB."""
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
 
 MIB = 2**20
 MOST_REQUESTS = 25_000
@@ -23,6 +26,12 @@ OWN_DESCRIPTORS = 128
 """Of files, and of what else the process opens for itself."""
 BEHIND_GATE = 3
 """Descriptors of a connection over gRPC: the sender's, and both ends of the one to the server behind the gate."""
+
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+"""Of glibc's `mallopt(3)`."""
+LARGE_BYTES = 2**18
+"""What is as large is mapped alone, and unmapped when it is freed."""
+ARENAS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +81,23 @@ def grpc_connections(limits: Limits, descriptors: int) -> int:
 def texts() -> dict[str, str]:
     """What each option means, by its name."""
     return {each.name: each.metadata["help"] for each in fields(Limits)}
+
+
+def configure_heap() -> None:
+    """Have large allocations leave no holes in the C library's heap, and threads no arenas of their own. Does nothing where
+    the library is not glibc."""
+    if (library := _glibc()) is not None:
+        library.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        library.mallopt(_M_ARENA_MAX, ARENAS)
+
+
+def release_heap() -> None:
+    """Give the system what is free in the heap."""
+    if (library := _glibc()) is not None:
+        library.malloc_trim(0)
+
+
+@cache
+def _glibc() -> Any:
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "malloc_trim") else None

@@ -1,6 +1,6 @@
 """The sidecar's log: as text or as JSON, and never flooded.
 
-Of each kind of message so many a minute are told, and then how many were left out.
+Of each kind of message so many a minute are logged, and then how many were left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from pythonjsonlogger.json import JsonFormatter
 
-MOST_TOLD = 10
+MOST_LOGGED = 10
 """Messages of a kind in a minute: those of the same words, whatever is filled in."""
 MINUTE_S = 60.0
 _LEFT_OUT = "%d more messages were left out in %.0f s: %s"
@@ -28,8 +28,8 @@ class Format(StrEnum):
 
 
 def set_up(form: Format, on_left_out: Callable[[], None] = lambda: None) -> None:
-    """Let all loggers of this process write to its standard error. `on_left_out` is called for each message that is not
-    told."""
+    """Let all loggers of this process write to its standard error. `on_left_out` is called for each message that is
+    left out."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         JsonFormatter(
@@ -40,7 +40,7 @@ def set_up(form: Format, on_left_out: Callable[[], None] = lambda: None) -> None
         if form is Format.JSON
         else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     )
-    handler.addFilter(Sparingly(on_left_out))
+    handler.addFilter(RateLimit(on_left_out))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -48,11 +48,11 @@ def set_up(form: Format, on_left_out: Callable[[], None] = lambda: None) -> None
 class _Kind:
     """What was logged with the same words since the minute began."""
 
-    told: int = 0
+    logged: int = 0
     left_out: int = 0
 
 
-class Sparingly:
+class RateLimit:
     """A filter that lets pass a few messages of each kind in a minute."""
 
     def __init__(self, on_left_out: Callable[[], None] = lambda: None, *, minute_s: float = MINUTE_S) -> None:
@@ -61,7 +61,7 @@ class Sparingly:
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Of `logging`: whether a message is told."""
+        """Of `logging`: whether a message is logged."""
         if record.msg == _LEFT_OUT:
             return True
         key = (record.name, record.levelno, str(record.msg))
@@ -73,12 +73,12 @@ class Sparingly:
                     minute = threading.Timer(self._minute_s, self._end, (key,))
                     minute.daemon = True
                     minute.start()
-            is_told = kind.told < MOST_TOLD
-            kind.told += is_told
-            kind.left_out += not is_told
-        if not is_told:
+            passes = kind.logged < MOST_LOGGED
+            kind.logged += passes
+            kind.left_out += not passes
+        if not passes:
             self._on_left_out()
-        return is_told
+        return passes
 
     def _end(self, key: tuple[str, int, str]) -> None:
         """A minute is over."""

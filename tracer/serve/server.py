@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvtrail.tracer.serve import heap, logs
+from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, access, check_exposure
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.forward.target import Settings
 from kvtrail.tracer.serve.hosts import KnownHosts
-from kvtrail.tracer.serve.http_server import HttpServer, bound
-from kvtrail.tracer.serve.limits import Limits, grpc_connections, raise_descriptors
+from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
+from kvtrail.tracer.serve.limits import Limits, configure_heap, grpc_connections, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.receivers import GrpcReceiver, address
@@ -86,7 +86,7 @@ def serve(
     os.umask(0o077)  # what it writes is its owner's alone
     os.nice(nice)  # before any thread starts, since threads inherit it
     gc.set_threshold(*GC_THRESHOLDS)
-    heap.configure()
+    configure_heap()
     tokens = access(token_file)
     check_exposure(host, tokens, insecure=insecure)
     if tls is not None:
@@ -156,10 +156,10 @@ def serve(
         tls=tls,
     )
     metrics.watch("http_connections", "Connections over HTTP.", lambda: http_server.connections)
-    http = f"{'http' if tls is None else 'https'}://{address(host, http_port)}"
+    http = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
     logger.info(
-        f"kvtrail tracer: OTLP on {address(host, grpc_port)} (gRPC) and {http}/v1/traces, API on {http}/docs, metrics on"
-        f" /metrics, store {store}. Press Ctrl-C to stop."
+        f"kvtrail tracer: OTLP on {address(host, port_of(grpc_listener))} (gRPC) and {http}/v1/traces, API on {http}/docs,"
+        f" metrics on /metrics, store {store}. Press Ctrl-C to stop."
     )
     try:
         http_server.serve_on(listener)
@@ -171,7 +171,7 @@ def serve(
         pipeline.stop_resuming()
         resumer.join()
         if shipper is not None:
-            pipeline.catch_up()
+            pipeline.storage.catch_up()
             shipper.stop(within_s=DRAIN_S)
         pipeline.close()
         if forwarder is not None:
@@ -184,20 +184,20 @@ def _fleets_store(store: Address, outbox: Outbox, changeable: Changeable) -> Cli
 
 def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> None:
     rounds = 0
-    told = ""
+    trouble = ""
     while not stop.wait(TIDY_EVERY_S):
         try:
             pipeline.tidy()
-            pipeline.fold()
-            heap.give_back()
-            if rounds % PRUNE_EVERY == 0 or pipeline.is_filling():
-                pipeline.prune(
+            pipeline.storage.fold()
+            release_heap()
+            if rounds % PRUNE_EVERY == 0 or pipeline.storage.is_filling():
+                pipeline.storage.prune(
                     retain_ns=int(changeable.retain_hours * HOUR_NS), most_bytes=int(changeable.retain_gib * 2**30)
                 )
             rounds += 1
-            told = ""
+            trouble = ""
         except StoreError as error:
-            if told != (told := str(error)):
+            if trouble != (trouble := str(error)):
                 logger.error("%s; trying again every %s s", error, TIDY_EVERY_S)
         except Exception:
             logger.exception("tidying failed; trying again in %s s", TIDY_EVERY_S)

@@ -116,5 +116,5 @@ class Shipper:
 
     def _failed(self, error: Exception) -> None:
         if self.trouble is None:
-            logger.error("%s; what comes is kept and sent later", error, exc_info=not isinstance(error, StoreError))
+            logger.error("%s; what comes is stored and sent later", error, exc_info=not isinstance(error, StoreError))
         self.trouble = str(error)

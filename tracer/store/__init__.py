@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
+from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.launches import Launch
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
 

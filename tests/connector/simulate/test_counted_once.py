@@ -83,7 +83,7 @@ def test_hits_are_those_of_vllm(tmp_path: Path, outer: str, child: str) -> None:
     assert ours["kvtrail_hit_tokens_total"] == counted["hits"]
     assert ours["kvtrail_preemptions_total"] == counted["preempted"] > 0
     assert ours["kvtrail_requests_total"] == REQUESTS
-    pipeline.write_rows()
+    pipeline.storage.write_rows()
     asked = {row["external"]: row["lookups"] for row in SqliteReader(tmp_path / "s.db").requests(limit=1000)}
     assert len(asked) == REQUESTS
     assert sum(asked.values()) == counted["asked"], "however many connectors were asked each time"

@@ -22,7 +22,7 @@ from foreign import ForeignReceiver, receiving
 from processes import SLOW_S, Tracer, serve, until
 
 from kvtrail.tracer.events.semconv import NO_GOODBYE
-from kvtrail.tracer.liveness.recorders import SILENT_NS
+from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
@@ -111,11 +111,11 @@ def test_an_engine_that_is_killed_with_all_that_is_its_is_silent(
         came = [request.SerializeToString() for request in receiver.requests]
     monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.time.monotonic_ns", lambda: real() + ahead_ns[0])
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
-    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
+    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline.metrics))
     for payload in came:
         pipeline.ingest(payload, transport="grpc")
     states = []
-    for wait_ns in (0, SILENT_NS + 10**9):
+    for wait_ns in (0, CONTACT_NS + 10**9):
         ahead_ns[0] += wait_ns
         pipeline.tidy()
         (engine_now,) = client.get("/api/fleet").json()["engines"]

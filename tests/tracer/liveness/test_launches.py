@@ -20,10 +20,10 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CutOff, Event
 from kvtrail.tracer.events.semconv import NO_GOODBYE
 from kvtrail.tracer.history.offline import OfflineDetector
+from kvtrail.tracer.liveness.engine import CONTACT_NS, EngineState, Launch, agreed
 from kvtrail.tracer.liveness.launches import SETTLED_NS
-from kvtrail.tracer.liveness.recorders import FORGET_SILENT_NS, SILENT_NS
-from kvtrail.tracer.model.launches import Launch, State, agreed
-from kvtrail.tracer.serve.api.process_state import Onlooker
+from kvtrail.tracer.liveness.recorders import FORGET_SILENT_NS
+from kvtrail.tracer.serve.api.process import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
@@ -49,7 +49,7 @@ class Tracer:
     def start(self) -> None:
         self.pipeline = Pipeline(SqliteWriter(self.path), Metrics(), grace_ns=0)
         reader = SqliteReader(self.path)
-        self.client = TestClient(application(self.pipeline, reader, self.pipeline._metrics))
+        self.client = TestClient(application(self.pipeline, reader, self.pipeline.metrics))
 
     def end(self) -> None:
         self.pipeline.close()
@@ -175,7 +175,7 @@ def test_a_goodbye_in_good_order_is_drained_and_nothing_is_lost(tracer: Tracer) 
 def test_silence_is_silent_until_something_is_heard(tracer: Tracer) -> None:
     events = alive()
     tracer.hear(events)
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     engine = tracer.engine()
     assert [engine[name] for name in ("state", "ended_ns", "lost")] == ["silent", events[-1].end_ns, 1]
     assert tracer.get("/api/requests")[0]["outcome"] == "unheard"
@@ -189,7 +189,7 @@ def test_silence_is_silent_until_something_is_heard(tracer: Tracer) -> None:
 def test_a_goodbye_that_comes_after_the_silence_counts(tracer: Tracer) -> None:
     events = alive(DIED)
     tracer.hear(alive())
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     assert tracer.state == "silent"
     events = alive()
     tracer.hear(ending(events, TALE))
@@ -201,7 +201,7 @@ def test_silence_after_a_call_that_raised_is_a_death(tracer: Tracer) -> None:
     tracer.hear(alive(DIED))
     tracer.wait(0)
     assert tracer.state == "running"
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     engine = tracer.engine()
     assert (engine["state"], engine["ended_by"], engine["lost"]) == ("died", "AssertionError: Mismatch", 1)
     assert engine["cause"]["rule"] == "stale-lookup"
@@ -211,7 +211,7 @@ def test_an_engine_that_is_heard_again_had_not_died(tracer: Tracer) -> None:
     """What was raised was caught, and then it was the network."""
     events = alive(DIED)
     tracer.hear(events)
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     assert tracer.state == "died"
     tracer.hear([replace(event, sequence=event.sequence + len(events)) for event in alive("b: L 10 c0 h0 -> 0")])
     tracer.wait(0)
@@ -223,7 +223,7 @@ def test_a_silence_that_another_engine_explains_is_a_replacement(tracer: Tracer)
     tracer.wait(20 * S)
     new = alive(recorder="new", engine="new")
     tracer.hear(new, launch="second")
-    tracer.wait(SILENT_NS - 10 * S)
+    tracer.wait(CONTACT_NS - 10 * S)
     assert (tracer.state, tracer.engine()["lost"]) == ("replaced", 1)
     assert tracer.engine("new")["state"] == "running"
 
@@ -232,7 +232,7 @@ def test_an_engine_without_signs_of_life_is_unseen_and_not_silent(tracer: Tracer
     tracer.hear(history(OPEN))
     tracer.wait(0)
     assert tracer.state == "running"
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     assert tracer.state == "unseen"
 
 
@@ -294,7 +294,7 @@ def test_how_it_ended_outlives_the_tracer(tracer: Tracer) -> None:
     tracer.hear(history("store 0+256 in 7", recorder="worker"))
     tracer.wait(0)
     assert tracer.state == "died"
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     assert tracer.state == "died"
 
 
@@ -306,7 +306,7 @@ def test_an_engine_that_goes_while_its_tracer_is_away_is_silent(tracer: Tracer) 
     tracer.start()
     tracer.wait(0)
     assert tracer.state == "unseen", "it may be heard any moment"
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     engine = tracer.engine()
     assert (engine["state"], engine["lost"]) == ("silent", 1)
     assert engine["ended_ns"] == events[-2].end_ns, "of its last event about a request: signs of life are not read back"
@@ -320,13 +320,13 @@ def test_an_engine_that_goes_on_while_its_tracer_is_away_runs(tracer: Tracer) ->
     tracer.start()
     last = replace(events[-1], sequence=events[-1].sequence + 1)
     tracer.hear([last])
-    tracer.wait(SILENT_NS - S)
+    tracer.wait(CONTACT_NS - S)
     assert tracer.state == "running"
     last = replace(last, sequence=last.sequence + 1)
     tracer.hear([last])
     tracer.wait(2 * S)
     assert tracer.state == "running"
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     assert (tracer.state, tracer.engine()["lost"]) == ("silent", 1)
 
 
@@ -346,7 +346,7 @@ def test_what_was_lost_is_counted_again_when_what_was_missing_has_come(tracer: T
 
 def test_the_state_of_an_engine_that_is_forgotten_stays(tracer: Tracer) -> None:
     tracer.hear(alive())
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     tracer.wait(FORGET_SILENT_NS + S)
     assert not tracer.pipeline.recorders.values()
     assert tracer.state == "silent"
@@ -362,7 +362,7 @@ def test_a_fleet_knows_how_its_engines_ended(tmp_path: Path) -> None:
     good = alive(f"{OPEN}\nend", recorder="other", engine="other")
     tracer.hear([*good, *goodbyes(good)])
     tracer.send()
-    client = TestClient(application(Onlooker(tracer.fleet, Metrics().internal_errors), tracer.fleet, Metrics()))
+    client = TestClient(application(FleetProcess(tracer.fleet, Metrics().internal_errors), tracer.fleet, Metrics()))
     engines = {each["engine"]: each for each in client.get("/api/fleet").json()["engines"]}
     assert {name: each["state"] for name, each in engines.items()} == {"engine": "died", "other": "drained"}
     assert (engines["engine"]["ended_by"], engines["engine"]["lost"]) == (TALE, 1)
@@ -370,26 +370,26 @@ def test_a_fleet_knows_how_its_engines_ended(tmp_path: Path) -> None:
     assert [finding["did"] for finding in client.get("/api/findings").json()] == ["engine died"]
 
 
-def launch(state: State, ended_ns: int | None = None) -> Launch:
+def launch(state: EngineState, ended_ns: int | None = None) -> Launch:
     return Launch(engine="e", launch="l", state=state, began_ns=0, ended_ns=ended_ns)
 
 
 @pytest.mark.parametrize(
     ("told", "together"),
     [
-        ([State.SILENT, State.RUNNING], State.RUNNING),
-        ([State.SILENT, State.DIED], State.DIED),
-        ([State.RUNNING, State.DRAINED], State.DRAINED),
-        ([State.REPLACED, State.SILENT], State.REPLACED),
+        ([EngineState.LOST_CONTACT, EngineState.RUNNING], EngineState.RUNNING),
+        ([EngineState.LOST_CONTACT, EngineState.DIED], EngineState.DIED),
+        ([EngineState.RUNNING, EngineState.DRAINED], EngineState.DRAINED),
+        ([EngineState.REPLACED, EngineState.LOST_CONTACT], EngineState.REPLACED),
     ],
 )
-def test_what_several_tracers_know_together(told: list[State], together: State) -> None:
+def test_what_several_tracers_know_together(told: list[EngineState], together: EngineState) -> None:
     assert agreed([launch(state) for state in told]).state == together
     assert agreed([launch(state) for state in reversed(told)]).state == together
 
 
 def test_of_two_silences_the_later_counts() -> None:
-    assert agreed([launch(State.SILENT, 5), launch(State.SILENT, 9)]).ended_ns == 9
+    assert agreed([launch(EngineState.LOST_CONTACT, 5), launch(EngineState.LOST_CONTACT, 9)]).ended_ns == 9
 
 
 # As metrics.
@@ -399,7 +399,7 @@ def counted(tracer: Tracer, engine: str = "engine") -> dict[str, tuple[float, fl
     """By cause, the deaths of an engine and the requests that were lost with it, where there are any."""
     page = {
         (sample.name, sample.labels["cause"]): sample.value
-        for family in tracer.pipeline._metrics.registry.collect()
+        for family in tracer.pipeline.metrics.registry.collect()
         for sample in family.samples
         if sample.labels.get("engine") == engine and "cause" in sample.labels
     }
@@ -408,7 +408,7 @@ def counted(tracer: Tracer, engine: str = "engine") -> dict[str, tuple[float, fl
 
 
 def lost_contact(tracer: Tracer) -> float | None:
-    value = tracer.pipeline._metrics.registry.get_sample_value(
+    value = tracer.pipeline.metrics.registry.get_sample_value(
         "kvtrail_engine_lost_contact_timestamp_seconds", {"engine": "engine"}
     )
     return None if value is None else round(value)
@@ -422,7 +422,7 @@ def test_a_death_is_counted_once_and_again_by_no_later_tracer(
     tracer.hear(events)
     tracer.wait(0)
     assert counted(tracer) == {}
-    page, _ = tracer.pipeline._metrics.expose("")
+    page, _ = tracer.pipeline.metrics.expose("")
     assert b'kvtrail_engine_deaths_total{cause="killed",engine="engine"} 0.0' in page, "an alert needs its increase"
     tracer.hear(ending(events, said) if cause else goodbyes(events))
     for _ in range(2):
@@ -430,14 +430,14 @@ def test_a_death_is_counted_once_and_again_by_no_later_tracer(
         assert counted(tracer) == ({cause: (1, 1)} if cause else {})
     tracer.end()
     tracer.start()
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     assert counted(tracer) == {}
 
 
 def test_lost_contact_is_counted_and_shown_until_something_explains_it(tracer: Tracer) -> None:
     events = alive()
     tracer.hear(events)
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     assert counted(tracer) == {"lost_contact": (1, 1)}
     assert lost_contact(tracer) == round(events[-1].end_ns / S)
     tracer.hear(alive(recorder="new", engine="new"), launch="second")
@@ -449,7 +449,7 @@ def test_a_rollout_is_no_death(tracer: Tracer) -> None:
     tracer.hear(alive())
     tracer.wait(20 * S)
     tracer.hear(alive(recorder="new", engine="new"), launch="second")
-    tracer.wait(SILENT_NS - 10 * S)
+    tracer.wait(CONTACT_NS - 10 * S)
     assert tracer.state == "replaced"
     assert (counted(tracer), lost_contact(tracer)) == ({}, None)
 
@@ -461,7 +461,7 @@ def test_an_engine_that_goes_while_its_tracer_is_away_is_counted(tracer: Tracer)
     tracer.wait(0)
     tracer.end()
     tracer.start()
-    tracer.wait(SILENT_NS + S)
+    tracer.wait(CONTACT_NS + S)
     assert counted(tracer) == {"lost_contact": (1, 1)}
     assert lost_contact(tracer) is not None
 

@@ -15,15 +15,15 @@ from wire import encoded
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, Heartbeat, Reset
 from kvtrail.tracer.liveness import recorders
+from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import (
     FORGET_CLOSED_NS,
     FORGET_SILENT_NS,
     OVERLAP_NS,
-    SILENT_NS,
     TERMINATED_NS,
+    Contact,
     Recorders,
     RecorderState,
-    Status,
 )
 from kvtrail.tracer.serve.api import routes
 from kvtrail.tracer.serve.api.routes import application
@@ -91,21 +91,21 @@ class Fleet:
 
     def __getitem__(self, name: str) -> str:
         state = self.recorders.get(name)
-        return "forgotten" if state is None else state.status
+        return "forgotten" if state is None else state.contact
 
 
 def test_a_recorder_that_is_not_heard_is_silent_then_terminated_then_forgotten() -> None:
     fleet = Fleet()
     fleet.hear("a")
-    assert fleet["a"] == Status.RUNNING
-    fleet.wait(SILENT_NS)
-    assert fleet["a"] == Status.RUNNING
+    assert fleet["a"] == Contact.RUNNING
+    fleet.wait(CONTACT_NS)
+    assert fleet["a"] == Contact.RUNNING
     fleet.wait(S)
-    assert fleet["a"] == Status.SILENT
+    assert fleet["a"] == Contact.LOST
     fleet.wait(TERMINATED_NS)
-    assert fleet["a"] == Status.TERMINATED
+    assert fleet["a"] == Contact.TERMINATED
     fleet.hear("a")
-    assert fleet["a"] == Status.RUNNING, "it was the network"
+    assert fleet["a"] == Contact.RUNNING, "it was the network"
     assert fleet.wait(FORGET_SILENT_NS + S) == ["a"]
     assert fleet["a"] == "forgotten"
 
@@ -114,46 +114,46 @@ def test_a_recorder_that_never_gave_a_sign_of_life_is_quiet_and_not_silent() -> 
     """It does not know that a kvtrail hears it, behind a Collector. An idle one must alarm nobody."""
     fleet = Fleet()
     fleet.say("a")
-    fleet.wait(SILENT_NS + S)
-    assert fleet["a"] == Status.QUIET
+    fleet.wait(CONTACT_NS + S)
+    assert fleet["a"] == Contact.QUIET
     fleet.wait(TERMINATED_NS)
-    assert fleet["a"] == Status.QUIET
+    assert fleet["a"] == Contact.QUIET
     fleet.say("a")
-    assert fleet["a"] == Status.RUNNING
+    assert fleet["a"] == Contact.RUNNING
     fleet.hear("a", goodbye=True)
-    assert fleet["a"] == Status.CLOSED
+    assert fleet["a"] == Contact.CLOSED
 
 
 def test_a_quiet_recorder_whose_engine_said_goodbye_is_terminated() -> None:
     fleet = Fleet()
     fleet.say("worker", engine="e")
     fleet.hear("scheduler", engine="e", goodbye=True)
-    fleet.wait(SILENT_NS + S)
-    assert fleet["worker"] == Status.TERMINATED
+    fleet.wait(CONTACT_NS + S)
+    assert fleet["worker"] == Contact.TERMINATED
 
 
 def test_a_goodbye_is_no_silence_and_is_forgotten_after_a_minute() -> None:
     fleet = Fleet()
     fleet.hear("a", "b")
     fleet.hear("a", goodbye=True)
-    assert fleet["a"] == Status.CLOSED
+    assert fleet["a"] == Contact.CLOSED
     assert fleet.wait(FORGET_CLOSED_NS + S, "b") == ["a"]
-    assert fleet["b"] == Status.RUNNING
+    assert fleet["b"] == Contact.RUNNING
 
 
 def test_a_sign_of_life_that_comes_after_the_goodbye_does_not_undo_it() -> None:
     fleet = Fleet()
     fleet.hear("a", goodbye=True)
     fleet.hear("a")
-    assert fleet["a"] == Status.CLOSED
+    assert fleet["a"] == Contact.CLOSED
 
 
 def test_workers_that_are_killed_after_their_engines_goodbye_are_terminated() -> None:
     fleet = Fleet()
     fleet.hear("scheduler", "worker", engine="e")
     fleet.hear("scheduler", engine="e", goodbye=True)
-    fleet.wait(SILENT_NS + S)
-    assert fleet["worker"] == Status.TERMINATED
+    fleet.wait(CONTACT_NS + S)
+    assert fleet["worker"] == Contact.TERMINATED
     fleet.wait(FORGET_SILENT_NS)
     assert not fleet.recorders.values()
 
@@ -163,8 +163,8 @@ def test_an_engine_that_begins_anew_under_its_id_replaces_itself() -> None:
     fleet.hear("old", engine="e")
     fleet.wait(10 * S)
     fleet.hear("new", engine="e")
-    fleet.wait(SILENT_NS, "new")
-    assert (fleet["old"], fleet["new"]) == (Status.TERMINATED, Status.RUNNING)
+    fleet.wait(CONTACT_NS, "new")
+    assert (fleet["old"], fleet["new"]) == (Contact.TERMINATED, Contact.RUNNING)
 
 
 @pytest.mark.parametrize("before_s", [300, 0, -20])
@@ -179,11 +179,11 @@ def test_in_a_rollout_the_old_engine_is_replaced_by_the_new_one(before_s: int) -
     else:
         fleet.wait(-before_s * S + 1)
         fleet.hear("new")
-    fleet.wait(SILENT_NS + S, "new")
-    assert fleet["old"] == Status.TERMINATED
+    fleet.wait(CONTACT_NS + S, "new")
+    assert fleet["old"] == Contact.TERMINATED
     fleet.hear("new", goodbye=True)
-    fleet.wait(FORGET_CLOSED_NS + SILENT_NS)
-    assert fleet["old"] == Status.TERMINATED, "also when the new one has left"
+    fleet.wait(FORGET_CLOSED_NS + CONTACT_NS)
+    assert fleet["old"] == Contact.TERMINATED, "also when the new one has left"
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_another_engine_explains_nothing(other: dict[str, str | int]) -> None:
     fleet.hear("old")
     fleet.wait(60 * S, "old")
     fleet.hear("other", **other)  # type: ignore[arg-type]
-    fleet.wait(SILENT_NS + S, "other")
-    assert fleet["old"] == Status.SILENT
+    fleet.wait(CONTACT_NS + S, "other")
+    assert fleet["old"] == Contact.LOST
 
 
 def test_an_engine_that_has_long_been_there_explains_nothing() -> None:
@@ -205,8 +205,8 @@ def test_an_engine_that_has_long_been_there_explains_nothing() -> None:
     fleet.wait(S, "old")
     fleet.hear("twin")
     fleet.wait(OVERLAP_NS + 10 * S, "old", "twin")
-    fleet.wait(SILENT_NS + S, "twin")
-    assert fleet["old"] == Status.SILENT
+    fleet.wait(CONTACT_NS + S, "twin")
+    assert fleet["old"] == Contact.LOST
 
 
 def test_one_new_engine_replaces_one() -> None:
@@ -214,8 +214,8 @@ def test_one_new_engine_replaces_one() -> None:
     fleet.hear("one", "two")
     fleet.wait(100 * S, "one", "two")
     fleet.hear("new")
-    fleet.wait(SILENT_NS + S, "new")
-    assert sorted((fleet["one"], fleet["two"])) == [Status.SILENT, Status.TERMINATED]
+    fleet.wait(CONTACT_NS + S, "new")
+    assert sorted((fleet["one"], fleet["two"])) == [Contact.LOST, Contact.TERMINATED]
 
 
 def test_recorders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_an_engine_that_left_is_shown_until_prometheus_has_read_it(pipeline: Pip
     pipeline.tidy()
     assert not pipeline.recorders.values()
     pipeline.tidy()
-    value = pipeline._metrics.registry.get_sample_value
+    value = pipeline.metrics.registry.get_sample_value
     assert value("kvtrail_engine_recorders", {"engine": "engine-a"}) == 0
     assert value("kvtrail_events_received_total", {"engine": "engine-a"}) == 4
     assert value("kvtrail_open_loads", {"engine": "engine-a"}) == 0
@@ -290,7 +290,7 @@ def test_the_api_names_a_bounded_number_of_recorders_and_engines(
     for number in range(10):
         pipeline.ingest(encoded(life(str(number), goodbye=number % 2 == 0)), transport="grpc")
     reader = SqliteReader(tmp_path / "s.db")
-    client = TestClient(application(pipeline, reader, pipeline._metrics))
+    client = TestClient(application(pipeline, reader, pipeline.metrics))
     health = client.get("/api/health").json()
     assert [each["engine"] for each in health["recorders"]] == ["engine-lossy", "engine-9", "engine-8"]
     assert [each["status"] for each in health["recorders"]] == ["running", "running", "closed"]
@@ -307,11 +307,11 @@ def test_what_recorders_could_not_tell_is_in_the_api_and_the_metrics(pipeline: P
     told = replace(beat, recorder_untold=odd, recorder_probes_off=("Some",))  # type: ignore[call-arg]
     pipeline.ingest(encoded([*events, told]), transport="grpc")
     pipeline.tidy()
-    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
+    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline.metrics))
     (recorder,) = client.get("/api/health").json()["recorders"]
     assert recorder["untold"] == {"kv.lookup": 3, "probe.keys": 100}
     assert recorder["probes_off"] == ["Some"]
-    value = pipeline._metrics.registry.get_sample_value
+    value = pipeline.metrics.registry.get_sample_value
     assert value("kvtrail_recorder_untold", {"engine": "engine-a"}) == 103
     assert value("kvtrail_recorder_probes_off", {"engine": "engine-a"}) == 1
 
@@ -331,11 +331,11 @@ def test_the_memory_that_is_held_is_in_the_api_and_the_metrics(pipeline: Pipelin
     pipeline.ingest(encoded(beats("a", 1024, 4096, 2048, None), about=settings), transport="grpc")
     pipeline.ingest(encoded(beats("b", None)), transport="grpc")
     pipeline.tidy()
-    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
+    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline.metrics))
     recorders = {each["engine"]: each for each in client.get("/api/health").json()["recorders"]}
     assert (recorders["engine-a"]["held_bytes"], recorders["engine-a"]["memory_limit"]) == (2048, 8192)
     assert (recorders["engine-b"]["held_bytes"], recorders["engine-b"]["memory_limit"]) == (None, None)
-    value = pipeline._metrics.registry.get_sample_value
+    value = pipeline.metrics.registry.get_sample_value
     assert value("kvtrail_held_bytes", {"engine": "engine-a"}) == 2048
     assert value("kvtrail_held_limit_bytes", {"engine": "engine-a"}) == 8192
     assert value("kvtrail_recorder_untold", {"engine": "engine-b"}) == 0

@@ -86,10 +86,5 @@ def test_a_goodbye_is_said_in_words() -> None:
     assert said == "goodbye; its engine ended by KeyError: 'x'"
 
 
-def test_the_outcome_of_a_request() -> None:
-    assert words.request_outcome("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
-    assert words.request_outcome("finished", "stopped", None) == "it ended: stopped"
-    assert words.request_outcome("abandoned", semconv.CUT_OFF, None) == "its engine ended before it did"
-    assert words.request_outcome("abandoned", semconv.UNHEARD, None) == "contact with its engine was lost"
+def test_the_root_of_an_interrupted_request_in_words() -> None:
     assert words.described(Kind.REQUEST, {"outcome": semconv.CUT_OFF}) == "its engine ended before it did"
-    assert words.request_outcome("running", None, None) == "the recording ends before it does"

@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ import grpc
 import httpx
 import pytest
 from history import history
-from processes import SLOW_S, Tracer, listening, until
+from processes import SLOW_S, Tracer, alive, listening, until
 from wire import encoded
 
 from kvtrail.tracer.serve import http_server
@@ -135,6 +137,26 @@ def test_it_listens_on_ipv6(tmp_path: Path) -> None:
         assert f"http://[::1]:{tracer.http_port}/v1/traces" in tracer.log.read_text()
     finally:
         tracer.end()
+
+
+def test_it_reports_the_ports_that_the_system_gave_it(tmp_path: Path) -> None:
+    log, ports = tmp_path / "log", ["--grpc-port", "0", "--http-port", "0"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvtrail", "serve", "--store", str(tmp_path / "s.db"), *ports],
+            stdout=file,
+            stderr=file,
+        )
+    pattern = re.compile(r"OTLP on 127\.0\.0\.1:(\d+) \(gRPC\) and http://127\.0\.0\.1:(\d+)/v1/traces")
+    try:
+        until(lambda: pattern.search(log.read_text()) or process.poll() is not None, why=log.read_text)
+        grpc_port, http_port = pattern.findall(log.read_text())[0]
+        tracer = Tracer(process, int(grpc_port), int(http_port), tmp_path / "s.db", log)
+        until(lambda: alive(tracer), why=log.read_text)
+        socket.create_connection(("127.0.0.1", tracer.grpc_port), timeout=SLOW_S).close()
+    finally:
+        process.terminate()
+        process.wait(SLOW_S)
 
 
 def test_a_body_is_refused_as_soon_as_it_is_too_large(api: Tracer) -> None:

@@ -121,11 +121,11 @@ def test_nothing_is_forgotten_without_its_row_while_it_is_behind(tmp_path: Path)
         pipeline.ingest(payload, transport="http")
     assert pipeline.spans_behind
     for _ in payloads:
-        pipeline._judge_stored()
+        pipeline.recovery.judge_stored()
         pipeline.tidy()
     assert not pipeline.spans_behind
     pipeline.tidy()
-    assert not [each for each in pipeline.detector.finished if each not in pipeline._dirty], "it is forgotten then"
+    assert not [each for each in pipeline.detector.finished if each not in pipeline.judge.dirty], "it is forgotten then"
     pipeline.close()
     assert derived(path) == derived(tmp_path / "undisturbed.db")
 
@@ -140,14 +140,14 @@ def test_what_comes_while_rows_are_written_is_not_forgotten_without_its_own(
     pipeline.resume()
     for payload in payloads[:3]:
         pipeline.ingest(payload, transport="http")
-    write_rows = pipeline.write_rows
+    write_rows = pipeline.storage.write_rows
 
     def write_and_hear_more() -> None:
         write_rows()
         for payload in payloads[3:]:
             pipeline.ingest(payload, transport="http")
 
-    monkeypatch.setattr(pipeline, "write_rows", write_and_hear_more)
+    monkeypatch.setattr(pipeline.storage, "write_rows", write_and_hear_more)
     pipeline.tidy()
     monkeypatch.undo()
     pipeline.tidy()

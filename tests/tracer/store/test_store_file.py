@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from wire import encoded
 
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive import pipeline as pipelines
+from kvtrail.tracer.serve.receive import recovery
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite import opening, room
@@ -280,12 +280,12 @@ def test_what_explains_a_prompt_only_after_a_gap_was_given_up_is_in_its_row(tmp_
     assert parts == [("loaded", 256), ("unknown", 480), ("unaligned", 13)]
 
 
-@pytest.mark.parametrize(("recalled", "cause"), [(pipelines.RECALLED, "evicted"), (0, "unknown")])
+@pytest.mark.parametrize(("recalled", "cause"), [(recovery.RECALLED, "evicted"), (0, "unknown")])
 def test_what_explained_a_prompt_for_good_stays_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recalled: int, cause: str
 ) -> None:
     """What came after it is explained as before, if what was said of the caches is not too long ago to be read back."""
-    monkeypatch.setattr(pipelines, "RECALLED", recalled)
+    monkeypatch.setattr(recovery, "RECALLED", recalled)
     story = EVICTED.replace("b: end", "b: P\nb: L 121 c64 h64 -> 0\nb: A 0\nb: end")
     events, path = history(story, chunk=CHUNK), tmp_path / "s.db"
     preempted = next(number for number, event in enumerate(events) if event.kind == "kv.preempt")
@@ -309,7 +309,7 @@ def test_what_explained_a_prompt_for_good_stays_after_a_restart(
 
 
 def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.RESUME_S", 0)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.recovery.RESUME_S", 0)
     writer = SqliteWriter(tmp_path / "s.db")
     pipeline = Pipeline(writer, Metrics(), resume=False)
     hear(pipeline, "first")
@@ -331,8 +331,8 @@ def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monke
 def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.MOST_BEHIND", 4)
-    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.WAIT_BEHIND_S", 0.1)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.recovery.MOST_BEHIND", 4)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.recovery.WAIT_BEHIND_S", 0.1)
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), resume=False)
     hear(pipeline, "first")
     with pytest.raises(StoreError, match="has just started"):

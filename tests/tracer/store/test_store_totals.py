@@ -97,7 +97,7 @@ def test_after_a_restart(tmp_path: Path) -> None:
     again.ingest(encoded(events[4:]), transport="grpc")
     stored = check(tmp_path / "s.db")
     assert (stored["requests"], stored["running"], stored["lookups"], stored["drifting"]) == (1, 0, 2, 1)
-    again.prune(retain_ns=time.time_ns() - START_NS - 10**12)
+    again.storage.prune(retain_ns=time.time_ns() - START_NS - 10**12)
     assert check(tmp_path / "s.db")["requests"] == 0
 
 

@@ -147,7 +147,7 @@ def test_a_copy_of_a_store_in_use_is_whole_and_is_put_back(tmp_path: Path, start
     assert store("restore", copy, "--store", tracer.store, "--force").exit_code == 0
     assert store("verify", "--store", tracer.store).output == f"{tracer.store} is whole\n"
     pipeline = Pipeline(SqliteWriter(tracer.store), Metrics())
-    pipeline.write_rows()
+    pipeline.storage.write_rows()
     assert requests_in(tracer.store) >= acknowledged
     pipeline.close()
     (aside,) = tracer.store.parent.glob(f"{tracer.store.name}.replaced-*[0-9]")
@@ -205,18 +205,18 @@ def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
 def test_who_asks_does_not_wait_behind_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can be written at once is; the rest of it comes later."""
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), rows_every_ns=10**18)
-    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.MOST_CATCH_UP_S", 0.0)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.storing.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.storing.MOST_CATCH_UP_S", 0.0)
     for number in range(9):
         hear(pipeline, f"r{number}")
     written = len(requests_in(tmp_path / "s.db"))
-    pipeline.catch_up()
+    pipeline.storage.catch_up()
     assert len(requests_in(tmp_path / "s.db")) - written == 1
     with pipeline._lock:  # as a batch holds it
-        asking = threading.Thread(target=pipeline.catch_up)
+        asking = threading.Thread(target=pipeline.storage.catch_up)
         asking.start()
         asking.join()
-    with pipeline._catching_up:
-        pipeline.catch_up()
+    with pipeline.storage._catching_up:
+        pipeline.storage.catch_up()
     pipeline.close()
     assert len(requests_in(tmp_path / "s.db")) == 9

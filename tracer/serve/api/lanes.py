@@ -10,10 +10,11 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.ledger.lanes import Lane, Window, segments
 from kvtrail.tracer.ledger.phases import WORDS
-from kvtrail.tracer.liveness.recorders import SILENT_NS
-from kvtrail.tracer.serve.api.outcomes import Fates, deaths
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.liveness.engine import CONTACT_NS
+from kvtrail.tracer.liveness.outcome import is_over
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver, deaths
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS
 from kvtrail.tracer.store import Reader
 
@@ -111,7 +112,7 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
     ]
     gaps = [(r.engine, gap) for r in recorders for gap in r.gaps.within(window.from_ns, window.to_ns)]
     marks = [f for f in reader.marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
-    findings = Fates(process, reader).findings(marks) if marks else []
+    findings = OutcomeResolver(process, reader).findings(marks) if marks else []
     died = deaths(reader.launches(since_ns=window.from_ns, until_ns=window.to_ns))
     engines = sorted({r.engine for r in recorders} | {lane.engine for lane in lanes} | {d["engine"] for d in died})
     names = reader.names()
@@ -163,6 +164,6 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
 
 def _is_open(lane: Lane, *, now_ns: int, live: set[str]) -> bool:
     """Whether the request is still going on, as far as is known."""
-    if lane.ended_ns is not None or lane.status == "failed":
+    if is_over(lane.status, lane.ended_ns):
         return False
-    return lane.engine in live or now_ns - lane.last_ns <= SILENT_NS
+    return lane.engine in live or now_ns - lane.last_ns <= CONTACT_NS

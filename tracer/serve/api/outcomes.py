@@ -1,26 +1,34 @@
-"""What answers of the api say beyond what is stored: what became of requests and engines, and what findings did."""
+"""The outcomes of requests, the states of engines and the impact of findings, as answers of the api have them, and requests
+filtered by their outcome. `liveness/` has the rules; no store knows an outcome, since it depends on the engine's state."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kvtrail.tracer.detect.tracked import Key
-from kvtrail.tracer.liveness.recorders import SILENT_NS
-from kvtrail.tracer.model.launches import FINAL, Launch, State, latest
-from kvtrail.tracer.model.outcomes import Outcome, did, outcome
-from kvtrail.tracer.serve.api.process_state import Live
-from kvtrail.tracer.serve.receive.reception import NOTE_ENGINE_NS
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
+from kvtrail.tracer.liveness.outcome import OPEN, STATUSES, Outcome, impact_of, outcome_of
+from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
+from kvtrail.tracer.store import Reader, Sort
 
+MOST = 20_000
+"""So many requests of a status are searched for those of an outcome."""
 _OF_ENGINE = ("service", "model")
 """What a request says of its engine."""
+_COUNTS = {Sort.WAITING: "waited_ns", Sort.RECOMPUTED: "recomputed", Sort.LOADS: "loads", Sort.FINDINGS: "findings"}
+
+Ask = Callable[..., Sequence[dict[str, Any]]]
+"""A reader's `requests`, some of whose arguments are given already."""
 
 
-class Fates:
-    """What became of requests and engines, and what findings did, as it is known at one moment: for one answer.
+class OutcomeResolver:
+    """The states of engines at one moment, and the outcomes of requests and the impact of findings that follow from them: for
+    one answer.
 
     Attributes:
         engines: each engine's `name`, its description, and how many of its requests are `open`, as the store has them.
@@ -32,18 +40,29 @@ class Fates:
         self.engines = reader.engines()
         stored = reader.launches()
         self._causes = {launch.cause.id for launch in stored if launch.cause is not None}
-        self.launches = _now(latest(stored), self.engines, process.running(), reader.heard())
+        last, heard, noted, now_ns = last_launches(stored), process.running(), reader.heard(), time.time_ns()
+        self.launches = {
+            engine: at_present(
+                last.get(engine) or Launch(engine=engine, launch="", state=EngineState.NOT_OBSERVED, began_ns=0),
+                is_heard=engine in heard,
+                heard_ns=noted.get(engine, 0),
+                note_every_ns=NOTE_ENGINE_NS,
+                open_requests=about["open"],
+                now_ns=now_ns,
+            )
+            for engine, about in self.engines.items()
+        }
 
     def name(self, engine: str) -> str:
         """An engine's name for people."""
         return str(self.engines[engine]["name"]) if engine in self.engines else engine
 
-    def state(self, engine: str) -> State:
-        """How an engine is."""
-        return self.launches[engine].state if engine in self.launches else State.UNSEEN
+    def state(self, engine: str) -> EngineState:
+        """The state of an engine."""
+        return self.launches[engine].state if engine in self.launches else EngineState.NOT_OBSERVED
 
     def engine(self, engine: str) -> dict[str, Any]:
-        """How an engine is, or how it ended, as JSON-ready data."""
+        """The state of an engine, and how it ended, as JSON-ready data."""
         launch = self.launches[engine]
         cause = launch.cause
         return {
@@ -55,7 +74,7 @@ class Fates:
         }
 
     def request(self, account: Mapping[str, Any]) -> dict[str, Any]:
-        """An account with what became of its request, and what its engine is."""
+        """An account with its request's outcome, and what its engine is."""
         about = self.engines.get(account["engine"], {})
         return {
             **account,
@@ -66,15 +85,17 @@ class Fates:
         }
 
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Findings with what they did, and what their engine is."""
-        became = self._became({(finding["engine"], finding["request"]) for finding in findings if finding["request"]})
+        """Findings with their impact, and what their engine is."""
+        outcomes = self._outcomes(
+            {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
+        )
         return [
             {
                 **finding,
                 "engine_name": self.name(finding["engine"]),
                 "model": self.engines.get(finding["engine"], {}).get("model", ""),
-                "did": did(
-                    became.get((finding["engine"], finding["request"])),
+                "did": impact_of(
+                    outcomes.get((finding["engine"], finding["request"])),
                     rule=finding["rule"],
                     healed=finding["healed"],
                     count=finding["count"],
@@ -84,44 +105,47 @@ class Fates:
             for finding in findings
         ]
 
-    def _became(self, requests: Collection[Key]) -> dict[Key, Outcome]:
+    def requests_with(
+        self, outcome: Outcome, ask: Ask, *, status: str, engines: Sequence[str] | None, sort: Sort, limit: int
+    ) -> list[dict[str, Any]]:
+        """The first `limit` requests that have this outcome, sorted."""
+        found: list[dict[str, Any]] = []
+        for each in STATUSES[outcome]:
+            if status in ("", each):
+                of = engines
+                if each in OPEN:  # all open requests of an engine have the same outcome
+                    known = self.engines if engines is None else engines
+                    of = [engine for engine in known if outcome_of(each, None, self.state(engine)) is outcome]
+                found += self._first_with(outcome, partial(ask, status=each, engines=of, sort=sort), limit)
+        return sorted(found, key=lambda request: _rank(request, sort), reverse=True)[:limit]
+
+    def _first_with(self, outcome: Outcome, ask: Ask, limit: int) -> list[dict[str, Any]]:
+        """The first `limit` of one status: ever more are asked for, until enough of them have the outcome."""
+        most = limit
+        while True:
+            asked = ask(limit=most)
+            found = [request for request in map(self.request, asked) if request["outcome"] is outcome]
+            if len(found) >= limit or len(asked) < most or most >= MOST:
+                return found[:limit]
+            most = min(MOST, 4 * most)
+
+    def _outcomes(self, requests: Collection[Key]) -> dict[Key, Outcome]:
         known = self._reader.outcomes(requests) if requests else {}
         return {(engine, request): self._outcome(engine, *about) for (engine, request), about in known.items()}
 
-    def _outcome(self, engine: str, status: str, ended: str | None) -> Outcome:
-        return outcome(status, ended, self.state(engine))
+    def _outcome(self, engine: str, status: str, reason: str | None) -> Outcome:
+        return outcome_of(status, reason, self.state(engine))
 
 
-def _now(
-    last: Mapping[str, Launch],
-    engines: Mapping[str, Mapping[str, Any]],
-    heard: Collection[str],
-    noted: Mapping[str, int],
-) -> dict[str, Launch]:
-    """The engines' last launches as they are now. `heard` are those that are heard, and `noted` has when that was last
-    written down."""
-    now_ns = time.time_ns()
-    launches = {}
-    for engine, about in engines.items():
-        launch = last.get(engine) or Launch(engine=engine, launch="", state=State.UNSEEN, began_ns=0)
-        if launch.state not in FINAL:
-            if engine in heard:
-                launch = replace(launch, state=State.RUNNING, ended_ns=None, lost=0)
-            elif launch.state is State.RUNNING:
-                launch = _unheard(launch, noted.get(engine, 0), open_requests=about["open"], now_ns=now_ns)
-        launches[engine] = launch
-    return launches
-
-
-def _unheard(launch: Launch, noted_ns: int, *, open_requests: int, now_ns: int) -> Launch:
-    """A launch that was running when its tracer was last heard of: the tracer may have been started a moment ago, or have
-    gone with the engine."""
-    if now_ns - noted_ns <= SILENT_NS + NOTE_ENGINE_NS:
-        return replace(launch, state=State.UNSEEN)
-    return replace(launch, state=State.SILENT, ended_ns=noted_ns, lost=open_requests)
+def _rank(request: Mapping[str, Any], sort: Sort) -> tuple[int, int]:
+    """Its place in the order of the stores."""
+    started_ns = int(request["started_ns"])
+    if sort is Sort.DURATION:
+        return request["last_ns"] - started_ns, started_ns
+    return request.get(_COUNTS.get(sort, "")) or 0, started_ns
 
 
 def deaths(launches: Iterable[Launch]) -> list[dict[str, Any]]:
     """The deaths among launches, as JSON-ready data."""
-    died = sorted((each for each in launches if each.state is State.DIED), key=lambda each: each.ended_ns or 0)
+    died = sorted((each for each in launches if each.state is EngineState.DIED), key=lambda each: each.ended_ns or 0)
     return [{"engine": d.engine, "at_ns": d.ended_ns, "ended_by": d.ended_by, "lost": d.lost} for d in died]

@@ -19,9 +19,9 @@ from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.savings.cause_sums import tenants_of
 from kvtrail.tracer.savings.cells import interval_s
 from kvtrail.tracer.savings.sums import Savings, SavingsRow, prefill_rates, savings_of
-from kvtrail.tracer.serve.api.outcomes import Fates
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
 from kvtrail.tracer.store import FindingFilter, Reader
 
@@ -83,7 +83,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             request=request, rule=rule, severity=severity, connector=connector, engine=engine, engines=chosen,
             since_ns=since_ns, until_ns=until_ns,
         )  # fmt: skip
-        return Fates(process, reader).findings(reader.findings(asked, limit=limit))
+        return OutcomeResolver(process, reader).findings(reader.findings(asked, limit=limit))
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
     def trend(

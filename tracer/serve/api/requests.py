@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,20 +20,22 @@ from kvtrail.tracer.history import history
 from kvtrail.tracer.history.perfetto import trace_events
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.download import part_about
-from kvtrail.tracer.serve.api.outcome_filter import having
-from kvtrail.tracer.serve.api.outcomes import Fates
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
-from kvtrail.tracer.serve.api.similar import alike
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
 MAX_NS = 2**62
 """The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""
+ENOUGH_CANDIDATES, MOST_CANDIDATES = 50, 500
+"""Among so many requests, the similar ones are chosen."""
+_AROUND_NS = (10**9, 10**10, 10**11, 10**12, 10**13, 10**14)
+"""How far around a request's start similar ones are looked for: ever further, until there are enough."""
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -58,8 +61,8 @@ class TimelineStep(BaseModel):
 
 
 class Timeline(BaseModel):
-    """A request's current account, its steps in order, and its findings. `outcome` is what became of it in one word of
-    `kvtrail.tracer.model.outcomes.Outcome`, and `reason` vLLM's own."""
+    """A request's current account, its steps in order, and its findings. `outcome` is one of
+    `kvtrail.tracer.liveness.outcome.Outcome`, and `reason` vLLM's own."""
 
     request: dict[str, Any]
     steps: list[TimelineStep]
@@ -80,13 +83,13 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     def findings_of(account: dict[str, Any]) -> list[dict[str, Any]]:
         return reader.findings(FindingFilter(request=account["request"], engine=account["engine"]), limit=MAX_FINDINGS)
 
-    @api.get("/requests", summary="Requests, latest first, or sorted otherwise, or those that are like another")
+    @api.get("/requests", summary="Requests, latest first, or sorted otherwise, or those similar to another")
     def requests(
         chosen: ChosenEngines,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
         outcome: Annotated[
-            Outcome | None, Query(description="what became of it; of a status, the latest 20,000 are looked at")
+            Outcome | None, Query(description="how it ended; of a status, the latest 20,000 are looked at")
         ] = None,
         verdict: str = "",
         engine: str = "",
@@ -95,16 +98,16 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         sort: Annotated[
             Sort, Query(description="the most first; but for `latest`, of the latest 20,000")
         ] = Sort.LATEST,
-        near: Annotated[str, Query(description="id of a request: those like it, the most alike first")] = "",
+        near: Annotated[str, Query(description="id of a request: those similar to it, the most similar first")] = "",
         near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,
     ) -> list[dict[str, Any]]:
-        fates = Fates(process, reader)
+        resolver = OutcomeResolver(process, reader)
         if near:
             one = account_of(near, near_engine)
-            model = fates.engines.get(one["engine"], {}).get("model", "")
-            same = [name for name, about in fates.engines.items() if about["model"] == model]
-            found = alike(reader, one, engines=same, limit=limit)
+            model = resolver.engines.get(one["engine"], {}).get("model", "")
+            same = [name for name, about in resolver.engines.items() if about["model"] == model]
+            found = similar_requests(reader, one, engines=same, limit=limit)
         else:
             if engine:
                 chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
@@ -112,14 +115,14 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
                 reader.requests, search=ids.bounded(search), verdict=verdict, since_ns=since_ns, before_ns=before_ns
             )
             if outcome is not None:
-                return having(outcome, ask, fates, status=status, engines=chosen, sort=sort, limit=limit)
+                return resolver.requests_with(outcome, ask, status=status, engines=chosen, sort=sort, limit=limit)
             found = ask(status=status, engines=chosen, sort=sort, limit=limit)
-        return [fates.request(account) for account in found]
+        return [resolver.request(account) for account in found]
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
     def request(request_id: str, engine: str = "") -> Timeline:
-        account, fates = account_of(request_id, engine), Fates(process, reader)
-        return timeline(fates.request(account), reader.spans_of(account), fates.findings(findings_of(account)))
+        account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
+        return timeline(resolver.request(account), reader.spans_of(account), resolver.findings(findings_of(account)))
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:
@@ -136,6 +139,33 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         events = list(trace_events(history.of_spans(("", span) for span in reader.spans_of(account)), findings))
         body = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)
         return _file(body, account["request"], ending="perfetto.json", media_type="application/json")
+
+
+def similar_requests(
+    reader: Reader, account: Mapping[str, Any], *, engines: Sequence[str] | None, limit: int
+) -> list[dict[str, Any]]:
+    """The requests that one would be compared with among those of `engines`: near in time and about as long, the most
+    similar first."""
+    found: list[dict[str, Any]] = []
+    at_ns = account["started_ns"]
+    for span_ns in _AROUND_NS:
+        found = reader.requests(
+            engines=engines, since_ns=max(0, at_ns - span_ns), before_ns=at_ns + span_ns + 1, limit=MOST_CANDIDATES
+        )
+        if len(found) > ENOUGH_CANDIDATES:
+            break
+    others = [
+        other for other in found if (other["engine"], other["request"]) != (account["engine"], account["request"])
+    ]
+    return sorted(others, key=lambda other: _distance(account, other))[:limit]
+
+
+def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """How different two requests are: twice the prompt, ten times as far away, and another engine each count as 1."""
+    apart_s: float = abs(one["started_ns"] - other["started_ns"]) / 1e9
+    length, others = (account["prompt"] or account["total"] for account in (one, other))
+    longer: float = abs(math.log2(length / others)) if length and others else 1.0
+    return longer + math.log10(1 + apart_s) + float(one["engine"] != other["engine"])
 
 
 def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict[str, Any]]) -> Timeline:

@@ -24,9 +24,9 @@ from kvtrail import __version__
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
 from kvtrail.tracer.serve.api import lanes, ranges, requests, status_route
-from kvtrail.tracer.serve.api.outcomes import Fates
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
 from kvtrail.tracer.serve.api.tail import EVERY_S, Tail, numbered
 from kvtrail.tracer.serve.errors import Where
@@ -100,7 +100,7 @@ class Fleet(BaseModel):
     engines: list[dict[str, Any]]
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
     the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
-    `state` (one of `kvtrail.tracer.model.launches.State`), and once it has ended when (`ended_ns`), of which exception
+    `state` (one of `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), of which exception
     (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine
     without recorders has not been heard from lately, or another process hears it. If there are very many, those with
     recorders, then the latest."""
@@ -134,7 +134,7 @@ def application(
     fresh = []
     if isinstance(process, Pipeline):
         app.include_router(http_routes(process, metrics, limits))
-        fresh = [Depends(process.catch_up)]
+        fresh = [Depends(process.storage.catch_up)]
         metrics.watch("store_damaged_rows", "Rows of the store that were met and cannot be read.", damage.rows)
     _add_probes(app, process)
 
@@ -178,11 +178,11 @@ def _add_probes(app: FastAPI, process: Live) -> None:
 
     @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
     def readyz() -> JSONResponse:
-        # A damaged row costs one answer, and taking the traffic away would cost every span: it is said, and no trouble.
+        # A damaged row costs one answer, and taking the traffic away would cost every span: it is reported, and no trouble.
         trouble = process.trouble
         met = damage.sentence()
-        said = {"status": trouble or "ok", **({} if met is None else {"damage": met})}
-        return JSONResponse(said, status_code=200 if trouble is None else UNAVAILABLE)
+        body = {"status": trouble or "ok", **({} if met is None else {"damage": met})}
+        return JSONResponse(body, status_code=200 if trouble is None else UNAVAILABLE)
 
 
 def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader) -> None:
@@ -234,8 +234,8 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
 
     @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
     def fleet(chosen: ChosenEngines) -> Fleet:
-        fates = Fates(process, reader)
-        known = fates.engines
+        resolver = OutcomeResolver(process, reader)
+        known = resolver.engines
         if chosen is not None:
             known = {name: known[name] for name in chosen if name in known}
         by_engine: dict[str, list[dict[str, Any]]] = {}
@@ -250,7 +250,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                 {
                     "engine": name,
                     **known[name],
-                    **fates.engine(name),
+                    **resolver.engine(name),
                     "recorders": by_engine.get(name, []),
                     "is_heard": name in heard,
                 }

@@ -11,14 +11,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.liveness.engine import EngineState, Launch
+from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model.findings import Severity, clock, day
-from kvtrail.tracer.model.launches import Launch, State
-from kvtrail.tracer.model.outcomes import HARM, Did
 from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
 from kvtrail.tracer.savings.sums import SavingsRow
 
 ENOUGH_TOKENS = 10_000
-"""Tokens that must have been asked for before and after, for a hit rate to be said to have fallen."""
+"""Tokens that must have been asked for before and after, before a hit rate counts as fallen."""
 FELL_TO, FELL_BY = 0.5, 0.1
 """A hit rate has fallen if it is less than this share of what it was, and this much below it."""
 MOST_OF_A_KIND = 5
@@ -74,7 +74,7 @@ class RuleSummary(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """A range of time, Unix nanoseconds, and the day on which its end lies: times of that day are told without it."""
+    """A range of time, Unix nanoseconds, and the day on which its end lies: times of that day are written without it."""
 
     since_ns: int
     until_ns: int
@@ -90,21 +90,21 @@ Place = Callable[[str], str]
 
 
 def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list[Statement]:
-    """What is said of engines that have died, or are silent."""
-    deaths, silences = [], []
+    """Statements about engines that have died, or that contact was lost with."""
+    deaths, losses = [], []
     for launch in sorted(launches, key=lambda each: -(each.ended_ns or 0)):
         if launch.ended_ns is None or not range_.since_ns <= launch.ended_ns <= range_.until_ns:
             continue
-        if launch.state is State.DIED or (launch.state is State.DRAINED and launch.lost):
+        if launch.state is EngineState.DIED or (launch.state is EngineState.DRAINED and launch.lost):
             deaths.append(_death(launch, launch.ended_ns, range_, place))
-        elif launch.state is State.SILENT or (launch.state is State.REPLACED and launch.lost):
-            silences.append(_silence(launch, launch.ended_ns, range_, place))
-    return [*_few(deaths, "engine died", "engines died"), *_few(silences, "engine fell silent", "engines fell silent")]
+        elif launch.state is EngineState.LOST_CONTACT or (launch.state is EngineState.REPLACED and launch.lost):
+            losses.append(_lost_contact(launch, launch.ended_ns, range_, place))
+    return [*_few(deaths, "engine died", "engines died"), *_few(losses, "engine lost contact", "engines lost contact")]
 
 
 def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
     error, cause, at = launch.ended_by or "", launch.cause, range_.at(at_ns)
-    if launch.state is State.DRAINED:
+    if launch.state is EngineState.DRAINED:
         how = f"was stopped at {at}"
     else:
         how = f"ended at {at} without a goodbye" if error == NO_GOODBYE else f"died at {at} of {exception(error)}"
@@ -122,16 +122,15 @@ def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement
     return statement
 
 
-def _silence(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
-    is_replaced = launch.state is State.REPLACED
-    how = "fell silent and was replaced" if is_replaced else "has been silent since"
-    at = f"at {range_.at(at_ns)}" if is_replaced else range_.at(at_ns)
+def _lost_contact(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
+    is_replaced = launch.state is EngineState.REPLACED
+    how = "stopped reporting and was replaced" if is_replaced else "lost contact"
     why = "" if is_replaced else ": it was killed, or the network between is broken"
     what = f", {some(launch.lost, 'request')} open" if launch.lost else ""
     return Statement(
         kind="silence",
         level=Level.LOST if launch.lost else Level.WARNING,
-        text=f"Engine {place(launch.engine)} {how} {at}{what}{why}",
+        text=f"Engine {place(launch.engine)} {how} at {range_.at(at_ns)}{what}{why}",
         at_ns=at_ns,
         engine=launch.engine,
         page="fleet",
@@ -143,7 +142,7 @@ def _lost(launch: Launch) -> str:
 
 
 def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:
-    """What is said of findings, a rule each."""
+    """Statements about findings, one for each rule."""
     return _few([_of_rule(rule) for rule in rules], "rule has findings", "rules have findings")
 
 
@@ -167,7 +166,7 @@ def _of_rule(rule: RuleSummary) -> Statement:
 
 
 def of_hit_rate(rows: Iterable[SavingsRow], range_: Range) -> list[Statement]:
-    """What is said of the connector's hit rate, where it has fallen and stayed low: its share of the tokens asked for that
+    """A statement about the connector's hit rate, where it has fallen and stayed low: its share of the tokens asked for that
     vLLM's own cache did not have."""
     stretches: dict[int, Counter[str]] = {}
     for row in rows:
@@ -191,7 +190,7 @@ def of_hit_rate(rows: Iterable[SavingsRow], range_: Range) -> list[Statement]:
 
 
 def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
-    """What is said of spans that did not arrive, by engine."""
+    """Statements about spans that did not arrive, by engine."""
     worst = sorted(missing.items(), key=lambda each: -each[1])
     statements = [
         Statement(
@@ -207,7 +206,7 @@ def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
 
 
 def of_damage(sentence: str | None) -> list[Statement]:
-    """What is said of a store that cannot be read in places."""
+    """A statement about a store that cannot be read in places."""
     if sentence is None:
         return []
     text = f"{sentence[0].upper()}{sentence[1:]}"
@@ -215,7 +214,7 @@ def of_damage(sentence: str | None) -> list[Statement]:
 
 
 def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statement:
-    """What is said where nothing is wrong."""
+    """The statement where nothing is wrong."""
     sums: Counter[str] = Counter()
     admitted, first_s = 0, range_.until_ns // 10**9
     for row in rows:
@@ -261,7 +260,7 @@ def summary(
         findings=sum(counts.values()),
         looked_at=len(findings),
         requests=len({(each["engine"], each["request"]) for each in findings if each["request"]}),
-        healed=sum(each["did"] is Did.HEALED for each in findings),
+        healed=sum(each["did"] is Impact.HEALED for each in findings),
         harmed=sum(each["did"] in HARM for each in findings),
         trend=[counts.get(at_ns, 0) for at_ns in stretches],
         trend_from_ns=first,

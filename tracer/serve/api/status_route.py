@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.model.launches import State
+from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.cells import HOUR_S
 from kvtrail.tracer.serve.api import status
-from kvtrail.tracer.serve.api.outcomes import Fates
-from kvtrail.tracer.serve.api.places import ChosenEngines
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.ranges import Moment, moments
 from kvtrail.tracer.serve.api.status import Range, RuleSummary, Statement
 from kvtrail.tracer.store import FindingFilter, Reader
@@ -43,15 +43,15 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
     def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
         since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
-        range_, fates = Range(since_ns=since, until_ns=until), Fates(process, reader)
-        rules = _rules(reader, fates, chosen, range_)
+        range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)
+        rules = _rules(reader, resolver, chosen, range_)
         rows = [row for row in reader.savings(since_ns=since, until_ns=until) if chosen is None or row.engine in chosen]
         launches = [*reader.launches(since_ns=since, until_ns=until)]
-        launches += (each for each in fates.launches.values() if each.state is State.SILENT)
+        launches += (each for each in resolver.launches.values() if each.state is EngineState.LOST_CONTACT)
         unique = {(each.engine, each.launch): each for each in launches if chosen is None or each.engine in chosen}
 
         def place(engine: str) -> str:
-            name, pod = fates.name(engine), fates.engines.get(engine, {}).get("pod", "")
+            name, pod = resolver.name(engine), resolver.engines.get(engine, {}).get("pod", "")
             return f"{name} (pod {pod})" if pod and pod not in name else name
 
         statements = [
@@ -62,13 +62,13 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             *status.of_damage(damage.sentence()),
         ]
         if not statements:
-            running = [name for name, each in fates.launches.items() if each.state is State.RUNNING]
+            running = [name for name, each in resolver.launches.items() if each.state is EngineState.RUNNING]
             running = [name for name in running if chosen is None or name in chosen]
             statements = [status.well(rows, range_, running=len(running))]
         return Status(since_ns=since, until_ns=until, statements=status.worst_first(statements), rules=rules)
 
 
-def _rules(reader: Reader, fates: Fates, chosen: list[str] | None, range_: Range) -> list[RuleSummary]:
+def _rules(reader: Reader, resolver: OutcomeResolver, chosen: list[str] | None, range_: Range) -> list[RuleSummary]:
     which = FindingFilter(engines=chosen, since_ns=range_.since_ns, until_ns=range_.until_ns)
     step_ns = max(1, -(-(range_.until_ns - range_.since_ns) // STRETCHES))
     counts: dict[str, dict[int, int]] = {}
@@ -77,7 +77,7 @@ def _rules(reader: Reader, fates: Fates, chosen: list[str] | None, range_: Range
     if not counts:
         return []
     known = {rule.id: {"rule": rule.id, "title": rule.title, "severity": rule.severity} for rule in all_rules()}
-    findings = fates.findings(reader.findings(which, limit=LOOKED_AT))
+    findings = resolver.findings(reader.findings(which, limit=LOOKED_AT))
     by_rule = {rule: [each for each in findings if each["rule"] == rule] for rule in counts}
     known |= {rule: of_rule[0] for rule, of_rule in by_rule.items() if of_rule}  # a newer kvtrail's, too
     return status.by_weight(

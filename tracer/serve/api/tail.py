@@ -1,8 +1,8 @@
 """Spans as they arrive, for all who read along: decoded and encoded once, for everybody.
 
 Ingest only leaves the request here, and only while somebody reads. Twice a second a thread makes text of what has come, as
-much as all readers together are given; of the rest they are told how much it was. A reader who is slow misses what was pushed
-out meanwhile, and is told so, too.
+much as all readers together are given; of the rest they get the number. A reader who is slow misses what was pushed
+out meanwhile, and gets the number of that, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_SPANS = 1_000
 MOST_BYTES = 8 * MIB
 """In a part, times the readers that it goes to."""
 MOST_PENDING_BYTES = 16 * MIB
-"""Of requests that wait to be made text of."""
+"""Of requests that wait to be rendered as text."""
 PARTS_KEPT = 8
 """For readers that are slow."""
 
@@ -53,7 +53,7 @@ class Tail:
     """What has arrived lately, for those who read along."""
 
     def __init__(self, *, on_skip: Callable[[int], None] = lambda spans: None) -> None:
-        """`on_skip` gets the number of spans that no reader is told of."""
+        """`on_skip` gets the number of spans that no reader is shown."""
         self._on_skip = on_skip
         self._lock = threading.Lock()
         self._left = threading.Event()
@@ -61,7 +61,7 @@ class Tail:
         self._pending: deque[_Arrival] = deque()
         self._pending_bytes = 0
         self._parts: deque[_Part] = deque(maxlen=PARTS_KEPT)
-        self._made = 0
+        self._parts_made = 0
         """How many parts there were."""
         self._next: int | None = None
         """The number of the span after those of the last part; None before the first."""
@@ -81,7 +81,7 @@ class Tail:
         """A reader of all that arrives from now on."""
         with self._lock:
             self.readers += 1
-            reader = Reader(self, self._made)
+            reader = Reader(self, self._parts_made)
             if self.readers == 1:
                 self._left, self._next = threading.Event(), None
                 threading.Thread(target=self._run, args=(self._left,), name="tail", daemon=True).start()
@@ -97,10 +97,10 @@ class Tail:
                     self._pending_bytes = 0
 
     def after(self, position: int) -> tuple[list[_Part], int]:
-        """The parts after so many, as far as they are kept, and how many there are then."""
+        """The parts after so many, as far as they are still held, and how many there are then."""
         with self._lock:
-            count = min(self._made - position, len(self._parts))
-            return [*self._parts][len(self._parts) - count :], self._made
+            count = min(self._parts_made - position, len(self._parts))
+            return [*self._parts][len(self._parts) - count :], self._parts_made
 
     def _run(self, left: threading.Event) -> None:
         decoder = ProtobufDecoder()
@@ -112,7 +112,7 @@ class Tail:
                 part = self._part(pending, decoder, MOST_BYTES // readers)
                 with self._lock:
                     self._parts.append(part)
-                    self._made += 1
+                    self._parts_made += 1
 
     def _part(self, pending: deque[_Arrival], decoder: ProtobufDecoder, most_bytes: int) -> _Part:
         """The text of what has come, until it is enough."""
@@ -126,7 +126,7 @@ class Tail:
             shown = 0
             numbered_spans = decoder.numbered(arrival.payload, first=arrival.first)
             for number, span in () if is_enough else numbered_spans:
-                texts.append(told(number, span))
+                texts.append(span_event(number, span))
                 length += len(texts[-1])
                 shown = number + 1 - arrival.first
                 if is_enough := len(texts) >= MOST_SPANS or length >= most_bytes:
@@ -135,7 +135,7 @@ class Tail:
         self._next = expected
         if skipped:
             self._on_skip(skipped)
-            texts.append(skip(skipped))
+            texts.append(skipped_event(skipped))
         return _Part("".join(texts), begin, expected)
 
 
@@ -152,19 +152,19 @@ class Reader:
         texts: list[str] = []
         for part in parts:
             if self._next is not None and part.first > self._next:
-                texts.append(skip(part.first - self._next))
+                texts.append(skipped_event(part.first - self._next))
             self._next = part.end
             texts.append(part.text)
         return texts
 
 
-def told(number: int, span: Span) -> str:
+def span_event(number: int, span: Span) -> str:
     """A span as a server-sent event."""
     return f"id: {number}\ndata: {json.dumps(numbered(number, span))}\n\n"
 
 
-def skip(spans: int) -> str:
-    """What a reader is told of spans that it is not shown."""
+def skipped_event(spans: int) -> str:
+    """How many spans a reader is not shown, as a server-sent event."""
     return f'event: skipped\ndata: {{"spans": {spans}}}\n\n'
 
 

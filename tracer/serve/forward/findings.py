@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from kvtrail import __version__
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.serve.forward.pieces import Piece, Whose
+from kvtrail.tracer.serve.forward.pieces import Origin, Piece
 
 TRACE_BYTES, SPAN_BYTES = 16, 8
 _SCOPE = ScopeSpans(scope=InstrumentationScope(name=semconv.FINDINGS_SCOPE, version=__version__)).SerializeToString()
@@ -26,13 +26,15 @@ def with_findings(root: bytes, findings: Iterable[Finding]) -> bytes:
     """A root with an event for each finding. What is appended to an encoded message is added to its fields, so the root
     itself stays as it came."""
     events = [
-        Span.Event(time_unix_nano=each.last_ns, name=semconv.FINDING_SPAN, attributes=_attributes(_told(each)))
+        Span.Event(
+            time_unix_nano=each.last_ns, name=semconv.FINDING_SPAN, attributes=_attributes(_finding_attributes(each))
+        )
         for each in findings
     ]
     return root + Span(events=events).SerializeToString()
 
 
-def as_piece(finding: Finding, *, trace_id: str, root_id: bytes, whose: Whose | None) -> Piece | None:
+def as_piece(finding: Finding, *, trace_id: str, root_id: bytes, origin: Origin | None) -> Piece | None:
     """The span of a finding, in the trace of its request and below its root, or without a parent if that is not known. It has
     the resource of the request's spans. None if there is no trace that it could be in."""
     trace = _id(trace_id, TRACE_BYTES)
@@ -54,7 +56,7 @@ def as_piece(finding: Finding, *, trace_id: str, root_id: bytes, whose: Whose | 
         kind=Span.SPAN_KIND_INTERNAL,
         start_time_unix_nano=min(times),
         end_time_unix_nano=max(times),
-        attributes=_attributes({key: value for key, value in about.items() if value} | _told(finding)),
+        attributes=_attributes({key: value for key, value in about.items() if value} | _finding_attributes(finding)),
         links=[
             Span.Link(trace_id=of, span_id=id_, attributes=_attributes({semconv.FINDING_WITNESS.key: each.label}))
             for each, of, id_ in linked
@@ -63,10 +65,10 @@ def as_piece(finding: Finding, *, trace_id: str, root_id: bytes, whose: Whose | 
     )
     if finding.healed < finding.count:
         span.status.code, span.status.message = Status.STATUS_CODE_ERROR, finding.title
-    return Piece(_of_findings(whose, finding.engine), span.SerializeToString())
+    return Piece(_of_findings(origin, finding.engine), span.SerializeToString())
 
 
-def _told(finding: Finding) -> dict[str, str | int]:
+def _finding_attributes(finding: Finding) -> dict[str, str | int]:
     return {
         semconv.FINDING_RULE.key: finding.rule,
         semconv.FINDING_TITLE.key: finding.title,
@@ -86,14 +88,14 @@ def _attributes(values: Mapping[str, str | int]) -> list[KeyValue]:
     ]
 
 
-def _of_findings(whose: Whose | None, engine: str) -> Whose:
+def _of_findings(origin: Origin | None, engine: str) -> Origin:
     """The resource of the request's spans, with the scope of findings."""
-    if whose is not None:
-        resource = whose.resource
+    if origin is not None:
+        resource = origin.resource
     else:
         named = _attributes({_SERVICE: semconv.SCOPE, semconv.ENGINE_ID.key: engine})
         resource = ResourceSpans(resource=Resource(attributes=named)).SerializeToString()
-    return Whose(resource, _SCOPE, semconv.FINDINGS_SCOPE)
+    return Origin(resource, _SCOPE, semconv.FINDINGS_SCOPE)
 
 
 def _id(text: str, length: int) -> bytes | None:

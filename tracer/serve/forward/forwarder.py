@@ -15,6 +15,7 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestStart
 from kvtrail.tracer.ingest.protobuf import Parts
 from kvtrail.tracer.model.findings import Finding
@@ -53,7 +54,7 @@ class Forwarder:
         """Those of them whose spans are held."""
         self._ending: deque[tuple[float, Request]] = deque()
         """Those whose root has come, and when they are to be finished."""
-        self._ended: OrderedDict[Key, Request] = OrderedDict()
+        self._ended: BoundedDict[Key, Request] = BoundedDict(MOST_ENDED)
         self._held_spans = self._held_bytes = 0
 
     @classmethod
@@ -68,18 +69,18 @@ class Forwarder:
         that."""
         by_id = {event.trace_id + event.span_id: event for event in events}
         guilty = {(finding.engine, finding.request) for finding in findings}
-        for whose, spans in self._cutter.cut(payload):
-            if whose.scope_name != semconv.SCOPE:
-                self._out += [Piece(whose, encoded) for encoded in spans]
+        for origin, spans in self._cutter.cut(payload):
+            if origin.scope_name != semconv.SCOPE:
+                self._out += [Piece(origin, encoded) for encoded in spans]
                 continue
             for encoded in spans:
                 span = Parts.Span.FromString(encoded)
                 event = by_id.get((span.trace_id + span.span_id).hex())
                 if event is None or event.request is None or span.name == semconv.STEP_SPAN:
-                    self._of_engine(event, Piece(whose, encoded), span)
+                    self._of_engine(event, Piece(origin, encoded), span)
                 else:
                     key = (event.engine, event.request)
-                    self._of_request(key, event, Piece(whose, encoded), span, is_guilty=key in guilty)
+                    self._of_request(key, event, Piece(origin, encoded), span, is_guilty=key in guilty)
         self._keep_bounds()
         self.found(findings)
 
@@ -91,7 +92,7 @@ class Forwarder:
             self._keep(request, Reason.FINDING)
             if finding.id not in request.findings:
                 place = request.trace_id or finding.trace_id
-                piece = as_piece(finding, trace_id=place, root_id=request.root_id, whose=request.whose)
+                piece = as_piece(finding, trace_id=place, root_id=request.root_id, origin=request.origin)
                 if piece is not None:
                     self._out.append(piece)
             request.findings[finding.id] = finding
@@ -140,7 +141,7 @@ class Forwarder:
             self._late(ended, event, piece, is_guilty=is_guilty)
             return
         request = self._requests.get(key) or self._new(key, event, span)
-        request.place(event, span, piece.whose)
+        request.place(event, span, piece.origin)
         if (reason := self._reason(request, event, is_guilty=is_guilty)) is not None:
             self._keep(request, reason)
         if type(event) in ROOTS:
@@ -214,8 +215,6 @@ class Forwarder:
 
     def _remember(self, request: Request) -> Request:
         self._ended[request.key] = request
-        if len(self._ended) > MOST_ENDED:
-            self._ended.popitem(last=False)
         return request
 
     def _shed(self, request: Request) -> None:
@@ -243,10 +242,10 @@ class Forwarder:
     def _release(self, request: Request) -> list[Piece]:
         """What was held of a request, but for its root."""
         held, request.held = request.held, []
-        kept = 0 if request.root is None else size([request.root])
-        self._held_bytes -= request.held_bytes - kept
+        of_root = 0 if request.root is None else size([request.root])
+        self._held_bytes -= request.held_bytes - of_root
         self._held_spans -= len(held)
-        request.held_bytes = kept
+        request.held_bytes = of_root
         return held
 
     def _send(self) -> None:
@@ -260,4 +259,4 @@ def _rooted(request: Request, root: Piece) -> Piece:
     """The root with the request's findings as its events."""
     if not request.findings:
         return root
-    return Piece(root.whose, with_findings(root.span, request.findings.values()))
+    return Piece(root.origin, with_findings(root.span, request.findings.values()))

@@ -1,7 +1,7 @@
-"""Spans as the bytes that they came as, and requests that are made of them.
+"""Spans as the bytes that they came as, and requests that are assembled from them.
 
-Whose a span is (its resource and scope) is kept beside it, so spans of different batches can travel in one request. Nothing
-of this is encoded anew: to a receiver it is what the sender wrote.
+The origin of a span (its resource and scope) is held beside it, so spans of different batches can travel in one request.
+Nothing of this is encoded again: to a receiver it is what the sender wrote.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.ingest.protobuf import Parts
 
 OVERHEAD_BYTES = 120
@@ -18,7 +19,7 @@ OVERHEAD_BYTES = 120
 _MOST_REMEMBERED = 1024
 
 
-class Whose(Struct, frozen=True, eq=False, gc=False):
+class Origin(Struct, frozen=True, eq=False, gc=False):
     """What spans have in common. There is one for each pair of resource and scope.
 
     Attributes:
@@ -33,9 +34,9 @@ class Whose(Struct, frozen=True, eq=False, gc=False):
 
 
 class Piece(Struct, frozen=True, eq=False, gc=False):
-    """A span: whose it is, and its bytes. Many are held at a time, so the garbage collector does not look at them."""
+    """A span: origin it is, and its bytes. Many are held at a time, so the garbage collector does not look at them."""
 
-    whose: Whose
+    origin: Origin
     span: bytes
 
 
@@ -45,13 +46,13 @@ def size(pieces: Sequence[Piece]) -> int:
 
 
 class Cutter:
-    """Cuts requests into spans. Remembers whose they are, so use one for as many requests as possible."""
+    """Cuts requests into spans. Remembers origin they are, so use one for as many requests as possible."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], Whose] = {}
+        self._known: BoundedDict[tuple[bytes, bytes], Origin] = BoundedDict(_MOST_REMEMBERED)
 
-    def cut(self, payload: bytes) -> Iterator[tuple[Whose, Sequence[bytes]]]:
-        """The spans of an `ExportTraceServiceRequest`, all of which can be read, by whose they are."""
+    def cut(self, payload: bytes) -> Iterator[tuple[Origin, Sequence[bytes]]]:
+        """The spans of an `ExportTraceServiceRequest`, all of which can be read, by origin they are."""
         for resource_spans in Parts.Request.FromString(payload).resource_spans:
             of_resource = Parts.ResourceSpans.FromString(resource_spans)
             scopes = of_resource.scope_spans[:]
@@ -61,28 +62,26 @@ class Cutter:
                 of_scope = Parts.ScopeSpans.FromString(scope_spans)
                 spans = of_scope.spans[:]
                 of_scope.ClearField("spans")
-                yield self._whose(resource, of_scope.SerializeToString()), spans
+                yield self._origin(resource, of_scope.SerializeToString()), spans
 
-    def _whose(self, resource: bytes, scope: bytes) -> Whose:
-        whose = self._known.get((resource, scope))
-        if whose is None:
+    def _origin(self, resource: bytes, scope: bytes) -> Origin:
+        origin = self._known.get((resource, scope))
+        if origin is None:
             name = InstrumentationScope.FromString(Parts.ScopeSpans.FromString(scope).scope).name
-            if len(self._known) >= _MOST_REMEMBERED:
-                self._known.clear()
-            whose = self._known[resource, scope] = Whose(resource, scope, name)
-        return whose
+            origin = self._known[resource, scope] = Origin(resource, scope, name)
+        return origin
 
 
 def joined(pieces: Iterable[Piece]) -> bytes:
     """An `ExportTraceServiceRequest` of these spans."""
-    by_whose: dict[Whose, list[bytes]] = {}
+    by_origin: dict[Origin, list[bytes]] = {}
     for piece in pieces:
-        by_whose.setdefault(piece.whose, []).append(piece.span)
+        by_origin.setdefault(piece.origin, []).append(piece.span)
     by_resource: dict[bytes, list[bytes]] = {}
-    for whose, spans in by_whose.items():
-        of_scope = Parts.ScopeSpans.FromString(whose.scope)
+    for origin, spans in by_origin.items():
+        of_scope = Parts.ScopeSpans.FromString(origin.scope)
         of_scope.spans.extend(spans)
-        by_resource.setdefault(whose.resource, []).append(of_scope.SerializeToString())
+        by_resource.setdefault(origin.resource, []).append(of_scope.SerializeToString())
     request = Parts.Request()
     for resource, scopes in by_resource.items():
         of_resource = Parts.ResourceSpans.FromString(resource)

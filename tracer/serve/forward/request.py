@@ -19,12 +19,12 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.serve.forward.figures import Reason
-from kvtrail.tracer.serve.forward.pieces import Piece, Whose
+from kvtrail.tracer.serve.forward.pieces import Origin, Piece
 
 STATE_BYTES = 700
 """What a request takes in memory beside the spans that are held of it."""
 ROOTS = frozenset({RequestEnd, CutOff})
-"""The events whose span is the root of a request."""
+"""The events origin span is the root of a request."""
 _FAILURES, _MAY_FAIL = frozenset({LoadError, CutOff}), frozenset({Received, TransferEnd})
 _QUEUED, _SERVED = frozenset({RequestStart, Preempt}), ROOTS | {Schedule}
 """After the former a request waits to run, and with the latter it does not any more."""
@@ -62,7 +62,7 @@ class Request(Struct, eq=False, gc=False):
         is_shed: there was no room or time to hold its spans.
         trace_id: in hex, as the scheduler has it: a worker may not know the caller's.
         root_id: the id of its root, as far as it is known: its spans name it as their parent.
-        whose: whose its spans are.
+        origin: origin its spans are.
         waits_ns: since when it has been waiting to run.
     """
 
@@ -76,14 +76,14 @@ class Request(Struct, eq=False, gc=False):
     is_shed: bool = False
     trace_id: str = ""
     root_id: bytes = b""
-    whose: Whose | None = None
+    origin: Origin | None = None
     waits_ns: int | None = None
 
-    def place(self, event: Event, span: Any, whose: Whose) -> None:
+    def place(self, event: Event, span: Any, origin: Origin) -> None:
         """Learn from one of its spans where it belongs."""
         kind = type(event)
         if kind in ROOTS or kind is RequestStart or not self.trace_id:
-            self.trace_id, self.whose = event.trace_id, whose
+            self.trace_id, self.origin = event.trace_id, origin
             self.root_id = span.span_id if kind in ROOTS else span.parent_span_id
 
     def waited_ns(self, event: Event) -> int:

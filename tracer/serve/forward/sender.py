@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 
 from kvtrail.tracer.serve.forward.figures import Dropped, Figures
 from kvtrail.tracer.serve.forward.pieces import Piece, joined, size
-from kvtrail.tracer.serve.forward.telling import Telling
+from kvtrail.tracer.serve.forward.throttled_log import ThrottledLog
 from kvtrail.tracer.serve.forward.transport import Transport
 
 logger = logging.getLogger("kvtrail")
 
 MOST_SPANS = 2_048
 MOST_BYTES = 1 << 20
-"""Of a request. A gRPC server takes 4 MiB unless it is told otherwise."""
+"""Of a request. A gRPC server takes 4 MiB unless it is configured otherwise."""
 GATHER_S = 0.2
 """How long spans wait for others that go with them."""
 TIMEOUT_S = 10.0
@@ -56,7 +56,7 @@ class Sender:
         self._changed = threading.Condition()
         self._end_s: float | None = None
         """When the thread must have ended, once that is known."""
-        self._failing, self._dropping = Telling(clock), Telling(clock)
+        self._failing, self._dropping = ThrottledLog(clock), ThrottledLog(clock)
         self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
         self._thread.start()
 
@@ -138,7 +138,7 @@ class Sender:
             if not answer.again:
                 self._drop(len(batch), Dropped.REFUSED, answer.reason)
                 return
-            self._failing.tell("forwarding: the receiver does not take spans, trying again: %s", answer.reason)
+            self._failing.warn("forwarding: the receiver does not take spans, trying again: %s", answer.reason)
             wait_s = max(answer.after_s or 0.0, pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             if self._clock() + wait_s > give_up_s:
@@ -184,7 +184,7 @@ class Sender:
 
     def _drop(self, spans: int, why: Dropped, reason: str) -> None:
         self._figures.dropped.labels(why).inc(spans)
-        self._dropping.tell("forwarding: %s spans are dropped (%s): %s", spans, why, reason)
+        self._dropping.warn("forwarding: %s spans are dropped (%s): %s", spans, why, reason)
 
     def _show(self) -> None:
         self._figures.queue_spans.set(self.queued)

@@ -1,4 +1,4 @@
-"""OTLP over gRPC and over HTTP: sends one request, and says what the receiver made of it.
+"""OTLP over gRPC and over HTTP: sends one request, and returns how the receiver answered.
 
 Which refusals may be tried again, and when, is OTLP's: https://opentelemetry.io/docs/specs/otlp/#failures.
 """
@@ -43,7 +43,7 @@ _LONGEST_REASON = 200
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a request.
+    """The outcome of a request.
 
     Attributes:
         taken: the receiver has it.

@@ -42,14 +42,15 @@ from kvtrail.tracer.events.events import (
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.ledger.facts import Admitted, Breakdown, Fact, LoadReceived, Preempted
-from kvtrail.tracer.liveness.recorders import INFO, EngineState
+from kvtrail.tracer.liveness.engine import EngineState, Launch, LossCause
+from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.model.launches import DeathCause, Launch, State
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.forward.figures import Figures
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
+from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges
 from kvtrail.tracer.serve.metrics.series import OTHER, Series
 from kvtrail.tracer.serve.shipping import Shipper
 
@@ -249,11 +250,11 @@ class Metrics:
         )
         self.lost_contact = gauge(
             "engine_lost_contact_timestamp_seconds",
-            "Last sign of an engine that fell silent, while nothing explains it.",
+            "Last event of an engine that contact was lost with, while nothing explains it.",
             ("engine",),
         )
         self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
-        states: tuple[tuple[str, str, Callable[[EngineState], float | None]], ...] = (
+        states: tuple[tuple[str, str, Callable[[EngineGauges], float | None]], ...] = (
             (
                 "engine_last_received_timestamp_seconds",
                 "Arrival of an engine's latest span.",
@@ -472,7 +473,7 @@ class Metrics:
 
     def _begin_deaths(self, engine: str) -> None:
         """Show that an engine has not died: an alert sees no increase in a series that begins at 1."""
-        for cause in DeathCause:
+        for cause in LossCause:
             self._series.at(self.deaths, engine, cause).inc(0)
             self._series.at(self.lost_requests, engine, cause).inc(0)
 
@@ -480,19 +481,19 @@ class Metrics:
         """Count what a launch that has changed says of its engine: its death, the requests lost with it, and its silence. All
         that was lost may be known only a while later."""
         self._begin_deaths(now.engine)
-        if now.death is not None:
-            is_known = before is not None and before.death is now.death
-            self._series.at(self.deaths, now.engine, now.death).inc(not is_known)
+        if now.loss is not None:
+            is_known = before is not None and before.loss is now.loss
+            self._series.at(self.deaths, now.engine, now.loss).inc(not is_known)
             counted = before.lost if before is not None and is_known else 0
-            self._series.at(self.lost_requests, now.engine, now.death).inc(max(0, now.lost - counted))
+            self._series.at(self.lost_requests, now.engine, now.loss).inc(max(0, now.lost - counted))
         if not self._series.has_own(now.engine):
             return
-        if now.state is State.SILENT:
+        if now.state is EngineState.LOST_CONTACT:
             self._series.at(self.lost_contact, now.engine).set((now.ended_ns or 0) / 1e9)
         else:
             self._series.remove(self.lost_contact, now.engine)
 
-    def show(self, state: EngineState) -> None:
+    def show(self, state: EngineGauges) -> None:
         """Set the gauges of an engine. An engine that shares the label `other` has none."""
         if not self._series.has_own(state.engine):
             return

@@ -1,8 +1,8 @@
 """OTLP receivers: a gRPC server, and the HTTP route for protobuf and JSON, plain or gzip.
 
 Both acknowledge a batch only after the pipeline has stored it, and ask the sender to retry if it could not, or if too many
-wait already. Spans that cannot be read are told in the acknowledgement (OTLP's partial success), and the others are stored.
-Each answer says that it is a kvtrail's: recorders then send their signs of life.
+wait already. Spans that cannot be read are named in the acknowledgement (OTLP's partial success), and the others are stored.
+Each answer says that it is a kvtrail's: recorders then send heartbeats.
 
 A fleet that is faster than the pipeline is held back by waiting: each of its exporters sends one batch at a time.
 """
@@ -348,8 +348,8 @@ def http_routes(pipeline: Pipeline, metrics: Metrics, limits: Limits) -> APIRout
             return refused(503, Rejected.STORE, error)
         except (ValueError, RecursionError) as error:
             return refused(400, Rejected.MALFORMED, error)
-        said = MessageToJson(accepted, indent=None) if is_json else accepted.SerializeToString()
-        return Response(said, media_type=content_type, headers=_ANNOUNCED)
+        encoded = MessageToJson(accepted, indent=None) if is_json else accepted.SerializeToString()
+        return Response(encoded, media_type=content_type, headers=_ANNOUNCED)
 
     return router
 

@@ -36,11 +36,11 @@ class Sums:
         self._summed_before = dict(summed_before)
         self._read_back: set[tuple[str, int]] = set()
 
-    def will_come_again(self, events: Iterable[Event]) -> None:
+    def expect_again(self, events: Iterable[Event]) -> None:
         """Events are about to be read back."""
         self._read_back.update((event.recorder, event.sequence) for event in events if event.request is not None)
 
-    def come_first(self, events: Iterable[Event]) -> None:
+    def expect_first(self, events: Iterable[Event]) -> None:
         """Events are about to be judged for the first time, though their numbers were known before."""
         for event in events:
             if event.sequence <= self._summed_before.get(event.recorder, -1):

@@ -1,6 +1,6 @@
 """The trace file that `kvtrail serve --trace-file` writes: a copy of what was stored, on a thread of its own.
 
-Ingest never waits for it. What is too much at a time, or cannot be written, is missing in the copy, counted and told.
+Ingest never waits for it. What is too much at a time, or cannot be written, is missing in the copy, counted and logged.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer.model.launches import Cause, Launch, State, agreed
+from kvtrail.tracer.liveness.engine import CausingFinding, EngineState, Launch, agreed
 from kvtrail.tracer.store.clickhouse.database import Database, from_text, to_text
 
 FIELDS = ("engine", "launch", "state", "began_ns", "ended_ns", "ended_by", "lost")
@@ -21,8 +21,8 @@ class LaunchReader(Database):
         reports: dict[tuple[str, str], list[Launch]] = {}
         for *about, cause in self.query(f"SELECT {', '.join(FIELDS)}, cause FROM kvtrail_launches FINAL"):
             fields = dict(zip(FIELDS, about, strict=True))
-            fields["state"] = State(fields["state"])
-            launch = Launch(**fields, cause=Cause(**from_text(cause)) if cause else None)
+            fields["state"] = EngineState(fields["state"])
+            launch = Launch(**fields, cause=CausingFinding(**from_text(cause)) if cause else None)
             reports.setdefault((launch.engine, launch.launch), []).append(launch)
         return [each for each in map(agreed, reports.values()) if _ended_within(each, since_ns, until_ns)]
 

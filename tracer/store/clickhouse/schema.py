@@ -149,7 +149,7 @@ LAUNCHES = """CREATE TABLE IF NOT EXISTS kvtrail_launches (
     time DateTime64(9) ALIAS fromUnixTimestamp64Nano(coalesce(ended_ns, began_ns))
 ) ENGINE = {engine}ReplacingMergeTree(written)
 ORDER BY (engine, launch, tracer)"""
-"""A launch may be known to several tracers; `model.launches.agreed` says what they make of it together."""
+"""A launch may be known to several tracers; `liveness.engine.agreed` says what they know together."""
 
 SCHEMA = """CREATE TABLE IF NOT EXISTS kvtrail_schema (
     version UInt32, retain_hours Float64, written UInt64

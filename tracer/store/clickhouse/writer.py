@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.lanes import Lane
+from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.launches import Launch
 from kvtrail.tracer.savings.cells import by_step
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
 from kvtrail.tracer.store.clickhouse import lanes, launches, schema, spans

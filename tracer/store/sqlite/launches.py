@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from kvtrail.tracer.model.launches import Cause, Launch, State
+from kvtrail.tracer.liveness.engine import CausingFinding, EngineState, Launch
 from kvtrail.tracer.store.sqlite.database import Database, Query, from_text, readable, to_text
 
 SCHEMA = (
@@ -41,8 +41,8 @@ def read(query: Query, where: Sequence[str] = (), values: Sequence[Any] = ()) ->
 def _launch(row: Sequence[Any]) -> Launch:
     engine, launch, state, began_ns, ended_ns, ended_by, lost, cause = row
     return Launch(
-        engine=engine, launch=launch, state=State(state), began_ns=began_ns, ended_ns=ended_ns, ended_by=ended_by,
-        lost=lost, cause=None if cause is None else Cause(**from_text(cause)),
+        engine=engine, launch=launch, state=EngineState(state), began_ns=began_ns, ended_ns=ended_ns, ended_by=ended_by,
+        lost=lost, cause=None if cause is None else CausingFinding(**from_text(cause)),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from history import history
 from processes import SLOW_S, Tracer
 from wire import as_request
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256 !AssertionError: Mismatch"
 
 

@@ -23,7 +23,7 @@ from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import messages
 from kvtrail.tracer.serve.api import download
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 STREAMS = [*sorted(GOLDEN.glob("*.jsonl")), *sorted((GOLDEN / "versions").glob("*.otlp"))]
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 RESTS_ON_OTHERS = ("reset-hit", "block-reuse")

@@ -173,7 +173,7 @@ def test_old_lanes_leave_with_their_requests(tmp_path: Path) -> None:
     reader = SqliteReader(tmp_path / "s.db")
     window = Window(from_ns=START_NS - S, to_ns=START_NS + S)
     assert [x.external for x in reader.lanes(window, live=()).lanes] == ["old"]
-    pipeline.prune(retain_ns=3600 * S)
+    pipeline.storage.prune(retain_ns=3600 * S)
     assert reader.lanes(window, live=()).lanes == []
     pipeline.close()
 

@@ -33,7 +33,7 @@ WELL = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nend"
 class Tracer:
     def __init__(self, folder: Path) -> None:
         self.pipeline = Pipeline(SqliteWriter(folder / "s.db"), Metrics(), grace_ns=0)
-        self.client = TestClient(application(self.pipeline, SqliteReader(folder / "s.db"), self.pipeline._metrics))
+        self.client = TestClient(application(self.pipeline, SqliteReader(folder / "s.db"), self.pipeline.metrics))
         self.began_ns = time.time_ns() - 60 * S
 
     def hear(

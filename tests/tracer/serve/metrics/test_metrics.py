@@ -18,7 +18,7 @@ from kvtrail.tracer.events.events import Alloc, Event, Heartbeat
 from kvtrail.tracer.events.semconv import ENGINE_SPAN
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.metrics.series import MAX_ENGINES, OTHER, Series
-from kvtrail.tracer.serve.receive import pipeline as pipelines
+from kvtrail.tracer.serve.receive import engines
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -248,7 +248,7 @@ def test_an_engine_that_is_silent_for_long_leaves_the_metrics(
 ) -> None:
     sidecar.hear(history("L 749 c0 h0 -> 0"))
     assert sidecar.value("kvtrail_events_received_total") == 2
-    monkeypatch.setattr(pipelines, "SHOW_SILENT_NS", -1)
+    monkeypatch.setattr(engines, "SHOW_SILENT_NS", -1)
     sidecar.pipeline.tidy()
     assert sidecar.value("kvtrail_events_received_total") is None
     assert sidecar.value("kvtrail_lookups_total", answer="miss") is None

@@ -35,7 +35,7 @@ from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.counter import SavingsCounter
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive import pipeline as pipelines
+from kvtrail.tracer.serve.receive import receiving, storing
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -205,7 +205,7 @@ def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Sidecar, monkeyp
         (SavingsCounter, "enter", "savings"),
         (Metrics, "_count_event", "metrics"),
         (Metrics, "_count_fact", "metrics"),
-        (pipelines, "lane_of", "rows"),
+        (storing, "lane_of", "rows"),
         (TraceWriter, "write", "trace_file"),
         (decode, "event", "decode"),
     ],
@@ -251,7 +251,7 @@ def test_an_error_in_one_part_of_the_tidying_leaves_the_others(
 ) -> None:
     monkeypatch.setattr(sidecar.pipeline.detector, part, failing)
     shown: list[int] = []
-    monkeypatch.setattr(sidecar.pipeline, "_show_engines", shown.append)
+    monkeypatch.setattr(sidecar.pipeline.engines, "show", lambda detector, now_ns: shown.append(now_ns))
     sidecar.hear(story("good"))
     sidecar.pipeline.tidy()
     assert sidecar.error_count("tidy") == 1
@@ -264,7 +264,7 @@ def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Sidecar) -> None:
     accounts = sidecar.pipeline.detector.accounts
     odd, good = accounts["engine-odd", "odd-0123abcd"], accounts["engine-good", "good-0123abcd"]
     odd.started_ns, good.lookups = 2**70, 7
-    sidecar.pipeline._dirty |= dict.fromkeys(accounts)
+    sidecar.pipeline.judge.dirty |= dict.fromkeys(accounts)
     sidecar.pipeline.tidy()
     assert sidecar.error_count("store") == 2, "its account and its lane"
     assert sidecar.requests()["good-0123abcd"]["lookups"] == 7
@@ -281,7 +281,7 @@ def test_sums_that_outgrow_the_database_stop_growing(sidecar: Sidecar) -> None:
     sidecar.hear(story("good"), story("other"))
     for account in sidecar.pipeline.detector.accounts.values():
         account.loaded, account.stored = 2**63 - 1, 2**90
-    sidecar.pipeline._dirty |= dict.fromkeys(sidecar.pipeline.detector.accounts)
+    sidecar.pipeline.judge.dirty |= dict.fromkeys(sidecar.pipeline.detector.accounts)
     sidecar.pipeline.tidy()
     assert sidecar.error_count("store") == 0
     assert sidecar.client.get("/api/overview").json()["totals"]["loaded"] > 2**62
@@ -351,7 +351,7 @@ def test_the_sources_of_hits_as_a_number_and_a_block_size_as_text(
 def test_what_no_recorder_writes_is_judged_by_nobody(sidecar: Sidecar, change: str) -> None:
     events = history(STORY)
     changes: dict[str, Callable[[Event], Event]] = {
-        "later": lambda event: replace(event, end_ns=time.time_ns() + 2 * pipelines.AHEAD_NS),
+        "later": lambda event: replace(event, end_ns=time.time_ns() + 2 * receiving.AHEAD_NS),
         "longer": lambda event: replace(event, start_ns=1),
         "numbered": lambda event: replace(event, sequence=2**50),
         "named": lambda event: replace(event, request="r" * 100_000),

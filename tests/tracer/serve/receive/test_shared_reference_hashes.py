@@ -11,7 +11,7 @@ from wire import encoded
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive import pipeline as pipelines
+from kvtrail.tracer.serve.receive import recovery
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -37,7 +37,7 @@ def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_hear
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), metrics, grace_ns=0)
     for events in order:
         pipeline.ingest(encoded(events, CACHE), transport="grpc")
-        pipeline.write_rows()
+        pipeline.storage.write_rows()
         if forgets:
             pipeline.tidy()
             assert not pipeline.detector.accounts
@@ -55,11 +55,11 @@ def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_hear
     pipeline.close()
 
 
-@pytest.mark.parametrize(("recalled", "found"), [(pipelines.RECALLED, ["byte-drift"]), (0, [])])
+@pytest.mark.parametrize(("recalled", "found"), [(recovery.RECALLED, ["byte-drift"]), (0, [])])
 def test_after_a_restart_what_was_computed_long_before_is_not_known_and_nobody_accused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recalled: int, found: list[str]
 ) -> None:
-    monkeypatch.setattr(pipelines, "RECALLED", recalled)
+    monkeypatch.setattr(recovery, "RECALLED", recalled)
     for events in (PRODUCER, CONSUMER):
         pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
         pipeline.ingest(encoded(events, CACHE), transport="grpc")

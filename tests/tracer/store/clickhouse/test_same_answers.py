@@ -47,7 +47,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         events = served(engine, from_ns=from_ns + number, to_ns=to_ns, every_ms=1500, stale_every=9)
         for at in range(0, len(events), 150):
             tracer.hear(events[at : at + 150], service_name="chat", host_name="h", k8s_pod_name=pod)
-            tracer.pipeline.write_rows()
+            tracer.pipeline.storage.write_rows()
             if at % 450 == 0:
                 tracer.send()
     some = tracer.local.requests(limit=2)

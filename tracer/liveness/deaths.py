@@ -1,24 +1,18 @@
-"""How the engines of a recorded history ended: of what they died, and what was lost by it. Events may come in any order."""
+"""The deaths of the engines of a recorded history, and what was lost by them. Events may come in any order."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.events.events import Alloc, Event, Failure, Heartbeat, Lookup, RequestStart, Schedule
-from kvtrail.tracer.events.semconv import CUT_OFF, NO_GOODBYE, UNHEARD
+from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
+from kvtrail.tracer.liveness.engine import EngineState, Evidence, goes_on, is_fatal, transition
+from kvtrail.tracer.liveness.outcome import has_failed, is_lost
 from kvtrail.tracer.model.findings import Finding, Severity
-from kvtrail.tracer.model.outcomes import ABORTED
 
 CAUSE_NS = 60 * 10**9
 """How long before a death its cause may have been found."""
-GOES_ON: frozenset[type[Event]] = frozenset({RequestStart, Lookup, Alloc, Schedule})
-"""What only the scheduler's side of an engine records that goes on."""
-_RAISES: frozenset[type[Event]] = frozenset({Lookup, Alloc, Failure})
-"""What tells of an exception."""
-_SHUTDOWN = "shutdown"
-"""The call by which a connector is told that its engine ends: what it raises ends nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +40,11 @@ class _Side:
 
     engine: str
     went_on: int = -1
-    """The number of the last event that only an engine records that goes on."""
+    """The number of the last event that shows that the engine went on."""
     raised: Event | None = None
     goodbye: Heartbeat | None = None
-    open: dict[str, bool] = field(default_factory=dict)
+    lost: dict[str, bool] = field(default_factory=dict)
     """The requests that were lost with it, and whether a call about each raised."""
-
-
-def is_fatal(event: Event) -> bool:
-    """Whether an event tells of an exception that ends an engine, if nobody catches it: vLLM does not."""
-    if event.error is None or type(event) not in _RAISES:
-        return False
-    return not (isinstance(event, Failure) and event.call == _SHUTDOWN)
-
-
-def is_lost(account: Account) -> bool:
-    """Whether a request is lost with its engine: it was open, or its blocks were kept for another engine to read, as a
-    prefill engine keeps them for decode."""
-    kept = account.evidence.end
-    is_kept_for_another = kept is not None and kept.handoff is True and kept.outcome != ABORTED
-    return account.ended_ns is None or account.outcome in (CUT_OFF, UNHEARD) or is_kept_for_another
 
 
 def cause_of(findings: Iterable[Finding], engine: str, ended_ns: int, failed: Container[str]) -> Finding | None:
@@ -82,22 +61,21 @@ def cause_of(findings: Iterable[Finding], engine: str, ended_ns: int, failed: Co
     return max(causes, key=lambda each: (each.request in failed, each.last_ns, each.id), default=None)
 
 
-class Endings:
-    """Follows a history for the ends of its engines."""
+class Deaths:
+    """Follows a history for the deaths of its engines."""
 
     def __init__(self) -> None:
         self._sides: dict[str, _Side] = {}
         """By recorder."""
 
-    def note(self, event: Event) -> None:
+    def enter(self, event: Event) -> None:
         """Enter an event."""
-        kind = type(event)
         if event.error is not None:
             if event.role == SCHEDULER and is_fatal(event):
                 side = self._side(event)
                 if side.raised is None or side.raised.sequence < event.sequence:
                     side.raised = event
-        elif kind in GOES_ON:
+        elif goes_on(event):
             side = self._side(event)
             if side.went_on < event.sequence:
                 side.went_on = event.sequence
@@ -107,12 +85,12 @@ class Endings:
                 side.goodbye = event
 
     def leave(self, account: Account) -> None:
-        """A request is not heard of any more."""
+        """The last that is known of a request."""
         side = self._sides.get(account.recorder)
         if side is not None and is_lost(account):
-            side.open[account.request] = account.status == "failed"
+            side.lost[account.request] = has_failed(account.status)
 
-    def deaths(self, findings: Iterable[Finding]) -> list[Death]:
+    def all(self, findings: Iterable[Finding]) -> list[Death]:
         """The deaths of all engines, in the order in which they happened."""
         return sorted(self._deaths(list(findings)), key=lambda death: (death.at_ns, death.engine))
 
@@ -127,20 +105,21 @@ class Endings:
             # What came after a goodbye, or after an exception, takes it back.
             raised = side.raised if side.raised and side.raised.sequence > side.went_on else None
             goodbye = side.goodbye if side.goodbye and side.goodbye.sequence > side.went_on else None
-            ended_by = goodbye.recorder_ended_by if goodbye else None
-            if raised is not None and ended_by in (None, NO_GOODBYE):
-                ended_by = raised.error
             last = goodbye or raised
+            evidence = Evidence(
+                is_closed=goodbye is not None,
+                ended_by=None if goodbye is None else goodbye.recorder_ended_by,
+                raised=None if raised is None else raised.error,
+                lost=len(side.lost),
+            )
             is_schedulers = side.went_on >= 0 or raised is not None
-            if ended_by is None or last is None or not is_schedulers:
+            if last is None or not is_schedulers or transition(evidence).state is not EngineState.DIED:
                 continue
-            if ended_by == NO_GOODBYE and not side.open:  # it was idle, and nothing shows that it did not just end
-                continue
-            failed = {request for request, has_failed in side.open.items() if has_failed}
+            failed = {request for request, has_raised in side.lost.items() if has_raised}
             yield Death(
                 engine=side.engine,
                 at_ns=last.end_ns,
-                ended_by=ended_by,
-                lost=tuple(sorted(side.open)),
+                ended_by=evidence.exception or "",
+                lost=tuple(sorted(side.lost)),
                 cause=cause_of(findings, side.engine, last.end_ns, failed),
             )

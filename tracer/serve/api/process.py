@@ -1,4 +1,5 @@
-"""What the api shows of the process that it runs in, besides what is stored: a tracer's own state, or none of it."""
+"""What the api shows of the process that it runs in, besides what is stored: the state of a sidecar, or that of
+a process over a fleet of them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import time
 from collections import Counter
 from typing import Protocol
 
-from kvtrail.tracer.liveness.recorders import SILENT_NS, Recorders
+from kvtrail.tracer.liveness.engine import CONTACT_NS
+from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
@@ -19,14 +21,19 @@ class Live(Protocol):
 
     started_ns: int
     last_received_ns: int | None
-    spans_stored: int
-    recorders: Recorders
     errors: InternalErrors
     forwarder: Forwarder | None
 
     @property
     def trouble(self) -> str | None:
         """Why it cannot do its work; None while all is well."""
+
+    @property
+    def recorders(self) -> Recorders: ...
+
+    @property
+    def spans_stored(self) -> int:
+        """Since it was started."""
 
     @property
     def events_missing(self) -> int: ...
@@ -45,8 +52,8 @@ class Live(Protocol):
         """How often each rule could not decide, by the reason, since this process started."""
 
 
-class Onlooker:
-    """The state of a process that receives nothing itself, and shows what the tracers of a fleet have stored."""
+class FleetProcess:
+    """The state of a process that receives nothing itself, and shows what the sidecars of a fleet have stored."""
 
     def __init__(self, reader: ClickHouseReader, errors: InternalErrors) -> None:
         self.started_ns = time.time_ns()
@@ -66,7 +73,7 @@ class Onlooker:
         return None
 
     def running(self) -> set[str]:
-        return set(self._reader.heard_since(time.time_ns() - SILENT_NS))
+        return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))
 
     def checks(self) -> Counter[tuple[str, Verdict]]:
         return Counter()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import NO_GOODBYE
 from kvtrail.tracer.history.offline import OfflineDetector
-from kvtrail.tracer.liveness.endings import Death
+from kvtrail.tracer.liveness.deaths import Death
 
 ERROR = "AssertionError: Mismatch in tokens to load"
 BEFORE = "b: L 64 c0 h0 -> 0\nL 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached"

@@ -1,0 +1,60 @@
+"""The outcome of a request and the impact of a finding, by its account's words and its engine's state."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD
+from kvtrail.tracer.liveness.engine import EngineState
+from kvtrail.tracer.liveness.outcome import OPEN, STATUSES, Impact, Outcome, described, impact_of, outcome_of
+
+RUNNING, DIED, LOST_CONTACT = EngineState.RUNNING, EngineState.DIED, EngineState.LOST_CONTACT
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "engine", "outcome"),
+    [
+        ("finished", "stopped", DIED, Outcome.FINISHED),
+        ("finished", "aborted", RUNNING, Outcome.ABORTED),
+        ("finished", "error", RUNNING, Outcome.FAILED),
+        ("failed", CUT_OFF, DIED, Outcome.FAILED),
+        ("abandoned", CUT_OFF, RUNNING, Outcome.LOST),
+        ("abandoned", UNHEARD, LOST_CONTACT, Outcome.LOST_CONTACT),
+        ("abandoned", UNHEARD, EngineState.REPLACED, Outcome.LOST),
+        ("loading", None, LOST_CONTACT, Outcome.LOST_CONTACT),
+        ("loading", None, DIED, Outcome.LOST),
+        ("loading", None, EngineState.NOT_OBSERVED, Outcome.RUNNING),
+    ],
+)
+def test_the_outcome_of_a_request(status: str, reason: str | None, engine: EngineState, outcome: Outcome) -> None:
+    assert outcome_of(status, reason, engine) is outcome
+
+
+def test_each_outcome_is_searched_for_among_all_statuses_that_may_have_it() -> None:
+    for status in (*OPEN, "finished", "failed", "abandoned"):
+        for reason in (None, "stopped", "aborted", "error", CUT_OFF, UNHEARD):
+            if (reason in ("stopped", "aborted", "error")) == (status == "finished") or reason is None:
+                for engine in EngineState:
+                    assert status in STATUSES[outcome_of(status, reason, engine)], (status, reason, engine)
+
+
+def test_how_a_request_ended_in_words() -> None:
+    assert described("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
+    assert described("finished", "stopped", None) == "it ended: stopped"
+    assert described("abandoned", CUT_OFF, None) == "its engine ended before it did"
+    assert described("abandoned", UNHEARD, None) == "contact with its engine was lost"
+    assert described("running", None, None) == "the recording ends before it does"
+
+
+def test_the_impact_of_a_finding() -> None:
+    def impact(
+        outcome: Outcome | None, *, rule: str = "stale-lookup", healed: int = 0, is_cause: bool = False
+    ) -> Impact:
+        return impact_of(outcome, rule=rule, healed=healed, count=2, is_cause=is_cause)
+
+    assert impact(Outcome.FAILED, healed=2) is Impact.HEALED
+    assert impact(Outcome.FAILED, healed=1) is Impact.FAILED
+    assert impact(Outcome.LOST, is_cause=True) is Impact.DIED
+    assert impact(Outcome.LOST) is Impact.LOST
+    assert impact(Outcome.LOST_CONTACT) is impact(Outcome.FINISHED) is impact(None) is Impact.NO_HARM
+    assert impact(Outcome.FINISHED, rule="byte-drift") is Impact.WRONG_KV

@@ -1,0 +1,136 @@
+"""The outcome of a request, and the impact of a finding: what can be said once more is known than the request's own events.
+
+A request's account has a `status` and, once it has ended, a reason (`Account.outcome`): their strings are read here, and
+nowhere else. A request that has not ended shares the fate of its engine.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.liveness.engine import EngineState
+
+ABORTED, ERROR = "aborted", "error"
+"""vLLM's own words for how a request finished."""
+FINISHED, FAILED, ABANDONED = "finished", "failed", "abandoned"
+"""The statuses of an account that has ended."""
+OPEN = ("queued", "admitted", "loading", "running", "preempted")
+"""The statuses of an account that has not."""
+
+
+class Outcome(StrEnum):
+    """The outcome of a request. The values are part of the api."""
+
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    LOST = "lost"
+    LOST_CONTACT = "unheard"
+    RUNNING = "running"
+
+
+MEANING = {
+    Outcome.FINISHED: "It finished as its caller asked.",
+    Outcome.ABORTED: "Its caller, or the engine as it was stopped, aborted it.",
+    Outcome.FAILED: "A call of the connector about it raised, or vLLM finished it with an error.",
+    Outcome.LOST: "It was open when its engine ended: its caller got no end.",
+    Outcome.LOST_CONTACT: "It was open when contact with its engine was lost; its outcome is not known.",
+    Outcome.RUNNING: "It has not ended.",
+}
+"""What each outcome means."""
+_OF_OPEN = {
+    EngineState.RUNNING: Outcome.RUNNING,
+    EngineState.NOT_OBSERVED: Outcome.RUNNING,
+    EngineState.DIED: Outcome.LOST,
+    EngineState.DRAINED: Outcome.LOST,
+    EngineState.REPLACED: Outcome.LOST,
+    EngineState.LOST_CONTACT: Outcome.LOST_CONTACT,
+}
+"""The outcome of a request that has not ended, by the state of its engine."""
+STATUSES = {
+    Outcome.FINISHED: (FINISHED,),
+    Outcome.ABORTED: (FINISHED,),
+    Outcome.FAILED: (FAILED, FINISHED),
+    Outcome.LOST: (ABANDONED, *OPEN),
+    Outcome.LOST_CONTACT: (ABANDONED, *OPEN),
+    Outcome.RUNNING: OPEN,
+}
+"""The statuses that a request of each outcome may have."""
+
+
+def outcome_of(status: str, reason: str | None, engine: EngineState) -> Outcome:
+    """The outcome of a request, by its account's `status` and `outcome` (the reason), and by the state of its engine."""
+    if has_failed(status) or reason == ERROR:
+        return Outcome.FAILED
+    if status == FINISHED:
+        return Outcome.ABORTED if reason == ABORTED else Outcome.FINISHED
+    if status == ABANDONED:
+        lost_contact = reason == UNHEARD and engine is EngineState.LOST_CONTACT
+        return Outcome.LOST_CONTACT if lost_contact else Outcome.LOST
+    return _OF_OPEN[engine]
+
+
+def described(status: str, reason: str | None, error: str | None) -> str:
+    """How a request ended, by its account, in words: a drift of severity `crash` does not always crash anything."""
+    match status:
+        case "failed":
+            return f"a call about it raised {error}"
+        case "finished":
+            return f"it ended: {reason or 'how is not known'}"
+        case "abandoned" if reason == UNHEARD:
+            return "contact with its engine was lost"
+        case "abandoned":
+            return "its engine ended before it did"
+    return "the recording ends before it does"
+
+
+def has_failed(status: str) -> bool:
+    """Whether a call about a request raised."""
+    return status == FAILED
+
+
+def is_over(status: str, ended_ns: int | None) -> bool:
+    """Whether nothing more is to come of a request, whatever the state of its engine."""
+    return ended_ns is not None or has_failed(status)
+
+
+def is_lost(account: Account) -> bool:
+    """Whether a request is lost with its engine: it was open, or its blocks were held for another engine to read, as a
+    prefill engine holds them for decode."""
+    end = account.evidence.end
+    is_held_for_another = end is not None and end.handoff is True and end.outcome != ABORTED
+    return account.ended_ns is None or account.outcome in (CUT_OFF, UNHEARD) or is_held_for_another
+
+
+class Impact(StrEnum):
+    """The impact of a finding, as far as it shows."""
+
+    HEALED = "healed"
+    NO_HARM = "no harm seen"
+    FAILED = "request failed"
+    DIED = "engine died"
+    LOST = "request lost"
+    WRONG_KV = "wrong KV read"
+
+
+HARM = (Impact.DIED, Impact.FAILED, Impact.LOST, Impact.WRONG_KV)
+ABOUT_BYTES = frozenset({"byte-drift", "byte-early", "byte-rot"})
+"""Rules that see that wrong KV was read."""
+
+
+def impact_of(outcome: Outcome | None, *, rule: str, healed: int, count: int, is_cause: bool) -> Impact:
+    """The impact of a finding that was seen `count` times: the guard healed it, or its request has this outcome, or it caused
+    its engine's death. Without a request, or with one that is not known any more, `outcome` is None."""
+    if healed >= count:
+        return Impact.HEALED
+    if is_cause:
+        return Impact.DIED
+    match outcome:
+        case Outcome.FAILED:
+            return Impact.FAILED
+        case Outcome.LOST:
+            return Impact.LOST
+        case _:
+            return Impact.WRONG_KV if rule in ABOUT_BYTES else Impact.NO_HARM

@@ -1,0 +1,88 @@
+"""What the gauges of an engine show: its recorders, its waiting loads and frees, and its host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.liveness.recorders import INFO, Contact, RecorderState
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineGauges:
+    """The values of an engine's gauges.
+
+    Attributes:
+        engine: vLLM's engine id.
+        info: values of the labels `INFO`.
+        heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
+        recorders: how many of its recorders have neither closed nor terminated, as far as they send heartbeats or have
+            reported a moment ago.
+        outstanding: events whose sequence number is known and that have not arrived (yet).
+        untold: how often its recorders could not record something.
+        probes_off: how many connectors' probes have switched themselves off, in all of its recorders.
+        open_loads: asynchronous loads that have not been received.
+        open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has stopped reporting does
+            not age.
+        overdue_loads: open loads that the rule `stuck-load` has found.
+        kept_requests: requests that have ended and whose blocks the connector still holds.
+        kept_blocks: how many blocks those are, where the recorder names them.
+        kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
+        overdue_frees: of those requests, the ones that the rule `late-free` has found.
+        held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
+            where no recorder knows.
+    """
+
+    engine: str
+    info: tuple[str, ...] = ("",) * len(INFO)
+    heard_ns: int = 0
+    recorders: int = 0
+    outstanding: int = 0
+    untold: int = 0
+    probes_off: int = 0
+    open_loads: int = 0
+    open_load_oldest_ns: int = 0
+    overdue_loads: int = 0
+    kept_requests: int = 0
+    kept_blocks: int = 0
+    kept_oldest_ns: int = 0
+    overdue_frees: int = 0
+    held_bytes: int | None = None
+    memory_limit: int | None = None
+
+
+def engine_gauges(recorders: Iterable[RecorderState], detector: Detector) -> list[EngineGauges]:
+    """The gauges of every engine that has a recorder."""
+    states: dict[str, EngineGauges] = {}
+    for recorder in recorders:
+        state = states.setdefault(recorder.engine, EngineGauges(engine=recorder.engine))
+        state.heard_ns = max(state.heard_ns, recorder.heard_ns)
+        state.info = recorder.info  # of the one that was met last, as in the store
+        state.recorders += recorder.contact in (Contact.RUNNING, Contact.LOST)
+        state.outstanding += recorder.missing
+        state.untold += sum(recorder.untold.values())
+        state.probes_off += len(recorder.probes_off)
+        state.held_bytes = _most(state.held_bytes, recorder.held_bytes)
+        state.memory_limit = _most(state.memory_limit, recorder.memory_limit)
+    for account, now_ns in detector.waiting():
+        waiting = states.get(account.engine)
+        if waiting is None:
+            continue
+        evidence = account.evidence
+        late = {finding.rule for finding in detector.findings.get((account.engine, account.request), {}).values()}
+        if evidence.loading is not None and account.ended_ns is None:
+            waiting.open_loads += 1
+            waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - evidence.loading.end_ns)
+            waiting.overdue_loads += "stuck-load" in late
+        if evidence.end is not None:
+            waiting.kept_requests += 1
+            waiting.kept_blocks += len(evidence.end.blocks_ids or evidence.blocks or ())
+            waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
+            waiting.overdue_frees += "late-free" in late
+    return list(states.values())
+
+
+def _most(*sizes: int | None) -> int | None:
+    """The largest of those that are known."""
+    return max((size for size in sizes if size is not None), default=None)

@@ -1,0 +1,185 @@
+"""What the sidecar knows of engines: their recorders and what these lost, their launches, and the metrics that show them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.ingest import decode
+from kvtrail.tracer.ingest.decode import Decoded
+from kvtrail.tracer.liveness.engine import Launch
+from kvtrail.tracer.liveness.launches import Launches
+from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
+from kvtrail.tracer.model.engines import described
+from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, engine_gauges
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.metrics.series import OTHER
+from kvtrail.tracer.serve.receive.receiving import MOST_RECORDERS, Received
+
+logger = logging.getLogger("kvtrail")
+
+NOTE_ENGINE_NS = 60 * 10**9
+"""How often the store notes that an engine still reports."""
+SHOW_SILENT_NS = 3600 * 10**9
+"""How long an engine that has stopped reporting stays in the metrics."""
+LONGEST_UNKNOWN = 100
+"""Characters of a name that is not known. Names come from outside, too."""
+MOST_LOGGED = 1_000
+"""Kinds of malformed spans, and names that are not known, that are remembered; each is logged once."""
+
+
+class Engines:
+    """Counts stored requests by recorder, and watches the engines.
+
+    Attributes:
+        recorders: those that report, or did lately.
+        launches: the launches of engines.
+    """
+
+    def __init__(self, stored: Iterable[Launch], heard: Mapping[str, int], metrics: Metrics) -> None:
+        """`stored` are the launches as they were last written, and `heard` has when their engines last reported; Unix
+        nanoseconds."""
+        self.recorders = Recorders()
+        self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_change=self._count_launch)
+        self._metrics = metrics
+        self._noted: BoundedDict[str, int] = BoundedDict(MOST_RECORDERS)
+        """By recorder: when the store noted its engine."""
+        self._logged: set[tuple[str, str]] = set()
+        self._lost: Counter[str] = Counter()
+        self._shown: dict[str, EngineGauges] = {}
+        """The engines in the metrics."""
+
+    def running(self) -> set[str]:
+        """The engines that report, whose open requests go on."""
+        return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}
+
+    def descriptions(self, came: Received) -> dict[str, dict[str, str]]:
+        """How engines describe themselves, where the store has not noted that a moment ago."""
+        found: dict[str, dict[str, str]] = {}
+        due_ns = time.monotonic_ns() - NOTE_ENGINE_NS
+        for resource, decoded in came.parts:
+            if decoded.events and self._noted.get(decoded.events[0].recorder, due_ns) <= due_ns:
+                about = {field: text for field, text in described(resource).items() if text}
+                found.setdefault(decoded.events[0].engine, {}).update(about)
+        return found
+
+    def count(self, came: Received, *, now_ns: int) -> None:
+        """Count a request, which was stored at `now_ns`."""
+        metrics = self._metrics
+        metrics.spans_repeated.inc(len(came.again))
+        metrics.spans_foreign.inc(len(came.foreign))
+        again = {id(event) for event in came.again}
+        for resource, decoded in came.parts:
+            if events := [event for event in decoded.events if id(event) not in again] if again else decoded.events:
+                oldest_ns = min([event.end_ns for event in events])
+                metrics.count_received(events[0].engine, events=len(events), oldest_ns=oldest_ns, stored_ns=now_ns)
+                with metrics.internal_errors.caught(
+                    Where.METRICS, f"recorder {events[0].recorder} is not shown as it is"
+                ):
+                    self._count_recorder(events, resource, now_ns)
+            self._count_unknown(resource, decoded)
+        self._log(came)
+
+    def update(self) -> list[RecorderState]:
+        """See which recorders still report; returns those that are forgotten."""
+        return self.recorders.update(at_ns=time.monotonic_ns())
+
+    def update_launches(self, detector: Detector) -> None:
+        """See how the launches are."""
+        with self._metrics.internal_errors.caught(Where.TIDY):
+            self.launches.update(
+                self.recorders, detector.accounts.values(), detector.findings, at_ns=time.monotonic_ns()
+            )
+
+    def show(self, detector: Detector, *, now_ns: int) -> None:
+        """Show the engines in the metrics."""
+        for engine, count in (detector.lost - self._lost).items():
+            self._metrics.count_lost(engine, missing=count)
+        self._lost = Counter(detector.lost)
+        gone = {
+            name: EngineGauges(engine=name, info=last.info, heard_ns=last.heard_ns)
+            for name, last in self._shown.items()
+        }
+        known = {gauges.engine: gauges for gauges in engine_gauges(self.recorders.values(), detector)}
+        for engine, gauges in (gone | known).items():
+            if gauges.heard_ns < now_ns - SHOW_SILENT_NS:
+                self._metrics.retire(engine)
+                self._shown.pop(engine, None)
+            else:  # also of an engine that has ended: what it counted last is still to be read
+                self._metrics.show(gauges)
+                self._shown[engine] = gauges
+
+    def _count_launch(self, before: Launch | None, now: Launch) -> None:
+        self._metrics.count_launch(before, now)
+        if now.engine not in self._shown and now.ended_ns is not None:  # it was never shown: retired like others
+            self._shown[now.engine] = EngineGauges(engine=now.engine, heard_ns=now.ended_ns)
+
+    def _count_recorder(self, events: Sequence[Event], resource: Mapping[str, Any], now_ns: int) -> None:
+        at_ns = time.monotonic_ns()
+        id_ = events[0].recorder
+        recorder = self.recorders.get(id_)
+        if recorder is None:
+            recorder = RecorderState.of(events[0], resource, at_ns=at_ns)
+            self.recorders.add(recorder)
+            self._metrics.describe(recorder.engine, recorder.info)
+            for misfit in decode.misfits(resource):
+                logger.warning("recorder %s: %s", id_, misfit)
+            self._count_names(resource, decode.unknown_in_resource(resource), what="attribute")
+        if at_ns - self._noted.get(id_, at_ns - NOTE_ENGINE_NS) >= NOTE_ENGINE_NS:
+            self._noted[id_] = at_ns
+        before = dict(recorder.dropped_by)
+        dropped = recorder.count(events, heard_ns=now_ns, at_ns=at_ns)
+        if dropped is not None:
+            self._metrics.count_lost(recorder.engine, dropped=dropped)
+            for why, lost in recorder.dropped_by.items():
+                self._metrics.count_dropped_by(recorder.engine, why, lost - before.get(why, 0))
+
+    def _count_unknown(self, resource: Mapping[str, Any], decoded: Decoded) -> None:
+        """Count what only another version of kvtrail knows. What the resource has was counted when its recorder came."""
+        self._count_names(resource, decoded.unknown_spans.elements(), what="span")
+        if decoded.unknown_attributes:
+            of_resource = decode.unknown_in_resource(resource)
+            names = (name for name in decoded.unknown_attributes.elements() if name not in of_resource)
+            self._count_names(resource, names, what="attribute")
+
+    def _count_names(self, resource: Mapping[str, Any], names: Iterable[str], *, what: str) -> None:
+        """Count names that are not known; each is logged once."""
+        recorder = self.recorders.get(str(resource.get(semconv.RECORDER_ID.key, "")))
+        engine = OTHER if recorder is None else recorder.engine  # only a recorder's engine is ever retired
+        version = str(resource.get(semconv.VERSION.key, ""))
+        for name in names:
+            short = name[:LONGEST_UNKNOWN]
+            self._metrics.count_unknown(engine, what=what)
+            if recorder is not None:
+                recorder.count_unknown(short)
+            if self._is_new("", short):
+                text = "%r, which kvtrail %r has recorded, is not known to this one: it is stored and counted, and not judged"
+                logger.warning(text, short, version[:LONGEST_UNKNOWN] or "of another version")
+
+    def _log(self, came: Received) -> None:
+        """Count and log what is wrong with spans."""
+        for malformed in came.malformed:
+            self._metrics.spans_malformed.inc()
+            if self._is_new(*malformed.about):
+                logger.warning("%s; it is stored, but no rule judges it. The like of it is only counted.", malformed)
+        for error in came.errors:
+            self._metrics.internal_errors.count(Where.DECODE, error, "a span is stored and not judged")
+            error.__traceback__ = None  # which keeps the request, and the call that brought it
+        if (refused := came.refused) is not None:
+            self._metrics.spans_refused.inc(refused.spans)
+            logger.warning("%s spans could not be read and were not stored: %s", refused.spans, refused.reason)
+
+    def _is_new(self, name: str, what: str) -> bool:
+        about = (name, what)
+        if about in self._logged or len(self._logged) >= MOST_LOGGED:
+            return False
+        self._logged.add(about)
+        return True

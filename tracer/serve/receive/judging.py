@@ -1,0 +1,230 @@
+"""The second job of the pipeline: what the events of a request show. The detector judges them, its findings are reported, and
+what the offload saved is summed up; what has ended is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event, RequestStart
+from kvtrail.tracer.liveness.recorders import RecorderState
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.receiving import of_this_time
+from kvtrail.tracer.serve.receive.sums import Sums
+from kvtrail.tracer.store.sqlite.store import SqliteWriter
+
+logger = logging.getLogger("kvtrail")
+
+
+class Clock(Protocol):
+    """The part of the module `time` by which what is missing is given up; tests and rebuilds replace it."""
+
+    def time_ns(self) -> int: ...
+
+    def monotonic_ns(self) -> int: ...
+
+
+class Judge:
+    """Judges events, in whichever order they come.
+
+    Attributes:
+        detector: the accounts, and what the rules found.
+        savings: the sums that are to be written.
+        judged: the number of the last span that was judged.
+        is_behind: whether spans are stored and not judged: after a start.
+        is_recalling: whether the accounts are not whole yet: after a start.
+        is_closing: whether what takes long should end.
+        may_settle: whether all that was open could be read back; where it could not, the next start tries again.
+        dirty: requests whose accounts changed and whose rows are to be written.
+        changed: findings that are to be written, by id.
+    """
+
+    def __init__(
+        self,
+        log: SqliteWriter,
+        metrics: Metrics,
+        lock: threading.RLock,
+        highest_numbers: Mapping[str, int],
+        *,
+        max_requests: int,
+        grace_ns: int,
+        clock: Clock,
+    ) -> None:
+        """
+        Args:
+            log: where the stored events of a request are read back from.
+            lock: of the pipeline.
+            highest_numbers: by recorder, that of the stored events.
+            grace_ns: how long events are waited for that are missing.
+        """
+        self._log, self._lock, self._clock, self._grace_ns = log, lock, clock, grace_ns
+        self._metrics, self._errors = metrics, metrics.internal_errors
+        self.judged = log.judged()
+        self.is_behind, self.is_closing = True, False
+        self.is_recalling, self.may_settle = log.last_number() > 0, True
+        judged_before = highest_numbers if self.judged else {}
+        self.sums = Sums(judged_before, self._errors)
+        self.savings = self.sums.savings
+        self.detector = Detector(
+            max_requests=max_requests,
+            listener=self.sums.enter,
+            on_fact=self.sums.sum_up,
+            on_causes=self.sums.explain,
+            on_reset=self.sums.reset,
+            on_error=self._errors.count,
+            came_before=judged_before,
+        )
+        self.dirty: dict[Key, None] = {}
+        self.changed: dict[str, Finding] = {}
+        self._reported: set[str] = set()
+        self._verdicts_before, self._unknown_before = self.detector.verdicts, self.detector.unknown
+
+    def checks(self) -> Counter[tuple[str, Verdict]]:
+        """How often each rule gave each verdict, without what was read back after the start."""
+        return self.detector.verdicts - self._verdicts_before
+
+    def unknown(self) -> Counter[tuple[str, Unknown]]:
+        """How often each rule could not decide, by the reason, without what was read back after the start."""
+        return self.detector.unknown - self._unknown_before
+
+    def judge(self, fresh: Sequence[Event], again: Sequence[Event] = ()) -> None:
+        """Judge events. Those that were received before show nothing new, but of a request that is held: its detector
+        decides."""
+        accounts = self.detector.accounts
+        again = [event for event in again if (event.engine, event.request) in accounts]
+        events = [*fresh, *again] if again else fresh
+        touched = {(event.engine, event.request): None for event in events if event.request is not None}
+        if late := [key for key in touched if key not in accounts]:
+            begin = {(event.engine, event.request) for event in events if isinstance(event, RequestStart)}
+            self.read_back({key for key in late if key not in begin and self._log.holds(*key)})
+        self.dirty.update(touched)
+        self._take_findings(self._feed(events))
+
+    def settle(self) -> None:
+        """Stop waiting for events that have been missing for too long."""
+        with self._errors.caught(Where.TIDY):
+            self._take_findings(self.detector.settle(before_ns=self._clock.monotonic_ns() - self._grace_ns))
+
+    def ends_before(self, before_ns: int) -> bool:
+        """Whether rows are to be written of requests that ended before, and that are to be forgotten."""
+        return not self.dirty.keys().isdisjoint(self.detector.over(before_ns=before_ns))
+
+    def forget(self, *, before_ns: int, unwritten: Collection[Key], gone: Iterable[RecorderState]) -> None:
+        """Forget the requests that ended before, but for those whose rows are not written, and all of the recorders that are
+        gone; what requests these left open is abandoned."""
+        with self._errors.caught(Where.TIDY):
+            if not self.is_recalling and self.detector.forget_finished(before_ns=before_ns, but=unwritten):
+                self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
+        with self._errors.caught(Where.TIDY):
+            if last_ns := {recorder.id: recorder.last_ns for recorder in gone}:
+                self.detector.abandon(last_ns, semconv.UNHEARD)
+                self.detector.forget_recorders(last_ns)
+                self.savings.forget(last_ns)
+                self._mark_changed()
+
+    def take_dirty(self) -> dict[Key, None]:
+        """The requests whose rows are to be written now."""
+        taken, self.dirty = self.dirty, {}
+        return taken
+
+    def confirm(self, number: int) -> None:
+        """The findings and sums that had changed are stored, and the spans up to this number."""
+        self.savings.facts.clear()
+        self.savings.cells.clear()
+        self.changed.clear()
+        if not self.is_behind:
+            self.judged = number
+
+    def read_back(self, requests: Collection[Key], *, until: int | None = None) -> None:
+        """Feed the stored events of requests to the detector again. Their findings were reported before, and their prompts
+        stay explained as they were: what the caches held is not known again."""
+        with self.recalling():
+            until = self.judged if until is None else until
+            for stored in self._log.events_of(requests, until=until) if requests else ():
+                if self.is_closing:
+                    return
+                self._recall(stored)
+            with self._lock:
+                for key, entries in self._log.explained(requests).items() if requests else ():
+                    if (account := self.detector.accounts.get(key)) is not None:
+                        account.recalled = entries
+
+    def recall_all(self, *, after: int) -> None:
+        """Feed all stored events after span `after` to the detector again, as far as they were judged."""
+        while after < self.judged and not self.is_closing:
+            following = self._log.following(after=after)
+            if following is None:
+                break
+            after, events = following
+            self._recall(events)
+        with self._lock:
+            for key, entries in self._log.explained(self.detector.accounts).items():
+                self.detector.accounts[key].recalled = entries
+
+    def end_recall(self) -> None:
+        """What was open is read back: the accounts are whole."""
+        self.is_recalling, self.sums.is_recalling = self.is_closing, False
+        self._verdicts_before, self._unknown_before = self.detector.verdicts, self.detector.unknown
+
+    @contextmanager
+    def recalling(self) -> Iterator[None]:
+        """Count what is raised within. The log stays unsettled from where it was, so that the next start makes the rows."""
+        try:
+            yield
+        except Exception as error:
+            self.may_settle = False
+            self._errors.count(Where.RECALL, error, "requests that were open are not known again")
+
+    def _recall(self, stored: Iterable[Event]) -> None:
+        """Feed events whose findings were reported, and whose sums are stored."""
+        events = of_this_time(stored)
+        with self._lock:
+            self.sums.expect_again(events)
+            self._reported.update(finding.id for finding in self._feed(events))
+
+    def _feed(self, events: Sequence[Event]) -> list[Finding]:
+        """Give events to the detector; returns the findings that are new or were seen again. An event that it fails at is
+        missing to it, as if it had been lost."""
+        try:
+            return self.detector.feed(events, at_ns=self._clock.monotonic_ns())
+        except Exception as error:
+            self._errors.count(Where.DETECTOR, error)
+        findings: dict[str, Finding] = {}
+        for event in events:  # one by one: those that it entered before are not entered again
+            try:
+                self.detector.feed([event], at_ns=self._clock.monotonic_ns())
+            except Exception as error:
+                self._errors.count(Where.DETECTOR, error, f"span {event.span_id} is not judged")
+                account = self.detector.accounts.get((event.engine, event.request or ""))
+                if account is not None:
+                    account.lose(Unknown.RULE)
+            findings |= self.detector.findings.get((event.engine, event.request or ""), {})
+        return list(findings.values())
+
+    def _take_findings(self, findings: Sequence[Finding]) -> None:
+        """Count and log new findings, and mark for the next commit what the detector just changed."""
+        for finding in findings:
+            if finding.id not in self._reported:
+                self._reported.add(finding.id)
+                self._metrics.count_finding(finding)
+                about = {"rule": finding.rule, "request": finding.request, "engine": finding.engine}
+                logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
+            self.changed[finding.id] = finding
+            self.dirty[finding.engine, finding.request] = None  # an event of another may have shown it
+        forgotten = {(each.engine, each.request) for each in findings} - self.detector.accounts.keys()
+        self.read_back({key for key in forgotten if self._log.holds(*key)})  # so that their rows show it
+        self._mark_changed()
+
+    def _mark_changed(self) -> None:
+        self.dirty.update(dict.fromkeys(self.detector.changed))
+        self.detector.changed.clear()

@@ -1,0 +1,179 @@
+"""The first job of the pipeline: what a request of spans holds, and what of it is new.
+
+A sender that receives no answer sends the same request again. A Collector in between may send the same events in other
+requests; those are recognized by their recorders' numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.ingest.decode import Decoded, MalformedOtlp, MalformedSpan, Refused
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.ledger.ordering import SeenNumbers
+from kvtrail.tracer.store import MOST_RECEIPTS, Chunk
+
+AHEAD_NS = 24 * 3600 * 10**9
+"""A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
+MOST_RECORDERS = 100_000
+"""Recorders whose numbers are remembered; those that have not reported for longest are forgotten first."""
+
+Part = tuple[Mapping[str, Any], Decoded]
+"""The attributes of a resource, and what came from it."""
+
+
+@dataclass(slots=True)
+class Received:
+    """One request of spans.
+
+    Attributes:
+        payload: the spans that could be read, as an `ExportTraceServiceRequest`.
+        digest: identifies the request.
+        parts: the spans, decoded.
+        refused: those that could not be read.
+        errors: what kvtrail itself failed at; these spans are in the payload alone.
+        is_repeated: whether this very request is stored already. What follows is empty then.
+        chunk: what is stored of it; None if there is nothing to store: a recorder that only asks who listens sends no span.
+        fresh: the events that were not received before.
+        again: those that were.
+        numbers: by recorder: the numbers that are known with this request.
+    """
+
+    payload: bytes
+    digest: bytes
+    parts: list[Part]
+    refused: Refused | None = None
+    errors: Sequence[Exception] = ()
+    is_repeated: bool = False
+    chunk: Chunk | None = None
+    fresh: list[Event] = field(default_factory=list)
+    again: list[Event] = field(default_factory=list)
+    numbers: dict[str, SeenNumbers] = field(default_factory=dict)
+
+    @property
+    def spans(self) -> int:
+        """How many spans could be read; a step is one."""
+        return sum(decoded.spans for _, decoded in self.parts) + len(self.errors)
+
+    @property
+    def foreign(self) -> list[Span]:
+        """The spans that no kvtrail recorder wrote."""
+        return [span for _, decoded in self.parts for span in decoded.foreign]
+
+    @property
+    def malformed(self) -> list[MalformedSpan]:
+        """What is wrong with those spans of ours that cannot be judged."""
+        return [malformed for _, decoded in self.parts for malformed in decoded.malformed]
+
+
+class Receiver:
+    """Decodes requests, and recognizes those requests and events that are stored already."""
+
+    def __init__(self, receipts: Iterable[bytes], numbers: Mapping[str, str]) -> None:
+        """`receipts` are the digests of stored requests, and `numbers` has by recorder those of stored events, as text."""
+        self._decoder = ProtobufDecoder()
+        self._receipts: BoundedDict[bytes, None] = BoundedDict(MOST_RECEIPTS)
+        self._receipts.update(dict.fromkeys(receipts))
+        self._numbers: BoundedDict[str, SeenNumbers] = BoundedDict(MOST_RECORDERS)
+        self._numbers.update({recorder: SeenNumbers.from_text(text) for recorder, text in numbers.items()})
+
+    def highest_numbers(self) -> dict[str, int]:
+        """By recorder, the highest number that was received."""
+        return {recorder: numbers.last for recorder, numbers in self._numbers.items()}
+
+    def receive(self, payload: bytes) -> Received:
+        """Decode a request, and compare it with what is stored. It counts as stored once it is confirmed.
+
+        Raises:
+            MalformedOtlp: the bytes are no such request, or none of its spans can be read.
+        """
+        digest = sha256(payload).digest()
+        came = self._decoded(payload, digest)
+        if digest in self._receipts:
+            came.is_repeated = True
+            return came
+        latest_ns = time.time_ns() + AHEAD_NS
+        _refuse_later_than(latest_ns, came.parts)
+        events = [event for _, decoded in came.parts for event in decoded.events]
+        self._compare(events, came)
+        came.chunk = _chunk_of(came, events, latest_ns=latest_ns) if came.spans else None
+        return came
+
+    def confirm(self, came: Received) -> None:
+        """A request is stored."""
+        self._receipts[came.digest] = None
+        for recorder, numbers in came.numbers.items():
+            self._numbers[recorder] = numbers
+            self._numbers.move_to_end(recorder)
+
+    def _decoded(self, payload: bytes, digest: bytes) -> Received:
+        try:
+            readable, parts, refused = self._decoder.salvaged(payload)
+            return Received(readable, digest, parts, refused)
+        except MalformedOtlp:
+            raise
+        except Exception:  # of kvtrail's own, at one of the spans
+            parts, errors = self._decoder.one_by_one(payload)
+            return Received(payload, digest, parts, errors=errors)
+
+    def _compare(self, events: Sequence[Event], came: Received) -> None:
+        """Find what is new among the events of a request."""
+        for recorder, run in groupby(events, key=attrgetter("recorder")):
+            some = list(run)
+            seen = came.numbers.get(recorder)
+            if seen is None:
+                known = self._numbers.get(recorder)
+                seen = came.numbers[recorder] = SeenNumbers() if known is None else known.copy()
+            first = some[0].sequence
+            if first == seen.last + 1 and [event.sequence for event in some] == list(range(first, first + len(some))):
+                seen.extend(len(some))  # nearly always: the next ones
+                came.fresh += some
+                continue
+            for event in some:
+                (came.fresh if seen.add(event.sequence) else came.again).append(event)
+
+
+def of_this_time(events: Iterable[Event]) -> list[Event]:
+    """The stored events that are judged: those whose time a clock may have given them."""
+    latest_ns = time.time_ns() + AHEAD_NS
+    return [event for event in events if event.end_ns <= latest_ns]
+
+
+def _refuse_later_than(latest_ns: int, parts: Iterable[Part]) -> None:
+    """Take the events for malformed that ended later: no clock gave them their time."""
+    for _, decoded in parts:
+        if max((event.end_ns for event in decoded.events), default=0) > latest_ns:
+            decoded.malformed += (_later(event) for event in decoded.events if event.end_ns > latest_ns)
+            decoded.events = [event for event in decoded.events if event.end_ns <= latest_ns]
+
+
+def _later(event: Event) -> MalformedSpan:
+    text = f"span {event.span_id} ({event.kind}): it ended more than a day after it arrived"
+    return MalformedSpan(text, about=(event.kind, "end_ns"), trace_id=event.trace_id)
+
+
+def _chunk_of(came: Received, events: Sequence[Event], *, latest_ns: int) -> Chunk:
+    """What is stored of a request. A span that ended later than `latest_ns` is taken to have ended then."""
+    foreign, malformed = came.foreign, came.malformed
+    ends_ns = [event.end_ns for event in events] + [span.end_ns for span in foreign]
+    named = (span.attributes.get(semconv.CALLERS_ID.key) for span in foreign)
+    return Chunk(
+        came.payload,
+        came.spans,
+        min(max(ends_ns, default=latest_ns), latest_ns),
+        requests={(event.engine, event.request) for event in events if event.request is not None},
+        traces={event.trace_id for event in events}.union(
+            (span.trace_id for span in foreign), (wrong.trace_id for wrong in malformed)
+        ),
+        named={name for name in named if isinstance(name, str)},
+    )

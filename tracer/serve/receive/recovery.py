@@ -1,0 +1,91 @@
+"""After a start: what a restart must not make unknown is read back from the store, and what was stored and not judged is
+judged. What comes meanwhile is stored, and judged after it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.serve.receive.judging import Judge
+from kvtrail.tracer.serve.receive.receiving import of_this_time
+from kvtrail.tracer.serve.receive.storing import Storage
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.sqlite.store import SqliteWriter
+
+logger = logging.getLogger("kvtrail")
+
+MANY_UNFINISHED = 1_000
+"""So many requests take a while to read back, and the log says so."""
+MOST_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
+"""Spans that may be stored and not judged; the sender of the next waits, and is to try again after so many seconds."""
+RECALLED = 20_000
+"""Spans, the latest, that a start reads back as a whole: some seconds of work."""
+RESUME_S = 1.0
+"""How long it waits where what is stored cannot be read or judged."""
+
+
+class Recovery:
+    """Makes the judge know again what the sidecar knew before it was started."""
+
+    def __init__(self, log: SqliteWriter, judge: Judge, storage: Storage, lock: threading.RLock) -> None:
+        self._log, self._judge, self._storage, self._lock = log, judge, storage, lock
+
+    def run(self, on_judged: Callable[[int], None] = lambda number: None) -> None:
+        """Read back the requests that have not ended, and what the latest spans say of the engines and their caches; then
+        judge what is stored and not judged. `on_judged` gets the number of the last span that was."""
+        judge = self._judge
+        unsettled: set[Key] = set()
+        unfinished: set[Key] = set()
+        with judge.recalling():
+            unsettled = self._log.unsettled(until=judge.judged)
+            unfinished = self._log.open_requests() | unsettled
+        with self._lock:
+            judge.dirty.update(dict.fromkeys(unsettled))
+            judge.sums.is_recalling = True
+        if len(unfinished) > MANY_UNFINISHED:
+            logger.info(
+                "reading %s unfinished requests back; what comes meanwhile is stored, and judged then", len(unfinished)
+            )
+        with judge.recalling():
+            recent = self._log.beginning(after=judge.judged - RECALLED)
+            judge.read_back(unfinished, until=recent)
+            judge.recall_all(after=recent)
+        with self._lock:
+            judge.end_recall()
+        while judge.is_behind and not judge.is_closing:
+            try:
+                self.judge_stored()
+                on_judged(judge.judged)
+            except Exception as error:
+                self._storage.trouble = f"what was stored is not judged: {error}"
+                logger.error("%s; trying again in %s s", self._storage.trouble, RESUME_S)
+                time.sleep(RESUME_S)
+        if len(unfinished) > MANY_UNFINISHED and not judge.is_behind:
+            logger.info("they are read back, and all that came is judged")
+
+    def judge_stored(self) -> None:
+        """Judge the next of the spans that are stored and not judged. Raises StoreError."""
+        judge, storage = self._judge, self._storage
+        following = self._log.following(after=judge.judged)
+        with self._lock:
+            if following is not None:
+                number, events = following
+                judge.sums.expect_first(events)
+                judge.judge(of_this_time(events))
+                judge.judged = number
+            judge.is_behind = judge.judged < storage.last_number
+            are_due = not judge.is_behind or storage.rows_are_due()
+            storage.write(rows=are_due)
+        while are_due and storage.due:
+            storage.write(rows=True)
+
+    def wait(self) -> None:
+        """Wait while too much is to be judged. Raises StoreError if that takes too long."""
+        until_s = time.monotonic() + WAIT_BEHIND_S
+        while self._storage.spans_behind >= MOST_BEHIND:
+            if time.monotonic() >= until_s:
+                raise StoreError("the tracer has just started and reads back what it knew; try again")
+            time.sleep(0.05)
