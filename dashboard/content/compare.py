@@ -201,7 +201,7 @@ def _length(side: Side) -> Aspect:
 
 
 _BEFORE_WAITS: dict[str, Callable[[Side], Aspect]] = {
-    "What became of it": _outcome,
+    "Outcome": _outcome,
     "Findings": _rules,
     "The connector's answers": _answers,
     "Refused answers": _refusals,

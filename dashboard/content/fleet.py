@@ -173,7 +173,7 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Dropped": recorder["dropped"],
             "Why dropped": ", ".join(f"{why} {count(n)}" for why, n in recorder.get("dropped_by", {}).items()) or None,
             "Gaps": recorder["missing"],
-            "Not told": ", ".join(f"{kind} {count(n)}" for kind, n in recorder["untold"].items()) or None,
+            "Not recorded": ", ".join(f"{kind} {count(n)}" for kind, n in recorder["untold"].items()) or None,
             "Not known here": ", ".join(f"{name} {count(n)}" for name, n in recorder["unknown"].items()) or None,
             "Probes off": ", ".join(recorder["probes_off"]) or None,
             "Last seen": text.clock(recorder["last_ns"], now_ns=now_ns),

@@ -19,7 +19,7 @@ TERMS = {
     "total": "Tokens of the request: its prompt, and its output so far.",
     "computed tokens": "Tokens that vLLM has KV for, from its own prefix cache, from earlier steps, or loaded.",
     "matched tokens": "Tokens of the prefix that the connector's store held, by the last lookup.",
-    "returned tokens": "Tokens that the connector said it could load, by the last lookup.",
+    "returned tokens": "Tokens that the connector offered to load, by the last lookup.",
     "allocated tokens": "Tokens for which the scheduler allocated blocks to load into.",
     "loaded tokens": "Tokens copied from the connector's store, over all epochs.",
     "stored tokens": "Tokens copied into the connector's store, over all epochs.",

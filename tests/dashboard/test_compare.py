@@ -35,7 +35,7 @@ def test_a_longer_prompt_alone_is_said_last_and_is_no_other_answer() -> None:
 def test_what_it_means_comes_first() -> None:
     found = compare.differences(side(HIT), side(MISS))
     assert [each.name for each in found] == [
-        "What became of it",
+        "Outcome",
         "The connector's answers",
         "Preemptions",
         "Where the prompt came from",

@@ -449,8 +449,8 @@ def test_whoever_loses_something_is_on_top() -> None:
 def test_what_a_recorder_could_not_tell_is_shown() -> None:
     odd = recorder(id="odd", untold={"kv.lookup": 1200, "probe.keys": 100}, probes_off=["LMCacheConnectorV1"])
     first, second = fleet.recorder_rows([recorder(id="fine"), odd], now_ns=NOW_NS)
-    assert (first["Recorder"], first["Not told"]) == ("odd", "kv.lookup 1,200, probe.keys 100")
-    assert (first["Probes off"], second["Not told"], second["Probes off"]) == ("LMCacheConnectorV1", None, None)
+    assert (first["Recorder"], first["Not recorded"]) == ("odd", "kv.lookup 1,200, probe.keys 100")
+    assert (first["Probes off"], second["Not recorded"], second["Probes off"]) == ("LMCacheConnectorV1", None, None)
 
 
 def test_the_tracers_own_prose_keeps_its_code_and_nothing_else() -> None:
