@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "store": (
         "kvtrail.tracer.commands.store:store",
-        "Look whether a tracer's store is whole, make what is derived again, copy it, or put a copy in its place.",
+        "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",
     ),
     "dashboard": ("kvtrail.dashboard.command:dashboard", "Show requests, findings and savings in the browser, live."),
     "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),

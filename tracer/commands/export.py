@@ -32,7 +32,7 @@ def export(traces: tuple[Path, ...], output: Path | None, force: bool) -> None:
     Requests are tracks, their phases and calls are slices, and findings are marks with arrows between their witnesses.
     TRACE is what `kvtrail audit` reads: files, folders, logs.
 
-    Exit code 0: it was written; 2: a file cannot be used.
+    Exit code 0: written; 2: a file cannot be used.
 
     Example: kvtrail export trace.jsonl
 

@@ -25,31 +25,31 @@ _OPTIONS = (
         type=click.Choice(PROTOCOLS),
         default=PROTOCOLS[0],
         show_default=True,
-        help="How it is spoken to.",
+        help="The protocol of the receiver.",
     ),
     click.option(
         "--forward-compression",
         type=click.Choice(COMPRESSIONS),
         default=COMPRESSIONS[0],
         show_default=True,
-        help="Whether what is sent is compressed.",
+        help="Compression of the requests.",
     ),
     click.option(
         "--forward-headers-file",
         type=_FILE,
-        help="File of headers, or gRPC metadata, to show: one a line, `name: value`. It is read again when it has changed.",
+        help="File of headers, or gRPC metadata, to send: one per line, `name: value`. It is reloaded when it has changed.",
     ),
     click.option(
         "--forward-ca", type=_FILE, help="PEM file of the authorities of its certificate, if the system has none."
     ),
-    click.option("--forward-cert", type=_FILE, help="PEM file of a certificate to show. Needs --forward-key."),
+    click.option("--forward-cert", type=_FILE, help="PEM file of a client certificate. Needs --forward-key."),
     click.option("--forward-key", type=_FILE, help="PEM file of its key."),
     click.option(
         "--forward-sample",
         type=click.FloatRange(0, 1),
         default=1.0,
         show_default=True,
-        help="Which share of the requests in which nothing was found, failed or waited long. 1 forwards everything, 0 only"
+        help="Share of the requests without a finding, a failure or a long wait to forward. 1 forwards everything, 0 only"
         " what matters.",
     ),
     click.option(
@@ -62,7 +62,7 @@ _OPTIONS = (
         type=click.IntRange(min=1),
         default=64,
         show_default=True,
-        help="How many MiB of spans to hold until their requests end, and to queue until they are sent: so much each.",
+        help="MiB of spans to hold until their requests end, and again to queue until they are sent.",
     ),
 )
 _Command = TypeVar("_Command", bound=Callable[..., Any])

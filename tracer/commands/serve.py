@@ -123,16 +123,16 @@ def _bounded(command: F) -> F:
     "--allow-host",
     cls=Several,
     metavar="NAME",
-    help="A name by which browsers and scrapers may ask over HTTP, besides addresses, localhost and this machine's own name."
+    help="A host name that HTTP requests may use, besides addresses, localhost and this machine's own name."
     " `*` stands for anything: `*.svc.cluster.local`. May be given several times.",
 )
 @click.option(
     "--token-file",
     cls=Several,
     type=TokenFiles(),
-    help="File of bearer tokens, one a line. With it, everything but /healthz and /readyz wants one of them. It is read again"
-    " when it has changed. `write=FILE`, `read=FILE` and `change=FILE` are of tokens that open only this; may be given"
-    " several times.",
+    help="File of bearer tokens, one a line. With it, everything but /healthz and /readyz requires one of them. It is"
+    " reloaded when it has changed. The tokens of `write=FILE`, `read=FILE` and `change=FILE` have this role only; may be"
+    " given several times.",
 )
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without any token.")
 @click.option(
@@ -147,7 +147,7 @@ def _bounded(command: F) -> F:
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Write the log as text or as JSON, an object a line.",
+    help="Write the log as text or as JSON, one object per line.",
 )
 @forwarding.options
 @click.pass_context
@@ -163,7 +163,7 @@ def serve(
 ) -> None:
     """Run the tracer: receive spans, judge them, and serve the API and the metrics.
 
-    With --forward-to, what it receives is sent on to another OTLP receiver, with what it has found.
+    With --forward-to, received spans and the findings about them are forwarded to another OTLP receiver.
 
     SIGHUP reads --retain-hours, --retain-gib and --allow-host from the file of `kvtrail --config` again.
 
@@ -202,7 +202,7 @@ def serve(
 
 
 def tls_of(certificate: Path | None, key: Path | None, client_authorities: Path | None) -> Tls | None:
-    """The files of TLS, if it is wanted.
+    """The TLS files, if TLS is configured.
 
     Raises:
         click.UsageError: one of them is missing.
@@ -215,7 +215,7 @@ def tls_of(certificate: Path | None, key: Path | None, client_authorities: Path 
 
 
 def _read_again(context: click.Context, changeable: Any) -> None:
-    """Take over what has changed in the configuration, if all of it is well."""
+    """Apply changes of the configuration, if all of it is valid."""
     logger = logging.getLogger("kvtrail")
     try:
         values = configuration.again(context, [each.name for each in fields(changeable)])
@@ -226,4 +226,4 @@ def _read_again(context: click.Context, changeable: Any) -> None:
     for name, value in changes.items():
         setattr(changeable, name, value)
     changed = ", ".join(f"{name.replace('_', '-')} is now {value!r}" for name, value in changes.items())
-    logger.info("SIGHUP: %s", changed or "nothing has changed of what can change while it runs")
+    logger.info("SIGHUP: %s", changed or "no option has changed that can change at run time")

@@ -34,17 +34,17 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--force",
     is_flag=True,
-    help="Overwrite the copy if it exists; put it in the place of a store; rebuild what can still be read of a damaged log.",
+    help="Overwrite an existing copy; replace an existing store; rebuild from the readable part of a damaged log.",
 )
 def store(action: str, copy: Path | None, store: Path, force: bool) -> None:
-    """Look whether a store is whole, make what is derived again, copy it, or put a copy in its place.
+    """Verify a store, rebuild what is derived from its log, copy it, or restore a copy.
 
-    verify reads all of it, also while a tracer runs. rebuild judges the log again and makes rows, lanes, totals, sums and
-    findings of it; where some of the log is damaged, only with --force. backup writes to COPY what the store has at this
-    moment, also while a tracer runs. restore puts COPY in the place of the store; the one that was there is kept beside it.
-    rebuild and restore need the tracer to have ended.
+    verify reads all of it, also while a tracer runs. rebuild judges the log again and derives rows, lanes, totals, sums and
+    findings from it; where part of the log is damaged, only with --force. backup copies the store's present state to COPY,
+    also while a tracer runs. restore replaces the store by COPY; the former store is kept beside it. Stop the tracer before
+    rebuild and restore.
 
-    Exit code 0: it is done, or the store is whole; 1: it is not; 2: a file cannot be used.
+    Exit code 0: done, or the store is intact; 1: it is damaged; 2: a file cannot be used.
 
     Example: kvtrail store verify --store /var/lib/kvtrail.db
 

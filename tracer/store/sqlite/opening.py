@@ -130,7 +130,7 @@ def check_file(path: Path) -> None:
 
 
 def check(db: sqlite3.Connection, path: Path) -> None:
-    """Look whether a store can be used.
+    """Check that a store can be used.
 
     Raises:
         sqlite3.DatabaseError: it is no database, or damaged.

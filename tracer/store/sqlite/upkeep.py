@@ -1,4 +1,4 @@
-"""What an operator does with a store: copy it while it is used, put a copy in its place, and look whether it is whole."""
+"""Maintenance of a store: copy it while it is used, restore a copy, and verify it."""
 
 from __future__ import annotations
 
