@@ -286,8 +286,8 @@ def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -
     path = tmp_path / "t.jsonl"
     data = json.loads(otlp_json.to_json_line(encoded(EVENTS)))
     spans = data["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    spans[0]["attributes"].append({"key": "kvtrail.locks", "value": {"intValue": "7"}})
+    spans[0]["attributes"].append({"key": "kvtrail.refs", "value": {"intValue": "7"}})
     path.write_text(json.dumps(data, separators=(",", ":")))
     result = audit([path])
     assert is_whole(result)
-    assert result.unknown_attributes == {"kvtrail.locks": 1}
+    assert result.unknown_attributes == {"kvtrail.refs": 1}
