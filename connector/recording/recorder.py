@@ -275,7 +275,7 @@ class Recorder:
         """Send what is left, for `timeout_s` at most, and stop. A second call does nothing."""
         if self._closing:
             return
-        self._die_of(death.told(death.of_process()))
+        self._die_of(death.cause_of(death.of_process()))
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)

@@ -97,8 +97,8 @@ class BlockChecks:
 
     def _step_built(self, metadata: Any, output: Any) -> None:
         number, self._steps = self._steps, self._steps + 1
-        if self._instrumentation.loads_nothing:
-            self._instrumentation.loads_nothing.difference_update(output.finished_req_ids)
+        if self._connector._kvtrail_scheduler.forced_misses:
+            self._connector._kvtrail_scheduler.forced_misses.difference_update(output.finished_req_ids)
         orders = self._book.step(output, number)
         if orders is not None:
             for look in (*orders.before, *orders.loads, *orders.awaited):
@@ -118,7 +118,7 @@ class BlockChecks:
             waiting = self._book.loads_failed()
             if self._settings.guard is Guard.HEAL and self._unhealed is None:
                 # vLLM asks again, and would load the same wrong bytes for ever.
-                self._instrumentation.loads_nothing |= waiting.difference(failed or ())
+                self._connector._kvtrail_scheduler.forced_misses |= waiting.difference(failed or ())
 
     def _reset(self, succeeded: Any) -> None:
         self._book.forget()

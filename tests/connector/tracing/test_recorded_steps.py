@@ -34,7 +34,7 @@ def told_and_run(
             bare.step(observe)
         bare.scheduler.reset_prefix_cache()
     (connector,) = bare.connectors
-    assert connector._kvtrail._steps_told._watched == set(), "a request that has ended is watched no more"
+    assert connector._kvtrail_scheduler._steps._watched == set(), "a request that has ended is watched no more"
     return recorded(), ran
 
 
