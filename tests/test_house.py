@@ -25,8 +25,8 @@ MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashb
 ROOMS = {
     "tracer": ["model", "causes", "ingest", "detect", "capacity", "store", "replay", "serve", "reports", "commands"],
     "connector": [
-        "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults", "registration",
-        "simulate", "demo", "commands",
+        "bounded", "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults",
+        "registration", "simulate", "demo", "commands",
     ],
     "dashboard": ["client", "content", "command", "live", "views"],
 }  # fmt: skip

@@ -77,7 +77,7 @@ class Tracing:
     _kvtrail_update: Callable[..., Any]
     _kvtrail_finishing = False
     _kvtrail_checks: BlockChecks | None = None
-    """What looks at the bytes of blocks, if anything does."""
+    """What checks the bytes of blocks, if anything does."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Sets what the methods of every step need, before the constructor: that may call methods, and the destructor runs
@@ -108,9 +108,7 @@ class Tracing:
             logger.exception("kvtrail: nothing of %s can be recorded", self._kvtrail_plain.__name__)
             self._kvtrail = self._kvtrail_scheduler = SchedulerInstrumentation(guard=settings.guard)
         try:
-            self._kvtrail_checks = block_checks.attach(
-                self, self._kvtrail, settings, vllm_config, role, kv_cache_config
-            )
+            self._kvtrail_checks = block_checks.attach(self, settings, vllm_config, role, kv_cache_config)
         except Exception:
             logger.exception("kvtrail: the bytes of %s cannot be checked", self._kvtrail_plain.__name__)
 
