@@ -30,8 +30,8 @@ class Nesting:
 
 @contextmanager
 def _one_span(connector: Any) -> Iterator[None]:
-    """What the connector records inside is one span, whose id is known before it ends: that is the parent of what its own
-    connectors record meanwhile, those that are traced."""
+    """What the connector records inside is one span, with an id that is known before it ends: it is the parent of what its
+    own connectors record meanwhile, those that are traced."""
     span_id = token_bytes(_SPAN_ID_BYTES)
     with ExitStack() as stack:
         stack.enter_context(connector._kvtrail_scheduler.placed(span_id=span_id))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import Any
 
+from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.known.probe import Evicted, Planned, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
@@ -18,8 +18,8 @@ from kvtrail.tracer.model.semconv import Kind
 logger = logging.getLogger("vllm.kvtrail")
 
 _NAMES = {kind: kind.value for kind in Kind}  # reading an enum's value takes five times as long
-MOST_JOBS = 65_536
-"""Numbered transfers whose request is remembered."""
+MAX_JOBS = 65_536
+"""Numbered transfers that are remembered with their request."""
 CALLERS = "_kvtrail_callers"
 """Attribute of a connector's metadata in which the scheduler's side passes where requests are in their callers' traces."""
 
@@ -31,7 +31,7 @@ class Plans:
         """`source` is the encoded attributes that say who recorded; `not_recorded` is called, while an exception is handled,
         with the kind of an event that could not be recorded and the requests that it concerns."""
         self._recorder, self._source, self._not_recorded = recorder, source, not_recorded
-        self._jobs: OrderedDict[int, str] = OrderedDict()
+        self._jobs: BoundedDict[int, str] = BoundedDict(MAX_JOBS)
         """The requests of numbered transfers, ended ones included: a second report of one may follow."""
 
     def requests(self) -> set[str]:
@@ -81,8 +81,6 @@ class Plans:
             context: RequestContext = self._recorder.contexts.of_id(request_id)
             if job is not None:
                 self._jobs[job] = request_id
-                if len(self._jobs) > MOST_JOBS:
-                    self._jobs.popitem(last=False)
             if context.has_caller:
                 callers[request_id] = (context.root, context.sampled)
             values = (start, tokens, blocks if context.detailed else None, keys, job, *run_of(context, output))

@@ -325,7 +325,7 @@ class SchedulerInstrumentation(Instrumentation):
             self._recorder.record(
                 KIND_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values
             )
-            self._recorder.contexts.end(context, kept=delayed)
+            self._recorder.contexts.end(context, delayed=delayed)
         self._steps.ended(context.request_id)
 
     def _lease_s(self, request_id: str) -> int | None:

@@ -133,8 +133,8 @@ class Steps:
         # No epoch has changed since the request's last admission. None: it was forgotten among too many.
         contexts: list[Any] = list(map(self._recorder.contexts.open.get, recorded))
         if not (all(contexts) and all(map(_DETAILED, contexts))):
-            kept = [context is not None and context.detailed for context in contexts]
-            rows, recorded, contexts = (list(compress(each, kept)) for each in (rows, recorded, contexts))
+            chosen = [context is not None and context.detailed for context in contexts]
+            rows, recorded, contexts = (list(compress(each, chosen)) for each in (rows, recorded, contexts))
             if not rows:
                 return ()
         tokens = tuple(map(scheduled.__getitem__, recorded))

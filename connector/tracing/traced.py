@@ -40,7 +40,7 @@ from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
-from kvtrail.connector.vllm_version import lacks
+from kvtrail.connector.vllm_version import unsupported
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.lacks import Lack, declaration
 
@@ -251,7 +251,7 @@ def _instrumentation(
     name, known = plain_name(plain), by_class(plain)
     if transfer.kv_connector == f"Traced{name}" and known is not None and known.compared_by_name:
         logger.warning(
-            "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better say kv_connector %r"
+            "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better use kv_connector %r"
             " with kv_connector_module_path 'kvtrail.connector'",
             *(name, transfer.kv_connector, name),
         )
@@ -264,9 +264,9 @@ def _instrumentation(
     probe = _probe_of(plain)
     if (chunk_size := _chunk_size(probe, connector)) is not None:
         source[semconv.CHUNK_SIZE.key] = chunk_size
-    resource, lacking = _resource(plain, vllm_config, kv_cache_config), lacks(probe)
-    if lacking:
-        resource[semconv.LACKS.key] = declaration(lacking)
+    resource, missing = _resource(plain, vllm_config, kv_cache_config), unsupported(probe)
+    if missing:
+        resource[semconv.LACKS.key] = declaration(missing)
     if settings.unsampled is Unsampled.DROP:
         resource[semconv.SAMPLED_ONLY.key] = True
     if kv_cache_config is not None:
@@ -292,7 +292,7 @@ def _instrumentation(
     encoded = b"".join(attribute(key, value) for key, value in source.items())
     if role.name != "SCHEDULER":
         return WorkerInstrumentation(recorder, name=name, source=encoded, probe=probe)
-    unannounced = Lack.REQUEST_STARTS in lacking
+    unannounced = Lack.REQUEST_STARTS in missing
     return SchedulerInstrumentation(
         recorder,
         name=name,

@@ -25,7 +25,7 @@ from kvtrail.tracer.detect.judgements import Judgements
 from kvtrail.tracer.detect.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.detect.rules import Rule, RuleSet, all_rules
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
-from kvtrail.tracer.detect.truth import Truth
+from kvtrail.tracer.detect.truth import SharedReferences
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.causes import Untold
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart, Reset
@@ -86,7 +86,7 @@ class Detector:
         self._gaps: dict[Key, None] = {}
         self._recorders: dict[str, TrackedRecorder] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
-        self._truth = Truth()
+        self._references = SharedReferences()
         self._fleet = Fleet()
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests
@@ -383,7 +383,7 @@ class Detector:
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
         held = self._recorders[name] = TrackedRecorder(
-            Engine(contents=self._contents, truth=self._truth), Causes(self._fleet)
+            Engine(contents=self._contents, references=self._references), Causes(self._fleet)
         )
         return held
 

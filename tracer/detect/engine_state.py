@@ -18,7 +18,7 @@ from kvtrail.tracer.detect.own_chunks import OwnChunks
 from kvtrail.tracer.detect.recorded_time import RecordedTime
 from kvtrail.tracer.detect.transfer_ends import TransferEnds
 from kvtrail.tracer.detect.transfer_flow import TransferFlow
-from kvtrail.tracer.detect.truth import Truth
+from kvtrail.tracer.detect.truth import SharedReferences
 from kvtrail.tracer.detect.writers import Writers
 from kvtrail.tracer.model.events import (
     UNFAMILIAR,
@@ -126,7 +126,7 @@ class Engine:
     contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
     """The first key of each chunk, by the key of the chunk before it and its content. All recorders share this dict, since
     engines that share a store must agree on keys."""
-    truth: Truth = field(default_factory=Truth)
+    references: SharedReferences = field(default_factory=SharedReferences)
     """What was computed under which hash. All recorders share it, as far as their caches are comparable."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
     """Blocks whose load failed and that have not been computed since."""
@@ -432,7 +432,7 @@ class Engine:
             self.contents[event.chunk_parent, event.chunk_content] = event
 
     def _enter_block_check(self, event: BlockCheck) -> None:
-        self.truth.enter(event)
+        self.references.enter(event)
 
     def _enter_lock(self, event: Lock) -> None:
         self.locked = None if self.locked is None else self.locked + event.locks

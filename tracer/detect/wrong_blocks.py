@@ -1,4 +1,4 @@
-"""What a look at blocks found wrong, as the rules about bytes tell it: numbers, and sentences made of them."""
+"""What a check of blocks found wrong, as the rules about bytes report it: numbers, and sentences made of them."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
     """The parts of an explanation: what was looked at, what is to be said of all wrong blocks, and what each of them holds.
     Where several differ in the same layers, or were left so by the same request, that is said once."""
     layers, sources = _of_all(of["layers"]), _of_all(of["sources"])
-    told = []
+    lines = []
     for number, holds in enumerate(of["holds"]):
         parts = [f"{_place(of, number)} {verb} {_content(holds, of['block_size'])}"]
         if layers is None and of["layers"][number]:
             parts.append(_differ(of["layers"][number]))
         if sources is None and of["sources"][number]:
             parts.append(f"request {of['sources'][number]} left it so")
-        told.append("; ".join(parts) + ".")
-    said = _rest(of)
-    said += [f"In each of those named here {_differ(layers)}."] if layers else []
-    said += [f"Request {sources} left these so."] if sources else []
-    return {"looked": looked(of), "of_all": "".join(f" {each}" for each in said), "told": " ".join(told)}
+        lines.append("; ".join(parts) + ".")
+    common = _rest(of)
+    common += [f"In each of those named here {_differ(layers)}."] if layers else []
+    common += [f"Request {sources} left these so."] if sources else []
+    return {"looked": looked(of), "of_all": "".join(f" {each}" for each in common), "told": " ".join(lines)}
 
 
 def _of_all(values: list[str]) -> str | None:

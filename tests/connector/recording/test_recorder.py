@@ -408,7 +408,7 @@ def test_what_is_recorded_after_the_goodbye_takes_it_back() -> None:
 
 
 def last_words(transport: MemoryTransport) -> list[str | None]:
-    """What each goodbye names; there may have been a sign of life before."""
+    """What each goodbye names; there may have been a heartbeat before."""
     beats = [event for event in transport.events() if isinstance(event, Heartbeat)]
     return [beat.recorder_ended_by for beat in beats if beat.recorder_closed]
 
@@ -652,7 +652,7 @@ class Foreign(MemoryTransport):
 
 
 def beats(transport: MemoryTransport, heartbeats: Heartbeats = Heartbeats.AUTO) -> list[bool]:
-    """The signs of life of a recorder, one of which is due three times; whether each is the goodbye."""
+    """The heartbeats of a recorder, one of which is due three times; whether each is the goodbye."""
     recorder = Recorder("engine", {semconv.HEARTBEATS.key: heartbeats.value}, InProcessExporter(transport))
     for _ in range(3):
         recorder._heartbeat_s = float("-inf")
@@ -664,15 +664,15 @@ def beats(transport: MemoryTransport, heartbeats: Heartbeats = Heartbeats.AUTO) 
     return goodbyes(transport)
 
 
-def test_signs_of_life_are_for_kvtrail() -> None:
+def test_heartbeats_are_for_kvtrail() -> None:
     assert beats(MemoryTransport())[-4:] == [False, False, False, True]
 
 
 def test_another_receiver_gets_the_goodbye_alone_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "vllm.kvtrail"):
         assert beats(Foreign()) == [True]
-    (said,) = [each.getMessage() for each in caplog.records if "signs of life" in each.getMessage()]
-    assert said.startswith("kvtrail sends no signs of life: what receives at memory is no kvtrail.")
+    (said,) = [each.getMessage() for each in caplog.records if "heartbeats" in each.getMessage()]
+    assert said.startswith("kvtrail sends no heartbeats: the receiver at memory is not kvtrail.")
     assert "KVTRAIL_HEARTBEATS=spans" in said
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from kvtrail.tracer.detect import wrong_blocks
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule, KnownBy
-from kvtrail.tracer.detect.slim_truth import Slim, slims
-from kvtrail.tracer.detect.truth import COMPUTED, LOADED, Told, told
+from kvtrail.tracer.detect.slim_truth import SlimBlock, slim_blocks
+from kvtrail.tracer.detect.truth import COMPUTED, LOADED, ReportedBlock, reported_blocks
 from kvtrail.tracer.model.events import BlockCheck
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.model.semconv import Level
@@ -50,7 +50,8 @@ class ByteDrift(EngineRule[BlockCheck]):
         if event.check_blocks > event.check_unknown:
             return OK
         if event.check_look == LOADED and (
-            any(map(engine.truth.is_right, told(event))) or any(map(engine.truth.slim.is_right, slims(event)))
+            any(map(engine.references.is_right, reported_blocks(event)))
+            or any(map(engine.references.slim.is_right, slim_blocks(event)))
         ):
             return OK
         return Unknown.CONTENT if event.check_unknown else None
@@ -79,33 +80,33 @@ class ByteDrift(EngineRule[BlockCheck]):
         return wrong_blocks.sentences(of)
 
 
-Block = Told | Slim
+Block = ReportedBlock | SlimBlock
 
 
 def _foreign(event: BlockCheck, engine: Engine) -> list[tuple[Block, Block]]:
-    """The blocks of a load that hold what was computed under other hashes, each with the block whose content it is; of one
-    that both kinds of fingerprints show, by all of its bytes."""
+    """The blocks of a load that hold what was computed under other hashes, each with the block that was computed so; of
+    one that both kinds of fingerprints show, by the full one."""
     foreign: dict[int, tuple[Block, Block]] = {}
-    for block, owner in engine.truth.slim.foreign(event):
+    for block, owner in engine.references.slim.foreign(event):
         foreign[block.token] = block, owner
-    for each in told(event):
-        if (known := engine.truth.owner(each)) is not None:
+    for each in reported_blocks(event):
+        if (known := engine.references.owner(each)) is not None:
             foreign[each.token] = each, known
     return [foreign[token] for token in sorted(foreign)]
 
 
 def _found_late(event: BlockCheck, engine: Engine) -> Iterator[tuple[list[Block], Block]]:
-    """The loads that are known to be wrong by what this event says of computed blocks: of each, the wrong blocks, and whose
-    content the first of them holds."""
+    """The loads that are known to be wrong by what this event says of computed blocks: of each, the wrong blocks, and the
+    owner of what the first of them holds."""
     loads: dict[str, tuple[dict[int, Block], Block]] = {}
-    owners = list(told(event))
+    owners = list(reported_blocks(event))
     right = {(owner.hash, owner.fingerprint) for owner in owners}
     for owner in owners:
-        for block in engine.truth.waiting(owner):
+        for block in engine.references.waiting(owner):
             if (block.hash, block.fingerprint) in right:
                 continue
             loads.setdefault(block.event.span_id, ({}, owner))[0][block.token] = block
-    for slim, of in engine.truth.slim.found_late(event):
+    for slim, of in engine.references.slim.found_late(event):
         loads.setdefault(slim.event.span_id, ({}, of))[0].setdefault(slim.token, slim)
     for blocks, of_first in loads.values():
         yield [blocks[token] for token in sorted(blocks)], of_first
