@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from kvtrail.tracer.model.ids import bounded
+from kvtrail.tracer.events.ids import bounded
 
 COMPUTED, LOADED, ADMITTED, HELD = "computed", "loaded", "admitted", "held"
 

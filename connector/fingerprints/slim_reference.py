@@ -13,7 +13,7 @@ import numpy as np
 from kvtrail.connector.fingerprints.bloom_filter import BloomFilter
 from kvtrail.connector.fingerprints.mismatch import CONTAMINATED, UNKNOWN, ZEROS, Match, Mismatch, Origin
 from kvtrail.connector.fingerprints.slim import DRAWN_BITS, Array, equal_groups
-from kvtrail.tracer.model import ids
+from kvtrail.tracer.events import ids
 
 BUCKETS, WAYS = 1 << 17, 8
 REQUESTS = 4096

@@ -19,7 +19,7 @@ from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Sett
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 if TYPE_CHECKING:
     from kvtrail.connector.fingerprints.mismatch import Origin

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, proxy
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.recording.sizes import MOST_BYTES
-from kvtrail.tracer.model.semconv import HASH_BYTES, MOST_TOLD
+from kvtrail.tracer.events.semconv import HASH_BYTES, MOST_TOLD
 
 RESYNC_NS = 600 * 10**9
 """After how long everything is recorded again, for a sidecar that started later."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtrail.connector.known.probe import Change, StoreContents
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 MAX_PENDING = 65_536
 """Changes that wait to be recorded; beyond them, all that the cache holds is recorded again."""

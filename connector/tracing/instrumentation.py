@@ -23,7 +23,7 @@ from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.messages import located
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.reading import ids_in
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

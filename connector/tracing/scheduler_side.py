@@ -28,8 +28,8 @@ from kvtrail.connector.tracing.prefix_cache import PrefixCacheEvents, can_be_fol
 from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
 from kvtrail.connector.tracing.spare import spare_capacity
 from kvtrail.connector.tracing.steps import Steps, first_group, held_at_end
-from kvtrail.tracer.model import contract
-from kvtrail.tracer.model.semconv import FIELDS, Kind
+from kvtrail.tracer.events import contract
+from kvtrail.tracer.events.semconv import FIELDS, Kind
 
 SAFE_ANSWER = (0, False)
 """Nothing is loaded, vLLM computes the tokens itself. Always legal: vLLM may ignore a connector's answer."""

@@ -41,8 +41,8 @@ from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.connector.vllm_version import unsupported
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.lacks import Lack, declaration
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.unsupported import Lack, declaration
 
 logger = logging.getLogger("vllm.kvtrail")
 

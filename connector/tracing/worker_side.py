@@ -8,7 +8,7 @@ from typing import Any
 from kvtrail.connector.known.probe import Moved
 from kvtrail.connector.tracing.instrumentation import KIND_NAMES, Instrumentation, fail_open
 from kvtrail.connector.tracing.plans import CALLERS
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 
 class WorkerInstrumentation(Instrumentation):

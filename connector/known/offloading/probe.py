@@ -16,7 +16,7 @@ from typing import Any
 
 from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.known.probe import Evicted, Planned, Probe, ProbeEvent, Seen
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 MAX_PENDING = 65_536
 """Evictions that wait to be recorded."""

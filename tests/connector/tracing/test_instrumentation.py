@@ -18,8 +18,8 @@ from kvtrail.connector.settings import Guard
 from kvtrail.connector.tracing.instrumentation import MOST_PROBE_FAILURES
 from kvtrail.connector.tracing.scheduler_side import ContractBreach, SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
-from kvtrail.tracer.model.events import Heartbeat, RequestEnd, Store
-from kvtrail.tracer.model.messages import MOST
+from kvtrail.tracer.events.events import Heartbeat, RequestEnd, Store
+from kvtrail.tracer.events.messages import MOST
 
 ANSWER = (256, False)
 REQUEST = "cmpl-1-0-0123abcd"

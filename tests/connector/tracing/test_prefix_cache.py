@@ -14,10 +14,10 @@ from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing import cache_events
 from kvtrail.connector.tracing.prefix_cache import PrefixCacheEvents, can_be_followed
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
-from kvtrail.tracer.model.chains import split_hashes
-from kvtrail.tracer.model.events import Alloc, Event, Heartbeat, Lookup
-from kvtrail.tracer.model.events import PrefixCache as Recorded
-from kvtrail.tracer.model.semconv import HASH_BYTES, Level
+from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Lookup
+from kvtrail.tracer.events.events import PrefixCache as Recorded
+from kvtrail.tracer.events.hash_chains import split_hashes
+from kvtrail.tracer.events.semconv import HASH_BYTES, Level
 
 GROUP_BYTES = 4
 Held = set[tuple[int, bytes]]
