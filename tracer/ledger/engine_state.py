@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from kvtrail.tracer.detect import handlers
+from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
