@@ -124,14 +124,14 @@ class Engine:
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
             agent: Any = get_kv_transfer_group()
-            agent._kvtrail_checks._checks._tell = self._tell
+            agent._kvtrail_checks._worker._worker._results.report = self._count
         self._rounds = 0
 
-    def _tell(self, told: Any) -> None:
-        self.counts[told.look] += told.blocks
-        self.counts["unknown"] += told.unknown
-        if told.wrong:
-            self.named.add(told.request_id.rpartition("-")[0])
+    def _count(self, result: Any) -> None:
+        self.counts[result.kind] += result.blocks
+        self.counts["unknown"] += result.unknown
+        if result.mismatches:
+            self.named.add(result.request_id.rpartition("-")[0])
 
     def round(self, jobs: list[DemoRequest]) -> tuple[str, Tokens]:
         """Run the jobs with vLLM's own prefix cache empty at first; the prefix of their names, and their tokens."""
@@ -140,7 +140,7 @@ class Engine:
         prefix = f"{self._rounds}-"
         named = [DemoRequest(prefix + j.id, j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
         tokens = workload.run(self.llm, named)
-        workload.run(self.llm, [DemoRequest(f"{prefix}after", (5, 6, 7), 1)])  # the looks after the last step
+        workload.run(self.llm, [DemoRequest(f"{prefix}after", (5, 6, 7), 1)])  # the checks after the last step
         return prefix, {name.removeprefix(prefix): made for name, made in tokens.items()}
 
     def end(self) -> None:

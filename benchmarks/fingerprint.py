@@ -18,7 +18,7 @@ from itertools import product
 import torch
 from rounds import print_ratio
 
-from kvtrail.connector.fingerprints.fingerprint import Fingerprints
+from kvtrail.connector.fingerprints.full import FullFingerprints
 
 CACHE_MIB = 1024
 """Of all layers: no processor's cache holds what a step reads."""
@@ -37,7 +37,7 @@ def measure(block_kib: int, blocks: int, layers: int, rounds: int, device: str, 
     count, numbers = max(CACHE_MIB // (layers * block_kib) * 1024, 2 * blocks), block_kib * 1024 // 2  # of 16 bits
     sizes = (2, count, numbers // 2) if shape == "split" else (count, numbers)
     caches = {f"layer {n}": torch.randn(sizes, device=device).to(torch.bfloat16) for n in range(layers)}
-    made = Fingerprints(caches, count)
+    made = FullFingerprints(caches, count)
     chosen = random.Random(0)
     plain = [torch.empty(blocks * numbers, dtype=torch.bfloat16, device=device) for _ in caches]
 

@@ -279,22 +279,22 @@ def looking(folder: Path, count: int, layers: int, rate: str, slim: str) -> None
 
         return taken
 
-    followed, preceded = BlockChecks._followed, BlockChecks._preceded
-    BlockChecks._followed = lambda self, call, do: followed(self, call, timed(do))  # type: ignore[method-assign]
-    BlockChecks._preceded = lambda self, call, do: preceded(self, call, timed(do))  # type: ignore[method-assign]
+    after, before = BlockChecks._after, BlockChecks._before
+    BlockChecks._after = lambda self, call, do: after(self, call, timed(do))  # type: ignore[method-assign]
+    BlockChecks._before = lambda self, call, do: before(self, call, timed(do))  # type: ignore[method-assign]
     connector = {
         "kv_connector": SIDES[0],
         "kv_connector_extra_config": {"kvtrail": {"fingerprints": rate, "fingerprint_slim": slim}},
     }
     llm = tiny_model.build(folder / "model", connector, layers=layers)
     objects: list[Any] = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
-    in_front = [{call: vars(each)[call] for call in each._kvtrail_checks.in_front} for each in objects]
+    wrapped = [{call: vars(each)[call] for call in each._kvtrail_checks.wrapped} for each in objects]
     shares: list[tuple[float, float, float]] = []
     rates: dict[str, dict[bool, list[float]]] = {clock: {True: [], False: []} for clock in ("", " of processor")}
     jobs = workload.shared_prefixes()
     for number in range(count + 1):
         for looks in (True, False) if number % 2 else (False, True):
-            for each, calls in zip(objects, in_front, strict=True):
+            for each, calls in zip(objects, wrapped, strict=True):
                 for call, looked in calls.items():
                     if looks:
                         setattr(each, call, looked)
@@ -303,12 +303,12 @@ def looking(folder: Path, count: int, layers: int, rate: str, slim: str) -> None
             llm.reset_prefix_cache()
             named = [DemoRequest(f"{number}-{looks}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
             gc.collect()
-            spent, thread, steps = 0.0, time.thread_time(), objects[0]._kvtrail_checks._steps
+            spent, thread, steps = 0.0, time.thread_time(), objects[0]._kvtrail_checks._step
             started, processor = time.perf_counter(), time.process_time()
             made = sum(map(len, workload.run(llm, named).values()))
             if number and looks:
                 took = time.thread_time() - thread
-                steps = objects[0]._kvtrail_checks._steps - steps
+                steps = objects[0]._kvtrail_checks._step - steps
                 shares.append((spent / took, spent / steps * 1e6, took / steps * 1e3))
             seconds = {"": time.perf_counter() - started, " of processor": time.process_time() - processor}
             if number:  # the first round warms up

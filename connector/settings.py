@@ -34,11 +34,11 @@ class Unsampled(StrEnum):
     RECORD = "record"
     """Record them, marked as not sampled: they store, evict and hold blocks like all others."""
     DROP = "drop"
-    """Leave them out. Nothing can be said then about an engine as a whole."""
+    """Leave them out. An engine as a whole cannot be judged then."""
 
 
 class Heartbeats(StrEnum):
-    """Whether a recorder sends signs of life."""
+    """Whether a recorder sends heartbeats."""
 
     AUTO = "auto"
     """To a receiver that says that it is kvtrail's; no other has a use for spans of no length. The goodbye is for all: the
@@ -61,7 +61,7 @@ class FingerprintStore(StrEnum):
 
 
 class HeldBlocks(StrEnum):
-    """Which of the blocks that a running request holds are looked at in each step."""
+    """Which of the blocks that a running request holds are checked in each step."""
 
     ONE = "one"
     """One of them, at random."""
@@ -91,16 +91,16 @@ class Settings:
     level_file: a file that holds a level, read every few seconds: the level can be changed while the engine runs.
     unsampled: whether requests that OpenTelemetry's sampler leaves out are recorded: `record` (default) or `drop`. The
         first connector of an engine decides for its process.
-    heartbeats: whether signs of life are sent: `auto` (default), `spans` or `off`. The first connector decides here, too.
-    fingerprints: of which blocks all bytes are looked at: `off`, `all`, or the share of block hashes (0.01). By default
+    heartbeats: whether heartbeats are sent: `auto` (default), `spans` or `off`. The first connector decides here, too.
+    fingerprints: which blocks have full fingerprints: `off`, `all`, or the share of block hashes (0.01). By default
         0.01 at level `detailed`, and `off` at `basic`.
-    fingerprint_slim: whether some bytes of every block are looked at: `on` or `off`. By default `on` at level `detailed`,
-        unless `fingerprints` is `off` or `all`.
+    fingerprint_slim: whether every block has a slim fingerprint: `on` or `off`. By default `on` at level `detailed`, unless
+        `fingerprints` is `off` or `all`.
     fingerprint_store: who writes to the connector's store: `auto` (default), `own` or `shared`.
     block_hashes: whether requests' block hashes are recorded, at level `detailed`: `on` (default) or `off`.
     cache_events: whether it is recorded, at level `detailed`, what vLLM's own prefix cache stores and removes, and a
         connector's store where its probe follows it: `on` (default) or `off`.
-    fingerprint_held: which held blocks are looked at in each step: `one` of a request (default) or `all`.
+    fingerprint_held: which held blocks are checked in each step: `one` of a request (default) or `all`.
     queue_mib: MiB that events may take while they wait to be sent, in each process of the engine, the batch that is being
         sent included: 1 to 4096 (64). The first connector of an engine decides for its process.
     """
@@ -120,14 +120,14 @@ class Settings:
 
     @property
     def rate(self) -> float:
-        """The share of block hashes of whose blocks all bytes are looked at, 0 to 1."""
+        """The share of block hashes with full fingerprints, 0 to 1."""
         if self.fingerprints is None:
             return DEFAULT_RATE[self.level]
         return {OFF: 0.0, EVERY: 1.0}[self.fingerprints] if isinstance(self.fingerprints, str) else self.fingerprints
 
     @property
     def slim(self) -> bool:
-        """Whether some bytes of every block are looked at."""
+        """Whether every block has a slim fingerprint."""
         if self.fingerprint_slim is None:
             return self.level is Level.DETAILED and 0 < self.rate < 1
         return self.fingerprint_slim is Switch.ON

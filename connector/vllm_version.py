@@ -1,6 +1,6 @@
 """Which vLLM runs here: whether its connectors can be traced, and what it does not show of them.
 
-What a version lacks is looked for in its classes. Only whether it is too old is decided by its number.
+What a version does not support is looked for in its classes. Only whether it is too old is decided by its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger("vllm.kvtrail")
 _CACHE_MAP = {"insert": ["key", "block"], "pop": ["key", "block_id"], "get_one_block": ["key"]}
 """The methods of the map in vLLM's prefix cache through which all changes go, with their arguments."""
 OLDEST = (0, 20)
-"""The oldest vLLM whose connectors are traced."""
+"""The oldest vLLM that is traced."""
 
 
 @cache
@@ -38,7 +38,7 @@ def too_old() -> str | None:
     return f"this is vLLM {vllm.__version__}, and kvtrail traces connectors from {'.'.join(map(str, OLDEST))} on"
 
 
-def lacks(probe: Probe) -> frozenset[Lack]:
+def unsupported(probe: Probe) -> frozenset[Lack]:
     """What this vLLM does not show of a connector with this probe."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.core import block_pool
@@ -53,7 +53,7 @@ def lacks(probe: Probe) -> frozenset[Lack]:
         Lack.PLANS: probe.knows_plans(),
     }
     found = frozenset(lack for lack, is_shown in shown.items() if not is_shown)
-    _say(found)
+    _log(found)
     return found
 
 
@@ -67,7 +67,7 @@ def shows_changes(cls: type) -> bool:
 
 
 @cache
-def _say(found: frozenset[Lack]) -> None:
+def _log(found: frozenset[Lack]) -> None:
     if found:
         logger.info(
             "kvtrail: this vLLM does not show %s (docs/limits.md says what that means)", ", ".join(sorted(found))

@@ -46,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., En
         engine = Engine(llm)
         engines.append(llm)
         if kvtrail is not None:
-            engine.checks._tell = engine.told.append
+            engine.checks._results.report = engine.results.append
         return engine
 
     yield build

@@ -13,9 +13,9 @@ import pytest
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.fingerprints.checks import Checks
-from kvtrail.connector.fingerprints.looks import Told
-from kvtrail.connector.fingerprints.truth import Place
+from kvtrail.connector.fingerprints.mismatch import Origin
+from kvtrail.connector.fingerprints.result import CheckResult
+from kvtrail.connector.fingerprints.worker import CheckWorker
 from kvtrail.connector.offload.host_memory import HostMemory
 
 Tokens = dict[str, list[int]]
@@ -27,10 +27,10 @@ Corrupt = Callable[[random.Random, list[np.ndarray[Any, Any]], list[int]], None]
 
 @dataclass
 class Engine:
-    """A real engine, and what its looks have told."""
+    """A real engine, and what its checks have found."""
 
     llm: Any
-    told: list[Told] = field(default_factory=list)
+    results: list[CheckResult] = field(default_factory=list)
 
     def round(self, jobs: list[DemoRequest] = JOBS, prefix: str = "r") -> Tokens:
         """Run the jobs, with vLLM's own prefix cache empty at first; their names have this prefix."""
@@ -42,23 +42,23 @@ class Engine:
         return {name.removeprefix(f"{prefix}-"): made for name, made in tokens.items()}
 
     def counted(self) -> Counter[str]:
-        """Blocks looked at, by look; and those that nobody could judge."""
+        """Checked blocks, by check; and those that nobody could judge."""
         counts: Counter[str] = Counter()
-        for each in self.told:
-            counts[each.look] += each.blocks
+        for each in self.results:
+            counts[each.kind] += each.blocks
             counts["unknown"] += each.unknown
         return counts
 
     def named(self) -> set[str]:
-        """The jobs of which wrong blocks were told."""
-        return {each.request_id.partition("-")[2].rpartition("-")[0] for each in self.told if each.wrong}
+        """The jobs of which mismatches were reported."""
+        return {each.request_id.partition("-")[2].rpartition("-")[0] for each in self.results if each.mismatches}
 
     @property
-    def checks(self) -> Checks:
+    def checks(self) -> CheckWorker:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         connector: Any = get_kv_transfer_group()
-        checks: Checks = connector._kvtrail_checks._checks
+        checks: CheckWorker = connector._kvtrail_checks._worker
         return checks
 
 
@@ -149,7 +149,7 @@ def last_block_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def it_holds_the_first_block(engine: Engine) -> None:
-    ((told, found),) = [(told, each) for told in engine.told for each in told.wrong]
-    assert (told.look, found.kind, found.token) == ("loaded", "drift", 96)
-    assert isinstance(found.wrong.holds, Place), found
-    assert found.wrong.holds.token == 0
+    ((result, found),) = [(result, each) for result in engine.results for each in result.mismatches]
+    assert (result.kind, found.kind, found.token) == ("loaded", "drift", 96)
+    assert isinstance(found.holds, Origin), found
+    assert found.holds.token == 0

@@ -367,7 +367,7 @@ def _as_recorded(events: Sequence[Event], timed: _Timed, end_ns: int, *, counts_
 
     def beat(at_ns: int, *, closed: bool = False) -> None:
         number = len(recorded)
-        named = idle.told(dict(there)) if counts_steps else None
+        named = idle.select(dict(there)) if counts_steps else None
         span_id = hashlib.blake2b(f"{alive.recorder}/{number}".encode(), digest_size=8).hexdigest()
         recorded.append(
             structs.replace(

@@ -98,8 +98,10 @@ def demo(context: click.Context, /, **options: Any) -> None:
     except Exception as error:
         if not children.stopped:
             if isinstance(error, httpx.HTTPError):
-                said = f"the tracer does not answer ({type(error).__name__}); its log: {options['folder']}/tracer.log"
-                raise click.ClickException(said) from error
+                message = (
+                    f"the tracer does not answer ({type(error).__name__}); its log: {options['folder']}/tracer.log"
+                )
+                raise click.ClickException(message) from error
             if isinstance(error, driver.DemoError | ChildDied | OSError):
                 raise click.ClickException(str(error)) from error
             raise

@@ -282,7 +282,7 @@ def _report_death(death: dict[str, Any]) -> None:
 
 
 def _one_line(text: str) -> None:
-    """Print a line in red, cut where the terminal ends: what is said last stays in sight."""
+    """Print a line in red, cut at the width of the terminal: the last line stays in sight."""
     columns = terminal.width()
     click.secho(text if columns is None or len(text) <= columns else f"{text[: columns - 3]}...", fg="red")
 

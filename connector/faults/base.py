@@ -39,7 +39,7 @@ class Fault(Connector):
         return returned, is_async
 
     def alter_plan(self, plan: Any, output: Any) -> None:
-        """Change what the workers are told to copy, or the `SchedulerOutput` that it belongs to."""
+        """Change what the workers are to copy, or the `SchedulerOutput` that it belongs to."""
 
     def alter_report(self, report: Any) -> None:
         """Change what the workers report, before the scheduler sees it. The bare scheduler's worker calls it."""

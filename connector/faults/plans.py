@@ -1,4 +1,4 @@
-"""Wrong plans: what the scheduler's side tells its workers to copy. For the OffloadConnector."""
+"""Wrong plans: what the scheduler's side has its workers copy. For the OffloadConnector."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class StoreShort(Fault):
 
 
 class UnreportedBlocks(Fault):
-    """dynamo #8490: blocks that a running request needs are taken, and the connector is not told."""
+    """dynamo #8490: blocks that a running request needs are taken, and the connector is not notified."""
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         running = output.scheduled_cached_reqs

@@ -17,7 +17,7 @@ class BlockReuse(Fault):
 
 
 class LoadStoreOverlap(Fault):
-    """vLLM #46014: a load is issued for a request whose store has not ended. For the OffloadingConnector."""
+    """vLLM #46014: a load is issued for a request before its store has ended. For the OffloadingConnector."""
 
     _number = 10**6
 

@@ -1,5 +1,6 @@
-"""Whether the KV that is read is the KV that was computed: fingerprints of blocks, and what is known of them by block hash.
+"""Whether the KV that is read is the KV that was computed: fingerprints of blocks, compared with references by block hash.
 
-In: vLLM's KV caches, and what a step computes, loads and takes over. Out: which blocks hold other bytes than were computed.
-`docs/bytes.md` tells the rule. Only `fingerprint` needs torch.
+In: vLLM's KV caches, and what a step computes, loads and takes over. Out: which blocks are mismatches. `scheduler` plans the
+checks of a step (`plan`); on a worker, `worker` runs them: `reading` reads `full` and `slim` fingerprints, `judge` compares
+them with the `references`, and `result` is what is reported. `docs/bytes.md` has the rule. Only a worker needs torch.
 """

@@ -1,4 +1,4 @@
-"""What is known of the contents of blocks, by all bytes of the sampled ones and by some bytes of all."""
+"""What is known of the contents of blocks: by full fingerprints of the sampled ones, and by slim fingerprints of all."""
 
 from __future__ import annotations
 
@@ -7,183 +7,181 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvtrail.connector.fingerprints.orders import LOADED, Look
-from kvtrail.connector.fingerprints.reference import SlimReference
-from kvtrail.connector.fingerprints.slim import Array
-from kvtrail.connector.fingerprints.truth import UNKNOWN, Place, Truth, Wrong
+from kvtrail.connector.fingerprints.full_reference import FullReference
+from kvtrail.connector.fingerprints.mismatch import UNKNOWN, Match, Mismatch, Origin
+from kvtrail.connector.fingerprints.plan import LOADED, Check
+from kvtrail.connector.fingerprints.result import CheckResult
+from kvtrail.connector.fingerprints.slim import ROW, Array
+from kvtrail.connector.fingerprints.slim_reference import SlimReference
 
 ALL = 1 << 64
 """More than any hash: all blocks are sampled."""
-ROW = np.dtype([("hash", ">u8"), ("content", ">u8"), ("token", ">u4")])
-"""How a slim fingerprint is reported."""
 
 
-class Seen(NamedTuple):
-    """One block of a look, and its fingerprints: of all bytes of all layers, and by layer, where these were read; and of some
-    bytes, likewise."""
+class BlockFingerprint(NamedTuple):
+    """One block of a check, and its fingerprints, where they were read: the full one of all layers, and by layer; and the
+    slim one."""
 
     number: int
     block: int
     hash: int
-    folded: int | None
+    full: int | None
     layers: Sequence[int]
     slim: int | None
 
-    def differs(self, other: Seen) -> bool:
+    def differs(self, other: BlockFingerprint) -> bool:
         """Whether it holds something else, as far as both were read."""
-        folded = None not in (self.folded, other.folded) and self.folded != other.folded
-        return folded or (None not in (self.slim, other.slim) and self.slim != other.slim)
-
-
-class Quick(NamedTuple):
-    """Blocks of a look of which there is no more to say: how many, how many of them are unknown, and what is reported of them
-    for other engines."""
-
-    blocks: int = 0
-    unknown: int = 0
-    reported: bytes = b""
-
-
-NO_QUICK = Quick()
+        full = None not in (self.full, other.full) and self.full != other.full
+        return full or (None not in (self.slim, other.slim) and self.slim != other.slim)
 
 
 class References:
     """What one rank's blocks hold, by hash."""
 
     def __init__(
-        self, truth: Truth, slim: SlimReference | None, block_sizes: Mapping[int, int], *, below: int, own: bool
+        self, full: FullReference, slim: SlimReference | None, block_sizes: Mapping[int, int], *, below: int, own: bool
     ) -> None:
         """
         Args:
-            truth: of all bytes.
-            slim: of some bytes; None where they are not looked at.
+            full: of the sampled blocks.
+            slim: of all blocks; None where there are no slim fingerprints.
             block_sizes: tokens of a block, by the number of the KV cache group.
-            below: hashes below this are sampled: of their blocks all bytes are looked at.
+            below: hashes below this are sampled: their blocks have full fingerprints.
             own: this engine alone writes to the connector's store.
         """
-        self.truth, self.slim = truth, slim
+        self.full, self.slim = full, slim
         self._block_sizes, self._below, self._own = block_sizes, below, own
-        self._skimmed: list[tuple[Look, Array, Array, list[int]]] = []
+        self._skimmed: list[tuple[Check, Array, Array, list[int]]] = []
 
     def __len__(self) -> int:
-        return len(self.truth)
+        return len(self.full)
 
     def is_sampled(self, hash_: int) -> bool:
-        """Whether all bytes of its blocks are looked at."""
+        """Whether its blocks have full fingerprints."""
         return hash_ < self._below
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Other weights compute other contents."""
-        self.truth.forget()
+        self.full.clear()
         if self.slim is not None:
-            self.slim.forget()
+            self.slim.clear()
 
-    def learn(self, look: Look, seen: Seen) -> None:
-        """A block was computed under its hash, by a request that has met nothing wrong."""
-        place = Place(look.request_id, seen.number * self._block_sizes[look.group], look.identity)
-        if seen.folded is not None:
-            self.truth.learn((look.group, seen.hash), seen.folded, seen.layers, place)
-        if seen.slim is not None and self.slim is not None:
-            hashes, contents = np.array([[seen.hash], [seen.slim]], dtype=np.uint64)
-            self.slim.learn(look.group, hashes, contents, [place], [seen.number])
+    def add(self, check: Check, block: BlockFingerprint) -> None:
+        """A block was computed under its hash, by a request that has met no mismatch."""
+        origin = Origin(check.request_id, self.token(check, block), check.identity)
+        if block.full is not None:
+            self.full.add((check.group, block.hash), block.full, block.layers, origin)
+        if block.slim is not None and self.slim is not None:
+            hashes, contents = np.array([[block.hash], [block.slim]], dtype=np.uint64)
+            self.slim.add(check.group, hashes, contents, [origin], [block.number])
 
-    def poison(self, look: Look, seen: Seen) -> None:
-        """A block was computed under its hash after something wrong."""
-        if seen.folded is not None:
-            self.truth.poison((look.group, seen.hash), seen.folded)
-        if seen.slim is not None and self.slim is not None:
-            self.slim.poison(look.group, seen.hash, seen.slim)
+    def add_contaminated(self, check: Check, block: BlockFingerprint) -> None:
+        """A block was computed under its hash after a mismatch."""
+        if block.full is not None:
+            self.full.add_contaminated((check.group, block.hash), block.full)
+        if block.slim is not None and self.slim is not None:
+            self.slim.add_contaminated(check.group, block.hash, block.slim)
 
-    def doubt(self, look: Look, seen: Seen) -> None:
+    def mark_incomplete(self, check: Check, block: BlockFingerprint) -> None:
         """A block under the hash may hold what is right, or not."""
-        self.truth.doubt((look.group, seen.hash))
+        self.full.mark_incomplete((check.group, block.hash))
         if self.slim is not None and self._own:
-            self.slim.doubt(look.group, seen.hash)
+            self.slim.mark_incomplete(check.group, block.hash)
 
-    def is_right(self, look: Look, seen: Seen) -> bool:
+    def contains(self, check: Check, block: BlockFingerprint) -> bool:
         """Whether this was computed under the hash."""
-        if seen.folded is not None:
-            return self.truth.is_right((look.group, seen.hash), seen.folded)
-        return self.judge(look, seen, names=False) is True
+        if block.full is not None:
+            return self.full.contains((check.group, block.hash), block.full)
+        return self.match(check, block, names=False) is True
 
-    def knows(self, look: Look, seen: Seen) -> bool:
-        """Whether all is known that was computed under the block's hash, by some bytes."""
-        return self.slim is not None and self.slim.knows(look.group, seen.hash)
+    def is_complete(self, check: Check, block: BlockFingerprint) -> bool:
+        """Whether all is known that was computed under the block's hash, by slim fingerprints."""
+        return self.slim is not None and self.slim.is_complete(check.group, block.hash)
 
-    def judge(self, look: Look, seen: Seen, *, names: bool = True) -> Wrong | bool | None:
-        """Whether a block holds what was computed under its hash: True, what it is instead, or None where nobody knows.
-        `names`: it is worth a search whose content it holds."""
-        full = slim = None
-        if seen.folded is not None:
-            full = self.truth.judge((look.group, seen.hash), seen.folded, seen.layers, look.identity)
-        if seen.slim is None or self.slim is None or full is True:
+    def match(self, check: Check, block: BlockFingerprint, *, names: bool = True) -> Match:
+        """Whether a block holds what was computed under its hash. `names`: the origin of what it holds is worth a search."""
+        full: Match = None
+        slim: Match = None
+        if block.full is not None:
+            full = self.full.match((check.group, block.hash), block.full, block.layers, check.identity)
+        if block.slim is None or self.slim is None or full is True:
             return full
-        if not isinstance(full, Wrong) or full.holds is UNKNOWN:
-            is_whole = seen.number != look.mixed
-            slim = self.slim.judge(look.group, seen.hash, seen.slim, is_whole=is_whole, names=names)
-        if isinstance(slim, Wrong):
+        if not isinstance(full, Mismatch) or full.holds is UNKNOWN:
+            is_whole = block.number != check.partial
+            slim = self.slim.match(check.group, block.hash, block.slim, is_whole=is_whole, names=names)
+        if isinstance(slim, Mismatch):
             holds = slim.holds
-            if isinstance(holds, Place):
-                holds = holds._replace(token=holds.token * self._block_sizes[look.group])
-            return Wrong(holds, full.layers if isinstance(full, Wrong) else ())
+            if isinstance(holds, Origin):
+                holds = holds._replace(token=holds.token * self._block_sizes[check.group])
+            return Mismatch(holds, full.layers if isinstance(full, Mismatch) else ())
         return slim if full is None else full
 
-    def are_right(self, group: int, hashes: Array, contents: Array) -> Array:
+    def token(self, check: Check, block: BlockFingerprint) -> int:
+        """The block's first token in the request."""
+        return block.number * self._block_sizes[check.group]
+
+    # Many slim fingerprints at once.
+
+    def slim_matches(self, group: int, hashes: Array, contents: Array) -> Array:
         """Which of these slim fingerprints were computed under their hashes."""
         assert self.slim is not None
-        return self.slim.are_right(group, hashes, contents)
+        return self.slim.contains(group, hashes, contents)
 
-    def skim(self, look: Look, hashes: Array, contents: Array, right: Array) -> Quick | None:
-        """What there is to say of all of these blocks, which nobody has just computed, by their slim fingerprints, if they
-        are `right` or nothing is known of them; None if each is to be judged."""
+    def skim(self, check: Check, hashes: Array, contents: Array, right: Array, result: CheckResult) -> bool:
+        """Count blocks that nobody has just computed, by their slim fingerprints, if all of them are `right` or nothing is
+        known of those that are not. False if each is to be judged."""
         if self.slim is None or (hashes < np.uint64(min(self._below, ALL - 1))).any():
-            return None
-        if look.look == LOADED and not self.slim.is_exact and right.any():
+            return False
+        if check.kind == LOADED and not self.slim.is_exact and right.any():
             self.slim.is_exact = True
-        if right.all():
-            return Quick(len(right))
-        if self._own or look.look != LOADED or look.mixed in look.numbers:
-            return None
-        unknown = ~right
-        if self.slim.may_be_wrong(look.group, hashes[unknown], contents[unknown]):
-            return None
-        return Quick(len(right), int(unknown.sum()), self.rows(look, hashes, contents, unknown))
+        if not right.all():
+            if self._own or check.kind != LOADED or check.partial in check.numbers:
+                return False
+            unknown = ~right
+            if self.slim.may_mismatch(check.group, hashes[unknown], contents[unknown]):
+                return False
+            result.unknown, result.slim = int(unknown.sum()), self._rows(check, hashes, contents, unknown)
+        result.blocks = len(right)
+        return True
 
-    def skim_computed(self, look: Look, hashes: Array, contents: Array, *, reports: bool) -> tuple[Array, Quick]:
-        """The same of blocks that a request has just computed that has met nothing wrong: which of them are to be judged
-        each, and what is said of the others. Those are learnt with the next `learn_skimmed`."""
+    def skim_computed(
+        self, check: Check, hashes: Array, contents: Array, result: CheckResult, *, reports: bool
+    ) -> Array:
+        """The same of blocks that a request has just computed that has met no mismatch. Returns which of them are to be
+        judged each. The others are added with the next `add_skimmed`."""
         each = hashes < np.uint64(min(self._below, ALL - 1))
-        if look.mixed is not None:
-            each |= np.array(look.numbers) == look.mixed
-        quick = ~each
-        self._skimmed.append((look, hashes[quick], contents[quick], np.array(look.numbers)[quick].tolist()))
-        reported = self.rows(look, hashes, contents, quick) if reports else b""
-        return each, Quick(int(quick.sum()), 0, reported)
+        if check.partial is not None:
+            each |= np.array(check.numbers) == check.partial
+        rest = ~each
+        self._skimmed.append((check, hashes[rest], contents[rest], np.array(check.numbers)[rest].tolist()))
+        result.blocks = int(rest.sum())
+        if reports:
+            result.slim = self._rows(check, hashes, contents, rest)
+        return each
 
-    def learn_skimmed(self) -> None:
-        """All of them are learnt at once."""
+    def add_skimmed(self) -> None:
+        """All of them are added at once."""
         skimmed, self._skimmed = self._skimmed, []
         if self.slim is None or not skimmed:
             return
-        requests = [
-            place
-            for look, _, _, numbers in skimmed
-            for place in [Place(look.request_id, 0, look.identity)] * len(numbers)
+        origins = [
+            origin
+            for check, _, _, numbers in skimmed
+            for origin in [Origin(check.request_id, 0, check.identity)] * len(numbers)
         ]
         numbers = [number for *_, numbers in skimmed for number in numbers]
         hashes, contents = (np.concatenate([part[n] for part in skimmed]) for n in (1, 2))
-        self.slim.learn(skimmed[0][0].group, hashes, contents, requests, numbers)
+        self.slim.add(skimmed[0][0].group, hashes, contents, origins, numbers)
 
-    def rows(self, look: Look, hashes: Array, contents: Array, chosen: Array) -> bytes:
-        """Slim fingerprints as they are reported."""
+    def row(self, check: Check, block: BlockFingerprint) -> bytes:
+        """The block's slim fingerprint as it is reported; nothing where it was not read."""
+        if block.slim is None:
+            return b""
+        return np.array([(block.hash, block.slim, self.token(check, block))], dtype=ROW).tobytes()
+
+    def _rows(self, check: Check, hashes: Array, contents: Array, chosen: Array) -> bytes:
+        """The same of several blocks."""
         rows = np.empty(int(chosen.sum()), dtype=ROW)
         rows["hash"], rows["content"] = hashes[chosen], contents[chosen]
-        rows["token"] = np.array(look.numbers)[chosen] * self._block_sizes[look.group]
+        rows["token"] = np.array(check.numbers)[chosen] * self._block_sizes[check.group]
         return rows.tobytes()
-
-    def row(self, look: Look, seen: Seen) -> bytes:
-        """The same of one block; nothing where it was not read."""
-        if seen.slim is None:
-            return b""
-        token = seen.number * self._block_sizes[look.group]
-        return np.array([(seen.hash, seen.slim, token)], dtype=ROW).tobytes()

@@ -2,7 +2,7 @@
 
 Twelve words are at places that all blocks have in common, spread over layers and tokens: six groups of two, 8 bits each.
 Another block's content, a shift, zeros or an older content changes nearly all groups. Four words are at places drawn from the
-block's hash, 16 bits in all: what is wrong in one part of every block comes to light in some of them.
+block's hash, 16 bits in all: what is wrong in one part of every block shows in some of them.
 
 A block's last token is left out: of a full hit it is computed after all others were loaded, and its last bits may differ.
 """
@@ -16,20 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvtrail.connector.fingerprints.fingerprint import blocks_first
+from kvtrail.connector.fingerprints.full import blocks_first
 
 GROUPS, EACH, DRAWN = 6, 2, 4
 COMMON = GROUPS * EACH
 POOL = 4096
 """Places from which a hash draws."""
 DRAWN_BITS = 16
-MOST_STORAGES = 8
+MAX_STORAGES = 8
 """Pieces of memory that are read, where each layer has one of its own."""
 _MIX, _SHIFT, _SPREAD = np.uint64(0x2545F4914F6CDD1D), np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
 _GROUP_SHIFTS = np.arange(DRAWN_BITS, 64, 8, dtype=np.uint64)
 _DRAWN_SHIFTS = np.arange(64 - 12, 64 - 12 * (DRAWN + 1), -12).astype(np.uint64)
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Array = np.ndarray[Any, np.dtype[Any]]
+ROW = np.dtype([("hash", ">u8"), ("content", ">u8"), ("token", ">u4")])
+"""How a slim fingerprint is reported."""
 
 
 class _View(NamedTuple):
@@ -57,13 +59,13 @@ class SlimFingerprints:
         """
         self.num_blocks = num_blocks
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in caches.values()}
-        kept = [*storages]
-        if len(kept) > MOST_STORAGES:
-            kept = [kept[n * (len(kept) - 1) // (MOST_STORAGES - 1)] for n in range(MOST_STORAGES)]
+        chosen = [*storages]
+        if len(chosen) > MAX_STORAGES:
+            chosen = [chosen[n * (len(chosen) - 1) // (MAX_STORAGES - 1)] for n in range(MAX_STORAGES)]
         layers = [
-            [_view(each, kept.index(place), num_blocks, block_size) for each in blocks_first(name, cache, num_blocks)]
+            [_view(each, chosen.index(place), num_blocks, block_size) for each in blocks_first(name, cache, num_blocks)]
             for name, cache in caches.items()
-            if (place := cache.untyped_storage().data_ptr()) in kept
+            if (place := cache.untyped_storage().data_ptr()) in chosen
         ]
         views = [view for layer in layers for view in layer]
         self.skips_last = all(any(is_token for *_, is_token in view.inner) for view in views)
@@ -72,7 +74,7 @@ class SlimFingerprints:
         self._device = next(iter(caches.values())).device
         self._flat = [
             torch.empty(0, dtype=dtype, device=self._device).set_(storage, 0, (storage.nbytes() // self._word,), (1,))
-            for storage in (storages[place] for place in kept)
+            for storage in (storages[place] for place in chosen)
         ]
         self._arrays = [flat.numpy() for flat in self._flat] if self._device.type == "cpu" else []
         places = np.array([*_common(layers, self._word), *_drawn(views, self._word)], dtype=np.int64)
@@ -89,8 +91,8 @@ class SlimFingerprints:
         if len(self._flat) == 1:
             return SlimReading(self, index.shape, [(slice(None), self._gather(0, index.ravel()))])
         storages = self._storage[places].ravel()
-        chosen = [np.flatnonzero(storages == number) for number in range(len(self._flat))]
-        parts = [(at, self._gather(number, index.ravel()[at])) for number, at in enumerate(chosen)]
+        by_storage = [np.flatnonzero(storages == number) for number in range(len(self._flat))]
+        parts = [(at, self._gather(number, index.ravel()[at])) for number, at in enumerate(by_storage)]
         return SlimReading(self, index.shape, parts)
 
     def _gather(self, storage: int, index: Array) -> Any:
@@ -123,7 +125,7 @@ class SlimReading:
             self._copied = torch.cuda.Event()
             self._copied.record()
 
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether nobody has to wait for them."""
         return self._copied is None or self._copied.query()
 
@@ -132,7 +134,7 @@ class SlimReading:
         return together([self])
 
     def words(self) -> tuple[SlimFingerprints, Array]:
-        """Of each block, uint64, and whose reading it is."""
+        """Of each block, uint64, and the fingerprints that they are of."""
         if self._copied is not None:
             self._copied.synchronize()
         words = np.empty(self._shape, dtype=np.uint64)

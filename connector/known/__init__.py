@@ -79,7 +79,7 @@ def by_name(name: str) -> KnownConnector | None:
 
 
 def by_class(cls: type) -> KnownConnector | None:
-    """The connector whose class this is, or is derived from."""
+    """The connector of this class, or of one that it is derived from."""
     return next((known for base in cls.__mro__ if (known := by_name(base.__name__))), None)
 
 

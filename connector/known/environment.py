@@ -36,7 +36,7 @@ class RecordedStore:
 
 
 class Environment:
-    """The environment of a connector about whose store nothing is known. Subclasses restore the recorded store.
+    """The environment of a connector with an unknown store. Subclasses restore the recorded store.
 
     Attributes:
         by_tokens: whether the store's content depends on which requests share tokens.

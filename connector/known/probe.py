@@ -146,12 +146,12 @@ class Probe:
         return ()
 
     def contents(self, connector: Any) -> StoreContents | None:
-        """On the scheduler's side, at lookups until there is an answer: what follows the store's contents, where that tells
+        """On the scheduler's side, at lookups until there is an answer: what follows the store's contents, where that shows
         all of them and no other engine writes to it. Plans of such a probe say nothing of what the store holds."""
         return None
 
     def held_bytes(self, connector: Any) -> int | None:
-        """With each sign of life, on the recorder's own thread: the bytes of KV that the connector holds in host memory, on
+        """With each heartbeat, on the recorder's own thread: the bytes of KV that the connector holds in host memory, on
         each worker if the scheduler's side knows it, else on this one. None where this side cannot know."""
         return None
 

@@ -23,7 +23,7 @@ from kvtrail.connector.offload.plan import Copy, OffloadPlan
 
 STEPS_AHEAD = 2
 """Steps that may be planned before it is known that a load has failed: vLLM schedules one ahead."""
-MOST_UNTOLD = 65_536
+MAX_PENDING = 65_536
 """Evictions that are remembered for a probe."""
 
 
@@ -126,7 +126,7 @@ class OffloadScheduler:
         self._index = ChunkIndex(config.slots)
         self._tracked: dict[str, _Tracked] = {}
         self._plan = OffloadPlan()
-        self._evicted: deque[tuple[str, int, int, str | None]] = deque(maxlen=MOST_UNTOLD)
+        self._evicted: deque[tuple[str, int, int, str | None]] = deque(maxlen=MAX_PENDING)
         self._recent: deque[dict[str, list[tuple[int, bytes]]]] = deque(maxlen=STEPS_AHEAD)
         """The chunks that the latest steps stored, by request: where each ends, and its key."""
         self._last: Any = None
@@ -259,7 +259,7 @@ class OffloadScheduler:
         return max(0, min(tracked.matched, total - 1) - tracked.computed)
 
     def _follow_tables(self, output: Any) -> None:
-        """Enter the blocks that a step gives to its requests. Every vLLM since 0.20 tells them so; only newer ones give the
+        """Enter the blocks that a step gives to its requests. Every vLLM since 0.20 passes them so; only newer ones give the
         tables themselves."""
         for new in output.scheduled_new_reqs:
             (self._tracked[new.req_id].blocks,) = map(list, new.block_ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
@@ -14,6 +13,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision, Sampler
 from opentelemetry.trace import NonRecordingSpan, SpanContext, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.recording.ring import Identity
 from kvtrail.tracer.events import ids, semconv
 from kvtrail.tracer.events.semconv import Kind
@@ -46,7 +46,7 @@ class RequestContext:
         epoch: the preemption epoch, as of the last call.
         detailed: whether the epoch `detailed_epoch` is recorded in detail; decided once in each epoch, since half a block
             table would be worse than none.
-        table_ns: when its whole block table was last told, by the monotonic clock.
+        table_ns: when its whole block table was last recorded, by the monotonic clock.
         sequence: counts the request's events.
         sampled: False when OpenTelemetry's sampler left the request out.
         recorded: whether its events are recorded.
@@ -93,7 +93,7 @@ class RequestContext:
         caller = b"" if parent is None else parent.span_id.to_bytes(8, "big")
         self.identity: Identity = (root, caller, self.name, sampled)
 
-    def told(self, error: str) -> str:
+    def redacted(self, error: str) -> str:
         """The text of an error without the request's ids, where these are hashed."""
         if self.name == self.request_id:
             return error
@@ -112,7 +112,7 @@ class Contexts:
     Attributes:
         open: the requests that have not ended, by id.
         invites: whether vLLM's own spans are asked into the trace of a request that nobody called with one.
-        kept: those that have ended and whose blocks are kept, by id.
+        delayed: those that have ended and still hold their blocks, by id.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class Contexts:
         """
         self.open: dict[str, RequestContext] = {}
         self.invites = False
-        self.kept: dict[str, RequestContext] = {}
-        self._ended: OrderedDict[str, RequestContext] = OrderedDict()
+        self.delayed: dict[str, RequestContext] = {}
+        self._ended: BoundedDict[str, RequestContext] = BoundedDict(MAX_ENDED)
         self._engine_id, self._launch = engine_id, launch
         self._sampler, self._name = sampler, name or ids.bounded
         self._sampled_only = sampled_only
@@ -162,33 +162,31 @@ class Contexts:
         return self._name(request_id)
 
     def release(self, request_id: str) -> None:
-        """The blocks of a request that has ended are kept no more."""
-        self.kept.pop(ids.bounded(request_id), None)
+        """The blocks of a request that has ended are freed now."""
+        self.delayed.pop(ids.bounded(request_id), None)
 
     def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
         """Accept a request's place in its caller's trace, as another process has decided it."""
         if request_id not in self.open:
             self._remember(self._context(request_id, root, None, sampled))
 
-    def end(self, context: RequestContext, *, kept: bool = False) -> None:
-        """Close a request, whose blocks may be kept. Its context stays for a while: late events continue its numbers, and so
-        does a request that uses the id again, so that the tracer can distinguish the two."""
+    def end(self, context: RequestContext, *, delayed: bool = False) -> None:
+        """Close a request; the freeing of its blocks may be `delayed`. Its context stays for a while: late events continue
+        its numbers, and so does a request that uses the id again, so that the tracer can distinguish the two."""
         if self.open.pop(context.request_id, None) is not None:
             context.ended = _weakly(context.request)
             context.request = None
             context.request_id = ids.bounded(context.request_id)  # it may be a megabyte, and vLLM gives it back now
             self._ended[context.request_id] = context
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
-            if kept:
-                self.kept[context.request_id] = context
-                if len(self.kept) > MAX_ENDED:
-                    del self.kept[next(iter(self.kept))]
+            if delayed:
+                self.delayed[context.request_id] = context
+                if len(self.delayed) > MAX_ENDED:
+                    del self.delayed[next(iter(self.delayed))]
 
-    def told(self, error: str) -> str:
+    def redacted(self, error: str) -> str:
         """The text of an error without the ids of any request, where these are hashed."""
         for context in [*self.open.values(), *self._ended.values()]:
-            error = context.told(error)
+            error = context.redacted(error)
         return error
 
     def begun(self) -> list[RequestContext]:
@@ -197,9 +195,9 @@ class Contexts:
         return [context for context in contexts if context.source is not None and context.recorded]
 
     def events(self) -> dict[str, int]:
-        """How many events there were of each recorded request that is open, or whose blocks are kept. Asked by another thread
+        """How many events there were of each recorded request that is open or still holds its blocks. Asked by another thread
         than the scheduler's, which goes on."""
-        contexts = {**self.kept, **self.open}  # a copy in one go
+        contexts = {**self.delayed, **self.open}  # a copy in one go
         return {context.name: context.events for context in contexts.values() if context.recorded}
 
     def _meet(self, request: Any) -> RequestContext:
@@ -273,7 +271,7 @@ def root_ids(engine_id: str, request_id: str, incarnation: int = 0, launch: str 
     """16 bytes of trace id and 8 of the root's span id, the same in every process of an engine.
 
     `incarnation` distinguishes requests that use the same id, one after the other; workers only know the first. `launch` does
-    so where an engine with a fixed id is started anew.
+    so where an engine with a fixed id is restarted.
     """
     again = f"\0{incarnation}" if incarnation else ""
     since = f"\0\0{launch}" if launch else ""

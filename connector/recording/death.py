@@ -1,4 +1,4 @@
-"""Of what an engine died: the exception that its goodbye names."""
+"""What an engine died of: the exception that its goodbye names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENGINE = ("vllm.v1.engine.core", "vllm.v1.core.")
 """The modules that an engine's own steps run through."""
 
 
-def told(error: BaseException | None) -> str | None:
+def cause_of(error: BaseException | None) -> str | None:
     """The class and the text of an exception that ends an engine; None where there is none: a signal to end, Ctrl-C and
     `sys.exit` come as exceptions, too, and are no death."""
     return message(error) if isinstance(error, Exception) else None

@@ -24,8 +24,8 @@ _SAMPLERS = (
 )  # fmt: skip
 _OTLP = re.compile(r"OTEL_EXPORTER_OTLP_(?:TRACES_)?(?=[A-Z])(?!METRICS_|LOGS_)")
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+=[\x20-\x7e]*")
-_told: set[str] = set()
-"""What has been said in this process."""
+_logged: set[str] = set()
+"""What has been logged in this process."""
 
 Wrong = str | None
 """What a variable must be, if it is not; else None."""
@@ -44,7 +44,7 @@ def usable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
             _check_headers(name, good)
         elif wrong := _wrong(name, value.strip()):
             del good[name]
-            _say(f"{name} is {value!r}, but must be {wrong}; it counts as unset")
+            _log(f"{name} is {value!r}, but must be {wrong}; it counts as unset")
     _check_endpoint(good)
     _check_compression(good)
     return good
@@ -91,9 +91,9 @@ def _of_traces(what: str, environ: Mapping[str, str]) -> str | None:
     return environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{what}") or environ.get(f"OTEL_EXPORTER_OTLP_{what}")
 
 
-def _say(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
+def _log(text: str) -> None:
+    if text not in _logged:
+        _logged.add(text)
         logger.warning("kvtrail: %s", text)
 
 
@@ -166,7 +166,7 @@ def _check_headers(name: str, good: dict[str, str]) -> None:
     entries = [entry.strip() for entry in good[name].split(",") if entry.strip()]
     fit = [each for each in entries if _HEADER.fullmatch(each) and _is_printable(unquote(each))]
     if len(fit) < len(entries):
-        _say(
+        _log(
             f"{len(entries) - len(fit)} of the {len(entries)} headers in {name} cannot be sent and are left out; it must be"
             " name=value, name=value, in printable ASCII"
         )
@@ -194,7 +194,7 @@ def _check_endpoint(good: dict[str, str]) -> None:
         if not fits or re.search(r"\s", value.strip()):
             del good[name]
             example = f"http://localhost:{PROTOCOLS[protocol(good)]}"
-            _say(f"{name} is {value!r}, but must be an address such as {example}; it counts as unset")
+            _log(f"{name} is {value!r}, but must be an address such as {example}; it counts as unset")
 
 
 def _check_compression(good: dict[str, str]) -> None:
@@ -202,7 +202,7 @@ def _check_compression(good: dict[str, str]) -> None:
     value = (_of_traces("COMPRESSION", good) or "none").strip().lower()
     if protocol(good) == "grpc" and value != "gzip":
         if value != "none":
-            _say(f"OTLP's compression is {value!r}, but with gRPC it must be gzip or none; it counts as unset")
+            _log(f"OTLP's compression is {value!r}, but with gRPC it must be gzip or none; it counts as unset")
         for name in ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION"):
             good.pop(name, None)
 

@@ -2,7 +2,7 @@
 
 It is no child of the engine's: vLLM kills its children when it shuts down, and this process must survive the engine by the
 time that a goodbye takes. If the engine dies without one, this process sends in its place the roots of the requests that were
-open, and the goodbye (`last_words`).
+open, and the goodbye (`post_mortem`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvtrail.connector.recording.exporter import (
     UNREADABLE,
     InProcessExporter,
 )
-from kvtrail.connector.recording.last_words import LastWords
+from kvtrail.connector.recording.post_mortem import PostMortem
 from kvtrail.connector.recording.ring import EventTuple
 from kvtrail.connector.recording.transport import REFUSALS
 
@@ -61,7 +61,7 @@ def main(engine_pid: int) -> None:
     except Exception as error:
         sys.exit(f"kvtrail: the export process cannot send anything: {type(error).__name__}: {error}")
     _answer(answers, LENGTH.pack(os.getpid()))
-    words = LastWords(hello[0])
+    post_mortem = PostMortem(hello[0])
     unsent: list[EventTuple] = []
     torn = False
     for events in frames:
@@ -73,12 +73,12 @@ def main(engine_pid: int) -> None:
             sent = exporter.send(events)
             answer = NOT_SENT if not sent else SENT_TO_KVTRAIL if exporter.is_kvtrail else SENT
             unsent = [] if sent else events
-            words.follow(events)
+            post_mortem.follow(events)
         refused = (exporter.refused[why] - before[why] for why in REFUSALS)
         _answer(answers, ANSWER.pack(answer, ALL.index(exporter.away), exporter.left, *refused))
     if unsent:
         exporter.send(unsent)  # the engine cannot send it again
-    if last := words.say(monotonic_ns(), torn=torn):  # the same clock in all processes of a machine
+    if last := post_mortem.final_events(monotonic_ns(), torn=torn):  # the same clock in all processes of a machine
         exporter.send(last)
     exporter.close()
 

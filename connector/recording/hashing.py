@@ -18,7 +18,7 @@ VARIABLE = "KVTRAIL_HASH_IDS"
 _BYTES = 12
 """Of a hash."""
 _SUFFIX = 8
-"""Digits by which vLLM tells requests with the same external id apart."""
+"""Digits by which vLLM distinguishes requests with the same external id."""
 
 
 def naming(environ: Mapping[str, str] = os.environ) -> Callable[[str], str] | None:

@@ -17,7 +17,7 @@ _TYPES[semconv.STEP_SPAN] = tuple(a.type for a in STEP_FIELDS)
 
 
 def plain(event: EventTuple) -> EventTuple | None:
-    """The event, with each value of the type that its attribute has, or None; None if it cannot be told at all."""
+    """The event, with each value of the type that its attribute has, or None; None if it cannot be recorded at all."""
     kind, source, (root, caller, request_id, sampled), *numbers, error, values = event
     try:
         types = _TYPES[kind]

@@ -58,7 +58,7 @@ _CUT_OFF = Kind.CUT_OFF.value
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
 LEAST_OFFSET_NS = 10**9
-"""By how much the wall clock must have moved to be worth a word."""
+"""By how much the wall clock must have moved to be recorded."""
 
 
 class Spare(Protocol):
@@ -115,8 +115,8 @@ class Recorder:
         """What makes Unix time of the monotonic clock. It stays as it is: where the wall clock jumps, events do not."""
         out.open(attributes, secrets.randbits(63), self._base_ns)
         self._given_up: Counter[str] = Counter()
-        self._sent = self._dropped_said = 0
-        self._untold: Counter[str] = Counter()
+        self._sent = self._dropped_logged = 0
+        self._not_recorded: Counter[str] = Counter()
         self._counting = threading.Lock()
         self.probes_off: dict[str, None] = {}
         self.holders: list[Callable[[], int | None]] = []
@@ -126,13 +126,13 @@ class Recorder:
         self._flush_done = self._flush_asked = 0
         self._closing = False
         self._warned_s: dict[Away, float] = {}
-        """When the log said last that the receiver is away, by why."""
+        """When it was last logged that the receiver is away, by why."""
         self._dropped_at_s = self._heartbeat_s = float("-inf")
-        self._told_unheard = False
+        self._warned_no_listener = False
         self._connectors = 0
         self._leaving = False
         self._goodbye_at: int | None = None
-        """The number after the goodbye, if one has been said."""
+        """The number after the goodbye, if there was one."""
         self._ended_by: str | None = None
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
@@ -161,7 +161,7 @@ class Recorder:
             return
         size = bytes_of(kind, values)
         if error is not None:
-            error = context.told(error)[: messages.MOST]
+            error = context.redacted(error)[: messages.MOST]
             size += len(error)
         if size > MOST_TEXT:
             values = self._bounded(kind, values)
@@ -229,7 +229,7 @@ class Recorder:
         recorder's events and in those of the requests concerned, so that the tracer knows that it does not know;
         `concerned` is None where no event is missing."""
         with self._counting:
-            self._untold[kind] += 1
+            self._not_recorded[kind] += 1
         if concerned is not None:
             self._ring.skip()
             for context in concerned:
@@ -275,7 +275,7 @@ class Recorder:
         """Send what is left, for `timeout_s` at most, and stop. A second call does nothing."""
         if self._closing:
             return
-        self._die_of(death.told(death.of_process()))
+        self._die_of(death.cause_of(death.of_process()))
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -286,14 +286,14 @@ class Recorder:
     def _die_of(self, error: str | None) -> None:
         """Note what the goodbye says of an exception; the first one counts."""
         if error is not None and self._ended_by is None:
-            self._ended_by = self.contexts.told(error)[: death.MOST]
+            self._ended_by = self.contexts.redacted(error)[: death.MOST]
 
     def _bounded(self, kind: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values without what is too large for a span; that is counted, and unknown."""
-        kept, left_out = bounded(kind, values)
+        small, left_out = bounded(kind, values)
         if left_out:
             self.leave_out(kind, None)
-        return kept
+        return small
 
     # Everything below runs on the recorder's own thread.
 
@@ -349,7 +349,7 @@ class Recorder:
         self._sent += (_numbers(events) if sent else 0) - (self._refused() - refused)
         now_s = time.monotonic()
         if sent:
-            self._say_what_was_dropped(now_s)
+            self._log_dropped(now_s)
         elif now_s - self._warned_s.get(away := self._exporter.away, float("-inf")) > WARN_EVERY_S:
             self._warned_s[away] = now_s
             logger.warning(
@@ -365,13 +365,13 @@ class Recorder:
     def _refused(self) -> int:
         return sum(self._exporter.refused.values())
 
-    def _say_what_was_dropped(self, now_s: float) -> None:
+    def _log_dropped(self, now_s: float) -> None:
         """Events are sent again: the log says which were not, once a minute at most."""
         dropped = self.dropped
-        if dropped != self._dropped_said and now_s - self._dropped_at_s > WARN_EVERY_S:
-            self._dropped_said, self._dropped_at_s = dropped, now_s
-            said = ", ".join(f"{why} {count}" for why, count in self.dropped_by.items())
-            logger.warning("kvtrail: %d events were dropped so far (%s); later ones arrive.", dropped, said)
+        if dropped != self._dropped_logged and now_s - self._dropped_at_s > WARN_EVERY_S:
+            self._dropped_logged, self._dropped_at_s = dropped, now_s
+            reasons = ", ".join(f"{why} {count}" for why, count in self.dropped_by.items())
+            logger.warning("kvtrail: %d events were dropped so far (%s); later ones arrive.", dropped, reasons)
 
     def _give_up(self, batch: list[EventTuple]) -> None:
         """This batch could not be sent; a part of it may have been."""
@@ -380,14 +380,14 @@ class Recorder:
         self._sent += _numbers(batch) - left
 
     def _make_plain(self, events: list[EventTuple]) -> None:
-        """Make plain what is odd in these events, and leave out those that cannot be told."""
-        told = []
+        """Make plain what is odd in these events, and leave out those that cannot be recorded."""
+        readable = []
         for event in events:
             if (as_plain := plain(event)) is not None:
-                told.append(as_plain)
+                readable.append(as_plain)
             else:
                 self.leave_out(str(event[0]), None)  # its number is missing
-        events[:] = told
+        events[:] = readable
 
     def _heartbeat(self, closing: bool) -> list[EventTuple]:
         """A heartbeat, if one is due and anybody has a use for it. The last one says goodbye, after the roots of the requests
@@ -411,10 +411,10 @@ class Recorder:
         moved_ns = time.time_ns() - at_ns - self._base_ns
         offset_ns = moved_ns if abs(moved_ns) >= LEAST_OFFSET_NS else None
         with self._counting:
-            untold = tuple(f"{kind}:{count}" for kind, count in self._untold.items())
-        losses = (offset_ns, self.steps, untold or None, tuple(self.probes_off) or None)
+            not_recorded = tuple(f"{kind}:{count}" for kind, count in self._not_recorded.items())
+        losses = (offset_ns, self.steps, not_recorded or None, tuple(self.probes_off) or None)
         recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
-        idle = None if self.steps is None else self._idle.told(self.contexts.events())
+        idle = None if self.steps is None else self._idle.select(self.contexts.events())
         ended_by = self._ended_by if closing else None
         spare, paused = (None, None) if self.spare is None else (self.spare.total_ns, self.spare.is_paused or None)
         held = self._held_bytes()
@@ -432,17 +432,17 @@ class Recorder:
         return sum(known) if known else None
 
     def _has_listener(self) -> bool:
-        """Whether somebody wants to hear signs of life. Who receives is known once a batch was acknowledged, an empty one if
+        """Whether the receiver has a use for heartbeats. Who receives is known once a batch was acknowledged, an empty one if
         there is nothing else to send."""
         if self._heartbeats is not Heartbeats.AUTO:
             return self._heartbeats is Heartbeats.SPANS
         if self._exporter.is_kvtrail is None:
             self._send([])
-        if self._exporter.is_kvtrail is False and not self._told_unheard:
-            self._told_unheard = True
+        if self._exporter.is_kvtrail is False and not self._warned_no_listener:
+            self._warned_no_listener = True
             logger.info(
-                "kvtrail sends no signs of life: what receives at %s is no kvtrail. If one is behind it, as behind a"
-                " Collector, set KVTRAIL_HEARTBEATS=spans, or it cannot tell an idle engine from a dead one.",
+                "kvtrail sends no heartbeats: the receiver at %s is not kvtrail. If kvtrail is behind it, as behind a"
+                " Collector, set KVTRAIL_HEARTBEATS=spans, or it cannot distinguish an idle engine from a dead one.",
                 self.endpoint,
             )
         return bool(self._exporter.is_kvtrail)

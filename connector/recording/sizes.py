@@ -12,21 +12,21 @@ MOST_ITEMS = 65_536
 MOST_BYTES = 1 << 20
 """Of a byte string, and of all texts of a list."""
 MOST_TEXT = 4096
-"""Characters of a text; of a longer one the beginning is kept, and a digest of all of it."""
+"""Characters of a text; of a longer one the beginning is recorded, and a digest of all of it."""
 _KEPT = 1024
 
 
 def bounded(kind: str, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
     """The values of an event, with None for lists and bytes that are too large, and long texts cut; and whether anything is
     None for that."""
-    kept, left_out = list(values), False
+    small, left_out = list(values), False
     for n in [n for n in SIZED[kind] if n < len(values)]:
         value = values[n]
         if type(value) is str:
-            kept[n] = _cut(value)
+            small[n] = _cut(value)
         elif value is not None and _is_too_large(value):
-            kept[n], left_out = None, True
-    return tuple(kept), left_out
+            small[n], left_out = None, True
+    return tuple(small), left_out
 
 
 def _cut(text: str) -> str:

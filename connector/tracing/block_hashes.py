@@ -1,4 +1,4 @@
-"""Which block hashes are told, and which are only referred to: a prefix that many requests share is told once."""
+"""Which block hashes are recorded, and which are only referred to: a prefix that many requests share is recorded once."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from weakref import WeakKeyDictionary, proxy
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.recording.sizes import MOST_BYTES
-from kvtrail.connector.tracing.seen_blocks import SeenBlocks
 from kvtrail.tracer.events.semconv import HASH_BYTES, MOST_TOLD
 
-AGAIN_NS = 600 * 10**9
-"""After how long everything is told anew, to a tracer that began later, too."""
-MOST_AT_ONCE = MOST_BYTES // HASH_BYTES
+RESYNC_NS = 600 * 10**9
+"""After how long everything is recorded again, for a sidecar that started later."""
+MAX_PER_EVENT = MOST_BYTES // HASH_BYTES
 """Hashes in one event: those of a prompt of two million tokens."""
 _SHORT = itemgetter(slice(-HASH_BYTES, None))
-_HELD: WeakKeyDictionary[Recorder, BlockHashes] = WeakKeyDictionary()
-Told = tuple[bytes | None, int | None]
+_SEEN_BYTES = 3
+SEEN_BITS = 1 << 8 * _SEEN_BYTES
+"""A bit for each block, in 2 MiB. With a million blocks it errs once in 17 times; with many millions it says nothing."""
+_BY_RECORDER: WeakKeyDictionary[Recorder, BlockHashes] = WeakKeyDictionary()
+NewHashes = tuple[bytes | None, int | None]
 """Hashes, shortened, and the number of the block that the first one is of; None where that is 0."""
 
 
-class Start(NamedTuple):
-    """What is told of a prompt: the hashes that nobody has told yet, the number of the block that the first of them is of,
-    the hash of the block before it, and how many of its first blocks may have been in an earlier request."""
+class PromptHashes(NamedTuple):
+    """What is recorded of a prompt: the hashes that are new, the number of the block that the first of them is of, the hash
+    of the block before it, and how many of its first blocks may have been in an earlier request."""
 
     hashes: bytes | None
     first: int | None
@@ -35,70 +37,92 @@ class Start(NamedTuple):
     seen: int | None
 
 
-UNTOLD = Start(None, None, None, None)
+NO_HASHES = PromptHashes(None, None, None, None)
 
 
 class BlockHashes:
-    """The block hashes that a recorder has told of its engine's requests.
+    """The block hashes that a recorder has recorded of its engine's requests.
 
     All are forgotten at once, so that before a block that is remembered all are: when there are too many of them, when events
     were lost, and after a while.
     """
 
     @classmethod
-    def of(cls, recorder: Recorder, *, tells: bool) -> BlockHashes:
-        """The one of this recorder: connectors of one engine share it, and the first decides whether it `tells` any."""
-        held = _HELD.get(recorder)
+    def of(cls, recorder: Recorder, *, enabled: bool) -> BlockHashes:
+        """The one of this recorder: connectors of one engine share it, and the first decides whether hashes are recorded."""
+        held = _BY_RECORDER.get(recorder)
         if held is None:
-            held = _HELD[recorder] = cls(recorder, tells)
+            held = _BY_RECORDER[recorder] = cls(recorder, enabled)
         return held
 
-    def __init__(self, recorder: Recorder, tells: bool = True) -> None:
-        """`tells` is false where no hashes are to be told."""
-        self._recorder: Recorder = proxy(recorder)  # or else what is held for it would keep it
-        self._tells = tells
-        self._seen: SeenBlocks | None = SeenBlocks() if tells else None
+    def __init__(self, recorder: Recorder, enabled: bool = True) -> None:
+        """`enabled` says whether any hashes are recorded."""
+        self._recorder: Recorder = proxy(recorder)  # a strong reference would keep it alive
+        self._enabled = enabled
+        self._seen: SeenBlocks | None = SeenBlocks() if enabled else None
         """None, too, once a request was left out, whose blocks nobody knows."""
-        self._told: set[bytes] = set()
+        self._recorded: set[bytes] = set()
         self._dropped = 0
-        self._again_ns = 0
+        self._resync_ns = 0
 
-    def at_start(self, context: RequestContext, request: Any) -> Start:
-        """What is told of a prompt; in detail only."""
-        if not (self._tells and self._recorder.level.detailed and context.recorded):
+    def at_start(self, context: RequestContext, request: Any) -> PromptHashes:
+        """What is recorded of a prompt; at level `detailed` only."""
+        if not (self._enabled and self._recorder.level.detailed and context.recorded):
             self._seen = None
-            return UNTOLD
+            return NO_HASHES
         hashes = getattr(request, "block_hashes", ())
         seen = None if self._seen is None else self._seen.first_of(hashes)
         known = context.hashed = self._known(hashes)
         fresh, _ = self.since(context, request)
         if self._seen is not None:
             self._seen.enter(hashes[seen:])
-        return Start(fresh, known or None, _SHORT(hashes[known - 1]) if known else None, seen)
+        return PromptHashes(fresh, known or None, _SHORT(hashes[known - 1]) if known else None, seen)
 
-    def since(self, context: RequestContext, request: Any) -> Told:
-        """The hashes of the blocks that the request has filled since it was asked for them last; in detail only. Of more than
-        `MOST_AT_ONCE` the rest comes when it is asked for them next: a span may not be larger."""
+    def since(self, context: RequestContext, request: Any) -> NewHashes:
+        """The hashes of the blocks that the request has filled since the last call; at level `detailed` only. Of more than
+        `MAX_PER_EVENT` the rest comes with the next call: a span may not be larger."""
         hashes, first = getattr(request, "block_hashes", ()), context.hashed
         if len(hashes) <= first:
             return None, None
-        if not (self._tells and self._recorder.level.detailed and context.recorded):
+        if not (self._enabled and self._recorder.level.detailed and context.recorded):
             self._seen = None
             return None, None
-        fresh = hashes[first : first + MOST_AT_ONCE]
+        fresh = hashes[first : first + MAX_PER_EVENT]
         context.hashed += len(fresh)
-        self._told.update(fresh)
+        self._recorded.update(fresh)
         if self._seen is not None:
             self._seen.enter(fresh)
         return b"".join(map(_SHORT, fresh)), first or None
 
     def _known(self, hashes: Sequence[bytes]) -> int:
-        """How many of a chain's hashes have been told."""
+        """How many of a chain's hashes have been recorded."""
         now_ns, dropped = monotonic_ns(), self._recorder.dropped
-        if len(self._told) >= MOST_TOLD or dropped != self._dropped or now_ns >= self._again_ns:
-            self._told.clear()
-            self._dropped, self._again_ns = dropped, now_ns + AGAIN_NS
-        told = self._told
-        if not hashes or hashes[-1] in told:
+        if len(self._recorded) >= MOST_TOLD or dropped != self._dropped or now_ns >= self._resync_ns:
+            self._recorded.clear()
+            self._dropped, self._resync_ns = dropped, now_ns + RESYNC_NS
+        recorded = self._recorded
+        if not hashes or hashes[-1] in recorded:
             return len(hashes)
-        return bisect_left(hashes, True, key=lambda each: each not in told)
+        return bisect_left(hashes, True, key=lambda each: each not in recorded)
+
+
+class SeenBlocks:
+    """Remembers blocks by their hashes, and never forgets one."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray(SEEN_BITS // 8)
+
+    def enter(self, hashes: Sequence[bytes]) -> None:
+        """These are in a request."""
+        bits = self._bits
+        for each in hashes:
+            place = int.from_bytes(each[-_SEEN_BYTES:], "big")
+            bits[place >> 3] |= 1 << (place & 7)
+
+    def first_of(self, chain: Sequence[bytes]) -> int:
+        """How many of a chain's first blocks may have been in a request. Where one was, so were all before it."""
+        return bisect_left(chain, True, key=lambda each: not self._may_hold(each))
+
+    def _may_hold(self, block: bytes) -> bool:
+        place = int.from_bytes(block[-_SEEN_BYTES:], "big")
+        return bool(self._bits[place >> 3] & 1 << (place & 7))

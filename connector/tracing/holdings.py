@@ -1,4 +1,4 @@
-"""Which chunks a store holds, told anew in pages: all of them, but seldom, so that no loss makes them unknown for ever."""
+"""Which chunks a store holds, listed in pages: all of them, but seldom, so that a lost event makes none unknown for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.events.semconv import Kind
 
 PAGE = 512
-"""Chunks told at once."""
+"""Chunks of one event."""
 PAGE_EVERY_NS = 10**9
 PASS_EVERY_NS = 300 * 10**9
 """How long from one list to the next; longer, where its pages take longer."""
@@ -18,7 +18,7 @@ _HOLDINGS = Kind.HOLDINGS.value
 
 
 class Holdings:
-    """Tells what the store of one connector object holds, on the scheduler's side.
+    """Lists what the store of one connector object holds, on the scheduler's side.
 
     Attributes:
         due_ns: when the next page is due, by the monotonic clock.
@@ -33,8 +33,8 @@ class Holdings:
         self._keys: Sequence[Any] | None = None
         self._next = 0
 
-    def tell(self, probe: Probe, connector: Any, at_ns: int) -> None:
-        """Record a page, after the events of the step: a chunk that has left since the list began is not named any more.
+    def record_page(self, probe: Probe, connector: Any, at_ns: int) -> None:
+        """Record a page, after the events of the step: a chunk that has left since the list began is not listed.
 
         Raises:
             Exception: the probe failed; the list is given up then, without an end.

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from secrets import token_bytes
 from typing import Any
 
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 
 _SPAN_ID_BYTES = 8
 
@@ -15,7 +15,7 @@ _SPAN_ID_BYTES = 8
 class Nesting:
     """Mixed in before `Tracing`, for a connector that is known to have connectors of its own."""
 
-    _kvtrail: Instrumentation
+    _kvtrail_scheduler: SchedulerInstrumentation
     _kvtrail_children: str
     """The attribute that lists them."""
 
@@ -30,12 +30,12 @@ class Nesting:
 
 @contextmanager
 def _one_span(connector: Any) -> Iterator[None]:
-    """What the connector records inside is one span, whose id is known before it ends: that is the parent of what its own
-    connectors record meanwhile, those that are traced."""
+    """What the connector records inside is one span, with an id that is known before it ends: it is the parent of what its
+    own connectors record meanwhile, those that are traced."""
     span_id = token_bytes(_SPAN_ID_BYTES)
     with ExitStack() as stack:
-        stack.enter_context(connector._kvtrail.placed(span_id=span_id))
+        stack.enter_context(connector._kvtrail_scheduler.placed(span_id=span_id))
         for child in getattr(connector, connector._kvtrail_children, ()):
-            if (inner := getattr(child, "_kvtrail", None)) is not None:
+            if (inner := getattr(child, "_kvtrail_scheduler", None)) is not None:
                 stack.enter_context(inner.placed(parent_id=span_id))
         yield

@@ -1,8 +1,8 @@
-"""What vLLM's own prefix cache has stored and removed, told in its place among the lookups.
+"""What vLLM's own prefix cache has stored and removed, recorded in its place among the lookups.
 
 vLLM's KV events say the same and cost more: they carry the tokens and extra keys of blocks (`benchmarks/prefix_cache.py`). So
-the two methods are followed through which all changes of the pool's map go. What they do and answer stays as it is, and a map
-of a form that was not looked at is left alone.
+the two methods through which all changes of the pool's map go are wrapped. What they do and answer stays as it is, and a map
+of an unknown form is left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtrail.connector.known.probe import CLEARED, Change
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.tracing.cache_changes import Changes, Whose
+from kvtrail.connector.tracing.cache_events import CacheEvents, Scope
 from kvtrail.connector.vllm_version import shows_changes
 from kvtrail.tracer.events.semconv import HASH_BYTES
 
@@ -26,20 +26,20 @@ _OURS = "_kvtrail_prefix_cache"
 
 
 def can_be_followed(pool: Any) -> bool:
-    """Whether a block pool's map has the form that has been looked at."""
+    """Whether a block pool's map has a form that is known."""
     held = getattr(pool, "cached_block_hash_to_block", None)
     return held is not None and shows_changes(type(held)) and isinstance(getattr(held, "_cache", None), dict)
 
 
-class PrefixCache(Changes):
+class PrefixCacheEvents(CacheEvents):
     """The changes of one block pool's prefix cache. Of a block with copies, the first that is stored and the last that is
-    removed are told."""
+    removed are recorded."""
 
     @classmethod
-    def of(cls, pool: Any, recorder: Recorder, *, has_groups: bool) -> PrefixCache:
+    def of(cls, pool: Any, recorder: Recorder, *, has_groups: bool) -> PrefixCacheEvents:
         """The one of this pool: the children of a MultiConnector share it. `has_groups` says whether there are several KV
         cache groups."""
-        held: PrefixCache | None = getattr(pool, _OURS, None)
+        held: PrefixCacheEvents | None = getattr(pool, _OURS, None)
         if held is None:
             held = cls(recorder, pool, has_groups)
             setattr(pool, _OURS, held)
@@ -51,21 +51,21 @@ class PrefixCache(Changes):
         self._map: Any = None
         """The one that is followed: each reset makes a new one."""
 
-    def let_go(self, source: bytes, step: int, at_ns: int) -> None:
+    def stop(self, source: bytes, step: int, at_ns: int) -> None:
         if self._map is not None:
             for name in ("insert", "pop"):
                 vars(self._map).pop(name, None)
             self._map = None
-            super().let_go(source, step, at_ns)
+            super().stop(source, step, at_ns)
 
     def _follow(self) -> None:
         held = self._pool.cached_block_hash_to_block
         if held is self._map:
             return
         if self._map is not None:
-            self._changes.append(CLEARED)
-            self._changes.extend(held._cache)
-        self._map, changed = held, self._changes.append
+            self._pending.append(CLEARED)
+            self._pending.extend(held._cache)
+        self._map, changed = held, self._pending.append
         is_held, plain_insert, plain_pop = held.get_one_block, held.insert, held.pop
 
         def insert(key: bytes, block: Any) -> None:
@@ -81,10 +81,10 @@ class PrefixCache(Changes):
 
         held.insert, held.pop = insert, pop
 
-    def _held(self) -> Sequence[Change]:
+    def _snapshot(self) -> Sequence[Change]:
         return list(self._map._cache)
 
-    def _parts(self, changes: Sequence[Change]) -> Sequence[tuple[Whose, Sequence[Change]]]:
+    def _parts(self, changes: Sequence[Change]) -> Sequence[tuple[Scope, Sequence[Change]]]:
         if not (self._has_groups and changes):
             return [((None, None, None), changes)]
         return [((group, None, None), list(some)) for group, some in groupby(changes, _group_of)]

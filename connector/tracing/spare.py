@@ -92,8 +92,8 @@ class SpareCapacity:
 
 
 def spare_capacity(pool: Any) -> SpareCapacity | None:
-    """That of the scheduler in one of the calls that led here, with this block pool; None if there is none, or one of a form
-    that was not looked at."""
+    """That of the scheduler with this block pool, in one of the calls that led here; None if there is none, or one of an
+    unknown form."""
     frame = sys._getframe(1)
     for _ in range(FRAMES):
         caller = frame.f_locals.get("self")

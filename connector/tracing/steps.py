@@ -22,10 +22,10 @@ _DETAILED = attrgetter("detailed")
 Run = tuple[int | None, int | None, int | None]
 """What a step runs of a request: its computed tokens at the beginning, the scheduled ones, and the drafted among these."""
 NOT_RUN: Run = (None, None, None)
-TABLE_AGAIN_NS = 60 * 10**9
-"""How long from one telling of a request's whole block table to the next."""
-LOOK_AGAIN_NS = 10 * 10**9
-"""How long from one search for tables that are due to the next, once all of those have been told."""
+TABLE_RESYNC_NS = 60 * 10**9
+"""How long until a request's whole block table is recorded again."""
+RESYNC_SCAN_NS = 10 * 10**9
+"""How long until tables that are due are searched for again, once all of those have been recorded."""
 
 
 class Steps:
@@ -43,13 +43,13 @@ class Steps:
         self.previous: Any = None
         self._fresh: set[str] = set()
         """The requests that ran more than one token in the last step, or for the first time: where they are now shows what
-        became of that, and how long it took."""
+        came of that, and how long it took."""
         self._watched: set[str] = set()
         self._last: Mapping[str, int] = {}
         """What the last step ran, in tokens by request."""
         self._tables: deque[str] = deque()
-        """The requests whose table is told anew, one a step: so that none that is lost is unknown for ever."""
-        self._look_ns = 0
+        """The requests whose table is recorded again, one a step: so that none that is lost is unknown for ever."""
+        self._next_scan_ns = 0
         self._has_groups = False
         """Whether requests have been seen with blocks of several KV cache groups, of which a step without new blocks says
         nothing."""
@@ -74,7 +74,7 @@ class Steps:
         for new in output.scheduled_new_reqs:
             context = of_id(new.req_id)
             run = (new.num_computed_tokens, output.num_scheduled_tokens[new.req_id], context.epoch > 0)
-            self._begun(context, output, run, new.block_ids, number, at_ns)
+            self._record_first(context, output, run, new.block_ids, number, at_ns)
             stats = getattr(context.request, "prefill_stats", None)  # set when it is scheduled for the first time
             if stats is not None and stats.num_prompt_tokens:
                 reported = (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens, None)
@@ -86,11 +86,11 @@ class Steps:
             for n, request_id in enumerate(running.req_ids):
                 if request_id in running.resumed_req_ids:
                     run = (running.num_computed_tokens[n], output.num_scheduled_tokens[request_id], True)
-                    self._begun(of_id(request_id), output, run, running.new_block_ids[n], number, at_ns)
+                    self._record_first(of_id(request_id), output, run, running.new_block_ids[n], number, at_ns)
         if self._level.any_detailed:
-            told = self._continued(output, number, at_ns)
-            if self._tables or at_ns >= self._look_ns:
-                self._tell_table(connector, output, told, number, at_ns)
+            recorded = self._record_later(output, number, at_ns)
+            if self._tables or at_ns >= self._next_scan_ns:
+                self._resync_table(connector, output, recorded, number, at_ns)
 
     def _reached(self, request_id: str) -> int | None:
         """The tokens of a request that were computed by the end of the step before; None where that is not certain: the step
@@ -104,7 +104,7 @@ class Steps:
         computed.update(zip(running.req_ids, running.num_computed_tokens, strict=True))
         return int(computed[request_id] + scheduled)
 
-    def _begun(
+    def _record_first(
         self, context: RequestContext, output: Any, run: tuple[int, int, bool], blocks: Any, number: int, at_ns: int
     ) -> None:
         """The first step of a request's epoch, with its whole block table."""
@@ -117,29 +117,29 @@ class Steps:
         values = (*run, drafted, table, None if table is None else True, number, output.total_num_scheduled_tokens)
         self._record(_SCHEDULE, context, at_ns, values)
 
-    def _continued(self, output: Any, number: int, at_ns: int) -> Collection[RequestContext]:
+    def _record_later(self, output: Any, number: int, at_ns: int) -> Collection[RequestContext]:
         """The later steps that say something new, as rows of one event. Returns the requests of the rows.
 
         A step may have hundreds of rows: `map` goes through them without the interpreter."""
         running, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         ids, resumed = running.req_ids, running.resumed_req_ids
-        rows = self._telling(output)
+        rows = self._rows_to_record(output)
         if resumed:
             rows = [n for n in rows if ids[n] not in resumed]
         self._fresh, self._last = {each.req_id for each in output.scheduled_new_reqs} | resumed, scheduled
         if not rows:
             return ()
-        told = list(map(ids.__getitem__, rows))
+        recorded = list(map(ids.__getitem__, rows))
         # No epoch has changed since the request's last admission. None: it was forgotten among too many.
-        contexts: list[Any] = list(map(self._recorder.contexts.open.get, told))
+        contexts: list[Any] = list(map(self._recorder.contexts.open.get, recorded))
         if not (all(contexts) and all(map(_DETAILED, contexts))):
-            kept = [context is not None and context.detailed for context in contexts]
-            rows, told, contexts = (list(compress(each, kept)) for each in (rows, told, contexts))
+            chosen = [context is not None and context.detailed for context in contexts]
+            rows, recorded, contexts = (list(compress(each, chosen)) for each in (rows, recorded, contexts))
             if not rows:
                 return ()
-        tokens = tuple(map(scheduled.__getitem__, told))
+        tokens = tuple(map(scheduled.__getitem__, recorded))
         if tokens.count(1) != len(tokens):
-            self._fresh.update(compress(told, map((1).__lt__, tokens)))
+            self._fresh.update(compress(recorded, map((1).__lt__, tokens)))
         drafts = output.scheduled_spec_decode_tokens
         self._recorder.record_step(
             self._source,
@@ -147,29 +147,34 @@ class Steps:
             at_ns,
             tuple(map(running.num_computed_tokens.__getitem__, rows)),
             tokens,
-            tuple([len(drafts.get(request_id, ())) for request_id in told]) if drafts else (),
+            tuple([len(drafts.get(request_id, ())) for request_id in recorded]) if drafts else (),
             None if self._has_groups else _first_groups(list(map(running.new_block_ids.__getitem__, rows))),
             number,
             output.total_num_scheduled_tokens,
         )
         return contexts
 
-    def _tell_table(
-        self, connector: Any, output: Any, told: Collection[RequestContext], number: int, at_ns: int
+    def _resync_table(
+        self, connector: Any, output: Any, recorded: Collection[RequestContext], number: int, at_ns: int
     ) -> None:
-        """Tell the whole table of one request whose step says nothing new, and whose table was last told long ago."""
+        """Record the whole table of one request whose step says nothing new, and whose table was last recorded long ago."""
         running, requests = output.scheduled_cached_reqs, self._recorder.contexts.open
         manager = getattr(connector, "_kv_cache_manager", None)
         if manager is None:
             return
         if not self._tables:
-            self._look_ns, before_ns = at_ns + LOOK_AGAIN_NS, at_ns - TABLE_AGAIN_NS
+            self._next_scan_ns, before_ns = at_ns + RESYNC_SCAN_NS, at_ns - TABLE_RESYNC_NS
             held = [requests.get(request_id) for request_id in running.req_ids]
             self._tables += [each.request_id for each in held if each and each.detailed and each.table_ns < before_ns]
             if not self._tables:
                 return
         context = requests.get(self._tables.popleft())
-        if context is None or context in told or context.request_id in running.resumed_req_ids or not context.detailed:
+        if (
+            context is None
+            or context in recorded
+            or context.request_id in running.resumed_req_ids
+            or not context.detailed
+        ):
             return
         run = run_of(context, output)
         if run[1] and (table := first_group(manager.get_block_ids(context.request_id))) is not None:
@@ -177,7 +182,7 @@ class Steps:
             values = (run[0], run[1], False, run[2], table, True, number, output.total_num_scheduled_tokens)
             self._record(_SCHEDULE, context, at_ns, values)
 
-    def _telling(self, output: Any) -> list[int]:
+    def _rows_to_record(self, output: Any) -> list[int]:
         """The places in `req_ids` of the requests whose step says something new, in order."""
         running, scheduled, new = output.scheduled_cached_reqs, output.num_scheduled_tokens, output.scheduled_new_reqs
         ids, count = running.req_ids, len(running.req_ids)

@@ -38,7 +38,9 @@ from kvtrail.connector.tracing import block_checks
 from kvtrail.connector.tracing.block_checks import BlockChecks
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
-from kvtrail.connector.vllm_version import lacks
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
+from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
+from kvtrail.connector.vllm_version import unsupported
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.unsupported import Lack, declaration
 
@@ -66,19 +68,24 @@ class Tracing:
     _kvtrail_takes_cache: bool
     """Whether the connector's constructor takes vLLM's KV cache configuration: those written for an older vLLM do not."""
     _kvtrail: Instrumentation
+    """What records this object's side, the scheduler's or the worker's."""
+    _kvtrail_scheduler: SchedulerInstrumentation
+    _kvtrail_worker: WorkerInstrumentation
+    """The side that this object does not have records nothing."""
     _kvtrail_look_up: Callable[..., tuple[int | None, bool]]
     _kvtrail_build: Callable[..., Any]
     _kvtrail_update: Callable[..., Any]
     _kvtrail_finishing = False
     _kvtrail_checks: BlockChecks | None = None
-    """What looks at the bytes of blocks, if anything does."""
+    """What checks the bytes of blocks, if anything does."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Sets what the methods of every step need, before the constructor: that may call methods, and the destructor runs
         even if it fails. These are attributes of the object and of no class, which CPython finds soonest."""
         self: Any = super().__new__(cls)
         plain = cls._kvtrail_plain
-        self._kvtrail = Instrumentation()
+        self._kvtrail = self._kvtrail_scheduler = SchedulerInstrumentation()
+        self._kvtrail_worker = WorkerInstrumentation()
         self._kvtrail_look_up = plain.get_num_new_matched_tokens
         self._kvtrail_build = plain.build_connector_meta
         self._kvtrail_update = plain.update_connector_output
@@ -90,35 +97,38 @@ class Tracing:
         given = (vllm_config, role, kv_cache_config) if self._kvtrail_takes_cache else (vllm_config, role)
         super().__init__(*given)  # type: ignore[call-arg]  # the connector class is next
         try:
-            self._kvtrail = _instrumentation(self, settings, vllm_config, role, kv_cache_config)
-            self._kvtrail.follow(self)
+            instrumentation = _instrumentation(self, settings, vllm_config, role, kv_cache_config)
+            if isinstance(instrumentation, SchedulerInstrumentation):
+                self._kvtrail_scheduler = instrumentation
+            else:
+                self._kvtrail_worker = instrumentation
+            self._kvtrail = instrumentation
+            instrumentation.on_init(self)
         except Exception:
             logger.exception("kvtrail: nothing of %s can be recorded", self._kvtrail_plain.__name__)
-            self._kvtrail = Instrumentation(guard=settings.guard)
+            self._kvtrail = self._kvtrail_scheduler = SchedulerInstrumentation(guard=settings.guard)
         try:
-            self._kvtrail_checks = block_checks.attach(
-                self, self._kvtrail, settings, vllm_config, role, kv_cache_config
-            )
+            self._kvtrail_checks = block_checks.attach(self, settings, vllm_config, role, kv_cache_config)
         except Exception:
-            logger.exception("kvtrail: the bytes of %s cannot be looked at", self._kvtrail_plain.__name__)
+            logger.exception("kvtrail: the bytes of %s cannot be checked", self._kvtrail_plain.__name__)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         start_ns, look_up = monotonic_ns(), self._kvtrail_look_up
         try:
             answer = look_up(self, request, num_computed_tokens)
         except Exception as error:
-            self._kvtrail.lookup_failed(request, num_computed_tokens, start_ns, error)
+            self._kvtrail_scheduler.on_lookup_error(request, num_computed_tokens, start_ns, error)
             raise
-        return self._kvtrail.looked_up(self, request, num_computed_tokens, start_ns, answer)
+        return self._kvtrail_scheduler.on_lookup(self, request, num_computed_tokens, start_ns, answer)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
         start_ns = monotonic_ns()
         try:
             result = self._kvtrail_plain.update_state_after_alloc(self, request, blocks, num_external_tokens)
         except Exception as error:
-            self._kvtrail.allocated(self, request, blocks, num_external_tokens, start_ns, error)
+            self._kvtrail_scheduler.on_alloc(self, request, blocks, num_external_tokens, start_ns, error)
             raise
-        self._kvtrail.allocated(self, request, blocks, num_external_tokens, start_ns)
+        self._kvtrail_scheduler.on_alloc(self, request, blocks, num_external_tokens, start_ns)
         return result
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -126,25 +136,25 @@ class Tracing:
         try:
             metadata = build(self, scheduler_output)
         except Exception as error:
-            self._kvtrail.call_failed("build_connector_meta", monotonic_ns(), error)
+            self._kvtrail.on_call_error("build_connector_meta", monotonic_ns(), error)
             raise
-        self._kvtrail.step_built(self, scheduler_output, metadata)
+        self._kvtrail_scheduler.on_step(self, scheduler_output, metadata)
         return metadata
 
     def update_connector_output(self, connector_output: Any) -> Any:
-        instrumentation, update, out = self._kvtrail, self._kvtrail_update, connector_output
-        ended = instrumentation.transfers_ended(self, out) if instrumentation.sees_ends else ()
+        instrumentation, update, out = self._kvtrail_scheduler, self._kvtrail_update, connector_output
+        ended = instrumentation.ended_transfers(self, out) if instrumentation.sees_ends else ()
         try:
             result = update(self, out)
         except Exception as error:
-            instrumentation.call_failed("update_connector_output", monotonic_ns(), error)
+            instrumentation.on_call_error("update_connector_output", monotonic_ns(), error)
             raise
         try:
             reported = ended or out.finished_recving or out.finished_sending or out.invalid_block_ids
         except Exception:
             reported = True  # another vLLM's report: recorded as far as it is understood
         if reported:
-            instrumentation.workers_reported(self, out, ended)
+            instrumentation.on_worker_output(self, out, ended)
         return result
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
@@ -155,21 +165,21 @@ class Tracing:
         try:
             succeeded: bool | None = self._kvtrail_plain.reset_cache(self)
         except Exception as error:
-            self._kvtrail.call_failed("reset_cache", start_ns, error)
+            self._kvtrail.on_call_error("reset_cache", start_ns, error)
             raise
-        self._kvtrail.cache_reset(succeeded)
+        self._kvtrail_scheduler.on_reset(succeeded)
         return succeeded
 
     def shutdown(self) -> Any:
         start_ns, dies_of = monotonic_ns(), sys.exc_info()[1]
-        self._kvtrail.shutting_down(self)
+        self._kvtrail.before_shutdown(self)
         try:
             return self._kvtrail_plain.shutdown(self)
         except Exception as error:
-            self._kvtrail.call_failed("shutdown", start_ns, error)
+            self._kvtrail.on_call_error("shutdown", start_ns, error)
             raise
         finally:
-            self._kvtrail.shut_down(dies_of)
+            self._kvtrail.on_shutdown(dies_of)
 
     def _kvtrail_finish(self, request: Any, call: str, block_ids: Any) -> tuple[bool, Any]:
         plain: Callable[..., tuple[bool, Any]] = getattr(self._kvtrail_plain, call)
@@ -179,11 +189,11 @@ class Tracing:
         try:
             answer = plain(self, request, block_ids)
         except Exception as error:
-            self._kvtrail.call_failed(call, start_ns, error, request)
+            self._kvtrail.on_call_error(call, start_ns, error, request)
             raise
         finally:
             self._kvtrail_finishing = False
-        self._kvtrail.request_ended(request, answer, block_ids)
+        self._kvtrail_scheduler.on_request_finished(request, answer, block_ids)
         return answer
 
 
@@ -235,13 +245,13 @@ def traced(cls: type, *, name: str | None = None) -> type:
 
 def _instrumentation(
     connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_cache_config: Any
-) -> Instrumentation:
+) -> SchedulerInstrumentation | WorkerInstrumentation:
     """What records the calls of a connector that has just been made."""
     plain, transfer = connector._kvtrail_plain, vllm_config.kv_transfer_config
     name, known = plain_name(plain), by_class(plain)
     if transfer.kv_connector == f"Traced{name}" and known is not None and known.compared_by_name:
         logger.warning(
-            "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better say kv_connector %r"
+            "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better use kv_connector %r"
             " with kv_connector_module_path 'kvtrail.connector'",
             *(name, transfer.kv_connector, name),
         )
@@ -254,9 +264,9 @@ def _instrumentation(
     probe = _probe_of(plain)
     if (chunk_size := _chunk_size(probe, connector)) is not None:
         source[semconv.CHUNK_SIZE.key] = chunk_size
-    resource, lacking = _resource(plain, vllm_config, kv_cache_config), lacks(probe)
-    if lacking:
-        resource[semconv.LACKS.key] = declaration(lacking)
+    resource, missing = _resource(plain, vllm_config, kv_cache_config), unsupported(probe)
+    if missing:
+        resource[semconv.LACKS.key] = declaration(missing)
     if settings.unsampled is Unsampled.DROP:
         resource[semconv.SAMPLED_ONLY.key] = True
     if kv_cache_config is not None:
@@ -280,8 +290,10 @@ def _instrumentation(
             *(name, role.name.lower(), _described(probe), settings.level, settings.guard, recorder.endpoint),
         )
     encoded = b"".join(attribute(key, value) for key, value in source.items())
-    unannounced = Lack.REQUEST_STARTS in lacking
-    return Instrumentation(
+    if role.name != "SCHEDULER":
+        return WorkerInstrumentation(recorder, name=name, source=encoded, probe=probe)
+    unannounced = Lack.REQUEST_STARTS in missing
+    return SchedulerInstrumentation(
         recorder,
         name=name,
         source=encoded,
@@ -290,8 +302,8 @@ def _instrumentation(
         guard=settings.guard,
         unannounced=unannounced,
         has_groups=len(getattr(kv_cache_config, "kv_cache_groups", (0, 0))) > 1,
-        tells_hashes=settings.block_hashes is Switch.ON,
-        tells_cache=settings.cache_events is Switch.ON,
+        records_hashes=settings.block_hashes is Switch.ON,
+        records_caches=settings.cache_events is Switch.ON,
     )
 
 
@@ -328,7 +340,7 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return plain(self, *args, **kwargs)
         except Exception as error:
-            self._kvtrail.call_failed(call, monotonic_ns(), error, *args, *kwargs.values())
+            self._kvtrail.on_call_error(call, monotonic_ns(), error, *args, *kwargs.values())
             raise
 
     return watched
@@ -343,7 +355,7 @@ def _recorded(call: str, plain: Callable[..., Any], record: Callable[..., None])
         try:
             result = plain(self, *args, **kwargs)
         except Exception as error:
-            self._kvtrail.call_failed(call, start_ns, error, *args, *kwargs.values())
+            self._kvtrail.on_call_error(call, start_ns, error, *args, *kwargs.values())
             raise
         record(self, start_ns, *args, *kwargs.values())
         return result
@@ -356,19 +368,19 @@ def _nothing(connector: Any, gpu_block_pool: Any) -> None:
 
 
 def _started(connector: Any, start_ns: int, request: Any) -> None:
-    connector._kvtrail.request_started(request)
+    connector._kvtrail_scheduler.on_request_start(request)
 
 
 def _bound(connector: Any, start_ns: int, bound: Any) -> None:
-    connector._kvtrail.pool_bound(bound)
+    connector._kvtrail_scheduler.on_pool_bound(bound)
 
 
 def _loaded(connector: Any, start_ns: int, *arguments: Any) -> None:
-    connector._kvtrail.loaded(connector, start_ns)
+    connector._kvtrail_worker.on_load(connector, start_ns)
 
 
 def _stored(connector: Any, start_ns: int, *arguments: Any) -> None:
-    connector._kvtrail.stored(connector, start_ns)
+    connector._kvtrail_worker.on_store(connector, start_ns)
 
 
 def _probe_of(cls: type) -> Probe:

@@ -27,7 +27,7 @@ from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
-from kvtrail.tracer.ledger.reference_hashes import Truth
+from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.causes import Untold
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
 from kvtrail.tracer.rules import Rule, RuleSet, all_rules
@@ -89,7 +89,7 @@ class Detector:
         self._gaps: dict[Key, None] = {}
         self._recorders: dict[str, TrackedRecorder] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
-        self._truth = Truth()
+        self._references = SharedReferences()
         self._fleet = Fleet()
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests
@@ -388,7 +388,7 @@ class Detector:
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
         held = self._recorders[name] = TrackedRecorder(
-            Engine(contents=self._contents, truth=self._truth), Causes(self._fleet)
+            Engine(contents=self._contents, references=self._references), Causes(self._fleet)
         )
         return held
 

@@ -47,7 +47,7 @@ from kvtrail.tracer.ledger.deadline_clocks import DeadlineClocks
 from kvtrail.tracer.ledger.given_up import ASKED_AGAIN_NS, GivenUp, GivenUps
 from kvtrail.tracer.ledger.own_chunks import OwnChunks
 from kvtrail.tracer.ledger.recorded_time import RecordedTime
-from kvtrail.tracer.ledger.reference_hashes import Truth
+from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.ledger.transfer_ends import TransferEnds
 from kvtrail.tracer.ledger.transfer_flow import TransferFlow
 from kvtrail.tracer.ledger.writers import Writers
@@ -107,7 +107,7 @@ class Engine:
     contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
     """The first key of each chunk, by the key of the chunk before it and its content. All recorders share this dict, since
     engines that share a store must agree on keys."""
-    truth: Truth = field(default_factory=Truth)
+    references: SharedReferences = field(default_factory=SharedReferences)
     """What was computed under which hash. All recorders share it, as far as their caches are comparable."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
     """Blocks whose load failed and that have not been computed since."""
@@ -405,7 +405,7 @@ class Engine:
             self.contents[event.chunk_parent, event.chunk_content] = event
 
     def _enter_block_check(self, event: BlockCheck) -> None:
-        self.truth.enter(event)
+        self.references.enter(event)
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
         if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):

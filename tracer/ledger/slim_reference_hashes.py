@@ -2,7 +2,7 @@
 
 A slim fingerprint is a few bytes of a block, so two prompts of which nearly everything is alike may have the same. A loaded
 content is another block's only if that was computed under another hash, if others were computed under its own hash, and if it
-is unlike all of these: at most `MOST_NEAR` of six groups of bits are equal. Pure, and bounded: 24 bytes a block.
+is unlike all of these: at most `MAX_COMMON_GROUPS` of six groups of bits are equal. Pure, and bounded: 24 bytes a block.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ BUCKETS, WAYS = 1 << 17, 8
 """Of the table of contents by hash."""
 PLACES, TRIES = 1 << 20, 8
 """Of the table of blocks by content, and where in it one of them may be."""
-MOST_EVENTS = 16_384
+MAX_EVENTS = 16_384
 """Reports of computed blocks that can be named; of older ones it is still known what is right."""
-MOST_WAITING = 50_000
-"""Loaded blocks that may yet turn out to hold another block's content, since engines are not heard in order."""
-MOST_NEAR = 2
+MAX_WAITING = 50_000
+"""Loaded blocks that may yet turn out to hold another block's content, since events of several engines come in any order."""
+MAX_COMMON_GROUPS = 2
 """Groups that unlike contents may have in common by accident."""
 _ROW = Struct(">QQI")
 _DRAWN_BITS = 16
@@ -34,7 +34,7 @@ Scope = tuple[str, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Slim:
+class SlimBlock:
     """A block of which a worker reported hash and slim fingerprint, and its first token in the request."""
 
     event: BlockCheck
@@ -47,15 +47,15 @@ class Slim:
         return f"{self.number:016x}"
 
 
-def slims(event: BlockCheck) -> list[Slim]:
-    """The blocks of which an event reports slim fingerprints; bytes that are no whole rows report nothing."""
-    told = event.check_slim
-    if len(told) % _ROW.size:
+def slim_blocks(event: BlockCheck) -> list[SlimBlock]:
+    """The blocks of which an event reports slim fingerprints; bytes that are not whole rows report nothing."""
+    rows = event.check_slim
+    if len(rows) % _ROW.size:
         return []
-    return [Slim(event, *row) for row in _ROW.iter_unpack(told)]
+    return [SlimBlock(event, *row) for row in _ROW.iter_unpack(rows)]
 
 
-class SlimTruth:
+class SlimReferences:
     """What is known of computed contents."""
 
     def __init__(self) -> None:
@@ -63,35 +63,35 @@ class SlimTruth:
         self._serials = self._places = array("I")
         self._events: dict[int, BlockCheck] = {}
         self._serial = self._turn = self._waits = 0
-        self._waiting: dict[tuple[int, int], list[Slim]] = {}
+        self._waiting: dict[tuple[int, int], list[SlimBlock]] = {}
         """Loaded blocks, by hash and groups of bits."""
         self._by_content: dict[int, set[int]] = {}
         """The hashes of those, by their groups, and the other way round."""
         self._by_hash: dict[int, set[int]] = {}
 
-    def is_right(self, block: Slim) -> bool:
+    def is_right(self, block: SlimBlock) -> bool:
         """Whether somebody computed this content under the block's hash."""
         salt = _salt(block.event)
         return salt is not None and block.fingerprint in self._of_hash(_key(block.number, salt))
 
-    def foreign(self, event: BlockCheck) -> list[tuple[Slim, Slim]]:
+    def foreign(self, event: BlockCheck) -> list[tuple[SlimBlock, SlimBlock]]:
         """The blocks of a load that hold another's content, each with the block whose content it is."""
         salt = _salt(event)
         if salt is None or event.check_look != LOADED or not self._contents:
             return []
         return [
             (block, owner)
-            for block in slims(event)
+            for block in slim_blocks(event)
             if _is_unlike(block.fingerprint, self._of_hash(_key(block.number, salt)))
             and (owner := self._owner(block, salt)) is not None
         ]
 
-    def found_late(self, event: BlockCheck) -> Iterator[tuple[Slim, Slim]]:
+    def found_late(self, event: BlockCheck) -> Iterator[tuple[SlimBlock, SlimBlock]]:
         """The loaded blocks that are known to hold another's content by what this event says of computed blocks."""
         salt = _salt(event)
         if salt is None or not self._waiting:
             return
-        owners = slims(event)
+        owners = slim_blocks(event)
         computed: dict[int, set[int]] = {}
         for owner in owners:
             computed.setdefault(_key(owner.number, salt), set()).add(owner.fingerprint)
@@ -122,7 +122,7 @@ class SlimTruth:
             self._enter_computed(event, salt)
         elif event.check_look == LOADED:
             wrong = {block.number for block, _ in self.foreign(event)}
-            for block in slims(event):
+            for block in slim_blocks(event):
                 if block.number not in wrong and not self.is_right(block):
                     self._enter_waiting(block, salt)
 
@@ -132,9 +132,9 @@ class SlimTruth:
             self._serials, self._places = array("I", bytes(4 * BUCKETS * WAYS)), array("I", bytes(4 * PLACES))
         self._serial += 1
         self._events[self._serial] = event
-        if len(self._events) > MOST_EVENTS:
+        if len(self._events) > MAX_EVENTS:
             del self._events[next(iter(self._events))]
-        for block in slims(event):
+        for block in slim_blocks(event):
             key = _key(block.number, salt)
             if block.fingerprint in self._of_hash(key):
                 continue
@@ -145,7 +145,7 @@ class SlimTruth:
             if (name := (key, _groups(block.fingerprint))) in self._waiting:
                 self._give_up(name)
 
-    def _owner(self, block: Slim, salt: int) -> Slim | None:
+    def _owner(self, block: SlimBlock, salt: int) -> SlimBlock | None:
         """The block that was computed with this content, under another hash."""
         groups = _groups(block.fingerprint)
         for place in _tries(groups, salt) if self._contents else ():
@@ -155,7 +155,7 @@ class SlimTruth:
             event, content = self._events.get(self._serials[slot]), self._contents[slot]
             if event is None or _salt(event) != salt:
                 continue
-            owner = next((each for each in slims(event) if each.fingerprint == content), None)
+            owner = next((each for each in slim_blocks(event) if each.fingerprint == content), None)
             if owner is not None and _have_one_identity(owner, block):
                 return owner
         return None
@@ -190,13 +190,13 @@ class SlimTruth:
                     self._hashes[first + n] = hashes[n] = 0
         return first + hashes.index(0)
 
-    def _enter_waiting(self, block: Slim, salt: int) -> None:
+    def _enter_waiting(self, block: SlimBlock, salt: int) -> None:
         key = (_key(block.number, salt), _groups(block.fingerprint))
         self._waiting.setdefault(key, []).append(block)
         self._waits += 1
         self._by_hash.setdefault(key[0], set()).add(key[1])
         self._by_content.setdefault(key[1] ^ salt, set()).add(key[0])
-        while self._waits > MOST_WAITING:
+        while self._waits > MAX_WAITING:
             self._give_up(next(iter(self._waiting)))
 
     def _give_up(self, key: tuple[int, int]) -> None:
@@ -226,11 +226,11 @@ def _groups(fingerprint: int) -> int:
 def _is_unlike(content: int, others: set[int] | list[int]) -> bool:
     """Whether there are others, and it is unlike all of them."""
     return bool(others) and all(
-        sum((content ^ other) >> shift & 0xFF == 0 for shift in _GROUP_SHIFTS) <= MOST_NEAR for other in others
+        sum((content ^ other) >> shift & 0xFF == 0 for shift in _GROUP_SHIFTS) <= MAX_COMMON_GROUPS for other in others
     )
 
 
-def _have_one_identity(one: Slim, other: Slim) -> bool:
+def _have_one_identity(one: SlimBlock, other: SlimBlock) -> bool:
     """Whether the blocks' hashes can differ only because their tokens do, or those before them."""
     return one.event.identity is not None and one.event.identity == other.event.identity
 

@@ -21,7 +21,7 @@ from kvtrail.tracer.events.semconv import HASH_BYTES
 
 BACKEND = "LocalCPUBackend"
 TIER = "cpu"
-MOST_CHANGES = 65_536
+MAX_PENDING = 65_536
 """Changes that wait to be asked for; beyond them the oldest are dropped, which the caller notices by their number."""
 _OF_ENGINES: WeakValueDictionary[str, Contents] = WeakValueDictionary()
 
@@ -52,8 +52,8 @@ class Contents:
         self._names: dict[Any, bytes] = {}
         """The hash of its last block, of each chunk that is held, by LMCache's key."""
         self._copies: Counter[bytes] = Counter()
-        """Chunks by this hash: LMCache may tell chunks apart that vLLM does not."""
-        self._changes: deque[tuple[Change, str | None]] = deque(maxlen=MOST_CHANGES)
+        """Chunks by this hash: LMCache may distinguish chunks that vLLM does not."""
+        self._changes: deque[tuple[Change, str | None]] = deque(maxlen=MAX_PENDING)
         self._storing: str | None = None
         """The request that is being stored."""
         self._ends: dict[Any, int] = {}
@@ -179,6 +179,6 @@ def _only_backend(engine: Any) -> Any:
 
 
 def _storing(worker: Any, tokens: Any) -> str | None:
-    """The request whose tokens these are: an older LMCache does not say. Requests with the same tokens store the same."""
+    """The request with these tokens: an older LMCache does not say. Requests with the same tokens store the same."""
     metadata = worker._parent._connector_metadata
     return next((each.req_id for each in metadata.requests if each.token_ids[: len(tokens)] == tokens), None)

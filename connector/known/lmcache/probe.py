@@ -21,7 +21,7 @@ _OTHER_LAYOUT = (AttributeError, TypeError)
 
 
 class LMCacheProbe(Probe):
-    """Remembers the lookups that it has seen, to tell a remembered answer from a new one."""
+    """Remembers the lookups that it has seen, to distinguish a remembered answer from a new one."""
 
     load_call, store_call = "start_load_kv", "wait_for_save"
 
@@ -49,7 +49,7 @@ class LMCacheProbe(Probe):
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
         """A lookup that LMCache carries out leaves a new specification. One that leaves the old one was answered from memory,
-        as in 0.3.10. (Later versions remember the match but subtract anew: that answer is not remembered.)
+        as in 0.3.10. (Later versions remember the match but subtract again: that answer is not remembered.)
         """
         if self._contents is not None:
             self._contents.requests[request.request_id] = request

@@ -28,7 +28,7 @@ class LMCacheMPProbe(Probe):
         return size if isinstance(size, int) else None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        """LMCache asks its server once for each admission and subtracts anew in every lookup until then, so no answer counts
+        """LMCache asks its server once for each admission and subtracts again in every lookup until then, so no answer counts
         as remembered. A lookup that it does not carry out shows nothing."""
         try:
             tracker = connector.request_trackers[request.request_id]

@@ -9,22 +9,23 @@ before it is loaded; not how else chunks move between tiers.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
+from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.known.probe import Evicted, Planned, Probe, ProbeEvent, Seen
 from kvtrail.tracer.events.semconv import Kind
 
-MOST_UNTOLD = 65_536
-"""Evictions that wait to be told."""
-MOST_FETCHED = 65_536
+MAX_PENDING = 65_536
+"""Evictions that wait to be recorded."""
+MAX_FETCHED = 65_536
 """Chunks remembered as fetched into host memory."""
 HOST = "cpu"
 """The tier that chunks are fetched into."""
 _GROUP_BYTES, _HASH_BYTES = 4, 8
-"""A key is the hash of a chunk's last block, of which the end is told, and the number of the KV cache group."""
+"""A key is the hash of a chunk's last block, of which the end is recorded, and the number of the KV cache group."""
 
 
 class OffloadingProbe(Probe):
@@ -32,11 +33,11 @@ class OffloadingProbe(Probe):
 
     def __init__(self) -> None:
         self._follows: Any = None
-        """The manager whose evictions are followed."""
-        self._evicted: deque[Evicted] = deque(maxlen=MOST_UNTOLD)
-        self._fetched: OrderedDict[bytes, None] = OrderedDict()
+        """The manager, once its evictions are followed."""
+        self._evicted: deque[Evicted] = deque(maxlen=MAX_PENDING)
+        self._fetched: BoundedDict[bytes, None] = BoundedDict(MAX_FETCHED)
         """The chunks that were fetched into host memory and neither loaded nor evicted since."""
-        self._fetches: deque[tuple[str, bytes]] = deque(maxlen=MOST_UNTOLD)
+        self._fetches: deque[tuple[str, bytes]] = deque(maxlen=MAX_PENDING)
         """Fetches that were not reported yet: the request and the chunk."""
         self._failure: Exception | None = None
         """What could not be noted of an eviction."""
@@ -145,8 +146,6 @@ class OffloadingProbe(Probe):
                 if has_begun:
                     self._fetches.append((context.req_id, key))
                     self._fetched[key] = None
-                    if len(self._fetched) > MOST_FETCHED:
-                        self._fetched.popitem(last=False)
             except Exception as error:
                 self._failure = error
             return has_begun
@@ -211,7 +210,7 @@ def _held(connector: Any) -> Collection[bytes] | None:
 
 
 def _planned(scheduler: Any, number: int, job: Any, in_vllm: Any, size: int) -> Planned:
-    """`in_vllm` names the blocks of the KV cache groups; of several groups, only how many there are is told. Without the
+    """`in_vllm` names the blocks of the KV cache groups; of several groups, only how many there are is recorded. Without the
     `scheduler` no chunks are seen. Those that are in the store already are left out: where some in the middle are, the
     position is unknown."""
     blocks = tuple(int(block) for block in in_vllm.block_ids)

@@ -25,8 +25,9 @@ from looking import (
     wrong,
 )  # fmt: skip
 
-from kvtrail.connector.fingerprints.checks import Checks
-from kvtrail.connector.fingerprints.truth import Place, Truth
+from kvtrail.connector.fingerprints.full_reference import FullReference
+from kvtrail.connector.fingerprints.mismatch import Origin
+from kvtrail.connector.fingerprints.worker import CheckWorker
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.simulate import tiny_model
 
@@ -44,8 +45,8 @@ def engine(shared: Engine) -> Engine:
     """It, knowing nothing yet, with an empty store."""
     assert shared.llm.reset_prefix_cache(reset_connector=True)
     shared.round([], "before")  # the reset is told with the next step
-    shared.checks._references.truth, shared.checks._heals = Truth(own=True), False
-    shared.told.clear()
+    shared.checks._judge._references.full, shared.checks._judge.heals = FullReference(own=True), False
+    shared.results.clear()
     return shared
 
 
@@ -67,7 +68,7 @@ def all_is_right(engine: Engine, expected: Tokens) -> None:
     for number in range(2):
         assert engine.round(prefix=str(number)) == expected
     counts = engine.counted()
-    assert not [each for each in engine.told if each.wrong]
+    assert not [each for each in engine.results if each.mismatches]
     assert min(counts[look] for look in ("computed", "loaded", "admitted")) > 5, counts
     assert counts["held"] > 3_000
     assert counts["unknown"] == 0
@@ -85,7 +86,7 @@ def test_every_wrong_request_is_named_and_every_named_one_has_other_bytes(
     assert wrong(tokens, expected) <= engine.named()
     if fault not in (one_bit,):
         assert wrong(tokens, expected), "a fault that changes nothing would prove nothing"
-    kinds = {each.kind for told in engine.told for each in told.wrong}
+    kinds = {each.kind for result in engine.results for each in result.mismatches}
     assert kinds == {"drift"}
 
 
@@ -96,17 +97,17 @@ def test_what_a_block_holds_instead_and_in_which_layers_is_told(
     with monkeypatch.context() as patch:
         Injected(patch, layer_of_zeros)
         engine.round(prefix="1")
-    (first, *_) = [each for told in engine.told if told.look == "loaded" for each in told.wrong]
-    assert len(first.wrong.layers) == 1
-    assert first.wrong.holds == "unknown"
-    engine.told.clear()
+    (first, *_) = [each for result in engine.results if result.kind == "loaded" for each in result.mismatches]
+    assert len(first.layers) == 1
+    assert first.holds == "unknown"
+    engine.results.clear()
     with monkeypatch.context() as patch:
         Injected(patch, exchanged)
         engine.round(prefix="2")
-    places = [each.wrong.holds for told in engine.told if told.look == "loaded" for each in told.wrong]
+    places = [each.holds for result in engine.results if result.kind == "loaded" for each in result.mismatches]
     assert places
     for each in places:
-        assert isinstance(each, Place)
+        assert isinstance(each, Origin)
         assert each.request_id.startswith("0-demo-"), each
         assert each.token % tiny_model.BLOCK_SIZE == 0
 
@@ -116,11 +117,11 @@ def test_healing_gives_the_right_tokens(
     engine: Engine, expected: Tokens, monkeypatch: pytest.MonkeyPatch, fault: Corrupt
 ) -> None:
     assert engine.round(prefix="0") == expected
-    engine.checks._heals = True
+    engine.checks._judge.heals = True
     injected = Injected(monkeypatch, fault)
     assert engine.round(prefix="1") == expected
     assert injected.touched <= engine.named()
-    assert any(each.healed for each in engine.told)
+    assert any(each.healed for each in engine.results)
     with monkeypatch.context() as patch:
         patch.undo()
         assert engine.round(prefix="2") == expected, "what was healed was stored, too"
@@ -137,49 +138,53 @@ def test_a_wrong_block_whose_last_token_is_computed_is_found(engine: Engine, mon
 
 
 def test_a_block_that_changes_while_it_is_held_is_rot(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Checks.loads_started
+    plain = CheckWorker.loads_started
 
-    def stray(checks: Checks) -> None:
+    def stray(checks: CheckWorker) -> None:
         """A write into a block that a request holds, by nobody's plan."""
         plain(checks)
-        held = [block for block, last in checks._last.items() if last.is_right and last.of.startswith("0-demo-03")]
+        held = [
+            block
+            for block, last in checks._judge._last.items()
+            if last.is_right and last.source.startswith("0-demo-03")
+        ]
         if held and not strays:
             strays.append(held[-1][1])
-            checks._groups[0].fill_with_zeros(strays)
+            checks._full[0].fill_with_zeros(strays)
 
     strays: list[int] = []
-    monkeypatch.setattr(Checks, "loads_started", stray)
+    monkeypatch.setattr(CheckWorker, "loads_started", stray)
     engine.round(prefix="0")
-    found = [each for told in engine.told for each in told.wrong]
-    assert {(each.kind, each.block, each.wrong.holds) for each in found} == {("rot", strays[0], "zeros")}
+    found = [each for result in engine.results for each in result.mismatches]
+    assert {(each.kind, each.block, each.holds) for each in found} == {("rot", strays[0], "zeros")}
 
 
 def test_a_load_that_ends_too_late_is_early(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is copied only when the step is over was read before it was there."""
     engine.round(JOBS[:1], prefix="0")
-    plain, begin, late = HostMemory.load, Checks.begin, []
+    plain, begin, late = HostMemory.load, CheckWorker.begin, []
     monkeypatch.setattr(HostMemory, "load", lambda memory, copies: late.append((memory, copies)))
 
-    def load_late(checks: Checks, orders: Any) -> bool:
+    def load_late(checks: CheckWorker, orders: Any) -> bool:
         while late:
             plain(*late.pop())
         return begin(checks, orders)
 
-    monkeypatch.setattr(Checks, "begin", load_late)
+    monkeypatch.setattr(CheckWorker, "begin", load_late)
     engine.round(JOBS[:1], prefix="1")
-    kinds = Counter(each.kind for told in engine.told if told.look == "loaded" for each in told.wrong)
+    kinds = Counter(each.kind for result in engine.results if result.kind == "loaded" for each in result.mismatches)
     assert set(kinds) == {"early"}
 
 
 def test_a_pause_in_which_weights_may_be_replaced_forgets_what_was_computed(engine: Engine) -> None:
     """vLLM resets the connector then, as it does before it sleeps."""
     engine.round(JOBS[:1], prefix="0")
-    known = len(engine.checks._references)
+    known = len(engine.checks._judge._references)
     core = engine.llm.llm_engine.engine_core.engine_core
     core.pause_scheduler()
     core.resume_scheduler()
     engine.round([], prefix="1")
-    assert known > 10 > len(engine.checks._references)
+    assert known > 10 > len(engine.checks._judge._references)
 
 
 def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +216,7 @@ def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[.
     for number in range(2):
         assert engine.round(prefix=str(number)) == expected
     counts = engine.counted()
-    assert not [each for each in engine.told if each.wrong]
+    assert not [each for each in engine.results if each.mismatches]
     assert 0 < counts["held"] < 20_000
     assert counts["unknown"] == 0
 
@@ -228,9 +233,9 @@ def test_blocks_are_looked_at_layer_by_layer_where_they_are_loaded_so(
         last_block_is_wrong(patch)
         engine.round([FULL_HIT], prefix="3")
     it_holds_the_first_block(engine)
-    engine.told.clear()
-    engine.checks._references.truth = Truth(own=True)
-    engine.checks._groups[0].fill_with_zeros(range(64))
+    engine.results.clear()
+    engine.checks._judge._references.full = FullReference(own=True)
+    engine.checks._full[0].fill_with_zeros(range(64))
     engine.round([FULL_HIT], prefix="4")
     assert not engine.named(), "what blocks hold before their load is nobody's fault"
     assert "wait_for_layer_load" not in vars(get_kv_transfer_group()), "nothing is in the way of other steps"

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from kvtrail.connector.fingerprints import reference
-from kvtrail.connector.fingerprints.reference import SlimReference
+from kvtrail.connector.fingerprints import slim_reference
+from kvtrail.connector.fingerprints.bloom_filter import BloomFilter
+from kvtrail.connector.fingerprints.mismatch import Mismatch, Origin
 from kvtrail.connector.fingerprints.slim import COMMON, DRAWN, SlimFingerprints, equal_groups
-from kvtrail.connector.fingerprints.truth import Filter, Place, Wrong
+from kvtrail.connector.fingerprints.slim_reference import SlimReference
 
 BLOCKS, TOKENS, LAYERS = 12, 16, 24
 Caches = dict[str, torch.Tensor]
@@ -108,36 +109,36 @@ def test_a_cache_that_does_not_show_its_tokens_says_so() -> None:
     assert not SlimFingerprints({"layer": noise(BLOCKS, 4096)}, BLOCKS, TOKENS).skips_last
 
 
-HERE = Place("r-1", 0, "plain")
+HERE = Origin("r-1", 0, "plain")
 WIDE = (1 << 40) + 1
 """Makes a hash of a small number."""
 
 
 def known(*, own: bool = True, exact: bool = True) -> SlimReference:
-    made = SlimReference(own=own, incomplete=Filter())
+    made = SlimReference(own=own, incomplete=BloomFilter())
     made.is_exact = exact
     learn(made, {11 * WIDE: 0xA1A2A3A4A5A60000, 12 * WIDE: 0xB1B2B3B4B5B60000})
     return made
 
 
-def learn(made: SlimReference, contents: dict[int, int], of: Place = HERE) -> None:
+def learn(made: SlimReference, contents: dict[int, int], of: Origin = HERE) -> None:
     hashes_, fingerprints = (np.array([*values], dtype=np.uint64) for values in (contents.keys(), contents.values()))
-    made.learn(0, hashes_, fingerprints, [of] * len(contents), [*range(len(contents))])
+    made.add(0, hashes_, fingerprints, [of] * len(contents), [*range(len(contents))])
 
 
-def judge(made: SlimReference, hash_: int, content: int, *, is_whole: bool = True) -> Wrong | bool | None:
-    return made.judge(0, hash_ * WIDE, content, is_whole=is_whole, names=True)
+def judge(made: SlimReference, hash_: int, content: int, *, is_whole: bool = True) -> Mismatch | bool | None:
+    return made.match(0, hash_ * WIDE, content, is_whole=is_whole, names=True)
 
 
 def test_what_is_not_what_was_computed_is_wrong_and_named() -> None:
     made = known()
     assert judge(made, 11, 0xA1A2A3A4A5A60000) is True
-    assert judge(made, 11, 0xB1B2B3B4B5B6FFFF) == Wrong(Place("r-1", 1, "plain"), ()), "its bits by another hash"
-    assert judge(made, 11, 0) == Wrong("zeros", ())
-    assert judge(made, 11, 0xC1C2C3C4C5C60000) == Wrong("unknown", ())
+    assert judge(made, 11, 0xB1B2B3B4B5B6FFFF) == Mismatch(Origin("r-1", 1, "plain"), ()), "its bits by another hash"
+    assert judge(made, 11, 0) == Mismatch("zeros", ())
+    assert judge(made, 11, 0xC1C2C3C4C5C60000) == Mismatch("unknown", ())
     assert judge(made, 13, 0xC1C2C3C4C5C60000) is None, "nothing is known of this hash"
-    made.poison(0, 12 * WIDE, 0xD1D2D3D4D5D60000)
-    assert judge(made, 12, 0xD1D2D3D4D5D60000) == Wrong("poison", ())
+    made.add_contaminated(0, 12 * WIDE, 0xD1D2D3D4D5D60000)
+    assert judge(made, 12, 0xD1D2D3D4D5D60000) == Mismatch("poison", ())
     learn(made, {12 * WIDE: 0xD1D2D3D4D5D60000})
     assert judge(made, 12, 0xD1D2D3D4D5D60000) is True, "it was computed rightly, too"
 
@@ -156,7 +157,7 @@ def test_a_store_that_others_write_to_or_that_loses_precision_proves_nothing() -
 
 def test_a_block_whose_last_token_was_computed_again_may_differ_in_part() -> None:
     assert judge(known(), 11, 0xA1A2A3A4C5C60000, is_whole=False) is None
-    assert judge(known(), 11, 0xC1C2C3C4C5C60000, is_whole=False) == Wrong("unknown", ())
+    assert judge(known(), 11, 0xC1C2C3C4C5C60000, is_whole=False) == Mismatch("unknown", ())
 
 
 def test_where_zeros_are_computed_they_are_nothing_special() -> None:
@@ -166,25 +167,25 @@ def test_where_zeros_are_computed_they_are_nothing_special() -> None:
 
 
 def test_what_is_forgotten_is_unknown_even_when_it_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "BUCKETS", 4)
+    monkeypatch.setattr(slim_reference, "BUCKETS", 4)
     rng = random.Random(0)
     contents = {rng.getrandbits(64): rng.getrandbits(64) for _ in range(200)}
-    made = SlimReference(own=True, incomplete=Filter())
+    made = SlimReference(own=True, incomplete=BloomFilter())
     made.is_exact = True
     for some in ([*contents.items()][:100], [*contents.items()][100:]):
         learn(made, dict(some))
     assert len(made) == 32
     assert made.bytes == 16 * 32
-    verdicts = [made.judge(0, hash_, content, is_whole=True, names=True) for hash_, content in contents.items()]
+    verdicts = [made.match(0, hash_, content, is_whole=True, names=True) for hash_, content in contents.items()]
     assert {*verdicts} == {True, None}
     learn(made, {hash_: content ^ 1 for hash_, content in [*contents.items()][:100]})
-    again = [made.judge(0, hash_, content, is_whole=True, names=True) for hash_, content in contents.items()]
+    again = [made.match(0, hash_, content, is_whole=True, names=True) for hash_, content in contents.items()]
     assert {*again} <= {True, None}, "they were right once"
 
 
 def test_other_weights_leave_nothing_known() -> None:
     made = known()
-    made.forget()
+    made.clear()
     learn(made, {11 * WIDE: 0xA1A2A3A4A5A60001})
     made.is_exact = True
     assert judge(made, 11, 0xA1A2A3A4A5A60000) is None
@@ -192,12 +193,12 @@ def test_other_weights_leave_nothing_known() -> None:
 
 
 def test_a_request_is_named_no_longer_when_many_have_come_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "REQUESTS", 4)
-    monkeypatch.setattr(reference, "MOST_SERIALS", 12)
+    monkeypatch.setattr(slim_reference, "REQUESTS", 4)
+    monkeypatch.setattr(slim_reference, "MAX_SERIALS", 12)
     made = known()
     for n in range(40):
-        learn(made, {(20 + n) * WIDE: (n + 1) << 56 | 0xFFFFFFFF0000}, Place(f"later-{n}", 0, "plain"))
+        learn(made, {(20 + n) * WIDE: (n + 1) << 56 | 0xFFFFFFFF0000}, Origin(f"later-{n}", 0, "plain"))
         found = judge(made, 11, (n + 1) << 56 | 0xFFFFFFFF0000)
-        assert isinstance(found, Wrong)
-        assert found.holds == Place(f"later-{n}", 0, "plain")
-    assert judge(made, 11, 0xB1B2B3B4B5B60000) == Wrong("unknown", ())
+        assert isinstance(found, Mismatch)
+        assert found.holds == Origin(f"later-{n}", 0, "plain")
+    assert judge(made, 11, 0xB1B2B3B4B5B60000) == Mismatch("unknown", ())

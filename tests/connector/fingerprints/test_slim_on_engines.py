@@ -23,9 +23,9 @@ from looking import (
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.fingerprints import reference
+from kvtrail.connector.fingerprints import slim_reference
+from kvtrail.connector.fingerprints.mismatch import Origin
 from kvtrail.connector.fingerprints.references import References
-from kvtrail.connector.fingerprints.truth import Place
 
 pytest_plugins = ["byte_fixtures"]
 Layers = list[np.ndarray[Any, Any]]
@@ -81,20 +81,20 @@ def engine(shared: Engine) -> Engine:
     assert shared.llm.reset_prefix_cache(reset_connector=True)
     shared.round([], "before")
     forget(shared)
-    shared.told.clear()
+    shared.results.clear()
     return shared
 
 
 def forget(engine: Engine) -> None:
     """What it knows of contents, as if it had just begun."""
-    from kvtrail.connector.fingerprints.reference import SlimReference
-    from kvtrail.connector.fingerprints.truth import Truth
+    from kvtrail.connector.fingerprints.full_reference import FullReference
+    from kvtrail.connector.fingerprints.slim_reference import SlimReference
 
-    known = engine.checks._references
-    truth = Truth(own=True)
+    known = engine.checks._judge._references
+    truth = FullReference(own=True)
     slim = SlimReference(own=True, incomplete=truth.incomplete)
-    engine.checks._references = References(truth, slim, known._block_sizes, below=known._below, own=True)
-    engine.checks._heals = False
+    engine.checks._judge._references = References(truth, slim, known._block_sizes, below=known._below, own=True)
+    engine.checks._judge.heals = False
 
 
 @pytest.mark.parametrize("fault", WHOLE)
@@ -113,13 +113,13 @@ def test_every_wrong_whole_block_is_found(
     assert injected.touched
     assert injected.touched <= engine.named()
     assert wrong(tokens, expected) <= engine.named()
-    kinds = {each.kind for told in engine.told for each in told.wrong}
+    kinds = {each.kind for result in engine.results for each in result.mismatches}
     assert kinds == {"drift"}
-    holds = {each.wrong.holds for told in engine.told if told.look == "loaded" for each in told.wrong}
+    holds = {each.holds for result in engine.results if result.kind == "loaded" for each in result.mismatches}
     if fault == "empty":
         assert "zeros" in holds
     else:
-        assert any(isinstance(each, Place) and each.request_id.startswith("0-demo-") for each in holds), holds
+        assert any(isinstance(each, Origin) and each.request_id.startswith("0-demo-") for each in holds), holds
 
 
 @pytest.mark.parametrize("fault", ["exchanged", "empty"])
@@ -131,13 +131,13 @@ def test_healing_gives_the_right_tokens(
 ) -> None:
     for n in range(2):
         assert engine.round(prefix=str(n)) == expected
-    engine.checks._heals = True
+    engine.checks._judge.heals = True
     with monkeypatch.context() as patch:
         injected = Injected(patch, WHOLE[fault]())
         assert engine.round(prefix="2") == expected
     assert injected.touched <= engine.named()
-    assert any(each.healed for each in engine.told)
-    engine.told.clear()
+    assert any(each.healed for each in engine.results)
+    engine.results.clear()
     assert engine.round(prefix="3") == expected
     assert not engine.named()
 
@@ -150,8 +150,8 @@ def test_a_wrong_last_block_of_a_full_hit_is_found(engine: Engine, monkeypatch: 
     with monkeypatch.context() as patch:
         last_block_is_wrong(patch)
         engine.round([FULL_HIT], prefix="3")
-    ((told, found),) = [(told, each) for told in engine.told for each in told.wrong]
-    assert (told.look, found.kind, found.token) == ("loaded", "drift", 96)
+    ((result, found),) = [(result, each) for result in engine.results for each in result.mismatches]
+    assert (result.kind, found.kind, found.token) == ("loaded", "drift", 96)
 
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -175,12 +175,12 @@ def test_every_block_that_is_computed_or_loaded_is_looked_at_and_none_is_accused
         assert engine.round(prefix=str(number)) == expected
         engine.round([FULL_HIT], prefix=f"full{number}")
     counts = engine.counted()
-    assert not [each for each in engine.told if each.wrong]
+    assert not [each for each in engine.results if each.mismatches]
     assert min(counts[look] for look in ("computed", "loaded", "admitted")) > 5, counts
     assert counts["unknown"] == 0
-    assert engine.checks._references.slim is not None
-    assert 50 < len(engine.checks._references.slim) <= counts["computed"]
-    reported = [each for each in engine.told if each.slim]
+    assert engine.checks._judge._references.slim is not None
+    assert 50 < len(engine.checks._judge._references.slim) <= counts["computed"]
+    reported = [each for each in engine.results if each.slim]
     assert bool(reported) == (run == "a shared store")
 
 
@@ -190,11 +190,11 @@ def test_nobody_is_accused_of_a_change_when_what_was_right_is_forgotten(
 ) -> None:
     """All at once, as after a reset that leaves blocks of running requests in place, or where the table is too small."""
     if buckets:
-        monkeypatch.setattr(reference, "BUCKETS", buckets)
+        monkeypatch.setattr(slim_reference, "BUCKETS", buckets)
     engine = built(SLIM, chunk_size=64)
     engine.round(JOBS[:4], "0")
     if not buckets:
-        engine.checks._references.forget()
+        engine.checks._judge._references.clear()
     workload.run(engine.llm, [*JOBS[4:], DemoRequest("after", (5, 6, 7), 1)])
     counted = engine.counted()
     assert counted["admitted"] > 10

@@ -8,7 +8,7 @@ import pytest
 
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import Evict, Lookup, RequestEnd, RequestStart, Reset, StorePlan
 from kvtrail.tracer.events.hash_chains import Chain, Chains
 
@@ -26,13 +26,13 @@ PLAYED = [name for name in PROFILES if name not in NOT_FOR_ALL]
 def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The keys that the store held at each lookup."""
     seen: list[set[str]] = []
-    plain = Instrumentation.looked_up
+    plain = SchedulerInstrumentation.on_lookup
 
     def noting(self: Any, connector: Any, *arguments: Any) -> Any:
         seen.append({key[-8:].hex() for key in connector.held_keys()})
         return plain(self, connector, *arguments)
 
-    monkeypatch.setattr(Instrumentation, "looked_up", noting)
+    monkeypatch.setattr(SchedulerInstrumentation, "on_lookup", noting)
     return seen
 
 

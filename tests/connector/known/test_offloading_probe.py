@@ -11,7 +11,7 @@ from kvtrail.connector.known.offloading import probe
 from kvtrail.connector.known.offloading.probe import OffloadingProbe
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import Evict, LoadPlan, Lookup, RequestEnd, RequestStart, Reset, StorePlan
 from kvtrail.tracer.events.hash_chains import Chain, Chains
 
@@ -38,13 +38,13 @@ PROFILES = [
 def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The keys that the store held at each lookup."""
     seen: list[set[str]] = []
-    plain = Instrumentation.looked_up
+    plain = SchedulerInstrumentation.on_lookup
 
     def noting(self: Any, connector: Any, *arguments: Any) -> Any:
         seen.append({key[-12:-4].hex() for key in connector.connector_scheduler.manager._policy.chunks})
         return plain(self, connector, *arguments)
 
-    monkeypatch.setattr(Instrumentation, "looked_up", noting)
+    monkeypatch.setattr(SchedulerInstrumentation, "on_lookup", noting)
     return seen
 
 

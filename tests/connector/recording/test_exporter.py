@@ -21,7 +21,7 @@ from processes import SLOW_S, Tracer, until
 from kvtrail.connector.recording import export_process
 from kvtrail.connector.recording import exporter as exporter_module
 from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporter, from_environment
-from kvtrail.connector.recording.last_words import LastWords
+from kvtrail.connector.recording.post_mortem import PostMortem
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.semconv import Kind
@@ -271,9 +271,9 @@ def test_a_pipe_that_ends_in_the_middle_of_a_batch_leaves_a_gap_before_the_goodb
     stream = frame + frame[:-cut] if cut else frame * 2
     read = list(export_process._frames(iter([stream[:9], stream[9:]])))
     assert read == [[beat], export_process.TORN if cut else [beat]]
-    words = LastWords({})
-    words.follow([begun, beat])
-    root, goodbye = words.say(9, torn=cut > 0)
+    post_mortem = PostMortem({})
+    post_mortem.follow([begun, beat])
+    root, goodbye = post_mortem.final_events(9, torn=cut > 0)
     assert (root[0], *root[3:5]) == ("kv.request.cut_off", 9 if cut else 8, 5 if cut else 4)
     assert (goodbye[0], goodbye[3]) == ("kv.recorder", 10 if cut else 9)
     assert goodbye[-1][-1] == semconv.NO_GOODBYE

@@ -1,4 +1,4 @@
-"""Which requests a sign of life names: those without an event since the last one, in turn, within a budget."""
+"""Which requests a heartbeat names: those without an event since the last one, in turn, within a budget."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kvtrail.tracer.events.events import Heartbeat
 
 def test_only_those_without_an_event_since_are_named() -> None:
     requests = IdleRequests()
-    assert requests.told({"a": 1, "b": 3}) is None
-    assert requests.told({"a": 1, "b": 4, "new": 1}) == (("a",), (1,))
-    assert requests.told({"a": 1, "b": 4}) == (("b", "a"), (4, 1)), "a had its turn"
-    assert requests.told({}) is None
+    assert requests.select({"a": 1, "b": 3}) is None
+    assert requests.select({"a": 1, "b": 4, "new": 1}) == (("a",), (1,))
+    assert requests.select({"a": 1, "b": 4}) == (("b", "a"), (4, 1)), "a had its turn"
+    assert requests.select({}) is None
 
 
 def test_all_have_their_turn_and_the_budget_holds() -> None:
     requests, events = IdleRequests(), {f"request-{n}": n for n in range(300)}
-    requests.told(events)
-    told = [requests.told(events) for _ in range(10)]
-    assert {len(named) for named, _ in filter(None, told)} == {idle.MOST}
+    requests.select(events)
+    told = [requests.select(events) for _ in range(10)]
+    assert {len(named) for named, _ in filter(None, told)} == {idle.MAX_NAMED}
     first = {name for named, _ in filter(None, told[:5]) for name in named}
     assert first == {f"request-{n}" for n in range(300)}
     assert all(int(name.split("-")[1]) == count for each in told if each for name, count in zip(*each, strict=True))
@@ -38,8 +38,8 @@ def test_a_scheduler_names_what_is_open_and_whose_blocks_are_kept() -> None:
         context = recorder.contexts.of(request)
         recorder.record("kv.request.start", b"", context, 0, 0, (1, *(None,) * 7))
         if request.request_id != "open":
-            recorder.contexts.end(context, kept=request.request_id == "kept")
-    assert recorder._idle.told(recorder.contexts.events()) is None
+            recorder.contexts.end(context, delayed=request.request_id == "kept")
+    assert recorder._idle.select(recorder.contexts.events()) is None
     recorder.steps = 1
     recorder._heartbeat_s = float("-inf")
     assert recorder.flush(SLOW_S)

@@ -23,7 +23,7 @@ from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Heartbeats
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CutOff, Heartbeat
 from kvtrail.tracer.events.semconv import Kind
@@ -379,12 +379,12 @@ def test_the_goodbye_is_said_when_the_last_connector_shuts_down(monkeypatch: pyt
     """vLLM may kill the process before it comes to its end."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    first, second = Instrumentation(recorder), Instrumentation(recorder)
+    first, second = SchedulerInstrumentation(recorder), SchedulerInstrumentation(recorder)
     record(recorder, a_request())
-    first.shut_down()
-    first.shut_down()  # vLLM may call it twice
+    first.on_shutdown()
+    first.on_shutdown()  # vLLM may call it twice
     assert goodbyes(transport) == [False]
-    second.shut_down()
+    second.on_shutdown()
     assert goodbyes(transport) == [False, True]
     monkeypatch.setattr(recorder_module, "HEARTBEAT_S", 0.0)
     assert recorder.flush(SLOW_S)
@@ -395,12 +395,12 @@ def test_the_goodbye_is_said_when_the_last_connector_shuts_down(monkeypatch: pyt
 def test_what_is_recorded_after_the_goodbye_takes_it_back() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    Instrumentation(recorder).shut_down()
+    SchedulerInstrumentation(recorder).on_shutdown()
     record(recorder, a_request())
     assert recorder.flush(SLOW_S)
     assert len(transport.lookups()) == 1
     assert goodbyes(transport) == [True, False]
-    Instrumentation(recorder).shut_down()
+    SchedulerInstrumentation(recorder).on_shutdown()
     record(recorder, a_request())
     recorder.close(SLOW_S)
     assert goodbyes(transport)[-2:] == [True, True], "the last one comes after the last event"
@@ -408,7 +408,7 @@ def test_what_is_recorded_after_the_goodbye_takes_it_back() -> None:
 
 
 def last_words(transport: MemoryTransport) -> list[str | None]:
-    """What each goodbye names; there may have been a sign of life before."""
+    """What each goodbye names; there may have been a heartbeat before."""
     beats = [event for event in transport.events() if isinstance(event, Heartbeat)]
     return [beat.recorder_ended_by for beat in beats if beat.recorder_closed]
 
@@ -432,7 +432,7 @@ def test_the_goodbye_names_the_exception_that_the_engine_dies_of(error: BaseExce
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     record(recorder, a_request())
-    Instrumentation(recorder).shut_down(error)
+    SchedulerInstrumentation(recorder).on_shutdown(error)
     record(recorder, a_request())
     recorder.close(SLOW_S)
     assert last_words(transport) == [told, told]
@@ -462,9 +462,9 @@ def test_an_exception_that_ends_the_process_is_the_engines_if_it_went_through_it
 def test_a_connector_that_is_made_anew_has_not_died() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    Instrumentation(recorder).shut_down(ValueError("it"))
+    SchedulerInstrumentation(recorder).on_shutdown(ValueError("it"))
     record(recorder, a_request())
-    Instrumentation(recorder).shut_down()
+    SchedulerInstrumentation(recorder).on_shutdown()
     recorder.close(SLOW_S)
     assert last_words(transport)[0] == "ValueError: it"
     assert set(last_words(transport)[1:]) == {None}
@@ -475,7 +475,7 @@ def test_the_goodbye_has_no_id_that_is_to_be_hashed(monkeypatch: pytest.MonkeyPa
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     record(recorder, a_request("secret-0-0123abcd"))
-    Instrumentation(recorder).shut_down(KeyError("secret-0-0123abcd of secret-0"))
+    SchedulerInstrumentation(recorder).on_shutdown(KeyError("secret-0-0123abcd of secret-0"))
     recorder.close(SLOW_S)
     (told,) = last_words(transport)
     assert told is not None
@@ -594,7 +594,7 @@ def test_a_recorder_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch)
 def start(recorder: Recorder, name: str, **changes: Any) -> Any:
     """A request that begins."""
     request = a_request(name, num_tokens=700, num_prompt_tokens=700, **changes)
-    Instrumentation(recorder, source=b"").request_started(request)
+    SchedulerInstrumentation(recorder, source=b"").on_request_start(request)
     return request
 
 
@@ -637,10 +637,10 @@ def test_a_request_that_was_cut_off_ends_no_second_time() -> None:
     """A connector that has shut down may still be told of the end."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    instrumentation, request = Instrumentation(recorder), Request(**vars(a_request("open", num_tokens=700)))
-    instrumentation.request_started(request)
-    instrumentation.shut_down()
-    instrumentation.request_ended(request, (False, None))
+    instrumentation, request = SchedulerInstrumentation(recorder), Request(**vars(a_request("open", num_tokens=700)))
+    instrumentation.on_request_start(request)
+    instrumentation.on_shutdown()
+    instrumentation.on_request_finished(request, (False, None))
     recorder.close(SLOW_S)
     assert [type(event) for event in transport.events() if event.kind in semconv.ROOTS] == [CutOff]
 
@@ -652,7 +652,7 @@ class Foreign(MemoryTransport):
 
 
 def beats(transport: MemoryTransport, heartbeats: Heartbeats = Heartbeats.AUTO) -> list[bool]:
-    """The signs of life of a recorder, one of which is due three times; whether each is the goodbye."""
+    """The heartbeats of a recorder, one of which is due three times; whether each is the goodbye."""
     recorder = Recorder("engine", {semconv.HEARTBEATS.key: heartbeats.value}, InProcessExporter(transport))
     for _ in range(3):
         recorder._heartbeat_s = float("-inf")
@@ -664,15 +664,15 @@ def beats(transport: MemoryTransport, heartbeats: Heartbeats = Heartbeats.AUTO) 
     return goodbyes(transport)
 
 
-def test_signs_of_life_are_for_kvtrail() -> None:
+def test_heartbeats_are_for_kvtrail() -> None:
     assert beats(MemoryTransport())[-4:] == [False, False, False, True]
 
 
 def test_another_receiver_gets_the_goodbye_alone_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "vllm.kvtrail"):
         assert beats(Foreign()) == [True]
-    (said,) = [each.getMessage() for each in caplog.records if "signs of life" in each.getMessage()]
-    assert said.startswith("kvtrail sends no signs of life: what receives at memory is no kvtrail.")
+    (said,) = [each.getMessage() for each in caplog.records if "heartbeats" in each.getMessage()]
+    assert said.startswith("kvtrail sends no heartbeats: the receiver at memory is not kvtrail.")
     assert "KVTRAIL_HEARTBEATS=spans" in said
 
 

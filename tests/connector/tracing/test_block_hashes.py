@@ -17,9 +17,8 @@ from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, sce
 from kvtrail.connector.simulate.recorded import recorded_requests, use
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing import block_hashes
-from kvtrail.connector.tracing.block_hashes import UNTOLD, BlockHashes
-from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.connector.tracing.seen_blocks import SeenBlocks
+from kvtrail.connector.tracing.block_hashes import NO_HASHES, BlockHashes, SeenBlocks
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import Lookup, RequestEnd, RequestStart
 from kvtrail.tracer.events.hash_chains import Chain, Chains, split_hashes
 from kvtrail.tracer.events.semconv import HASH_BYTES, Level
@@ -35,9 +34,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
     of_vllm: dict[str, list[bytes]] = {}
     used: Counter[str] = Counter()
     seen: set[int] = set()
-    plain = Instrumentation.request_ended
+    plain = SchedulerInstrumentation.on_request_finished
 
-    def noting(self: Instrumentation, request: Any, answer: Any, blocks: Any) -> None:
+    def noting(self: SchedulerInstrumentation, request: Any, answer: Any, blocks: Any) -> None:
         if id(request) not in seen:  # each child of a MultiConnector tells it
             seen.add(id(request))
             keep.append(request)
@@ -45,7 +44,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
         plain(self, request, answer, blocks)
 
     keep: list[Any] = []
-    monkeypatch.setattr(Instrumentation, "request_ended", noting)
+    monkeypatch.setattr(SchedulerInstrumentation, "on_request_finished", noting)
     return of_vllm
 
 
@@ -124,7 +123,7 @@ def test_a_shared_prefix_is_referred_to() -> None:
 
 def test_very_many_hashes_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start, at the lookup and at the end: what a receiver makes of them is the whole chain."""
-    monkeypatch.setattr(block_hashes, "MOST_AT_ONCE", 100)
+    monkeypatch.setattr(block_hashes, "MAX_PER_EVENT", 100)
     recorder = detailed()
     hashes, chain, chains = BlockHashes(recorder), Chain(), Chains()
     request = a_request("long", *range(250))
@@ -171,7 +170,7 @@ def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     elif why == "lost":
         recorder._given_up["lost"] += 1
     else:
-        now_ns += block_hashes.AGAIN_NS
+        now_ns += block_hashes.RESYNC_NS
     assert (told("d", *range(60)), told("e", *range(60))) == (60, 0)
     recorder.close()
 
@@ -181,10 +180,10 @@ def test_at_level_basic_and_of_what_is_not_recorded_nothing_is_told() -> None:
     hashes, request = BlockHashes(recorder), a_request("a", 1, 2)
     context: RequestContext = recorder.contexts.of(request)
     context.recorded = False
-    assert hashes.at_start(context, request) == UNTOLD
+    assert hashes.at_start(context, request) == NO_HASHES
     context.recorded = True
     recorder.level.set(Level.BASIC, None)
-    assert hashes.at_start(context, request) == UNTOLD
+    assert hashes.at_start(context, request) == NO_HASHES
     assert hashes.since(context, request) == (None, None)
     recorder.level.set(Level.DETAILED, None)
     assert count(hashes.at_start(context, request)[0]) == 2, "what was not told is not referred to"
@@ -215,8 +214,8 @@ def test_what_no_earlier_request_had_is_said_also_when_all_is_told_anew() -> Non
 
 def test_the_connectors_of_one_engine_tell_each_hash_once() -> None:
     recorder, other = detailed(), detailed()
-    assert BlockHashes.of(recorder, tells=True) is BlockHashes.of(recorder, tells=True)
-    assert BlockHashes.of(recorder, tells=True) is not BlockHashes.of(other, tells=True)
+    assert BlockHashes.of(recorder, enabled=True) is BlockHashes.of(recorder, enabled=True)
+    assert BlockHashes.of(recorder, enabled=True) is not BlockHashes.of(other, enabled=True)
     recorder.close()
     other.close()
 

@@ -214,7 +214,7 @@ def test_healed_it_finishes_with_the_same_tokens(engine: Callable[..., Any]) -> 
 
 
 def test_raise_stops_the_engine_at_the_first_breach(engine: Callable[..., Any]) -> None:
-    from kvtrail.connector.tracing.instrumentation import ContractBreach
+    from kvtrail.connector.tracing.scheduler_side import ContractBreach
 
     llm = engine("Faulty:stale-lookup:OffloadConnector", kvtrail={"guard": "raise"})
     with pytest.raises(ContractBreach, match="at most 0 can be new"):

@@ -17,7 +17,7 @@ from processes import SLOW_S
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.semconv import ENGINE_NS, ENGINE_SPAN, Kind
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -85,7 +85,7 @@ def test_an_exception_says_where_it_was_raised_outside_kvtrail() -> None:
     try:
         assert [].copy()
     except AssertionError as error:
-        Instrumentation(recorder).lookup_failed(a_request(num_tokens=9), 0, 1, error)
+        SchedulerInstrumentation(recorder).on_lookup_error(a_request(num_tokens=9), 0, 1, error)
         line = error.__traceback__.tb_lineno  # type: ignore[union-attr]
     recorder.close(SLOW_S)
     (span,) = [each for each in spans_of(transport) if each.name == Kind.LOOKUP]
@@ -96,7 +96,7 @@ def test_an_exception_says_where_it_was_raised_outside_kvtrail() -> None:
 def test_an_exception_is_an_event_of_its_span() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    Instrumentation(recorder).lookup_failed(a_request(num_tokens=9), 0, 1, ValueError("no: such key"))
+    SchedulerInstrumentation(recorder).on_lookup_error(a_request(num_tokens=9), 0, 1, ValueError("no: such key"))
     recorder.close(SLOW_S)
     (span,) = [each for each in spans_of(transport) if each.name == Kind.LOOKUP]
     (event,) = span.events
@@ -157,10 +157,10 @@ def test_the_place_in_a_call_ends_with_it() -> None:
     """Even if the call raises; a connector of a connector's connector is inside both."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    instrumentation, request = Instrumentation(recorder), a_request(num_tokens=9)
+    instrumentation, request = SchedulerInstrumentation(recorder), a_request(num_tokens=9)
 
     def look_up() -> None:
-        instrumentation.looked_up(None, request, 0, 1, (0, False))
+        instrumentation.on_lookup(None, request, 0, 1, (0, False))
 
     def fail_within() -> None:
         with instrumentation.placed(parent_id=b"parent-1"):

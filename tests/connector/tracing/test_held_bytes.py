@@ -16,7 +16,7 @@ from processes import SLOW_S, until
 from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import Event, Heartbeat
 
 CHUNK, SLOTS = 64, 20
@@ -73,9 +73,9 @@ def test_the_connectors_of_a_process_are_summed_up_until_they_are_gone() -> None
     transport = MemoryTransport()
     recording = a_recorder(transport)
 
-    def followed(held: int | None) -> tuple[Connector, Instrumentation]:
-        connector, instrumentation = Connector(held), Instrumentation(recording, name="Some", probe=Holding())
-        instrumentation.follow(connector)
+    def followed(held: int | None) -> tuple[Connector, SchedulerInstrumentation]:
+        connector, instrumentation = Connector(held), SchedulerInstrumentation(recording, name="Some", probe=Holding())
+        instrumentation.on_init(connector)
         return connector, instrumentation
 
     def await_held(held: int | None) -> None:
@@ -84,7 +84,7 @@ def test_the_connectors_of_a_process_are_summed_up_until_they_are_gone() -> None
 
     there, shut_down, gone, _unknown = followed(1000), followed(200), followed(30), followed(None)
     await_held(1230)
-    shut_down[1].shut_down()
+    shut_down[1].on_shutdown()
     await_held(1030)
     del gone
     gc.collect()
@@ -98,7 +98,7 @@ def test_the_connectors_of_a_process_are_summed_up_until_they_are_gone() -> None
 def test_a_probe_that_fails_costs_the_number_only() -> None:
     transport = MemoryTransport()
     recording, connector = a_recorder(transport), object.__new__(Connector)  # it has no `held`
-    Instrumentation(recording, name="Some", probe=Holding()).follow(connector)
+    SchedulerInstrumentation(recording, name="Some", probe=Holding()).on_init(connector)
     until(lambda: last_untold(transport))
     recording.close(SLOW_S)
     (untold,) = last_untold(transport) or ()

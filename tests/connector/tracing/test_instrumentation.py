@@ -15,7 +15,9 @@ from processes import SLOW_S
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.recording.messages import message
 from kvtrail.connector.settings import Guard
-from kvtrail.connector.tracing.instrumentation import MOST_PROBE_FAILURES, ContractBreach, Instrumentation
+from kvtrail.connector.tracing.instrumentation import MOST_PROBE_FAILURES
+from kvtrail.connector.tracing.scheduler_side import ContractBreach, SchedulerInstrumentation
+from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.tracer.events.events import Heartbeat, RequestEnd, Store
 from kvtrail.tracer.events.messages import MOST
 
@@ -30,15 +32,15 @@ def last_heartbeat(transport: MemoryTransport) -> Heartbeat:
 def test_a_scheduler_output_of_another_vllm_costs_its_steps_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    instrumentation = Instrumentation(recorder, name="Some")
+    instrumentation = SchedulerInstrumentation(recorder, name="Some")
     with caplog.at_level(logging.ERROR):
-        instrumentation.step_built(None, SimpleNamespace(renamed=()), None)
-        instrumentation.step_built(None, SimpleNamespace(renamed=()), None)
-        instrumentation.looked_up(None, a_request(num_tokens=700), 0, 1, ANSWER)
+        instrumentation.on_step(None, SimpleNamespace(renamed=()), None)
+        instrumentation.on_step(None, SimpleNamespace(renamed=()), None)
+        instrumentation.on_lookup(None, a_request(num_tokens=700), 0, 1, ANSWER)
     recorder.close(SLOW_S)
     logged = [r.getMessage() for r in caplog.records if "kvtrail" in r.getMessage()]
     assert logged == [
-        "kvtrail: of Some, something could not be told (kv.schedule); the heartbeats count how often. The engine goes on"
+        "kvtrail: something of Some could not be recorded (kv.schedule); the heartbeats count how often. The engine goes on"
         " undisturbed."
     ]
     assert len(transport.lookups()) == 1
@@ -49,15 +51,15 @@ def test_one_odd_request_costs_one_event() -> None:
     """An attribute that is missing once: its request has a gap, the others have none, and the heartbeat counts it."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    instrumentation = Instrumentation(recorder, name="Some")
+    instrumentation = SchedulerInstrumentation(recorder, name="Some")
     good, odd = a_request("good", num_tokens=32), a_request("odd", num_tokens=32)
     with transport.held_up():
-        instrumentation.looked_up(None, good, 0, 1, ANSWER)
+        instrumentation.on_lookup(None, good, 0, 1, ANSWER)
         del odd.num_preemptions
-        instrumentation.looked_up(None, odd, 0, 1, ANSWER)
+        instrumentation.on_lookup(None, odd, 0, 1, ANSWER)
         odd.num_preemptions = 0
-        instrumentation.looked_up(None, odd, 0, 1, ANSWER)
-        instrumentation.looked_up(None, good, 0, 1, ANSWER)
+        instrumentation.on_lookup(None, odd, 0, 1, ANSWER)
+        instrumentation.on_lookup(None, good, 0, 1, ANSWER)
     recorder.close(SLOW_S)
     numbers = [(e.request, e.sequence, e.request_sequence) for e in transport.lookups()]
     assert numbers == [("good", 0, 0), ("odd", 2, 1), ("good", 3, 1)]
@@ -73,9 +75,9 @@ def test_an_odd_answer_reaches_vllm_as_it_is(answer: Any, guard: Guard) -> None:
     """What vLLM makes of it is vLLM's affair; recording and guarding go on."""
     transport = MemoryTransport()
     recorder, request = a_recorder(transport), a_request(num_tokens=700)
-    instrumentation = Instrumentation(recorder, guard=guard)
-    assert instrumentation.looked_up(None, request, 0, 1, answer) is answer
-    instrumentation.looked_up(None, request, 0, 1, ANSWER)
+    instrumentation = SchedulerInstrumentation(recorder, guard=guard)
+    assert instrumentation.on_lookup(None, request, 0, 1, answer) is answer
+    instrumentation.on_lookup(None, request, 0, 1, ANSWER)
     recorder.close(SLOW_S)
     assert [e.numbers()["returned"] for e in transport.lookups()][-1] == 256
 
@@ -84,10 +86,10 @@ def test_numbers_of_other_types_are_numbers() -> None:
     """A connector may answer with numpy's; and 1 for True must not spoil what is recorded of others later."""
     transport = MemoryTransport()
     recorder, request = a_recorder(transport), a_request(num_tokens=700)
-    instrumentation = Instrumentation(recorder, probe=Knowing(numpy.int64(256)))  # type: ignore[arg-type]  # odd
+    instrumentation = SchedulerInstrumentation(recorder, probe=Knowing(numpy.int64(256)))  # type: ignore[arg-type]  # odd
     answers: list[Any] = [(numpy.int64(256), numpy.bool_(True)), (256, 1), (256, True), (None, False)]
     for answer in answers:
-        assert instrumentation.looked_up(None, request, 0, 1, answer) is answer
+        assert instrumentation.on_lookup(None, request, 0, 1, answer) is answer
     recorder.close(SLOW_S)
     recorded = [e.numbers() for e in transport.lookups()]
     assert [(n.get("returned"), n["is_async"], n["matched"]) for n in recorded] == [
@@ -98,9 +100,9 @@ def test_numbers_of_other_types_are_numbers() -> None:
 def test_an_end_with_odd_numbers_is_an_end() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    instrumentation = Instrumentation(recorder)
+    instrumentation = SchedulerInstrumentation(recorder)
     request = a_request(num_tokens=700)
-    instrumentation.request_ended(request, None)
+    instrumentation.on_request_finished(request, None)
     recorder.close(SLOW_S)
     assert [type(e) for e in transport.events() if e.request is not None] == [RequestEnd]
     assert recorder.contexts.open == {}
@@ -142,9 +144,9 @@ class Moody(Knowing):
 def test_a_probe_that_fails_now_and_then_costs_those_answers() -> None:
     transport = MemoryTransport()
     recorder, request = a_recorder(transport), a_request(num_tokens=700)
-    instrumentation = Instrumentation(recorder, name="Some", probe=Moody(256))
+    instrumentation = SchedulerInstrumentation(recorder, name="Some", probe=Moody(256))
     for _ in range(3 * MOST_PROBE_FAILURES + 2):
-        instrumentation.looked_up(None, request, 0, 1, ANSWER)
+        instrumentation.on_lookup(None, request, 0, 1, ANSWER)
     recorder.close(SLOW_S)
     matched = [e.numbers().get("matched") for e in transport.lookups()]
     assert matched == [256, 256, None] * MOST_PROBE_FAILURES + [256, 256]
@@ -157,10 +159,10 @@ def test_a_probe_that_always_fails_is_switched_off_and_the_heartbeat_says_so(cap
     transport = MemoryTransport()
     recorder, request = a_recorder(transport), a_request(num_tokens=700)
     probe = Broken()
-    instrumentation = Instrumentation(recorder, name="Some", probe=probe)
+    instrumentation = SchedulerInstrumentation(recorder, name="Some", probe=probe)
     with caplog.at_level(logging.ERROR):
         for _ in range(MOST_PROBE_FAILURES + 20):
-            instrumentation.looked_up(None, request, 0, 1, ANSWER)
+            instrumentation.on_lookup(None, request, 0, 1, ANSWER)
     recorder.close(SLOW_S)
     assert probe.asked == MOST_PROBE_FAILURES
     assert len([r for r in caplog.records if "kvtrail" in r.getMessage()]) == 3  # failed, is off, and what this costs
@@ -176,14 +178,16 @@ def test_what_could_not_be_recorded_is_missing_in_the_numbers(what: str) -> None
     """The tracer must not take silence for fact: a request that was open when recording failed is incomplete."""
     transport = MemoryTransport()
     recorder, request = a_recorder(transport), a_request(num_tokens=700)
-    first, second = Instrumentation(recorder, name="Some", probe=Broken()), Instrumentation(recorder, name="Other")
+    second = SchedulerInstrumentation(recorder, name="Other")
     with transport.held_up():
-        second.looked_up(None, request, 0, 1, ANSWER)
+        second.on_lookup(None, request, 0, 1, ANSWER)
         if what == "probe":
-            first.loaded(SimpleNamespace(_connector_metadata=None), 0)
+            worker = WorkerInstrumentation(recorder, name="Some", probe=Broken())
+            worker.on_load(SimpleNamespace(_connector_metadata=None), 0)
         else:
-            first.step_built(None, SimpleNamespace(renamed=()), None)
-        second.looked_up(None, request, 0, 3, ANSWER)
+            first = SchedulerInstrumentation(recorder, name="Some", probe=Broken())
+            first.on_step(None, SimpleNamespace(renamed=()), None)
+        second.on_lookup(None, request, 0, 3, ANSWER)
     recorder.close(SLOW_S)
     assert [(e.sequence, e.request_sequence) for e in transport.lookups()] == [(0, 0), (2, 2)]
     assert recorder.dropped == 0, "nothing came too late or too fast"
@@ -203,8 +207,8 @@ def test_callers_traces_are_passed_to_workers_in_the_metadata() -> None:
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     transport = MemoryTransport()
     ours, theirs = a_recorder(MemoryTransport()), a_recorder(transport)
-    scheduler = Instrumentation(ours, probe=Copying())
-    scheduler.request_started(a_request(REQUEST, trace_headers=headers, num_tokens=10))
+    scheduler = SchedulerInstrumentation(ours, probe=Copying())
+    scheduler.on_request_start(a_request(REQUEST, trace_headers=headers, num_tokens=10))
     nothing_new = SimpleNamespace(
         scheduled_new_reqs=[],
         preempted_req_ids=None,
@@ -212,9 +216,9 @@ def test_callers_traces_are_passed_to_workers_in_the_metadata() -> None:
         num_scheduled_tokens={},
     )
     note, slots = SimpleNamespace(), object()
-    scheduler.step_built(None, nothing_new, slots)  # cannot carry them, and that is no error
-    scheduler.step_built(None, nothing_new, note)
-    Instrumentation(theirs, probe=Copying()).stored(SimpleNamespace(_connector_metadata=note), 0)
+    scheduler.on_step(None, nothing_new, slots)  # cannot carry them, and that is no error
+    scheduler.on_step(None, nothing_new, note)
+    WorkerInstrumentation(theirs, probe=Copying()).on_store(SimpleNamespace(_connector_metadata=note), 0)
     theirs.close(SLOW_S)
     ours.close(SLOW_S)
     assert [e.trace_id for e in transport.events() if isinstance(e, Store)] == ["0af7651916cd43dd8448eb211c80319c"]
@@ -239,11 +243,11 @@ def test_what_the_guard_refuses(
 ) -> None:
     answer = (returned, is_async)
     request, probe = a_request(num_tokens=total), Knowing(matched)
-    observing, healing, raising = (Instrumentation(probe=probe, guard=guard) for guard in Guard)
-    assert observing.looked_up(None, request, computed, 1, answer) == answer
-    assert healing.looked_up(None, request, computed, 1, answer) == ((0, False) if breaks else answer)
+    observing, healing, raising = (SchedulerInstrumentation(probe=probe, guard=guard) for guard in Guard)
+    assert observing.on_lookup(None, request, computed, 1, answer) == answer
+    assert healing.on_lookup(None, request, computed, 1, answer) == ((0, False) if breaks else answer)
     with pytest.raises(ContractBreach, match="new tokens for request") if breaks else nullcontext():
-        assert raising.looked_up(None, request, computed, 1, answer) == answer
+        assert raising.on_lookup(None, request, computed, 1, answer) == answer
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from memory import MemoryTransport, a_recorder
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.tracing import cache_changes
-from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.connector.tracing.prefix_cache import PrefixCache, can_be_followed
+from kvtrail.connector.tracing import cache_events
+from kvtrail.connector.tracing.prefix_cache import PrefixCacheEvents, can_be_followed
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Lookup
-from kvtrail.tracer.events.events import PrefixCache as Told
+from kvtrail.tracer.events.events import PrefixCache as Recorded
 from kvtrail.tracer.events.hash_chains import split_hashes
 from kvtrail.tracer.events.semconv import HASH_BYTES, Level
 
@@ -37,7 +37,7 @@ def held_by(pool: Any) -> Held:
     }
 
 
-def enter(held: Held, told: Told) -> None:
+def enter(held: Held, told: Recorded) -> None:
     """What an event tells. A block that is stored was not held, and one that is removed was."""
     if told.cache_whole:
         held.clear()
@@ -61,16 +61,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Held]:
     seen: list[Held] = []
 
     def note(call: str) -> None:
-        plain = getattr(Instrumentation, call)
+        plain = getattr(SchedulerInstrumentation, call)
 
         def noting(self: Any, *arguments: Any, **more: Any) -> Any:
             seen.append(held_by(self._pool))
             return plain(self, *arguments, **more)
 
-        monkeypatch.setattr(Instrumentation, call, noting)
+        monkeypatch.setattr(SchedulerInstrumentation, call, noting)
 
-    note("looked_up")
-    note("allocated")
+    note("on_lookup")
+    note("on_alloc")
     return seen
 
 
@@ -84,26 +84,26 @@ def test_it_is_what_vllm_holds_at_every_lookup_and_allocation(profile: str, watc
     held: Held = set()
     moments = iter(watched)
     for event in in_order(events):
-        if isinstance(event, Told):
+        if isinstance(event, Recorded):
             enter(held, event)
         else:
             assert held == next(moments)
     assert next(moments, None) is None
     assert any(watched)
-    changes = [run for event in events if isinstance(event, Told) for run in event.cache_changes]
+    changes = [run for event in events if isinstance(event, Recorded) for run in event.cache_changes]
     assert any(run < 0 for run in changes) or profile not in ("preemption-storm", "retry", "full-store", "mixed")
     assert 0 in changes or profile != "reset"
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    told = [event for event in events if isinstance(event, Told | Lookup | Alloc)]
+    told = [event for event in events if isinstance(event, Recorded | Lookup | Alloc)]
     return sorted(told, key=lambda event: event.sequence)
 
 
 def test_a_setting_turns_it_off(watched: list[Held]) -> None:
     events = play(scenario_of("crowd", 1), connector(cache_events="off", block_hashes="off")).events
     assert any(isinstance(event, Lookup) for event in events)
-    assert not any(isinstance(event, Told) for event in events)
+    assert not any(isinstance(event, Recorded) for event in events)
     assert not any(getattr(event, "block_hashes", None) for event in events)
 
 
@@ -150,11 +150,11 @@ def told() -> Any:
     recorder = a_recorder(transport)
     recorder.level.set(Level.DETAILED, None)
     pool = Pool()
-    cache = PrefixCache.of(pool, recorder, has_groups=False)
+    cache = PrefixCacheEvents.of(pool, recorder, has_groups=False)
 
     def fresh() -> list[tuple[tuple[int, ...], list[int], bool]]:
         recorder.flush()
-        events = [event for event in transport.events() if isinstance(event, Told)]
+        events = [event for event in transport.events() if isinstance(event, Recorded)]
         transport.payloads.clear()
         return [
             (e.cache_changes, [int.from_bytes(h) for h in split_hashes(e.block_hashes)], e.cache_whole) for e in events
@@ -166,52 +166,52 @@ def told() -> Any:
 
 def test_copies_of_a_block_count_once(told: Any) -> None:
     _, pool, cache, fresh = told
-    cache.tell(b"", 0, 1)
+    cache.flush(b"", 0, 1)
     assert fresh() == [((), [], True)]
     pool.store(1, 2, 3)
     pool.cached_block_hash_to_block.insert(key(2), 99)
     pool.remove(3, 2)
-    cache.tell(b"", 0, 2)
+    cache.flush(b"", 0, 2)
     assert fresh() == [((3, -1), [1, 2, 3, 3], False)]
     assert pool.cached_block_hash_to_block.pop(key(2), 99) == 99
     assert pool.cached_block_hash_to_block.pop(key(2), 99) is None
-    cache.tell(b"", 0, 3)
-    cache.tell(b"", 0, 4)
+    cache.flush(b"", 0, 3)
+    cache.flush(b"", 0, 4)
     assert fresh() == [((-1,), [2], False)]
 
 
 def test_a_few_changes_wait_at_the_end_of_a_step(told: Any) -> None:
     _, pool, cache, fresh = told
-    cache.tell(b"", 0, 1)
+    cache.flush(b"", 0, 1)
     fresh()
     pool.store(1)
-    cache.tell(b"", 0, 2, can_wait=True)
+    cache.flush(b"", 0, 2, can_wait=True)
     assert fresh() == []
-    cache.tell(b"", 0, 2 + cache_changes.SOON_NS, can_wait=True)
+    cache.flush(b"", 0, 2 + cache_events.MAX_DELAY_NS, can_wait=True)
     assert fresh() == [((1,), [1], False)]
-    pool.store(*range(10, 10 + cache_changes.MANY))
-    cache.tell(b"", 0, 3 + cache_changes.SOON_NS, can_wait=True)
+    pool.store(*range(10, 10 + cache_events.MIN_BATCH))
+    cache.flush(b"", 0, 3 + cache_events.MAX_DELAY_NS, can_wait=True)
     assert len(fresh()) == 1
 
 
 def test_a_reset_is_told_with_what_was_stored_since(told: Any) -> None:
     _, pool, cache, fresh = told
-    cache.tell(b"", 0, 1)
+    cache.flush(b"", 0, 1)
     pool.store(1)
     pool.cached_block_hash_to_block = Map()
     pool.store(2, 3)
-    cache.tell(b"", 0, 2)
+    cache.flush(b"", 0, 2)
     pool.remove(2)
-    cache.tell(b"", 0, 3)
+    cache.flush(b"", 0, 3)
     assert fresh() == [((), [], True), ((1, 0, 2), [1, 2, 3], False), ((-1,), [2], False)]
 
 
 @pytest.mark.parametrize("why", ["lost", "late", "too much"])
 def test_all_is_told_anew(told: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, pool, cache, fresh = told
-    cache.tell(b"", 0, 1)
+    cache.flush(b"", 0, 1)
     pool.store(1, 2)
-    cache.tell(b"", 0, 2)
+    cache.flush(b"", 0, 2)
     fresh()
     at_ns, pending = 3, [((1, -1), [3, 1], False)]
     pool.store(3)
@@ -219,33 +219,33 @@ def test_all_is_told_anew(told: Any, why: str, monkeypatch: pytest.MonkeyPatch) 
     if why == "lost":
         recorder._given_up["lost"] += 1
     elif why == "late":
-        at_ns += cache_changes.AGAIN_NS
+        at_ns += cache_events.RESYNC_NS
     else:
-        monkeypatch.setattr(cache_changes, "MOST_CHANGES", 2)
-    cache.tell(b"", 0, at_ns, can_wait=True)
+        monkeypatch.setattr(cache_events, "MAX_PENDING", 2)
+    cache.flush(b"", 0, at_ns, can_wait=True)
     assert fresh() == [*pending, ((2,), [2, 3], True)]
-    cache.tell(b"", 0, at_ns)
+    cache.flush(b"", 0, at_ns)
     assert fresh() == []
 
 
 def test_much_is_told_in_parts(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, pool, cache, fresh = told
-    monkeypatch.setattr(cache_changes, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(cache_events, "MAX_PER_EVENT", 2)
     pool.store(1, 2, 3)
-    cache.tell(b"", 0, 1)
+    cache.flush(b"", 0, 1)
     assert fresh() == [((2,), [1, 2], True), ((1,), [3], False)]
 
 
 def test_at_level_basic_nothing_is_followed_and_that_is_told(told: Any) -> None:
     recorder, pool, cache, fresh = told
-    cache.tell(b"", 0, 1)
+    cache.flush(b"", 0, 1)
     recorder.level.set(Level.BASIC, None)
     pool.store(1)
-    cache.tell(b"", 0, 2)
+    cache.flush(b"", 0, 2)
     assert "insert" not in vars(pool.cached_block_hash_to_block)
     pool.store(2)
     recorder.level.set(Level.DETAILED, None)
-    cache.tell(b"", 0, 3)
+    cache.flush(b"", 0, 3)
     stopped: tuple[tuple[int, ...], list[int], bool] = ((), [], False)
     assert fresh() == [((), [], True), stopped, ((2,), [1, 2], True)]
 
@@ -275,17 +275,17 @@ def test_what_fails_in_telling_costs_nothing_else(monkeypatch: pytest.MonkeyPatc
     transport = MemoryTransport()
     recorder: Recorder = a_recorder(transport)
     recorder.level.set(Level.DETAILED, None)
-    instrumentation, pool = Instrumentation(recorder), Pool()
-    instrumentation.pool_bound(pool)
-    instrumentation._tell_caches(1)
-    monkeypatch.setattr(cache_changes, "_runs", None)
+    instrumentation, pool = SchedulerInstrumentation(recorder), Pool()
+    instrumentation.on_pool_bound(pool)
+    instrumentation._flush_cache_events(1)
+    monkeypatch.setattr(cache_events, "_runs", None)
     pool.store(1)
-    instrumentation._tell_caches(2)
+    instrumentation._flush_cache_events(2)
     assert "insert" not in vars(pool.cached_block_hash_to_block), "it is let go"
     pool.store(2)
-    instrumentation._tell_caches(3)
+    instrumentation._flush_cache_events(3)
     recorder.close()
-    first, stopped = (event for event in transport.events() if isinstance(event, Told))
+    first, stopped = (event for event in transport.events() if isinstance(event, Recorded))
     assert [first.cache_whole, stopped.cache_whole] == [True, False]
     assert not stopped.cache_changes
     beats = [event for event in transport.events() if isinstance(event, Heartbeat)]

@@ -19,7 +19,7 @@ from processes import SLOW_S
 
 from kvtrail.connector.recording import hashing
 from kvtrail.connector.recording.hashing import naming
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import Event
 
 PROMPT = [7919 * number % 30_011 + 30_000 for number in range(300)]
@@ -54,10 +54,10 @@ def test_exceptions_tell_no_token_ids(form: str) -> None:
     assert len(told(said)) > 100 or form == "in a long text", "else this shows nothing"
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    instrumentation, request = Instrumentation(recorder), a_request(num_tokens=300)
-    instrumentation.lookup_failed(request, 0, 1, ValueError(f"cannot store {said}"))
-    instrumentation.allocated(None, request, None, 0, 1, KeyError(said))
-    instrumentation.call_failed("build_connector_meta", 1, AssertionError(said, 5), request)
+    instrumentation, request = SchedulerInstrumentation(recorder), a_request(num_tokens=300)
+    instrumentation.on_lookup_error(request, 0, 1, ValueError(f"cannot store {said}"))
+    instrumentation.on_alloc(None, request, None, 0, 1, KeyError(said))
+    instrumentation.on_call_error("build_connector_meta", 1, AssertionError(said, 5), request)
     recorder.close(SLOW_S)
     sent = "".join(str(ExportTraceServiceRequest.FromString(each)) for each in transport.payloads)
     assert "ValueError: cannot store" in sent
@@ -105,10 +105,10 @@ def test_nor_in_what_its_calls_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hashing.VARIABLE, "a secret")
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    instrumentation, request = Instrumentation(recorder), a_request(num_tokens=300)
+    instrumentation, request = SchedulerInstrumentation(recorder), a_request(num_tokens=300)
     request.request_id = "anna@example.org-0123abcd"
-    instrumentation.lookup_failed(request, 0, 1, KeyError(request.request_id))
-    instrumentation.allocated(None, request, None, 0, 1, ValueError("nothing is known of anna@example.org"))
+    instrumentation.on_lookup_error(request, 0, 1, KeyError(request.request_id))
+    instrumentation.on_alloc(None, request, None, 0, 1, ValueError("nothing is known of anna@example.org"))
     assert "anna" not in str(recorder.contexts.events()), "of which signs of life tell"
     recorder.close(SLOW_S)
     sent = "".join(str(ExportTraceServiceRequest.FromString(each)) for each in transport.payloads)

@@ -9,7 +9,7 @@ import pytest
 from memory import MemoryTransport, a_recorder
 
 from kvtrail.connector.known.probe import Change, Probe
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import PrefixCache
 from kvtrail.tracer.events.hash_chains import split_hashes
 from kvtrail.tracer.events.semconv import Level
@@ -57,11 +57,11 @@ def told() -> Any:
     transport, contents = MemoryTransport(), Contents()
     recorder = a_recorder(transport)
     recorder.level.set(Level.DETAILED, None)
-    instrumentation = Instrumentation(recorder, name="X", probe=Following(contents))
+    instrumentation = SchedulerInstrumentation(recorder, name="X", probe=Following(contents))
     instrumentation._follow_store(None)
 
     def fresh() -> list[Told]:
-        instrumentation._tell_caches(recorder.steps or 1)
+        instrumentation._flush_cache_events(recorder.steps or 1)
         recorder.flush()
         events = [event for event in transport.events() if isinstance(event, PrefixCache)]
         transport.payloads.clear()

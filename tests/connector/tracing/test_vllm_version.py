@@ -24,7 +24,7 @@ from kvtrail.tracer.events.unsupported import Lack
 
 
 def forget() -> None:
-    for cached in (vllm_version.too_old, vllm_version._say, registration.resolve, registration._say_untraced):
+    for cached in (vllm_version.too_old, vllm_version._log, registration.resolve, registration._say_untraced):
         cached.cache_clear()
 
 
@@ -87,12 +87,12 @@ def test_a_vllm_without_the_classes_that_are_traced_runs_on(
 
 def test_what_is_not_shown_is_looked_for(version: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     version(vllm.__version__)
-    assert vllm_version.lacks(OffloadingProbe()) == frozenset()
+    assert vllm_version.unsupported(OffloadingProbe()) == frozenset()
     monkeypatch.delattr(KVConnectorBase_V1, "on_new_request")
     monkeypatch.delattr(KVConnectorBase_V1, "bind_kv_cache_manager")
-    assert vllm_version.lacks(Probe()) == {Lack.REQUEST_STARTS, Lack.BLOCK_TABLES}
+    assert vllm_version.unsupported(Probe()) == {Lack.REQUEST_STARTS, Lack.BLOCK_TABLES}
     monkeypatch.delitem(OffloadingConnectorMetadata.__dataclass_fields__, "load_jobs")
-    assert vllm_version.lacks(OffloadingProbe()) - vllm_version.lacks(Probe()) == {Lack.PLANS}
+    assert vllm_version.unsupported(OffloadingProbe()) - vllm_version.unsupported(Probe()) == {Lack.PLANS}
 
 
 def test_it_is_said_once_and_in_the_resource(
@@ -134,4 +134,4 @@ def test_what_vllm_calls_is_not_what_a_connector_has(
         monkeypatch.delattr(KVConnectorBase_V1, call)
     assert "bind_gpu_block_pool" in vars(traced(ForANewerVllm))
     assert "bind_kv_cache_manager" not in vars(traced(ForANewerVllm))
-    assert Lack.REQUEST_STARTS in vllm_version.lacks(probe_for(ForANewerVllm))
+    assert Lack.REQUEST_STARTS in vllm_version.unsupported(probe_for(ForANewerVllm))

@@ -11,7 +11,7 @@ from history import history, judge, rules_found
 
 from kvtrail.tracer.events.events import BlockCheck, Event
 from kvtrail.tracer.ledger import reference_hashes
-from kvtrail.tracer.ledger.reference_hashes import Truth, told
+from kvtrail.tracer.ledger.reference_hashes import SharedReferences, reported_blocks
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
 CACHE = "0123456789abcdef"
@@ -102,15 +102,17 @@ def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
 
 
 def test_of_too_many_contents_the_hash_told_longest_ago_is_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_hashes, "MOST_CONTENTS", 4)
-    known = Truth()
+    monkeypatch.setattr(reference_hashes, "MAX_CONTENTS", 4)
+    known = SharedReferences()
     for event in checks(
         "\n".join(f"check computed 2 tells {n:02x}:{n}@0 {n:02x}:{-n}@0 as plain" for n in range(1, 9))
     ):
         known.enter(event)
         assert sum(map(len, known._of_hash.values())) <= 4
     blocks = [
-        block for each in checks("check loaded 2 tells 01:1@0 08:-8@0 08:7@0 08:1@0 as plain") for block in told(each)
+        block
+        for each in checks("check loaded 2 tells 01:1@0 08:-8@0 08:7@0 08:1@0 as plain")
+        for block in reported_blocks(each)
     ]
     assert [known.is_right(block) for block in blocks] == [False, True, False, False]
     assert [owner and owner.hash for owner in map(known.owner, blocks)] == [None, None, "07", None]
@@ -123,10 +125,10 @@ def test_of_too_many_contents_the_hash_told_longest_ago_is_forgotten_whole(monke
 def test_a_content_of_several_hashes_is_forgotten_with_the_hash_that_told_it_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reference_hashes, "MOST_CONTENTS", 2)
-    known = Truth()
+    monkeypatch.setattr(reference_hashes, "MAX_CONTENTS", 2)
+    known = SharedReferences()
     owners = []
-    (load,) = (block for each in checks("check loaded 1 tells ff:1@0 as plain") for block in told(each))
+    (load,) = (block for each in checks("check loaded 1 tells ff:1@0 as plain") for block in reported_blocks(each))
     for event in checks(
         "\n".join(f"check computed 1 tells {hash_}:1@0 as plain" for hash_ in ("01", "02", "03", "04"))
     ):
@@ -138,13 +140,17 @@ def test_a_content_of_several_hashes_is_forgotten_with_the_hash_that_told_it_fir
 
 
 def test_of_too_many_loads_those_that_wait_longest_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_hashes, "MOST_WAITING", 3)
-    known = Truth()
+    monkeypatch.setattr(reference_hashes, "MAX_WAITING", 3)
+    known = SharedReferences()
     loads = checks("\n".join(f"check loaded 1 unknown 1 tells aa:{n}@0 as plain" for n in range(5)))
     for event in loads:
         known.enter(event)
         assert known._waits == sum(map(len, known._waiting.values())) <= 3
-    owners = [block for each in checks("check computed 5 tells ba:0@0 bb:3@0 bc:4@0 as plain") for block in told(each)]
+    owners = [
+        block
+        for each in checks("check computed 5 tells ba:0@0 bb:3@0 bc:4@0 as plain")
+        for block in reported_blocks(each)
+    ]
     assert [[block.fingerprint for block in known.waiting(owner)] for owner in owners] == [[], [3], [4]]
     known.enter(owners[0].event)
     assert (known._waits, known.waiting(owners[1])) == (1, [])
@@ -153,5 +159,5 @@ def test_of_too_many_loads_those_that_wait_longest_are_given_up(monkeypatch: pyt
 def test_an_event_whose_arrays_do_not_fit_tells_nothing() -> None:
     (event,) = checks("check loaded 1 unknown 1 tells ab:3@32 as plain")
     event.check_tokens = ()
-    assert list(told(event)) == []
+    assert list(reported_blocks(event)) == []
     assert found([*PRODUCER, event]) == []

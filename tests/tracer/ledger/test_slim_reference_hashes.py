@@ -12,7 +12,7 @@ from history import history, judge, rules_found
 
 from kvtrail.tracer.events.events import BlockCheck, Event
 from kvtrail.tracer.ledger import slim_reference_hashes
-from kvtrail.tracer.ledger.slim_reference_hashes import SlimTruth, slims
+from kvtrail.tracer.ledger.slim_reference_hashes import SlimReferences, slim_blocks
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
 A, B, C = 0x1111111111111111, 0x2222222222222222, 0x3333333333333333
@@ -112,7 +112,7 @@ def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
 def test_of_a_full_bucket_a_hash_is_forgotten_with_all_of_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slim_reference_hashes, "BUCKETS", 2)
     monkeypatch.setattr(slim_reference_hashes, "PLACES", 8)
-    known, rng = SlimTruth(), random.Random(0)
+    known, rng = SlimReferences(), random.Random(0)
     contents = {n: rng.getrandbits(63) for n in range(1, 200)}
     for n, content in contents.items():
         for event in checks(f"check computed 2 tells {n:02x}:{content}@0 {n:02x}:{content ^ 1}@0 as plain"):
@@ -120,7 +120,7 @@ def test_of_a_full_bucket_a_hash_is_forgotten_with_all_of_its_contents(monkeypat
     remembered = 0
     for n, content in contents.items():
         (event,) = checks(f"check loaded 2 tells {n:02x}:{content}@0 {n:02x}:{content ^ 1}@0 as plain")
-        both = [known.is_right(block) for block in slims(event)]
+        both = [known.is_right(block) for block in slim_blocks(event)]
         assert both[0] == both[1], n
         assert known.foreign(event) == []
         remembered += both[0]
@@ -128,8 +128,8 @@ def test_of_a_full_bucket_a_hash_is_forgotten_with_all_of_its_contents(monkeypat
 
 
 def test_loads_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slim_reference_hashes, "MOST_WAITING", 3)
-    known = SlimTruth()
+    monkeypatch.setattr(slim_reference_hashes, "MAX_WAITING", 3)
+    known = SlimReferences()
     for n in range(1, 9):
         for event in checks(f"check loaded 1 unknown 1 tells {n:02x}:{n << 40}@0 as plain"):
             known.enter(event)
@@ -140,5 +140,5 @@ def test_loads_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bytes_that_are_no_whole_rows_report_nothing() -> None:
     (event,) = checks(f"check loaded 3 unknown 2 tells aa:{A}@0 ab:{B_ELSEWHERE}@32 as plain")
     event.check_slim = event.check_slim[:-1]
-    assert slims(event) == []
+    assert slim_blocks(event) == []
     assert found([*PRODUCER, *OTHER, event]) == []

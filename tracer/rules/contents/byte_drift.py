@@ -7,8 +7,8 @@ from typing import Any
 from kvtrail.tracer.events.events import BlockCheck
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.ledger.reference_hashes import COMPUTED, LOADED, Told, told
-from kvtrail.tracer.ledger.slim_reference_hashes import Slim, slims
+from kvtrail.tracer.ledger.reference_hashes import COMPUTED, LOADED, ReportedBlock, reported_blocks
+from kvtrail.tracer.ledger.slim_reference_hashes import SlimBlock, slim_blocks
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule, KnownBy
 from kvtrail.tracer.rules.contents import mismatch
@@ -50,7 +50,8 @@ class ByteDrift(EngineRule[BlockCheck]):
         if event.check_blocks > event.check_unknown:
             return OK
         if event.check_look == LOADED and (
-            any(map(engine.truth.is_right, told(event))) or any(map(engine.truth.slim.is_right, slims(event)))
+            any(map(engine.references.is_right, reported_blocks(event)))
+            or any(map(engine.references.slim.is_right, slim_blocks(event)))
         ):
             return OK
         return Unknown.CONTENT if event.check_unknown else None
@@ -79,17 +80,17 @@ class ByteDrift(EngineRule[BlockCheck]):
         return mismatch.sentences(of)
 
 
-Block = Told | Slim
+Block = ReportedBlock | SlimBlock
 
 
 def _foreign(event: BlockCheck, engine: Engine) -> list[tuple[Block, Block]]:
     """The blocks of a load that hold what was computed under other hashes, each with the block that has this content; where
     both kinds of fingerprints show one, that of all its bytes counts."""
     foreign: dict[int, tuple[Block, Block]] = {}
-    for block, owner in engine.truth.slim.foreign(event):
+    for block, owner in engine.references.slim.foreign(event):
         foreign[block.token] = block, owner
-    for each in told(event):
-        if (known := engine.truth.owner(each)) is not None:
+    for each in reported_blocks(event):
+        if (known := engine.references.owner(each)) is not None:
             foreign[each.token] = each, known
     return [foreign[token] for token in sorted(foreign)]
 
@@ -98,14 +99,14 @@ def _found_late(event: BlockCheck, engine: Engine) -> Iterator[tuple[list[Block]
     """The loads that this event of computed blocks proves wrong: for each, its wrong blocks, and the block that has the
     content of the first one."""
     loads: dict[str, tuple[dict[int, Block], Block]] = {}
-    owners = list(told(event))
+    owners = list(reported_blocks(event))
     right = {(owner.hash, owner.fingerprint) for owner in owners}
     for owner in owners:
-        for block in engine.truth.waiting(owner):
+        for block in engine.references.waiting(owner):
             if (block.hash, block.fingerprint) in right:
                 continue
             loads.setdefault(block.event.span_id, ({}, owner))[0][block.token] = block
-    for slim, of in engine.truth.slim.found_late(event):
+    for slim, of in engine.references.slim.found_late(event):
         loads.setdefault(slim.event.span_id, ({}, of))[0].setdefault(slim.token, slim)
     for blocks, of_first in loads.values():
         yield [blocks[token] for token in sorted(blocks)], of_first

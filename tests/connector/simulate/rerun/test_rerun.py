@@ -82,8 +82,8 @@ def test_so_it_does_under_torture(tmp_path: Path, name: str, extra: dict[str, An
 
 
 def test_tables_that_are_told_anew_are_no_new_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "TABLE_AGAIN_NS", 0)
-    monkeypatch.setattr(steps, "LOOK_AGAIN_NS", 0)
+    monkeypatch.setattr(steps, "TABLE_RESYNC_NS", 0)
+    monkeypatch.setattr(steps, "RESYNC_SCAN_NS", 0)
     history = load([tortured(tmp_path / "t.jsonl", OURS[0], "preemption-storm", OURS[1])])
     whole = [event for event in history.events if isinstance(event, Schedule) and event.blocks_whole]
     assert len(whole) > 2 * sum(isinstance(event, Alloc) for event in history.events)

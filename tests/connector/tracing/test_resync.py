@@ -18,7 +18,7 @@ from processes import SLOW_S
 from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.tracing import holdings, steps
 from kvtrail.connector.tracing.holdings import Holdings
-from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import events as e
 from kvtrail.tracer.events.events import Event
@@ -50,7 +50,7 @@ def test_a_list_comes_in_pages_and_keeps_its_budget() -> None:
     pages = []
     for at_ns in range(0, 3600 * S, S // 20):
         if at_ns >= held.due_ns:
-            held.tell(probe, None, at_ns)
+            held.record_page(probe, None, at_ns)
             pages.append(at_ns)
     recorder.close(SLOW_S)
     told = [event for event in transport.events() if isinstance(event, e.Holdings)]
@@ -68,7 +68,7 @@ def test_a_list_comes_in_pages_and_keeps_its_budget() -> None:
 def test_an_empty_store_is_a_list_too() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    Holdings(recorder, b"").tell(Store([]), None, 0)
+    Holdings(recorder, b"").record_page(Store([]), None, 0)
     recorder.close(SLOW_S)
     (told,) = [event for event in transport.events() if isinstance(event, e.Holdings)]
     assert (told.chunk_keys, told.holdings_first, told.holdings_last) == ((), True, True)
@@ -88,7 +88,7 @@ def test_a_list_that_a_probe_cannot_finish_has_no_end(monkeypatch: pytest.Monkey
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     recorder.level.detailed = recorder.level.any_detailed = True
-    instrumentation = Instrumentation(recorder, name="Some", probe=Torn(range(1200)))
+    instrumentation = SchedulerInstrumentation(recorder, name="Some", probe=Torn(range(1200)))
     nothing = SimpleNamespace(
         scheduled_new_reqs=[],
         preempted_req_ids=None,
@@ -101,7 +101,7 @@ def test_a_list_that_a_probe_cannot_finish_has_no_end(monkeypatch: pytest.Monkey
         ),
     )
     for _ in range(4):
-        instrumentation.step_built(None, nothing, None)
+        instrumentation.on_step(None, nothing, None)
     recorder.close(SLOW_S)
     told = [event for event in transport.events() if isinstance(event, e.Holdings)]
     assert [(event.holdings_first, event.holdings_last) for event in told] == [(True, False)] * 2
@@ -113,8 +113,8 @@ def test_a_list_that_a_probe_cannot_finish_has_no_end(monkeypatch: pytest.Monkey
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is told anew as often as it can be, in small pages."""
     for module, name in (
-        (steps, "TABLE_AGAIN_NS"),
-        (steps, "LOOK_AGAIN_NS"),
+        (steps, "TABLE_RESYNC_NS"),
+        (steps, "RESYNC_SCAN_NS"),
         (holdings, "PAGE_EVERY_NS"),
         (holdings, "PASS_EVERY_NS"),
     ):
@@ -208,7 +208,7 @@ def test_a_table_is_told_anew_once_a_minute(
 ) -> None:
     """At most; and not within the first, in which most requests end."""
     clock = count(start=10**15, step=4 * S)
-    monkeypatch.setattr("kvtrail.connector.tracing.instrumentation.monotonic_ns", lambda: next(clock))
+    monkeypatch.setattr("kvtrail.connector.tracing.scheduler_side.monotonic_ns", lambda: next(clock))
     last_ns: dict[str, int] = {}
     anew = 0
     for event in told_by_a_storm(tmp_path, recorded):

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrail.connector.fingerprints import fingerprint
-from kvtrail.connector.fingerprints.fingerprint import Fingerprints
+from kvtrail.connector.fingerprints import full
+from kvtrail.connector.fingerprints.full import FullFingerprints
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 12, 16, 3, 8, 3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.float8_e4m3fn]
@@ -38,7 +38,7 @@ def caches(layout: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def of_block(given: dict[str, torch.Tensor], block: int = 5) -> int:
-    made = Fingerprints(given, BLOCKS)
+    made = FullFingerprints(given, BLOCKS)
     return int(made.folded(made.of([block]))[0])
 
 
@@ -53,7 +53,7 @@ def by_block(cache: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equal_bytes_have_equal_fingerprints_and_others_do_not(layout: str, dtype: torch.dtype) -> None:
     given = caches(layout, dtype)
-    made = Fingerprints(given, BLOCKS)
+    made = FullFingerprints(given, BLOCKS)
     before = made.of(range(BLOCKS))
     assert before.shape == (BLOCKS, LAYERS)
     assert len(set(made.folded(before).tolist())) == BLOCKS
@@ -82,7 +82,7 @@ def test_a_changed_block_has_another_fingerprint(layout: str, dtype: torch.dtype
     }
     for name, change in changes.items():
         given = caches(layout, dtype)
-        made = Fingerprints(given, BLOCKS)
+        made = FullFingerprints(given, BLOCKS)
         before = made.of([4, 5, 6])
         block = by_block(given["layer.1"].view(torch.uint8))[5]
         block.copy_(change(block.clone()))
@@ -106,7 +106,7 @@ def test_exchanged_layers_blocks_and_halves_differ() -> None:
 def test_zeros_are_known_by_their_own_fingerprint() -> None:
     given = caches("keys, then values", torch.float16)
     by_block(given["layer.1"])[5] = 0
-    assert (Fingerprints(given, BLOCKS).of([4, 5])[1] == 0).tolist() == [False, True, False]
+    assert (FullFingerprints(given, BLOCKS).of([4, 5])[1] == 0).tolist() == [False, True, False]
     for cache in given.values():
         by_block(cache)[5] = 0
     assert of_block(given) == 0
@@ -114,48 +114,48 @@ def test_zeros_are_known_by_their_own_fingerprint() -> None:
 
 @given(st.data())
 def test_two_flips_of_one_bit_and_two_exchanged_bytes_differ(data: st.DataObject) -> None:
-    count = 3 * fingerprint.ROW + 40
+    count = 3 * full.ROW + 40
     block = data.draw(st.binary(min_size=count, max_size=count))
     one, other = data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
     cache = torch.tensor([list(block)] * 3, dtype=torch.uint8)
     cache[1] = flipped(cache[0], data.draw(st.integers(0, 7)), [one, other])
     cache[2, one], cache[2, other] = cache[0, other], cache[0, one]
-    first, flips, exchange = Fingerprints({"layer": cache}, 3).of([0, 1, 2])[:, 0].tolist()
+    first, flips, exchange = FullFingerprints({"layer": cache}, 3).of([0, 1, 2])[:, 0].tolist()
     assert first != flips
     assert (first == exchange) == (block[one] == block[other])
 
 
 def test_any_two_flips_of_the_highest_bit_in_a_row_differ() -> None:
     """Where a plain sum with odd weights is blind."""
-    pairs = list(combinations(range(fingerprint.ROW), 2))
-    flips = torch.stack([flipped(torch.zeros(fingerprint.ROW, dtype=torch.uint8), 7, [*pair]) for pair in pairs])
-    assert (Fingerprints({"layer": flips}, len(pairs)).of(range(len(pairs))) != 0).all()
+    pairs = list(combinations(range(full.ROW), 2))
+    flips = torch.stack([flipped(torch.zeros(full.ROW, dtype=torch.uint8), 7, [*pair]) for pair in pairs])
+    assert (FullFingerprints({"layer": flips}, len(pairs)).of(range(len(pairs))) != 0).all()
 
 
 def test_no_two_places_in_a_row_have_the_same_weights() -> None:
-    weights = {tuple(pair) for pair in fingerprint._weights(torch.device("cpu")).t().tolist()}
-    assert len(weights) == fingerprint.ROW
+    weights = {tuple(pair) for pair in full._weights(torch.device("cpu")).t().tolist()}
+    assert len(weights) == full.ROW
     assert not weights & {(-first, -second) for first, second in weights}
 
 
 def test_the_way_without_products_of_bytes_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = caches("keys, then values", torch.bfloat16)
-    before = Fingerprints(given, BLOCKS).of(range(BLOCKS))
-    fingerprint._exact_product.cache_clear()
-    monkeypatch.setattr(fingerprint, "_product_of_bytes", lambda rows, weights: torch.zeros(1))
-    slower = Fingerprints(given, BLOCKS)
-    fingerprint._exact_product.cache_clear()
-    assert slower._product is fingerprint._product_in_words
+    before = FullFingerprints(given, BLOCKS).of(range(BLOCKS))
+    full._exact_product.cache_clear()
+    monkeypatch.setattr(full, "_product_of_bytes", lambda rows, weights: torch.zeros(1))
+    slower = FullFingerprints(given, BLOCKS)
+    full._exact_product.cache_clear()
+    assert slower._product is full._product_in_words
     assert torch.equal(slower.of(range(BLOCKS)), before)
 
 
 def test_many_blocks_come_to_the_same_as_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are cut into tiles."""
     given = caches("blocks first", torch.float32) | {"wide.layer": LAYOUTS["several rows of bytes"](torch.float32)}
-    made = Fingerprints(given, BLOCKS)
+    made = FullFingerprints(given, BLOCKS)
     one_by_one = torch.cat([made.of([block]) for block in range(BLOCKS)])
     for tile in (1, 10_000, 30_000, 1 << 20):
-        monkeypatch.setattr(fingerprint, "TILE_BYTES", tile)
+        monkeypatch.setattr(full, "TILE_BYTES", tile)
         assert torch.equal(made.of(range(BLOCKS)), one_by_one), tile
     assert made.of([]).shape == (0, 4)
 
@@ -163,32 +163,32 @@ def test_many_blocks_come_to_the_same_as_one_at_a_time(monkeypatch: pytest.Monke
 def test_layers_in_one_piece_of_memory_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = noise((4, BLOCKS, 512), torch.bfloat16)
     given = {f"layer.{n}": layer for n, layer in enumerate(whole)}
-    together = Fingerprints(given, BLOCKS)
+    together = FullFingerprints(given, BLOCKS)
     assert together._stacks[1024] is not None
-    apart = Fingerprints({name: cache.clone() for name, cache in given.items()}, BLOCKS)
+    apart = FullFingerprints({name: cache.clone() for name, cache in given.items()}, BLOCKS)
     assert apart._stacks[1024] is None
-    backwards = Fingerprints(dict(reversed(given.items())), BLOCKS)
+    backwards = FullFingerprints(dict(reversed(given.items())), BLOCKS)
     assert backwards._stacks[1024] is None
     expected = apart.of(range(BLOCKS))
     assert torch.equal(backwards.of(range(BLOCKS)).flip(1), expected)
     for tile in (3_000, 1 << 20):
-        monkeypatch.setattr(fingerprint, "TILE_BYTES", tile)
-        assert torch.equal(Fingerprints(given, BLOCKS).of(range(BLOCKS)), expected)
+        monkeypatch.setattr(full, "TILE_BYTES", tile)
+        assert torch.equal(FullFingerprints(given, BLOCKS).of(range(BLOCKS)), expected)
 
 
 def test_layers_that_share_a_tensor_count_once_and_unknown_shapes_are_refused() -> None:
     cache = LAYOUTS["blocks first"](torch.float32)
-    made = Fingerprints({"layer.0": cache, "layer.1": cache, "layer.2": cache.clone()}, BLOCKS)
+    made = FullFingerprints({"layer.0": cache, "layer.1": cache, "layer.2": cache.clone()}, BLOCKS)
     assert made.layers == ("layer.0", "layer.2")
     assert made.block_bytes == 2 * cache[0].nbytes
     with pytest.raises(ValueError, match=r"layer\.0 has a KV cache of shape \(5, 7\)"):
-        Fingerprints({"layer.0": torch.zeros(5, 7)}, BLOCKS)
+        FullFingerprints({"layer.0": torch.zeros(5, 7)}, BLOCKS)
 
 
 def test_fingerprints_are_the_same_everywhere() -> None:
     """Engines that hold the same bytes compare theirs: a change of these numbers is a change of what they tell each other."""
     cache = torch.arange(4 * 600, dtype=torch.int32).mul(1_000_003).view(4, 600)
-    made = Fingerprints({"a": cache, "b": cache.flip(0).contiguous()}, 4)
+    made = FullFingerprints({"a": cache, "b": cache.flip(0).contiguous()}, 4)
     assert made.folded(made.of([0, 3])).tolist() == [4856266314727406677, 5636697517026187033]
 
 

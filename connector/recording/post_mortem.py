@@ -1,4 +1,4 @@
-"""What an engine that has died did not live to say: the roots of its open requests, and its goodbye."""
+"""What is sent in place of an engine that has died: the roots of its open requests, and its goodbye."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.recording.contexts import MAX_REQUESTS, root_ids
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of, sequence_of
 from kvtrail.connector.settings import Heartbeats
@@ -44,14 +45,14 @@ class _OpenRequest:
     """The number after those of its events so far."""
 
 
-class LastWords:
-    """Follows what one recorder says, to say what is left once it cannot."""
+class PostMortem:
+    """Follows the events of one recorder, to complete them once it has died."""
 
     def __init__(self, resource: Mapping[str, Any]) -> None:
         engine, recorder = (str(resource.get(each.key, "")) for each in (semconv.ENGINE_ID, semconv.RECORDER_ID))
         self._nobody: Identity = (root_ids(engine, recorder), b"", "", True)
         self._silent = resource.get(semconv.HEARTBEATS.key) == Heartbeats.OFF
-        self._open: dict[str, _OpenRequest] = {}
+        self._open: BoundedDict[str, _OpenRequest] = BoundedDict(MAX_REQUESTS)
         self._last: EventTuple | None = None
         self._heartbeat: EventTuple | None = None
 
@@ -69,10 +70,10 @@ class LastWords:
             elif request:
                 if request not in self._open and kind in _BEGINNINGS:
                     prompt = values[_TOTAL] if kind == Kind.REQUEST_START else None
-                    self._begin(request, _OpenRequest(source, identity, start_ns, prompt))
+                    self._open[request] = _OpenRequest(source, identity, start_ns, prompt)
                 self._reach(request, number, epoch)
 
-    def say(self, at_ns: int, *, torn: bool) -> list[EventTuple]:
+    def final_events(self, at_ns: int, *, torn: bool) -> list[EventTuple]:
         """The roots and the goodbye, numbered as the engine's next events; if the last frame was `torn`, as those after one
         that is missing."""
         if self._last is None or (self._last is self._heartbeat and self._last[-1][_CLOSED]):
@@ -85,11 +86,6 @@ class LastWords:
         requests, numbers = values[_REQUESTS], values[_NUMBERS]
         for request, number, epoch in zip(requests, numbers, values[_EPOCHS] or (0,) * len(requests), strict=True):
             self._reach(request, number, epoch)
-
-    def _begin(self, request: str, opened: _OpenRequest) -> None:
-        if len(self._open) >= MAX_REQUESTS:
-            del self._open[next(iter(self._open))]
-        self._open[request] = opened
 
     def _reach(self, request: str, number: int, epoch: int) -> None:
         if (known := self._open.get(request)) is not None:

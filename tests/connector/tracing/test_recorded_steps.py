@@ -34,7 +34,7 @@ def told_and_run(
             bare.step(observe)
         bare.scheduler.reset_prefix_cache()
     (connector,) = bare.connectors
-    assert connector._kvtrail._steps_told._watched == set(), "a request that has ended is watched no more"
+    assert connector._kvtrail_scheduler._steps._watched == set(), "a request that has ended is watched no more"
     return recorded(), ran
 
 
@@ -73,4 +73,4 @@ def test_requests_that_were_forgotten_cost_the_others_nothing(
     bare.run()
     events = recorded()
     assert {e.request for e in events if isinstance(e, Schedule) and not e.blocks_whole} >= {"r-1", "r-2"}
-    assert [each._untold for each in recorder.recorders()] == [{}]
+    assert [each._not_recorded for each in recorder.recorders()] == [{}]

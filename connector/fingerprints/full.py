@@ -1,4 +1,4 @@
-"""Fingerprints of KV blocks: 64 bits a block and layer, which depend on every bit and on its place.
+"""Full fingerprints of KV blocks: 64 bits a block and layer, which depend on every bit and on its place.
 
 A block's bytes are rows of 256 signed numbers. Two weights for each place in a row give two exact 32-bit sums a row, and
 each of them has an odd random weight of 64 bits. Two flips of the same bit always differ within a row, since no two places
@@ -32,7 +32,7 @@ _MIX, _SHIFT = 0x2545F4914F6CDD1D, 29
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Fingerprints:
+class FullFingerprints:
     """Reads the KV caches of some layers. Everything is queued on the current stream of their device.
 
     Attributes:
@@ -48,7 +48,7 @@ class Fingerprints:
             ValueError: a layer of which no dimension counts the blocks, by name and shape.
         """
         self._caches, self._num_blocks = caches, num_blocks
-        self._alone: dict[str, Fingerprints] = {}
+        self._alone: dict[str, FullFingerprints] = {}
         """Those of one layer each, once they are needed."""
         parts: dict[str, list[_Part]] = {}
         seen: set[tuple[object, ...]] = set()
@@ -86,18 +86,18 @@ class Fingerprints:
         """One for all layers of each block: int64, [blocks]. A block of zeros has 0."""
         return (fingerprints * self._of_layers).sum(1)
 
-    def read(self, blocks: Sequence[int]) -> Reading:
+    def read(self, blocks: Sequence[int]) -> FullReading:
         """The fingerprints of these blocks on their way to the host."""
         return self.reading(blocks, self.of(blocks))
 
-    def reading(self, blocks: Sequence[int], fingerprints: torch.Tensor) -> Reading:
+    def reading(self, blocks: Sequence[int], fingerprints: torch.Tensor) -> FullReading:
         """These fingerprints, which are those of the blocks, on their way to the host."""
-        return Reading(blocks, torch.cat([self.folded(fingerprints).unsqueeze(1), fingerprints], 1))
+        return FullReading(blocks, torch.cat([self.folded(fingerprints).unsqueeze(1), fingerprints], 1))
 
     def of_layer(self, name: str, blocks: Sequence[int]) -> torch.Tensor:
         """The fingerprints of these blocks in one of the layers: int64, [blocks]."""
         if name not in self._alone:
-            self._alone[name] = Fingerprints({name: self._caches[name]}, self._num_blocks)
+            self._alone[name] = FullFingerprints({name: self._caches[name]}, self._num_blocks)
         return self._alone[name].of(blocks)[:, 0]
 
     def layer_by_layer(self, blocks: Sequence[int]) -> LayerByLayer:
@@ -151,8 +151,8 @@ class Fingerprints:
         return torch.tensor(rows, device=self._device)
 
 
-class Reading:
-    """Fingerprints of blocks, of all layers and by layer, that are copied to the host behind the work that is queued."""
+class FullReading:
+    """FullFingerprints of blocks, of all layers and by layer, that are copied to the host behind the work that is queued."""
 
     def __init__(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
         self._blocks = blocks
@@ -164,7 +164,7 @@ class Reading:
             self._copied = torch.cuda.Event()
             self._copied.record()
 
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether nobody has to wait for them."""
         return self._copied is None or self._copied.query()
 
@@ -176,13 +176,13 @@ class Reading:
 
 
 class LayerByLayer:
-    """Fingerprints of blocks that are read in one layer after the other."""
+    """FullFingerprints of blocks that are read in one layer after the other."""
 
-    def __init__(self, fingerprints: Fingerprints, blocks: Sequence[int]) -> None:
+    def __init__(self, fingerprints: FullFingerprints, blocks: Sequence[int]) -> None:
         self._fingerprints, self._blocks = fingerprints, blocks
         self._read: dict[str, torch.Tensor] = {}
 
-    def read(self, name: str) -> Reading | None:
+    def read(self, name: str) -> FullReading | None:
         """Read a layer. Returns them when that was the last one that was missing."""
         layers = self._fingerprints.layers
         if name not in layers or name in self._read:

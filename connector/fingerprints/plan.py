@@ -1,0 +1,87 @@
+"""Which blocks the workers check in a step: what the scheduler's side sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from typing import NamedTuple
+
+from kvtrail.tracer.events.ids import bounded
+
+COMPUTED, LOADED, ADMITTED, HELD = "computed", "loaded", "admitted", "held"
+
+
+class Group(NamedTuple):
+    """A KV cache group that is checked: its number, and the tokens of a block."""
+
+    number: int
+    block_size: int
+
+
+class Check(NamedTuple):
+    """A check of some blocks of a request: their numbers in it, their ids, and the last 64 bits of their hashes. `kind` says
+    whether they were computed, loaded, admitted or held. The last token of the block with the number `partial` is computed
+    after the others were loaded. The request's KV and hashes depend on its tokens and on the `identity`."""
+
+    request_id: str
+    kind: str
+    group: int
+    numbers: tuple[int, ...]
+    blocks: tuple[int, ...]
+    hashes: tuple[int, ...]
+    partial: int | None
+    identity: str
+
+    @property
+    def recorded_id(self) -> str:
+        """The request's id as it is recorded, which is short: it is kept for as long as its blocks are known."""
+        return bounded(self.request_id)
+
+    def only(self, chosen: Sequence[bool]) -> Check:
+        """The check of the chosen ones of its blocks."""
+        if all(chosen):
+            return self
+        numbers, blocks, hashes = (tuple(compress(part, chosen)) for part in (self.numbers, self.blocks, self.hashes))
+        return self._replace(numbers=numbers, blocks=blocks, hashes=hashes)
+
+    def without(self, blocks: set[int]) -> Check:
+        """The check without these blocks."""
+        return self.only([block not in blocks for block in self.blocks])
+
+
+class CheckPlan(NamedTuple):
+    """What the workers check in a step.
+
+    Attributes:
+        before: the checks before the step.
+        loads: loads to be checked after the step.
+        async_loads: those that end between steps.
+        restarted: the requests that have other blocks now.
+        rewound: those that compute failed loads again.
+        ended: those that have ended.
+        reset: whether the references are to be cleared.
+        callers: where requests are in their callers' traces.
+    """
+
+    step: int
+    before: tuple[Check, ...]
+    loads: tuple[Check, ...]
+    async_loads: tuple[Check, ...]
+    restarted: tuple[str, ...]
+    rewound: tuple[str, ...]
+    ended: tuple[str, ...]
+    reset: bool
+    callers: dict[str, tuple[bytes, bool]]
+
+
+EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), False, {})
+
+
+def partial_blocks(checks: Iterable[Check]) -> list[Check]:
+    """The checks of those blocks that are loaded but for their last token."""
+    return [some for each in checks if (some := each.only([n == each.partial for n in each.numbers])).blocks]
+
+
+def blocks_of(checks: Iterable[Check]) -> list[int]:
+    """The ids of the blocks of these checks."""
+    return sorted({block for check in checks for block in check.blocks})

@@ -1,0 +1,126 @@
+"""What checks have found, and when it is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvtrail.connector.bounded import BoundedDict
+from kvtrail.connector.fingerprints.mismatch import Mismatch, Origin
+from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, Check
+from kvtrail.connector.fingerprints.slim import ROW
+
+DRIFT, ROT, EARLY = "drift", "rot", "early"
+MAX_REMEMBERED = 65_536
+"""Mismatches that were reported, and requests whose checks are counted."""
+MAX_SLIM_BYTES = 64 * ROW.itemsize
+"""Slim fingerprints that wait to be reported."""
+
+
+class MismatchedBlock(NamedTuple):
+    """A mismatch of one block: its kind, the block's id, its first token in the request, its hash, what it holds, in which
+    layers it differs, and the request that left it so, or ""."""
+
+    kind: str
+    block: int
+    token: int
+    hash: int
+    holds: str | Origin
+    layers: tuple[int, ...]
+    source: str
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """What a check of blocks of a request has found. `hashes`, `fingerprints`, `tokens` and `slim` are for other engines.
+
+    Attributes:
+        blocks: blocks that were checked.
+        unknown: those of them that nobody could judge.
+        healed: whether some are computed again.
+    """
+
+    request_id: str
+    kind: str
+    group: int
+    identity: str
+    blocks: int = 0
+    unknown: int = 0
+    hashes: list[int] = field(default_factory=list)
+    fingerprints: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    slim: bytes = b""
+    mismatches: list[MismatchedBlock] = field(default_factory=list)
+    healed: bool = False
+
+    @classmethod
+    def of(cls, check: Check) -> CheckResult:
+        """That of a check, before any block is judged."""
+        return cls(check.request_id, check.kind, check.group, check.identity)
+
+
+class Results:
+    """Reports results: at once what is worth it, and counted together where all is well.
+
+    Attributes:
+        report: is called with a result.
+    """
+
+    def __init__(self, groups: Iterable[int], report: Callable[[CheckResult], None]) -> None:
+        """`groups` are the numbers of the KV cache groups."""
+        self._groups, self.report = tuple(groups), report
+        self._reported: BoundedDict[tuple[str, int, int], None] = BoundedDict(MAX_REMEMBERED)
+        """Mismatches of a request: its id, the block's, and its hash."""
+        self._counted: BoundedDict[tuple[str, str, int], CheckResult] = BoundedDict(MAX_REMEMBERED)
+        """Results that wait until there is something to report."""
+
+    def add_mismatch(
+        self,
+        result: CheckResult,
+        check: Check,
+        block: int,
+        token: int,
+        hash_: int,
+        kind: str,
+        mismatch: Mismatch,
+        of: str,
+    ) -> None:
+        """A block is a mismatch; each is reported once of a request. `of` has left it so."""
+        name = (check.recorded_id, block, hash_)
+        if name not in self._reported:
+            self._reported[name] = None
+            source = "" if of == check.recorded_id else of
+            result.mismatches.append(
+                MismatchedBlock(kind, block, token, hash_, mismatch.holds, mismatch.layers, source)
+            )
+        else:  # nobody may take it for right
+            result.blocks -= 1
+
+    def add(self, result: CheckResult, *, at_once: bool = False) -> None:
+        """Report it, with what was counted before; or count it, where all is well."""
+        name = (result.request_id, result.kind, result.group)
+        if (before := self._counted.pop(name, None)) is not None:
+            result.blocks += before.blocks
+            result.unknown += before.unknown
+            result.slim = before.slim + result.slim
+        if not (result.blocks or result.mismatches):
+            return
+        if at_once or result.mismatches or result.hashes or len(result.slim) >= MAX_SLIM_BYTES:
+            self.report(result)
+        else:
+            self._counted[name] = result
+
+    def flush_requests(self, request_ids: Iterable[str]) -> None:
+        """Report what was counted of requests that have ended."""
+        for request_id in request_ids:
+            for kind in (COMPUTED, ADMITTED, HELD):
+                for group in self._groups:
+                    if (result := self._counted.pop((request_id, kind, group), None)) is not None:
+                        self.report(result)
+
+    def flush(self) -> None:
+        """Report all that was counted."""
+        for result in self._counted.values():
+            self.report(result)
+        self._counted.clear()

@@ -1,0 +1,303 @@
+"""The scheduler's side: which blocks the workers check in a step, and under which hash each was or will be filled.
+
+A block counts as computed when the next step counts it so. Whatever is sampled is sampled by hash: a block is checked always
+or never, since partial references cause false positives. Slim fingerprints are of all blocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group
+
+_HASHES = 1 << 64
+Block = tuple[int, int, int]
+"""A block of a request: its number in it, its id, and the last 64 bits of its hash."""
+
+
+@dataclass(slots=True)
+class _RequestState:
+    """A live request. Lists have a place for each group.
+
+    Attributes:
+        tables: the block tables, as of the last step.
+        planned: blocks from its start whose check was planned, whether computed, loaded or admitted.
+        due: computed tokens at which there may be a new one to check.
+        end: tokens that are computed when its last step has run; 0 before its first.
+        partial: the number of the block that is loaded but for its last token.
+        held: the complete blocks with full fingerprints, by number.
+        pending: those that will be once its first step has run.
+        has_sampled: whether there are any of these.
+    """
+
+    request: Any
+    epoch: int = 0
+    tables: list[list[int]] = field(default_factory=list)
+    planned: list[int] = field(default_factory=list)
+    due: int = 0
+    end: int = 0
+    partial: list[int | None] = field(default_factory=list)
+    held: list[dict[int, Block]] = field(default_factory=list)
+    pending: list[list[Block]] = field(default_factory=list)
+    has_sampled: bool = False
+    matched: tuple[int, bool] | None = None
+    """Of the last lookup: the tokens that vLLM had computed, and whether the load ends between steps."""
+
+
+class CheckScheduler:
+    """Follows the requests of one scheduler."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        *,
+        hash_size: int,
+        rate: float,
+        all_held: bool,
+        identity: Callable[[Any], str],
+        slim: bool = False,
+    ) -> None:
+        """
+        Args:
+            groups: those that are checked.
+            hash_size: tokens of a hash of vLLM's requests.
+            rate: the share of hashes that is sampled.
+            all_held: whether all sampled blocks that a running request holds are checked in each step, and not one of them.
+            identity: what a request's KV depends on besides its tokens.
+            slim: whether all blocks that are computed, loaded or admitted are checked by slim fingerprints, besides.
+        """
+        self._groups = groups
+        self._hash_size = hash_size
+        self._below, self._sampled_below = _HASHES if slim else sampled_below(rate), sampled_below(rate)
+        self._all_held = all_held
+        self._identity = identity
+        self._random = random.Random(0)
+        self._requests: dict[str, _RequestState] = {}
+        self._left: list[Check] = []
+        """Of requests that have left their blocks since the last step."""
+        self._admitted: list[Check] = []
+        """Taken over in this step, in which another request may be filling the same blocks."""
+        self._due: list[Check] = []
+        """Taken over in the last step, and checked in the next."""
+        self._loads: list[Check] = []
+        self._async_loads: list[Check] = []
+        self._restarted: list[str] = []
+        self._rewound: list[str] = []
+        self._reset = False
+
+    def on_lookup(self, request: Any, computed: int, is_async: bool) -> None:
+        """After a lookup."""
+        self._of(request).matched = computed, is_async
+
+    def on_alloc(self, request: Any, external: int, blocks: Any) -> None:
+        """After `update_state_after_alloc`."""
+        state = self._of(request)
+        if state.epoch != request.num_preemptions:
+            self._leave(state)
+        tables = blocks.get_block_ids()
+        state.tables = [list(tables[group.number]) for group in self._groups]
+        if state.matched is not None:
+            (computed, is_async), state.matched = state.matched, None
+            self._restart(state, computed, computed + external, is_async)
+
+    def on_load_failures(self) -> set[str]:
+        """After the workers have reported blocks that could not be loaded: requests may have fewer computed tokens now.
+        Returns those that have no step behind them: they have waited for their loads."""
+        waiting = set()
+        for state in self._requests.values():
+            computed = state.request.num_computed_tokens
+            for n, group in enumerate(self._groups):
+                if state.planned and state.planned[n] > computed // group.block_size:
+                    self._rewind(state, n, computed // group.block_size)
+                    if not state.end:
+                        waiting.add(state.request.request_id)
+            if state.end:
+                state.end = min(state.end, computed)
+        return waiting
+
+    def on_reset(self) -> None:
+        """After a reset of the connector: other weights may come."""
+        self._reset = True
+
+    def plan_step(self, output: Any, number: int) -> CheckPlan | None:
+        """The checks of the step of this `SchedulerOutput`; None if there is nothing to do."""
+        checks, self._due, self._admitted = self._due, self._admitted, []
+        ended = [request_id for request_id in output.finished_req_ids if request_id in self._requests]
+        for request_id in ended:
+            self._leave(self._requests.pop(request_id))
+        for request_id in output.preempted_req_ids or ():
+            state = self._requests.get(request_id)
+            if state is not None and state.epoch != state.request.num_preemptions:
+                self._leave(state)
+        scheduled, running = output.num_scheduled_tokens, output.scheduled_cached_reqs
+        for new in output.scheduled_new_reqs:
+            if (state := self._requests.get(new.req_id)) is not None:
+                state.tables = [list(new.block_ids[group.number]) for group in self._groups]
+                self._ran(state, new.num_computed_tokens, scheduled[new.req_id], checks)
+        for request_id, computed, added in zip(
+            running.req_ids, running.num_computed_tokens, running.new_block_ids, strict=True
+        ):
+            if (state := self._requests.get(request_id)) is not None:
+                if added is not None:
+                    self._extend(state, added, resumed=request_id in running.resumed_req_ids)
+                if state.has_sampled or computed >= state.due:
+                    self._ran(state, computed, scheduled[request_id], checks)
+                else:  # nearly always, where few are sampled
+                    state.end = computed + scheduled[request_id]
+        checks += self._left
+        if not (checks or self._loads or self._async_loads or self._restarted or self._rewound or ended or self._reset):
+            return None
+        if zeroed := getattr(output, "new_block_ids_to_zero", None):
+            # vLLM fills these with zeros before anybody can read them
+            checks = [check.without({*zeroed}) for check in checks]
+        plan = CheckPlan(
+            number,
+            tuple(checks),
+            tuple(self._loads),
+            tuple(self._async_loads),
+            tuple(self._restarted),
+            tuple(self._rewound),
+            tuple(ended),
+            self._reset,
+            {},
+        )
+        self._left, self._loads, self._async_loads, self._restarted, self._rewound, self._reset = (
+            [],
+            [],
+            [],
+            [],
+            [],
+            False,
+        )
+        return plan
+
+    def _of(self, request: Any) -> _RequestState:
+        state = self._requests.get(request.request_id)
+        if state is None or state.request is not request:
+            state = self._requests[request.request_id] = _RequestState(request)
+            self._empty(state)
+        return state
+
+    def _empty(self, state: _RequestState) -> None:
+        """It has no blocks."""
+        state.epoch, state.end, state.due = state.request.num_preemptions, 0, 0
+        state.tables = [[] for _ in self._groups]
+        state.planned = [0] * len(self._groups)
+        state.partial = [None] * len(self._groups)
+        state.held = [{} for _ in self._groups]
+        state.pending = [[] for _ in self._groups]
+        state.has_sampled = False
+
+    def _restart(self, state: _RequestState, computed: int, end: int, is_async: bool) -> None:
+        """It takes over blocks with so many computed tokens, and what comes after them up to `end` is loaded."""
+        tables = state.tables
+        self._empty(state)
+        state.tables = tables
+        self._restarted.append(state.request.request_id)
+        total = state.request.num_tokens
+        for n, group in enumerate(self._groups):
+            first, full = computed // group.block_size, end // group.block_size
+            loaded = full
+            if end > computed and (end % group.block_size or end >= total):
+                loaded = min(full, (total - 1) // group.block_size)
+                state.partial[n] = loaded
+            state.planned[n] = loaded
+            admitted = self._sampled(blocks := self._blocks(state, n, 0, first))
+            # all of an asynchronous load is there before the first step, of another only what is not computed
+            to_load = self._blocks(state, n, first, full if is_async else loaded + (end == total - 1))
+            state.pending[n] = admitted + [each for each in self._sampled(to_load) if each[0] < loaded]
+            state.has_sampled = state.has_sampled or bool(state.pending[n])
+            self._admitted += self._checks(state, ADMITTED, n, blocks)
+            (self._async_loads if is_async else self._loads).extend(self._checks(state, LOADED, n, to_load))
+        state.due = 0
+
+    def _ran(self, state: _RequestState, computed: int, scheduled: int, checks: list[Check]) -> None:
+        """A step runs so many of its tokens, after so many that are computed."""
+        if state.end:
+            if any(state.pending):
+                for held, pending in zip(state.held, state.pending, strict=True):
+                    held.update((each[0], each) for each in pending)
+                    pending.clear()
+            self._check_held(state, checks)
+        if computed >= state.due:
+            checks += self._completed(state, computed)
+        state.end = computed + scheduled
+
+    def _completed(self, state: _RequestState, computed: int) -> list[Check]:
+        """The blocks that are complete with so many computed tokens, and whose check was not planned yet."""
+        checks: list[Check] = []
+        due = []
+        for n, group in enumerate(self._groups):
+            full = min(computed, state.request.num_tokens) // group.block_size
+            hashed = len(state.request.block_hashes) * self._hash_size // group.block_size
+            last = min(full, hashed, len(state.tables[n]))
+            blocks = self._blocks(state, n, state.planned[n], last)
+            checks += self._checks(state, COMPUTED, n, blocks)
+            if sampled := self._sampled(blocks):
+                state.held[n].update((each[0], each) for each in sampled)
+                state.has_sampled = True
+            state.planned[n] = max(state.planned[n], last)
+            due.append((state.planned[n] + 1) * group.block_size)
+        state.due = min(due)
+        return checks
+
+    def _check_held(self, state: _RequestState, checks: list[Check]) -> None:
+        for n, held in enumerate(state.held):
+            if not held:
+                continue
+            if self._all_held:
+                checks += self._checks(state, HELD, n, list(held.values()))
+            elif (one := held.get(int(self._random.random() * state.planned[n]))) is not None:
+                checks += self._checks(state, HELD, n, [one])
+
+    def _leave(self, state: _RequestState) -> None:
+        """It has lost its blocks, or ended: what its last step has computed is still there when the next one begins."""
+        if state.end:
+            self._left += self._completed(state, min(state.end, state.request.num_tokens - 1))
+        self._empty(state)
+
+    def _extend(self, state: _RequestState, added: Sequence[Sequence[int]], *, resumed: bool) -> None:
+        for table, group in zip(state.tables, self._groups, strict=True):
+            if resumed:
+                table.clear()
+            table += added[group.number]
+
+    def _rewind(self, state: _RequestState, n: int, first: int) -> None:
+        """From this block on it will be computed."""
+        state.planned[n], state.partial[n], state.due = first, None, 0
+        state.held[n] = {number: each for number, each in state.held[n].items() if number < first}
+        state.pending[n] = [each for each in state.pending[n] if each[0] < first]
+        self._rewound.append(state.request.request_id)
+
+    def _blocks(self, state: _RequestState, n: int, first: int, last: int) -> list[Block]:
+        """Those of a request's blocks that are checked at all."""
+        hashes, table = state.request.block_hashes, state.tables[n]
+        each = self._groups[n].block_size // self._hash_size
+        blocks = []
+        for number in range(first, min(last, len(table), len(hashes) // each)):
+            short = int.from_bytes(hashes[(number + 1) * each - 1][-8:], "big")
+            if short < self._below:
+                blocks.append((number, table[number], short))
+        return blocks
+
+    def _sampled(self, blocks: list[Block]) -> list[Block]:
+        """Those with full fingerprints."""
+        return (
+            blocks if self._sampled_below == self._below else [each for each in blocks if each[2] < self._sampled_below]
+        )
+
+    def _checks(self, state: _RequestState, kind: str, n: int, chosen: Sequence[Block]) -> list[Check]:
+        if not chosen:
+            return []
+        numbers, blocks, hashes = zip(*chosen, strict=True)
+        group = self._groups[n].number
+        request_id, identity = state.request.request_id, self._identity(state.request)
+        return [Check(request_id, kind, group, numbers, blocks, hashes, state.partial[n], identity)]
+
+
+def sampled_below(rate: float) -> int:
+    """The hashes below this are sampled."""
+    return int(rate * _HASHES)

@@ -1,0 +1,227 @@
+"""A worker's side: checks blocks when the scheduler's plan says so.
+
+On a CPU a check is judged at once. On a GPU its fingerprints are queued behind the engine's work and judged when they are
+there, in order, by one of the next steps; only with healing does the engine wait for them, where something was loaded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from functools import partial
+from typing import Any
+
+from kvtrail.connector.fingerprints.judge import Judge, JudgeOne
+from kvtrail.connector.fingerprints.plan import COMPUTED, EMPTY_PLAN, Check, CheckPlan, blocks_of, partial_blocks
+from kvtrail.connector.fingerprints.reading import Readings
+from kvtrail.connector.fingerprints.references import References
+from kvtrail.connector.fingerprints.result import CheckResult, Results
+
+MAX_ADMITTED = 64
+"""Of more blocks that a request takes over, and of which none is known to be a mismatch, this many have slim fingerprints."""
+
+
+class CheckWorker:
+    """Checks the blocks of one rank."""
+
+    def __init__(
+        self,
+        full: Mapping[int, Any],
+        references: References,
+        *,
+        slim: Mapping[int, Any],
+        below: int,
+        heals: bool,
+        shares: bool,
+        report: Callable[[CheckResult], None],
+    ) -> None:
+        """
+        Args:
+            full: `FullFingerprints` by the number of the KV cache group.
+            slim: `SlimFingerprints`, likewise; empty where there are none.
+            below: blocks with hashes below this are sampled: they have full fingerprints.
+            heals: mismatched blocks are filled with zeros and named to vLLM.
+            shares: what is computed is reported for other engines.
+            report: is called with what there is to report.
+        """
+        self._full, self._slim = full, slim
+        self._slim_sees_partial = bool(slim) and all(each.skips_last for each in slim.values())
+        self._results = Results(full, report)
+        self._judge = Judge(
+            references,
+            self._results,
+            num_blocks={group: each.num_blocks for group, each in slim.items()},
+            on_cpu={group for group, each in full.items() if each.is_on_cpu},
+            heals=heals,
+            shares=shares,
+        )
+        self._readings = Readings(
+            full, slim, below=below, on_batch=lambda *read: self._judge.judge_all(self._judge.before_step(), *read)
+        )
+        self._random = random.Random(0)
+        self._loads: list[Check] = []
+        self._async_loads: dict[str, list[Check]] = {}
+        """Loads that end between steps, by request."""
+        self._received: list[Check] = []
+        self._taken: list[Check] = []
+        """Loads of this step whose fingerprints are being read."""
+        self._reported: set[int] = set()
+        """Blocks of this step's loads that the connector itself reports as not loaded."""
+        self._layers: list[tuple[Any, list[Check]]] = []
+        """Partially computed blocks that are read layer by layer in this step's forward pass: `LayerByLayer`, and their
+        checks."""
+
+    def begin(self, plan: CheckPlan | None) -> bool:
+        """At the beginning of a step, before its loads and its forward pass. Returns whether the other calls of the step are
+        of any interest."""
+        if (
+            plan is not None
+            or self._judge.rechecks
+            or self._readings.is_busy
+            or self._loads
+            or self._received
+            or self._taken
+        ):
+            self._begin(plan or EMPTY_PLAN)
+        return bool(self._loads or self._async_loads or self._judge.has_to_heal)
+
+    def _begin(self, plan: CheckPlan) -> None:
+        self._readings.settle()
+        rechecks, self._judge.rechecks = self._judge.rechecks, []
+        self._loads, self._taken, self._reported = [], [], set()
+        if plan.reset:
+            self._readings.end_batches()
+            self._readings.settle()
+            self._judge.clear()
+        for request_id in plan.restarted:
+            self._async_loads.pop(request_id, None)
+        self._loads = list(plan.loads)
+        for check in plan.async_loads:
+            self._async_loads.setdefault(check.request_id, []).append(check)
+        for recheck in rechecks:
+            numbers = {block.number for block, _ in recheck.mismatches}
+            check = recheck.check.only([number in numbers for number in recheck.check.numbers])
+            self._read([check], self._judge.rechecked(recheck), each=True)
+        self._check_before(plan.before)
+        if changed := (*plan.restarted, *plan.rewound, *plan.ended):
+            if self._readings.is_busy or self._judge.has_contaminated(changed):
+                self._readings.end_batches()
+            self._readings.call(partial(self._on_requests_changed, plan))
+        if not (self._judge.loads_partial or self._judge.loads_partial_by_layer):
+            self._read_full(partial_blocks(self._loads), self._judge.judge_unloaded)
+        self._readings.settle()
+
+    def _check_before(self, checks: Sequence[Check]) -> None:
+        """Check what requests have computed, taken over, or hold."""
+        computed = [check for check in checks if check.kind == COMPUTED]
+        kept = [check for check in checks if check.kind != COMPUTED]
+        fresh = {(check.group, block) for check in computed for block in check.blocks}
+        if fresh:
+            kept = [check.only([(check.group, block) not in fresh for block in check.blocks]) for check in kept]
+        kept = [self._fewer(check) for check in kept]
+        if kept or not self._readings.can_batch(computed):
+            self._read([*kept, *computed], self._judge.before_step())
+        elif computed:
+            self._readings.read_batched(computed)
+
+    def loads_started(self) -> bool:
+        """After `start_load_kv`: blocks whose last token this step will compute. Returns whether they must be read layer by
+        layer, too, since the connector may load them so."""
+        checks = [some for each in partial_blocks(self._loads) if (some := self._readings.sampled(each)).blocks]
+        self._read_full(checks, self._judge.judge_partial)
+        self._readings.settle()
+        self._layers = [
+            (fingerprints.layer_by_layer(blocks_of(these)), these)
+            for group, fingerprints in self._full.items()
+            if (these := [check for check in checks if check.group == group])
+            and not (self._judge.loads_partial and fingerprints.is_on_cpu)
+        ]
+        return bool(self._layers)
+
+    def layer_loaded(self, name: str) -> None:
+        """After `wait_for_layer_load` of a layer, before the forward pass writes into it."""
+        for layers, checks in self._layers:
+            if (reading := layers.read(name)) is not None:
+                then = partial(self._judge.judge_all, self._judge.judge_partial_by_layer)
+                self._readings.enqueue(reading, checks, then)
+        self._readings.settle()
+
+    def received(self, request_ids: Iterable[str], failed: Collection[str]) -> None:
+        """The connector reports loads that have ended between steps."""
+        for request_id in request_ids:
+            self._received += self._async_loads.pop(request_id, [])
+        if failed:
+            self._received = [check for check in self._received if check.request_id not in failed]
+
+    def forward_passed(self) -> None:
+        """After the forward pass, and before the connector does anything more: a load that ends only now was read before."""
+        loads, self._loads = self._loads, []
+        if not self._slim_sees_partial:
+            loads = [check.only([number != check.partial for number in check.numbers]) for check in loads]
+        self._take(loads, read=True)
+
+    def conclude(self, reported: Collection[int]) -> set[int]:
+        """After the forward pass: the blocks that vLLM is to compute again, besides those that the connector reports."""
+        self.forward_passed()
+        received, self._received = self._received, []
+        self._take(received, read=False)
+        self._reported.update(reported)
+        loads, self._taken = self._taken, []
+        for check in loads:
+            for block in check.blocks:
+                if block in reported:
+                    self._judge.mark_recomputed(check.group, block, check.request_id)
+        self._readings.settle(wait=self._judge.heals and bool(loads))
+        healed = self._judge.take_to_heal()
+        if healed:
+            for fingerprints in self._full.values():
+                fingerprints.fill_with_zeros(sorted(healed))
+        return healed
+
+    def end(self) -> None:
+        """Nothing more will happen: what is left is reported."""
+        self._readings.end_batches()
+        self.begin(None)
+        self._readings.settle(wait=True)
+        self._results.flush()
+
+    def _take(self, loads: Sequence[Check], *, read: bool) -> None:
+        """Read loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
+        self._taken += loads
+        judge = self._judge.loaded(self._reported, read)
+        self._read(loads, judge, but_partial=read, excluded=self._reported)
+
+    def _read(
+        self,
+        checks: Sequence[Check],
+        judge: JudgeOne,
+        *,
+        each: bool = False,
+        but_partial: bool = False,
+        excluded: Set[int] = frozenset(),
+    ) -> None:
+        then = partial(self._judge.judge_all, judge, each=each, but_partial=but_partial, excluded=excluded)
+        self._readings.read(checks, then, but_partial=but_partial)
+
+    def _read_full(self, checks: Sequence[Check], judge: JudgeOne) -> None:
+        self._readings.read_full(checks, partial(self._judge.judge_all, judge))
+
+    def _fewer(self, check: Check) -> Check:
+        """The check of some of the blocks that a request takes over."""
+        if (
+            len(check.blocks) <= MAX_ADMITTED
+            or check.group not in self._slim
+            or not self._judge.mismatched.isdisjoint(check.blocks)
+        ):
+            return check
+        chosen = {*self._random.sample(check.numbers, MAX_ADMITTED), *self._readings.sampled(check).numbers}
+        return check.only([number in chosen for number in check.numbers])
+
+    def _on_requests_changed(self, plan: CheckPlan) -> None:
+        """What was computed until now is judged: requests begin again, or end."""
+        self._judge.on_rewind(plan.rewound)
+        for request_id in (*plan.restarted, *plan.ended):
+            self._judge.on_restart(request_id)
+        for request_id in plan.ended:
+            self._async_loads.pop(request_id, None)
+            self._readings.call_after_batches(partial(self._results.flush_requests, [request_id]))

@@ -1,0 +1,47 @@
+"""The worker's side of the instrumentation: what a step has loaded and stored."""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import Any
+
+from kvtrail.connector.known.probe import Moved
+from kvtrail.connector.tracing.instrumentation import KIND_NAMES, Instrumentation, fail_open
+from kvtrail.connector.tracing.plans import CALLERS
+from kvtrail.tracer.events.semconv import Kind
+
+
+class WorkerInstrumentation(Instrumentation):
+    """Records the copies of one connector object."""
+
+    def on_load(self, connector: Any, start_ns: int) -> None:
+        """After the connector's call that loads."""
+        self._on_copy(Kind.LOAD, "loads", connector, start_ns)
+
+    def on_store(self, connector: Any, start_ns: int) -> None:
+        """After the connector's call that stores."""
+        self._on_copy(Kind.STORE, "stores", connector, start_ns)
+
+    @fail_open(Kind.LOAD, concerns_all=True)
+    def _on_copy(self, kind: Kind, question: str, connector: Any, start_ns: int) -> None:
+        """Record what this step has copied, in the callers' traces that the scheduler's side passed on."""
+        try:
+            moved = getattr(self._probe, question)(connector)
+            if self._failing:
+                self._failing.pop(question, None)
+        except Exception:
+            self._probe_failed(question, None)
+            return
+        if not moved:
+            return
+        end_ns, contexts = monotonic_ns(), self._recorder.contexts
+        for request_id, caller in getattr(connector._connector_metadata, CALLERS, {}).items():
+            contexts.adopt(request_id, *caller)
+        for each in moved:
+            self._record_copy(each, kind, start_ns, end_ns)
+
+    @fail_open(Kind.LOAD)
+    def _record_copy(self, moved: Moved, kind: Kind, start_ns: int, end_ns: int) -> None:
+        request_id, *values = moved
+        context = self._recorder.contexts.of_id(request_id)
+        self._recorder.record(KIND_NAMES[kind], self._source, context, start_ns, end_ns, (*values, None))
