@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

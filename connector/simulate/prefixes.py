@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from kvtrail.connector.simulate.recorded import RecordedRequest
 from kvtrail.connector.simulate.scenario import Segment
-from kvtrail.tracer.model.events import LoadPlan, Lookup, StorePlan
+from kvtrail.tracer.events.events import LoadPlan, Lookup, StorePlan
 
 
 class Known(StrEnum):

@@ -17,8 +17,8 @@ from processes import Tracer, until
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.tracer.events.events import Heartbeat
 from kvtrail.tracer.ingest import decode, otlp_json
-from kvtrail.tracer.model.events import Heartbeat
 
 REPLAY = ("-m", "kvtrail", "replay")
 STALE = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm) - 0 (full"

@@ -16,11 +16,11 @@ from typing import Any
 from kvtrail.connector.recording.messages import without_place
 from kvtrail.connector.simulate.recorded import RecordedRequest
 from kvtrail.connector.simulate.run import Played
-from kvtrail.tracer.detect.account import SCHEDULER
-from kvtrail.tracer.detect.rules import DeadlineRule, all_rules
-from kvtrail.tracer.model.events import Alloc, Event, Lookup
+from kvtrail.tracer.events.events import Alloc, Event, Lookup
+from kvtrail.tracer.history.judging import judge
+from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.model.findings import Finding, by_weight
-from kvtrail.tracer.replay.judging import judge
+from kvtrail.tracer.rules import DeadlineRule, all_rules
 
 LOOKUP, ALLOCATION = "lookup", "allocation"
 Facts = Mapping[str, Any]

@@ -15,8 +15,8 @@ from kvtrail.connector.simulate.redrive.comparison import Comparison, compare
 from kvtrail.connector.simulate.redrive.workload import Workload, begun, workload_of
 from kvtrail.connector.simulate.run import Played, Unbuildable, play
 from kvtrail.connector.tracing.traced import Tracing
-from kvtrail.tracer.model.events import Event, Lookup
-from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.events.events import Event, Lookup
+from kvtrail.tracer.history.history import History
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from bare_scheduler import scheduler, storm
 
-from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.model.events import Event, Preempt, RequestEnd
+from kvtrail.tracer.events.events import Event, Preempt, RequestEnd
+from kvtrail.tracer.ledger.account import Account
 
 
 def test_a_row_for_each_new_block_keeps_the_tables(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:

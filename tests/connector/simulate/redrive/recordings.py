@@ -12,8 +12,8 @@ from kvtrail.connector.recording.messages import without_place
 from kvtrail.connector.simulate.redrive.comparison import LOOKUP, Comparison, Outcome
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
+from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.replay.history import History, load
 
 OURS: dict[str, Any] = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
 

@@ -19,8 +19,8 @@ from kvtrail.connector.simulate.redrive.comparison import (
     same_error,
 )
 from kvtrail.connector.simulate.run import Played
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.replay.judging import findings_of
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.judging import findings_of
 
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\n"
 FIXED = STALE.replace("-> 256 cached", "-> 0")
