@@ -44,7 +44,7 @@ def driven(history: History) -> float:
     started = time.perf_counter()
     result = redrive(history)
     seconds = time.perf_counter() - started
-    assert result.closeness.divergence is None
+    assert result.comparison.parting is None
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""`kvtrail replay`: read a history, drive it again (`--engine`), or run it again against a connector (`--against`)."""
+"""`kvtrail replay`: step through a history, or drive its load again, with the recorded connector or another one."""
 
 from __future__ import annotations
 
@@ -52,38 +52,30 @@ _LINES_AT_ONCE = 256
     "as_json",
     is_flag=True,
     envvar="KVTRAIL_REPLAY_JSON",
-    help="Print every step as a line of JSON, for machines; with --engine, one JSON document.",
+    help="Print every step as a line of JSON, for machines; with --engine or --against, one JSON document.",
 )
 @click.option(
     "--engine",
-    "again",
     is_flag=True,
     envvar="KVTRAIL_REPLAY_ENGINE",
-    help="Drive the recording again on vLLM's real scheduler: same lengths, arrivals and shared prefixes, no model.",
-)
-@click.option(
-    "--tokens",
-    type=click.Choice(["none", "synthetic"]),
-    default="none",
-    show_default=True,
-    help="With --engine: `synthetic` runs the whole CPU engine, with a tiny model and made-up prompts.",
+    help="Drive the recorded load again on vLLM's real scheduler: same lengths, arrivals and shared prefixes, no model.",
 )
 @click.option(
     "--against",
     metavar="CONNECTOR",
-    help="Make the recorded calls again on this connector, and compare its answers with the recorded ones.",
+    help="Do the same with this connector, and compare each of its answers with the recorded one.",
 )
 @click.option(
     "--expect",
     type=click.Choice(["fixed", "same"]),
-    help="With --against, for CI: `fixed` if the recorded faults must be gone and no new ones come, `same` if every answer"
-    " must be the recorded one. One line and the exit code say whether it is so.",
+    help="With --against, for CI: `fixed` if the recorded faults must be gone and there must be no new ones, `same` if every"
+    " answer must be the recorded one. The last line and the exit code report whether that is so.",
 )
-@click.option("--connector", metavar="CONNECTOR", help="With --engine: another connector than the recorded one.")
 @CONFIG
 @RECORDER
 @output_option(
-    "With --engine: write what the new run recorded, a trace file; - is the standard output.", required=False
+    "With --engine or --against: write what the new run recorded, a trace file; - is the standard output.",
+    required=False,
 )
 @FORCE
 @click.pass_context
@@ -95,11 +87,9 @@ def replay(
     end: str | None,
     plain: bool,
     as_json: bool,
-    again: bool,
-    tokens: str,
+    engine: bool,
     against: str | None,
     expect: str | None,
-    connector: str | None,
     config: dict[str, Any] | None,
     recorder: str | None,
     output: Path | None,
@@ -110,44 +100,41 @@ def replay(
     A TRACE may also be the log of a vLLM server with LMCache. On a terminal single keys move through it, and ? lists them;
     elsewhere every step is a line. Findings appear where they are made.
 
-    With --engine the history is not shown but driven again, on vLLM's real scheduler, with the recorded connector or another.
+    With --engine the history is not shown: its load is driven again on vLLM's real scheduler, with the recorded connector.
 
-    With --against nothing is scheduled: the recorded calls are made again on a connector's scheduler side, and each answer is
-    compared with the recorded one. CONNECTOR is a name that vLLM knows, or module:Class for one of your own.
+    With --against it is driven with another connector, or another version of it: a name that vLLM knows, or module:Class for
+    one of your own. Both compare every lookup and every allocation with the recorded one.
 
     Exit code 0: no drift in what is shown, or in the new run; with --against, the same answers or only fixes, or what
-    --expect asks for; 1: drift, or another difference; 2: a file or the connector cannot be used, or there is nothing to
-    show; 3: too little could be compared.
+    --expect asks for; 1: drift, or with --against any other difference; 2: a file or the connector cannot be used, or there
+    is nothing to show; 3: with --against, too little could be compared.
 
     Example: kvtrail replay trace.jsonl
 
     Example: kvtrail replay trace.jsonl --request chatcmpl-7 --plain
 
-    Example: kvtrail replay trace.jsonl --engine --connector my_module:Mine
+    Example: kvtrail replay trace.jsonl --engine
 
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
 
     Example: kvtrail replay trace.jsonl --against my_module:Mine --expect fixed
     """
-    of_reading, of_engine = (request, begin, end), (connector, config, recorder, output)
+    drives = engine or against is not None
     if plain and as_json:
         raise click.UsageError("--plain and --json exclude each other")
-    if against is not None:
-        if again or plain or any(each is not None for each in (begin, end, connector, recorder, output)):
-            raise click.UsageError("--against goes with --config, --request, --expect and --json only")
-    elif expect is not None:
+    if expect is not None and against is None:
         raise click.UsageError("--expect goes with --against")
-    elif again and (plain or any(each is not None for each in of_reading)):
+    if drives and (plain or any(each is not None for each in (request, begin, end))):
         raise click.UsageError(
-            "--engine drives the whole history; --request, --from, --to and --plain show a part of it"
+            "--engine and --against drive the whole history; --request, --from, --to and --plain show a part of it"
         )
-    elif not again and any(each is not None for each in of_engine):
-        raise click.UsageError("--connector, --config, --recorder and --output are for --engine")
+    if not drives and any(each is not None for each in (config, recorder, output)):
+        raise click.UsageError("--config, --recorder and --output go with --engine or --against")
     if output is not None:
         output_file.check(output, sources=traces, force=force)
-    if again or against is not None:
-        vllm_ready(f"kvtrail replay --{'engine' if again else 'against'}")
-    by_keys = not (again or against or plain or as_json) and terminal.is_interactive()
+    if drives:
+        vllm_ready(f"kvtrail replay --{'engine' if against is None else 'against'}")
+    by_keys = not (drives or plain or as_json) and terminal.is_interactive()
     if by_keys:
         from kvtrail.tracer.reports.console import buffered_keys
     with (
@@ -156,10 +143,8 @@ def replay(
     ):
         with terminal.progress(traces) as on_bytes:
             history = load(traces, on_bytes=on_bytes)
-        if against is not None:
-            code = _run_again(history, against, config, request, expect, as_json)
-        elif again:
-            code = _drive_again(history, connector, config, recorder, tokens == "synthetic", output, as_json)
+        if drives:
+            code = _drive_again(history, against, expect, config, recorder, output, as_json)
         else:
             code = _step_through(history, request, begin, end, as_json=as_json, by_keys=by_keys)
     context.exit(code)
@@ -198,15 +183,16 @@ def _print(lines: Iterable[str]) -> None:
 
 def _drive_again(
     history: History,
-    connector: str | None,
+    against: str | None,
+    expect: str | None,
     config: dict[str, Any] | None,
     recorder: str | None,
-    whole_engine: bool,
     output: Path | None,
     as_json: bool,
 ) -> int:
     """Drive the history again, and write the run's own trace to `output`; returns the exit code."""
     from kvtrail.connector.simulate.redrive import report
+    from kvtrail.connector.simulate.redrive.comparison import Expected
     from kvtrail.connector.simulate.redrive.redrive import redrive
     from kvtrail.connector.simulate.redrive.workload import NotDrivable
     from kvtrail.connector.simulate.run import Unbuildable
@@ -214,57 +200,29 @@ def _drive_again(
     with output_file.or_exit(output, NotDrivable, Unbuildable, doing="the replay"), terminal.status() as say:
         driven = redrive(
             history,
-            connector=connector,
+            connector=against,
             config=config,
             recorder=recorder,
-            whole_engine=whole_engine,
             progress=lambda step, last: say(f"driving again: step {step:,} of about {last:,}"),
         )
     if output is not None:
         with output_file.opened(output) as file:
             file.writelines(otlp_json.spans_to_json_lines(driven.played.spans))
+    expected = None if expect is None else Expected(expect)
     if as_json:
-        click.echo(json.dumps(report.as_dict(driven), indent=2))
+        terminal.echo(json.dumps(report.as_dict(driven, expected), indent=2))
     else:
         terminal.echo(report.as_text(driven, columns=terminal.width()))
-    return 1 if driven.played.findings or driven.played.error or driven.played.unfinished else 0
-
-
-def _run_again(
-    history: History,
-    against: str,
-    config: dict[str, Any] | None,
-    request: str | None,
-    expect: str | None,
-    as_json: bool,
-) -> int:
-    """Make the recorded calls again; returns the exit code."""
-    from kvtrail.connector.known.environment import Unusable
-    from kvtrail.connector.simulate.rerun import report
-    from kvtrail.connector.simulate.rerun.outcome import Expected, Outcome
-    from kvtrail.connector.simulate.rerun.rerun import rerun
-
-    with output_file.or_exit(None, Unusable, doing="the replay"):
-        with terminal.status() as say:
-            result = rerun(
-                history,
-                against=against,
-                config=config,
-                request=request,
-                progress=lambda done, of: say(f"running again: call {done:,} of {of:,}"),
-            )
-        expected = None if expect is None else Expected(expect)
-        if as_json:
-            terminal.echo(json.dumps(report.as_dict(result, expected), indent=2))
-        else:
-            terminal.echo(report.as_text(result, columns=terminal.width()))
-            if expected is not None:
-                terminal.echo(report.as_expected(result, expected))
-        for file, line, reason in history.unreadable:
-            click.echo(f"{file}:{line}: not read: {reason}", err=True)
+        if against is not None:
+            last_line = report.as_compared(driven) if expected is None else report.as_expected(driven, expected)
+            terminal.echo(f"\n{last_line}")
+    for file_name, line, reason in history.unreadable:
+        click.echo(f"{file_name}:{line}: not read: {reason}", err=True)
+    compared, played = driven.comparison, driven.played
     if expected is not None:
-        return {True: 0, False: 1, None: INCONCLUSIVE}[result.meets(expected)]
-    if not (result.outcomes[Outcome.SAME] or result.outcomes[Outcome.DIFFERENT]):
-        click.echo("Inconclusive: nothing could be compared.", err=True)
-        return INCONCLUSIVE
-    return 1 if result.differs else 0
+        return {True: 0, False: 1, None: INCONCLUSIVE}[compared.meets(expected)]
+    if against is None:
+        return 1 if played.findings or played.error or played.unfinished else 0
+    if compared.differs:
+        return 1
+    return 0 if compared.has_compared else INCONCLUSIVE

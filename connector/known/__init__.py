@@ -1,8 +1,8 @@
 """What is known of particular connectors: one folder each, found by the class names that it declares (docs/connectors.md).
 
 In comes a connector's class or name; out come its declaration and its parts: `probe` (the only one that an engine imports;
-`contents` beside it follows what the connector's store holds), `fake` for the bare scheduler, `environment` for a re-run. A
-connector without a folder is traced all the same.
+`contents` beside it follows what the connector's store holds), `fake` for the bare scheduler, `recorded` to drive a recording
+again. A connector without a folder is traced all the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KnownConnector:
     """What a folder declares, as `CONNECTOR` in its `__init__`.
 
     Attributes:
-        package: the folder's `__name__`; its modules `probe`, `fake` and `environment` are optional.
+        package: the folder's `__name__`; its modules `probe`, `fake` and `recorded` are optional.
         classes: class names, as vLLM's registry or the connector's own package has them. Subclasses are recognized too.
         capabilities: what rules may rely on in its spans.
         compared_by_name: whether vLLM compares its registered name, so that the name `Traced<X>` would hide it.
@@ -58,7 +58,8 @@ class KnownConnector:
     check_children: tuple[str, ...] = ()
 
     def part(self, module: str) -> Any:
-        """The class that a module of the folder calls PROBE, FAKE or ENVIRONMENT, after itself; None without the module."""
+        """What a module of the folder calls PROBE, FAKE or RECORDED, after itself: a class, or of `recorded` a function. None
+        without the module."""
         name = f"{self.package}.{module}"
         if importlib.util.find_spec(name) is None:
             return None
@@ -85,8 +86,8 @@ def by_class(cls: type) -> KnownConnector | None:
 
 @cache
 def part_of(cls: type, module: str) -> Any:
-    """A part of what is known of a class: `probe`, `fake` or `environment`. What its author declares comes first: the
-    attribute `kvtrail_probe` (or `kvtrail_fake`, `kvtrail_environment`), a class or its name as `module:Class`; then, for a
+    """A part of what is known of a class: `probe`, `fake` or `recorded`. What its author declares comes first: the
+    attribute `kvtrail_probe` (or `kvtrail_fake`, `kvtrail_recorded`), itself or its name as `module:Class`; then, for a
     probe, an entry point of the group `kvtrail.probes` that is named like the class or one of its bases; then the folder
     of a known connector. None where nobody declares one.
 

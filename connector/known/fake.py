@@ -120,6 +120,13 @@ class Chunks:
         """Hold the whole chunks of `tokens` in [start, end)."""
         self._held.update(self._key(tokens, each) for each in range(start + self.size, end + 1, self.size))
 
+    def hold(self, tokens: Sequence[int], end: int) -> None:
+        """Hold the chunks of `tokens` up to `end`, and none that goes beyond it."""
+        self.store(tokens, 0, end)
+        self._held.difference_update(
+            self._key(tokens, each) for each in range(self.size, len(tokens) + 1, self.size) if each > end
+        )
+
     def prefix(self, tokens: Sequence[int], start: int = 0) -> int:
         """End of the chunks that are held without a gap from `start` on, in tokens."""
         end = start

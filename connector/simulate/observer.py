@@ -11,7 +11,6 @@ from kvtrail.connector.known import has_other_writers
 from kvtrail.connector.known.fake import reports_transfers
 from kvtrail.connector.simulate import leftovers
 from kvtrail.connector.simulate.calls import Calls
-from kvtrail.connector.simulate.model_worker import ModelWorker
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.model.words import some
@@ -101,8 +100,9 @@ class Observer:
                 report.invalid_block_ids and self._touches(request_id, report.invalid_block_ids)
             ):
                 self._enter(request)
-        if isinstance(self._stage.worker, ModelWorker):
-            for text in self._stage.worker.model.wrong:
+        worker = self._stage.worker
+        if worker is not None and worker.model is not None:
+            for text in worker.model.wrong:
                 self._note(BYTES, "a request has read KV that is not its own", f"In step {self._stage.steps}, {text}")
 
     def _touches(self, request_id: str, invalid: set[int]) -> bool:

@@ -16,8 +16,8 @@ from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.kv_caches import LayerCache
 from kvtrail.connector.simulate.model import Model
-from kvtrail.connector.simulate.model_worker import ModelWorker
 from kvtrail.connector.simulate.scenario import Workers, wait
+from kvtrail.connector.simulate.worker import FakeWorker
 
 
 class _Rank(NamedTuple):
@@ -28,8 +28,10 @@ class _Rank(NamedTuple):
     context: Any
 
 
-class OwnWorker(ModelWorker):
-    """In place of a `FakeWorker`, for connectors whose worker side runs on a CPU: one for each tensor-parallel rank."""
+class OwnWorker(FakeWorker):
+    """For connectors whose worker side runs on a CPU: one for each tensor-parallel rank."""
+
+    model: Model
 
     def __init__(
         self, scheduler: Any, workers: Workers, fake: Fake, calls: Calls, model: Model, config: Any, kv_cache: Any
@@ -38,7 +40,7 @@ class OwnWorker(ModelWorker):
         Raises:
             Exception: whatever the connector's worker side raises where it cannot run here.
         """
-        super().__init__(scheduler, workers, fake, calls, model)
+        super().__init__(scheduler, workers, fake, calls, model=model, ranks=model.ranks)
         self._of_ranks = [_rank(number, model, config, kv_cache) for number in range(model.ranks)]
         self._reports: list[Any] = []
         """Of this step, by rank."""
@@ -61,7 +63,7 @@ class OwnWorker(ModelWorker):
         if loads_first:
             for rank in self._of_ranks:
                 self._ask(rank.connector.start_load_kv, rank.context)
-        self._fail_synchronous(output, report)
+        self._fail_within(output, report)
         self._forward(output, report)
         self._reports = []
         for number, rank in enumerate(self._of_ranks):

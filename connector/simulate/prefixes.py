@@ -1,4 +1,4 @@
-"""Infers from a recording which requests shared a prefix, and makes up tokens that share the same prefixes.
+"""Infers from a recording which requests shared a prefix, and makes up prompts that share the same prefixes.
 
 No prompt text is recorded, and none is needed: connectors see only how many tokens there are, and which are equal. What is
 recorded decides how well the sharing is known:
@@ -7,41 +7,45 @@ recorded decides how well the sharing is known:
 - the keys of chunks (any level, where the connector's are known): the same, for chunks.
 - otherwise lengths only: a request that had a prefix in a cache at its first lookup is assumed to share it with an earlier
   request.
-
-`segments` gives prompts for a scenario. `Prefixes` gives tokens and hashes, block by block; hashes and keys that were
-recorded are used as they are, so that a connector whose keys are vLLM's hashes finds and names what the recorded one
-did.
 """
 
 from __future__ import annotations
 
-import hashlib
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from itertools import pairwise
 
 from kvtrail.connector.simulate.recorded import RecordedRequest
-from kvtrail.connector.simulate.scenario import FIRST_TOKEN, Segment
-from kvtrail.connector.simulate.tiny_model import VOCABULARY
-from kvtrail.tracer.events.events import Event, LoadPlan, Lookup, StorePlan
+from kvtrail.connector.simulate.scenario import Segment
+from kvtrail.tracer.events.events import LoadPlan, Lookup, StorePlan
 
-TOKENS = range(FIRST_TOKEN, VOCABULARY)
+
+class Known(StrEnum):
+    """How well a recording shows which requests share a prefix."""
+
+    BLOCKS = "blocks"
+    CHUNKS = "chunks"
+    LENGTHS = "lengths"
 
 
 def segments(
-    requests: Mapping[str, RecordedRequest], *, block_size: int
-) -> tuple[dict[str, tuple[tuple[Segment, ...], tuple[Segment, ...]]], bool]:
-    """Each request's prompt and output as segments, in the order of arrival; and whether the sharing is known.
+    requests: Mapping[str, RecordedRequest], *, block_size: int, chunk_size: int | None = None
+) -> tuple[dict[str, tuple[tuple[Segment, ...], tuple[Segment, ...]]], Known]:
+    """Each request's prompt and output as segments, in the order of arrival; and how well the sharing is known.
 
-    Blocks that always follow each other become one segment, named after the hash of the first one.
+    Blocks that always follow each other become one segment, named after the first one.
     """
+    known = Known.BLOCKS
+    chains: Mapping[str, Sequence[str]] = {name: request.hashes or () for name, request in requests.items()}
     if any(request.hashes is None for request in requests.values()):
-        return {name: (prompt, ()) for name, prompt in _guessed(requests).items()}, False
+        known, chains = Known.CHUNKS, _of_chunks(requests, block_size, chunk_size or block_size)
+    if not chains:
+        return {name: (prompt, ()) for name, prompt in _guessed(requests).items()}, Known.LENGTHS
     after: dict[str, set[str]] = {}
     ends: Counter[str] = Counter()
-    for request in requests.values():
-        chain = ("", *(request.hashes or ()))
+    for name, request in requests.items():
+        chain = ("", *chains[name])
         for one, next_one in pairwise(chain):
             after.setdefault(one, set()).add(next_one)
         ends[chain[-1]] += 1
@@ -49,119 +53,54 @@ def segments(
         if prompt_end < len(chain):
             ends[chain[prompt_end]] += 1
 
-    def runs(hashes: Sequence[str]) -> list[Segment]:
+    def runs(blocks: Sequence[str]) -> list[Segment]:
         joined: list[Segment] = []
         before = ""
-        for block_hash in hashes:
+        for block in blocks:
             if joined and len(after.get(before, ())) == 1 and not ends.get(before):
                 joined[-1] = (joined[-1][0], joined[-1][1] + block_size)
             else:
-                joined.append((block_hash, block_size))
-            before = block_hash
+                joined.append((block, block_size))
+            before = block
         return joined
 
     made: dict[str, tuple[tuple[Segment, ...], tuple[Segment, ...]]] = {}
     for name, request in requests.items():
-        hashes = request.hashes or ()
-        full = min(request.length // block_size, len(hashes))
-        prompt = [*runs(hashes[:full]), *_rest(name, request.length - full * block_size)]
+        chain = tuple(chains[name])
+        full = min(request.length // block_size, len(chain))
+        prompt = [*runs(chain[:full]), *_rest(name, request.length - full * block_size)]
         # The block in which the prompt ends and the output begins has a hash, but both parts of it are made up.
         made_up = min(request.max_tokens, -request.length % block_size)
         output = [(f"{name}/output", made_up)] if made_up else []
-        output += runs(hashes[-(-request.length // block_size) :])
+        output += runs(chain[-(-request.length // block_size) :])
         made[name] = (tuple(prompt), tuple(output))
-    return made, True
+    return made, known
 
 
-class Prefixes:
-    """The tokens of a recording's requests, block by block: of a block, two requests share all tokens or none.
-
-    Attributes:
-        known: whether the sharing is recorded; otherwise it is guessed by lengths.
-    """
-
-    def __init__(
-        self, requests: Mapping[str, RecordedRequest], *, block_size: int, chunk_size: int | None = None
-    ) -> None:
-        self.block_size = block_size
-        self._per_chunk = max(1, (chunk_size or block_size) // block_size)
-        self._blocks = {name: hashes for name, request in requests.items() if (hashes := request.hashes)}
-        self._keys: dict[str, dict[int, str]] = {}
-        self._hashes: dict[str, list[bytes]] = {}
-        for name, request in requests.items():
-            for event in request.events:
-                self._note_keys(event, name)
-        self._complete_keys()
-        self.known = bool(self._keys or self._blocks)
-        self._guessed = {} if self.known else _guessed(requests)
-
-    def tokens(self, request: str, first: int, end: int) -> list[int]:
-        """The tokens of a request from number `first` to before `end`."""
-        begin = first // self.block_size
-        tokens: list[int] = []
-        for block in range(begin, -(-end // self.block_size)):
-            rng = random.Random(self._content(request, block))
-            tokens += rng.choices(TOKENS, k=self.block_size)
-        return tokens[first - begin * self.block_size : end - begin * self.block_size]
-
-    def block_hashes(self, request: str, first: int, end: int) -> list[bytes]:
-        """Hashes of the blocks from number `first` to before `end`, each for the whole prefix up to its end."""
-        held = self._hashes.setdefault(request, [])
-        while len(held) < end:
-            made_up = hashlib.sha256(self._content(request, len(held)).encode()).digest()
-            held.append(self._recorded_hash(request, len(held)) or made_up)
-        return held[first:end]
-
-    def shows(self, request: str, end: int) -> bool:
-        """Whether it is recorded which requests share the tokens of this one up to before `end`."""
-        keys = self._keys.get(request, {})
-        chunks = range(end // (self._per_chunk * self.block_size))
-        return end // self.block_size <= len(self._blocks.get(request, ())) or all(chunk in keys for chunk in chunks)
-
-    def _recorded_hash(self, request: str, block: int) -> bytes | None:
-        chunk, within = divmod(block, self._per_chunk)
-        # A kvtrail that recorded less of a block's hash has more of it in the key of the chunk that the block ends.
-        key = self._keys.get(request, {}).get(chunk) if within == self._per_chunk - 1 else None
-        if key is None and block < len(blocks := self._blocks.get(request, ())):
-            key = blocks[block]
-        if key is None:
-            return None
-        try:
-            return bytes.fromhex(key)
-        except ValueError:  # a connector may name its chunks as it likes
-            return key.encode()
-
-    def _content(self, request: str, block: int) -> str:
-        """A name for a block's tokens and for the prefix that they end: no two prefixes have the same name."""
-        if block < len(blocks := self._blocks.get(request, ())):
-            return blocks[block]
-        chunk, within = divmod(block, self._per_chunk)
-        if (key := self._keys.get(request, {}).get(chunk)) is not None:
-            return f"{key}/{within}"
-        begin = block * self.block_size
-        for seed, count in self._guessed.get(request, ()):
-            if 0 <= begin <= count - self.block_size:
-                return f"{seed}/{begin}"
-            begin -= count
-        return f"{request}/{block}"
-
-    def _note_keys(self, event: Event, request: str) -> None:
-        if not isinstance(event, Lookup | LoadPlan | StorePlan) or not event.chunk_keys:
-            return
-        start = 0 if isinstance(event, Lookup) else event.start
-        if start is not None:
-            first = start // (self._per_chunk * self.block_size)
-            self._keys.setdefault(request, {}).update(enumerate(event.chunk_keys, start=first))
-
-    def _complete_keys(self) -> None:
-        """A key stands for a whole prefix, so the key before it in one request comes before it in every request."""
-        before: dict[str, str] = {}
-        for keys in self._keys.values():
-            before.update((key, keys[chunk - 1]) for chunk, key in keys.items() if chunk - 1 in keys)
-        for keys in self._keys.values():
-            for chunk in range(max(keys), 0, -1):
-                if chunk - 1 not in keys and (key := before.get(keys.get(chunk, ""))) is not None:
-                    keys[chunk - 1] = key
+def _of_chunks(requests: Mapping[str, RecordedRequest], block_size: int, chunk_size: int) -> dict[str, tuple[str, ...]]:
+    """A name for each full block of each request, as far as keys of chunks are recorded; empty where none are. Each key
+    stands for a whole prefix."""
+    keys: dict[str, dict[int, str]] = {name: {} for name in requests}
+    for name, request in requests.items():
+        for event in request.events:
+            if isinstance(event, Lookup | LoadPlan | StorePlan) and event.chunk_keys:
+                start = 0 if isinstance(event, Lookup) else event.start
+                if start is not None:
+                    keys[name].update(enumerate(event.chunk_keys, start=start // chunk_size))
+    before = {key: of[chunk - 1] for of in keys.values() for chunk, key in of.items() if chunk - 1 in of}
+    for of in keys.values():  # the key before it in one request comes before it in every request
+        for chunk in range(max(of, default=0), 0, -1):
+            if chunk - 1 not in of and (key := before.get(of.get(chunk, ""))) is not None:
+                of[chunk - 1] = key
+    if not any(keys.values()):
+        return {}
+    per_chunk = chunk_size // block_size
+    named: dict[str, tuple[str, ...]] = {}
+    for name, request in requests.items():
+        blocks = max(request.length // block_size, per_chunk * (max(keys[name], default=-1) + 1))
+        places = (divmod(block, per_chunk) for block in range(blocks))
+        named[name] = tuple(f"{keys[name].get(chunk, name)}/{chunk}/{within}" for chunk, within in places)
+    return named
 
 
 def _guessed(requests: Mapping[str, RecordedRequest]) -> dict[str, tuple[Segment, ...]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvtrail.connector.known.fake import SETTINGS
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import Failure, failures, shrunk
 from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
@@ -101,17 +102,20 @@ def regression(
         NotDrivable, Unbuildable: as for `redrive`.
     """
     driven = redrive(history, connector=connector, config=config, recorder=recorder)
-    subject = Subject(driven.connector, driven.workload.settings if config is None else config)
+    recorded = {name: value for name, value in driven.settings.items() if name != SETTINGS}  # of the recorded requests
+    subject = Subject(driven.connector, {**recorded, **(config or {})})
     failure = _chosen(failures(driven.played), driven, rule)
 
     original = driven.workload.scenario
     small = shrunk(failure, driven.played, subject, original, tries=shrink_tries, on_try=on_try)
+    if not small.seen:
+        raise DoesNotAppear(f"{failure.id} appears only with what the store held when it was recorded")
     source = as_pytest(small.scenario, connector=subject, failure=small.failure)
     return Regression(source=source, failure=small.failure, scenario=small.scenario, original=original)
 
 
 def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure:
-    recorded = [name for name, _ in driven.closeness.findings]
+    recorded = [name for name, _ in driven.comparison.findings]
     wanted = [rule] if rule is not None else recorded
     for failure in found:
         if failure.kind == "rule" and failure.what in wanted:

@@ -20,7 +20,6 @@ from typing import Any
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.coverage import left_out
-from kvtrail.connector.simulate.model_worker import ModelWorker
 from kvtrail.connector.simulate.observer import Observation, Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
@@ -154,7 +153,7 @@ def play(
             each.seal(later_s=MUCH_LATER_S if error is None else 0)
         unfinished = {r: _state(stage, request) for r, request in stage.scheduler.requests.items()}
         worker = stage.worker if isinstance(stage, BareScheduler) else None
-        model = worker.model if isinstance(worker, ModelWorker) else None
+        model = None if worker is None else worker.model
         unprobed = None if tested is None else tested.unprobed
         with suppress(Exception):  # a dead engine may not end well either
             stage.close()
@@ -312,6 +311,10 @@ def _build(
             workers=scenario.workers,
             **scenario.settings,
         )
+    except ImportError as missing:
+        package = (missing.name or str(missing)).partition(".")[0]
+        install = f"Install {package}, or put the folder that has it on PYTHONPATH"
+        raise Unbuildable(f"the connector cannot be made here: {missing}. {install}") from missing
     except Exception as refused:  # a connector may refuse in any way
         raise Unbuildable(f"{type(refused).__name__}: {refused}") from refused
 

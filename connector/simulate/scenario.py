@@ -97,12 +97,15 @@ class Workers:
         load_failures: the share of loads that fail and are reported.
         seed: of their choices.
         ends: the steps in which certain transfers end; see `job` and `wait`.
+        fails: loads that fail, as `wait` names them by the request and the number of its load, and the first of the load's
+            blocks that fails.
     """
 
     latest_steps: int = 4
     load_failures: float = 0.0
     seed: int = 0
     ends: tuple[tuple[str, int], ...] = ()
+    fails: tuple[tuple[str, int], ...] = ()
 
 
 def job(number: Hashable) -> str:
@@ -186,7 +189,8 @@ def _timed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _workers(data: Mapping[str, Any]) -> Workers:
-    return Workers(**{**data, "ends": tuple((str(what), int(step)) for what, step in data.get("ends", ()))})
+    named = {name: tuple((str(what), int(at)) for what, at in data.get(name, ())) for name in ("ends", "fails")}
+    return Workers(**{**data, **named})
 
 
 def _sparse(thing: Any) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.contents import Prefixes
 from kvtrail.connector.simulate.model import Model
-from kvtrail.connector.simulate.model_worker import CopyingWorker
 from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.scenario import Arrival, When, Workers, tokens
 from kvtrail.connector.simulate.worker import FakeWorker
@@ -111,10 +110,9 @@ class BareScheduler:
             parts = self.scheduler, workers, fake, self.calls
             if own_workers:
                 self.worker = OwnWorker(*parts, self._model(kv_cache), config, kv_cache)
-            elif copies and fake.plans_copies:
-                self.worker = CopyingWorker(*parts, self._model(kv_cache))
             else:
-                self.worker = FakeWorker(*parts, ranks=ranks)
+                model = self._model(kv_cache) if copies and fake.plans_copies else None
+                self.worker = FakeWorker(*parts, model=model, ranks=ranks)
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
 
     def _model(self, kv_cache: Any) -> Model:

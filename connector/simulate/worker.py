@@ -1,27 +1,46 @@
 """The fake worker of a bare scheduler: its transfers end early, late, out of order, or with errors.
 
-Nothing is copied, but the protocol is real: each load that a request waits for ends once, jobs that a connector's fake reads
-from its plans end at the latest when they must be flushed, blocks that a connector holds after a request's end are released,
-and the scheduler gets the report in vLLM's own form.
+The protocol is real: each load that a request waits for ends once, jobs that a connector's fake reads from its plans end at
+the latest when they must be flushed, blocks that a connector holds after a request's end are released, and the scheduler gets
+the report in vLLM's own form. Bytes are copied only where there is a made-up model.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from kvtrail.connector.known.fake import Fake, Job
 from kvtrail.connector.simulate.calls import Calls, Load
+from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.scenario import Workers, job, wait
 
 
 class FakeWorker:
-    """Call it with each `SchedulerOutput`; it returns the worker's report of that step."""
+    """Call it with each `SchedulerOutput`; it returns the worker's report of that step.
 
-    def __init__(self, scheduler: Any, workers: Workers, fake: Fake, calls: Calls, *, ranks: int = 1) -> None:
-        """`fake` is the connector's, `calls` are those that the scheduler makes of it."""
+    Attributes:
+        model: whose KV caches it copies from and into; None if nothing is copied.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        workers: Workers,
+        fake: Fake,
+        calls: Calls,
+        *,
+        model: Model | None = None,
+        ranks: int = 1,
+    ) -> None:
+        """`fake` is the connector's, `calls` are those that the scheduler makes of it. With a `model`, what the connector's
+        plans name is copied at the last moment: when a job's end is reported, or must be waited for; and a load that fails is
+        scribbled over."""
+        self.model = model
+        self._stores: dict[int, dict[Hashable, list[Any]]] = defaultdict(dict)
+        """By child of a MultiConnector: what each place of its store holds, layer by layer."""
         self._ranks = ranks
         self._scheduler = scheduler
         self._calls = calls
@@ -36,13 +55,16 @@ class FakeWorker:
         """For each request that waits: the step in which that ends, and whether it waits for a load or for its blocks."""
         self._waited: Counter[str] = Counter()
         self._ends = dict(workers.ends)
+        self._fails = dict(workers.fails)
+        self._begun: Counter[str] = Counter()
+        """How many loads of each request have begun."""
         self._loads: dict[str, Load] = {}
         """The load of each request that may still fail."""
         self._whole: dict[str, Sequence[int]] = {}
         """The same, of loads that fail as a whole; empty for others."""
         self._step = 0
         self._sends = fake.reports_sends(scheduler.connector)
-        calls.on_load.append(lambda request, load: self._loads.__setitem__(request.request_id, load))
+        calls.on_load.append(self._begin_load)
 
     def __call__(self, output: Any) -> Any:
         """The report after a step: a `KVConnectorOutput`."""
@@ -57,6 +79,10 @@ class FakeWorker:
             if alter := getattr(each, "alter_report", None):  # an injected fault
                 alter(report)
         return report
+
+    def _begin_load(self, request: Any, load: Load) -> None:
+        self._loads[request.request_id] = load
+        self._begun[request.request_id] += 1
 
     def _end_jobs(self, output: Any, report: Any) -> None:
         """Begin the jobs that a step plans, and report those that end in it. A load within the step ends at once, and nobody
@@ -83,10 +109,37 @@ class FakeWorker:
                 report.kv_connector_worker_meta = report.kv_connector_worker_meta.aggregate(more)
 
     def _end(self, names: Iterable[tuple[int, Hashable]]) -> list[Job]:
-        return [self._jobs.pop(name)[1] for name in names]
+        ended = [self._jobs.pop(name)[1] for name in names]
+        for each in ended:
+            self._copy(each)
+        return ended
+
+    def _copy(self, job: Job) -> None:
+        if self.model is None or job.copies is None:
+            return
+        store = self._stores[job.child]
+        for block, place in zip(job.copies.blocks, job.copies.places, strict=True):
+            if job.copies.loads:
+                for cache, rows in zip(self.model.caches.values(), store.get(place, ()), strict=False):
+                    cache.tensor[block] = rows
+                self.model.copied = True
+            else:
+                store[place] = [cache.tensor[block].clone() for cache in self.model.caches.values()]
 
     def _forward(self, output: Any, report: Any) -> None:
-        """The forward pass of a step."""
+        """The forward pass of a step. What must be waited for has been copied; loads within the step come before it."""
+        if self.model is None:
+            return
+        self.model.expect()
+        for name, (step, each) in self._jobs.items():
+            if step <= self._step and each.copies is not None and each.copies.loads and not each.loads:
+                self._copy(each)
+                self._jobs[name] = (step, each._replace(copies=None))
+        self._fail_within(output, report)
+        self.model.begin(output, report.invalid_block_ids)
+        for layer in self.model.caches:
+            self.model.run(layer)
+        self.model.end()
 
     def _runs_now(self, request_id: str, output: Any) -> bool:
         """Whether a request runs in this step on a load that its lookup declared to be synchronous."""
@@ -115,16 +168,41 @@ class FakeWorker:
             elif self._sends:
                 report.finished_sending = (report.finished_sending or set()) | {request_id}
 
+        if self.model is not None:
+            self.model.received(sorted(report.finished_recving or ()), self.model.caches)
+
     def _fail(self, output: Any, report: Any) -> None:
-        """Fail some loads from some block on: those of this step, and those between steps that end in it."""
-        if not self._workers.load_failures:
-            return
+        """Fail some loads between steps that end in this one, and without a model those of this step."""
         received = sorted(report.finished_recving or ())  # a set's order differs from process to process
-        for request_id in (*(new.req_id for new in output.scheduled_new_reqs), *received):
-            whole, load = self._whole.pop(request_id, ()), self._loads.pop(request_id, None)
-            if load is not None and load.blocks and self._rng.random() < self._workers.load_failures:
-                report.invalid_block_ids |= set(whole or load.blocks[self._rng.randrange(len(load.blocks)) :])
-                self._calls.failed.add(request_id)
+        if self.model is not None:
+            for request_id in received:
+                report.invalid_block_ids |= self._failing(request_id)
+        elif self._workers.load_failures or self._fails:
+            for request_id in (*(new.req_id for new in output.scheduled_new_reqs), *received):
+                report.invalid_block_ids |= self._failing(request_id)
+
+    def _fail_within(self, output: Any, report: Any) -> None:
+        """Fail some loads within the step, before the model reads them."""
+        for request_id in output.num_scheduled_tokens:
+            load = self._loads.get(request_id)
+            if load is not None and not load.is_async:
+                report.invalid_block_ids |= self._failing(request_id)
+
+    def _failing(self, request_id: str) -> set[int]:
+        """The blocks of a load that fails, from some block on or all: as recorded, else as the seed has it."""
+        whole, load = self._whole.pop(request_id, ()), self._loads.pop(request_id, None)
+        if load is None or not load.blocks:
+            return set()
+        first = self._fails.get(wait(request_id, self._begun[request_id] - 1))
+        if first is None and self._rng.random() < self._workers.load_failures:
+            first = 0 if whole else self._rng.randrange(len(load.blocks))
+        if first is None:
+            return set()
+        failed = set(whole or load.blocks[first:])
+        self._calls.failed.add(request_id)
+        if self.model is not None:
+            self.model.fail(failed.intersection(load.blocks), request_id)
+        return failed
 
     def _named(self, each: Job) -> str:
         """The name of a job in `Workers.ends`: by its number or, as histories have no more, as the load of a request."""

@@ -6,6 +6,7 @@ Known: LMCache 0.3.10, 0.3.11 and 0.5.6, with their own adapters and with the on
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,30 +16,42 @@ from unittest import mock
 from kvtrail.connector.known.fake import Chunks, Fake, Job
 
 CHUNK_SIZE = "lmcache.chunk_size"
+QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1"}
+"""Set before LMCache is imported, unless the user has set it."""
+MATCHED = "matched"
+"""The key of the fake's settings: what the recorded store held at each request's lookups, in tokens."""
 
 
 class LMCacheFake(Fake):
     """Replaces the socket to the workers' lookup server, that server, and the workers' copy: what a step saves is stored when
-    the step ends. What the lookup client remembers about requests is LMCache's own."""
+    the step ends. What the lookup client remembers about requests is LMCache's own.
+
+    When a recording is driven again, the store holds at each lookup what the recorded one held, which may have been filled
+    before the recording began or by other engines, and may have evicted."""
 
     def __init__(self, extra: Any) -> None:
         super().__init__(extra)
         self._chunks = Chunks(extra.get(CHUNK_SIZE, 256))
+        self._matched = {name: list(tokens)[::-1] for name, tokens in self.settings.get(MATCHED, {}).items()}
 
     def extra(self, folder: Path) -> dict[str, Any]:
         return {CHUNK_SIZE: self._chunks.size, "lmcache.save_unfull_chunk": False, "lmcache.local_cpu": True}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
         clients: Any = importlib.import_module("lmcache.v1.lookup_client")
         theirs: Any = importlib.import_module("lmcache.v1.lookup_client.lmcache_lookup_client").LMCacheLookupClient
-        chunks = self._chunks
+        chunks, recorded = self._chunks, self._matched
 
         class Client(theirs):  # type: ignore[misc]  # its class is known at run time only
             def __init__(self) -> None:
                 self.reqs_status: dict[str, int] = {}
 
             def lookup(self, token_ids: Any, lookup_id: str, *_: Any, num_computed_tokens: int = 0, **__: Any) -> int:
+                if left := recorded.get(lookup_id):
+                    chunks.hold(token_ids, left.pop())
                 matched = chunks.prefix(token_ids, num_computed_tokens // chunks.size * chunks.size)
                 self.reqs_status[lookup_id] = matched
                 return matched

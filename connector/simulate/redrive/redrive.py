@@ -1,93 +1,22 @@
-"""Drives a recorded history again on vLLM's real scheduler, and measures how closely the run follows the recording."""
+"""Drives a recorded history again on vLLM's real scheduler, with the recorded connector or another one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvtrail.connector.registration import configuration
+from kvtrail.connector.known import has_other_writers, part_of, plain_name
+from kvtrail.connector.known.recorded import RecordedStore
+from kvtrail.connector.registration import configuration, resolve
+from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.recorded import RecordedRequest
+from kvtrail.connector.simulate.redrive.comparison import Comparison, compare
 from kvtrail.connector.simulate.redrive.workload import Workload, begun, workload_of
-from kvtrail.connector.simulate.run import Played, play
+from kvtrail.connector.simulate.run import Played, Unbuildable, play
+from kvtrail.connector.tracing.traced import Tracing
 from kvtrail.tracer.events.events import Event, Lookup
 from kvtrail.tracer.history.history import History
-from kvtrail.tracer.history.judging import findings_of
-from kvtrail.tracer.model.findings import Finding
-
-
-class LookupFacts(NamedTuple):
-    """What a lookup was asked and answered: the facts that are compared. `answer` is the connector's own."""
-
-    epoch: int
-    total: int
-    computed: int
-    matched: int | None
-    answer: int | None
-    is_async: bool
-    cached: bool | None
-
-    @classmethod
-    def of(cls, lookup: Lookup) -> LookupFacts:
-        return cls(*(getattr(lookup, name) for name in cls._fields))
-
-    def __str__(self) -> str:
-        matched = "" if self.matched is None else f", {self.matched} matched"
-        how = (", asynchronously" if self.is_async else "") + (", from memory" if self.cached else "")
-        answer = "'ask me later'" if self.answer is None else f"{self.answer}"
-        return f"{self.computed} of {self.total} computed in epoch {self.epoch}{matched}, answered {answer}{how}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
-    """The first lookup of a request that differs.
-
-    Attributes:
-        request: its id in the scenario.
-        lookup: the number of the lookup, from 0.
-        recorded, driven: of the two runs; None where one has no such lookup.
-    """
-
-    request: str
-    lookup: int
-    recorded: LookupFacts | None
-    driven: LookupFacts | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closeness:
-    """The run beside the recording.
-
-    Attributes:
-        lookups: recorded lookups; `same_lookups` of them have the same facts at the same place of their request.
-        driven_lookups: lookups of the run.
-        preemptions, driven_preemptions: of all requests.
-        hits, driven_hits: external tokens that lookups answered; only the last answer before each admission counts.
-        divergence: the first one, by the recording's time; None if everything is the same.
-        findings, driven_findings: (rule, request), of the recording and of the run.
-    """
-
-    lookups: int
-    same_lookups: int
-    driven_lookups: int
-    preemptions: int
-    driven_preemptions: int
-    hits: int
-    driven_hits: int
-    divergence: Divergence | None
-    findings: tuple[tuple[str, str], ...]
-    driven_findings: tuple[tuple[str, str], ...]
-
-    @property
-    def same_findings(self) -> tuple[tuple[str, str], ...]:
-        """The findings of both, for the same request."""
-        return tuple(each for each in self.findings if each in self.driven_findings)
-
-    @property
-    def same_rules(self) -> tuple[str, ...]:
-        """The rules with findings in both, even if for another request."""
-        return tuple(sorted({rule for rule, _ in self.findings} & {rule for rule, _ in self.driven_findings}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +25,17 @@ class Redriven:
 
     Attributes:
         connector: its name.
-        workload: the scenario, and what had to be guessed of the recording.
+        settings: its `kv_connector_extra_config`.
+        workload: the scenario, and what is not recorded of it.
         played: the run.
-        closeness: the run beside the recording.
+        comparison: the run beside the recording.
     """
 
     connector: str
+    settings: Mapping[str, Any]
     workload: Workload
     played: Played
-    closeness: Closeness
+    comparison: Comparison
 
 
 def redrive(
@@ -116,78 +47,89 @@ def redrive(
     whole_engine: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Redriven:
-    """Make a scenario of a history and play it.
+    """Make a scenario of a history, play it, and compare each answer of the connector with the recorded one.
 
     Args:
         connector: a name that vLLM knows, `module:Class`, or `Faulty:<fault>:<connector>`; by default the recorded one.
-        config: its `kv_connector_extra_config`; by default the recorded numbers.
+        config: its `kv_connector_extra_config`; overrides the recorded numbers and what the recording shows of the store.
         recorder: one of several in the history, or its engine.
-        whole_engine: run the CPU engine, with a model and workers, instead of the bare scheduler.
+        whole_engine: run the CPU engine, with a tiny model and the connector's own workers, instead of the bare scheduler.
         progress: called with the steps so far, and the step in which the last request arrives; the run ends some time after.
 
     Raises:
         NotDrivable: the history lacks what is needed.
-        Unbuildable: vLLM refuses the settings or the connector.
+        Unbuildable: vLLM refuses the settings or the connector, or it cannot be imported.
     """
     workload = workload_of(history, recorder=recorder)
     name = connector or workload.connector
-    transfer = configuration(name, workload.settings if config is None else config)
+    recorded, notes = _settings(name, workload)
+    if any(lookup.refused is not None for request in workload.requests.values() for lookup in request.lookups):
+        recorded = {"kvtrail": {"guard": "heal"}, **recorded}  # the scheduler acted on the guard's answers
+    settings = {**recorded, **(config or {})}
     last = max((each.at_step for each in workload.scenario.arrivals), default=0)
-    played = play(workload.scenario, transfer, whole_engine=whole_engine, on_step=lambda step: progress(step, last))
-    recorded = list(findings_of(history.events).values())
+    played = play(
+        workload.scenario,
+        configuration(name, settings),
+        whole_engine=whole_engine,
+        on_step=lambda step: progress(step, last),
+    )
+    doubts = (*workload.notes, *notes)
     return Redriven(
         connector=name,
+        settings=settings,
         workload=workload,
         played=played,
-        closeness=compare(workload.requests, recorded, played.events, played.findings),
+        comparison=compare(workload.requests, history.events, _requests(played.events), played, doubts),
     )
 
 
-def compare(
-    recorded: Mapping[str, RecordedRequest],
-    findings: Sequence[Finding],
-    driven: Sequence[Event],
-    driven_findings: Sequence[Finding],
-) -> Closeness:
-    """Compare a run with its recording."""
-    first_id = next((e.connector_id for e in driven if isinstance(e, Lookup)), None)
-    # Only the first child of a MultiConnector is compared.
-    now = begun([e for e in driven if not isinstance(e, Lookup) or e.connector_id == first_id])
-    divergences: list[tuple[int, Divergence]] = []
-    same = 0
-    for name, request in recorded.items():
-        lookups = now[name].lookups if name in now else []
-        diverged = False
-        for number, (one, other) in enumerate(zip_longest(request.lookups, lookups)):
-            then = None if one is None else LookupFacts.of(one)
-            again = None if other is None else LookupFacts.of(other)
-            if then == again:
-                same += 1
-            elif one is None and request.end is None:
-                break  # the recording ends before the request does
-            elif not diverged:
-                diverged = True
-                at = one or (request.lookups[-1] if request.lookups else request.events[0])
-                divergence = Divergence(request=name, lookup=number, recorded=then, driven=again)
-                divergences.append((at.start_ns, divergence))
-    return Closeness(
-        lookups=sum(len(request.lookups) for request in recorded.values()),
-        same_lookups=same,
-        driven_lookups=sum(len(request.lookups) for request in now.values()),
-        preemptions=sum(len(request.preemptions) for request in recorded.values()),
-        driven_preemptions=sum(len(request.preemptions) for request in now.values()),
-        hits=sum(_hits(request) for request in recorded.values()),
-        driven_hits=sum(_hits(request) for request in now.values()),
-        divergence=min(divergences, key=lambda pair: pair[0])[1] if divergences else None,
-        findings=_named(findings),
-        driven_findings=_named(driven_findings),
+def _settings(name: str, workload: Workload) -> tuple[Mapping[str, Any], list[str]]:
+    """The configuration of the connector with a store as the recording shows it, and what is not recorded of that store.
+
+    Raises:
+        Unbuildable: there is no such connector here; the text says why.
+    """
+    tiny_model.prepare_environment()
+    try:
+        traced = resolve(configuration(name, {})["kv_connector"])
+    except (AttributeError, ImportError, TypeError) as error:
+        why = str(error).removeprefix("kvtrail: ").partition(" For a class of your own")[0]
+        raise Unbuildable(
+            f"{name}: {why} A class of your own is module:Class, with its package on PYTHONPATH."
+        ) from error
+    plain = next(base for base in traced.__mro__ if not issubclass(base, Tracing))
+    same = plain_name(plain) == workload.connector_class
+    known = part_of(plain, "recorded")
+    notes = []
+    if known is None and has_other_writers(plain):
+        notes.append(f"What others had written into the store of {name} is not recorded.")
+    block_size = workload.scenario.block_size
+    group = tiny_model.kv_cache(1, block_size).kv_cache_groups[0]
+    store = RecordedStore(
+        settings=workload.settings if same else {},
+        same_connector=same,
+        chunk_size=workload.chunk_size,
+        block_size=block_size,
+        block_bytes=group.kv_cache_spec.page_size_bytes * len(group.layer_names),
+        events=workload.events,
+        matched={name: list(_matched(request)) for name, request in workload.requests.items()},
+        notes=notes,
     )
+    return store.settings if known is None else known(store), notes
 
 
-def _hits(request: RecordedRequest) -> int:
-    last = {lookup.epoch: lookup.answer or 0 for lookup in request.lookups}
-    return sum(last.values())
+def _matched(request: RecordedRequest) -> list[int]:
+    """How many tokens the store held at each lookup of a request, without those that were answered from memory."""
+    asked = (lookup for lookup in request.lookups if not lookup.cached)
+    held = [
+        lookup.computed + (lookup.answer or 0) if lookup.matched is None and lookup.answer else lookup.matched
+        for lookup in asked
+    ]
+    known = held.index(None) if None in held else len(held)
+    return [tokens for tokens in held[:known] if tokens is not None]
 
 
-def _named(findings: Sequence[Finding]) -> tuple[tuple[str, str], ...]:
-    return tuple(dict.fromkeys((finding.rule, finding.request) for finding in findings))
+def _requests(events: Sequence[Event]) -> dict[str, RecordedRequest]:
+    """The requests of a run. Only the first child of a MultiConnector is compared."""
+    first_id = next((e.connector_id for e in events if isinstance(e, Lookup)), None)
+    return begun([e for e in events if not isinstance(e, Lookup) or e.connector_id == first_id])

@@ -2,76 +2,236 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from kvtrail.connector.simulate.redrive.comparison import (
+    LOOKUP,
+    Answer,
+    Comparison,
+    Expected,
+    Facts,
+    Meaning,
+    Outcome,
+)
 from kvtrail.connector.simulate.redrive.redrive import Redriven
+from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.reports.findings import finding_text
+from kvtrail.tracer.reports.terminal import plain, wrapped
 
-NO_LOOKUP = "no such lookup"
+MOST_LISTED = 12
+"""Numbers of answers that are listed one by one."""
+_INDENT = "  "
+_MEANT = {
+    Meaning.FIX: "A fix",
+    Meaning.NEW_FAULT: "A new fault",
+    Meaning.OTHER: "Another answer, by the rules no better and no worse",
+}
+_PLURALS = {Meaning.FIX: "fixes", Meaning.NEW_FAULT: "new faults", Meaning.OTHER: "other answers"}
 
 
 def as_text(driven: Redriven, *, columns: int | None = None) -> str:
-    """The verdict, then how closely the run follows the recording, then its findings."""
-    close, played = driven.closeness, driven.played
-    share = 100 * close.same_lookups / close.lookups if close.lookups else 100
+    """What became of the recorded findings, how the answers compare, and the findings of the run."""
+    compared, played = driven.comparison, driven.played
+    recorded = driven.workload.connector
+    with_what = driven.connector if driven.connector == recorded else f"{driven.connector} instead of {recorded}"
+    requests = some(len(driven.workload.requests), "request")
     parts = [
-        f"{some(len(driven.workload.requests), 'request')} driven again with {driven.connector}: {_verdict(driven)}",
-        *(f"Note: {note}" for note in driven.workload.notes),
-        f"{some(close.lookups, 'recorded lookup')}, {count(close.same_lookups)} of them the same ({share:.0f}%);"
-        f" {count(close.driven_lookups)} this time.\n"
-        f"Preemptions: {count(close.preemptions)} recorded, {count(close.driven_preemptions)} this time."
-        f" Tokens hit: {count(close.hits)} recorded, {count(close.driven_hits)} this time.",
+        "\n".join(wrapped(f"{requests} driven again with {with_what}: {_verdict(compared)}", columns)),
+        *("\n".join(wrapped(f"Note: {note}", columns)) for note in compared.doubts),
+        "\n".join(_counts(compared, columns)),
+        *("\n".join(part) for part in _differences(compared, columns)),
+        *(finding_text(finding, columns=columns) for finding in played.findings),
     ]
-    if (diverged := close.divergence) is not None:
-        parts.append(
-            f"First divergence: request {diverged.request}, lookup {diverged.lookup}.\n"
-            f"  recorded:  {diverged.recorded or NO_LOOKUP}\n"
-            f"  this time: {diverged.driven or NO_LOOKUP}"
-        )
-    parts += [finding_text(finding, columns=columns) for finding in played.findings]
     if played.error is not None:
-        parts.append(f"The engine died after {some(played.steps, 'step')}: {played.error}")
+        parts.append(f"The engine died after {some(played.steps, 'step')}: {plain(played.error)}")
     elif played.unfinished:
         parts.append(f"{some(len(played.unfinished), 'request')} had not ended after {some(played.steps, 'step')}.")
     return "\n\n".join(parts)
 
 
-def _verdict(driven: Redriven) -> str:
-    close = driven.closeness
-    if not close.findings:
-        return "findings that the recording does not have." if close.driven_findings else "nothing found, as recorded."
-    if close.same_findings:
-        again = ", ".join(f"{rule} for {request}" for rule, request in close.same_findings[:5])
-        return f"the recorded finding appears again ({again})."
-    if close.same_rules:
-        return f"{', '.join(close.same_rules)} appears again, for another request."
-    if close.driven_findings:
+def as_compared(driven: Redriven) -> str:
+    """One sentence: how the connector's answers compare with the recorded ones."""
+    compared, name = driven.comparison, driven.connector
+    fixes = compared.first is not None or compared.fixed_rules
+    if compared.is_worse:
+        return f"{name} shows faults that the recording does not show: {', '.join(_worse(compared))}."
+    if compared.differs:
+        return f"{name} answers differently."
+    if fixes:
+        return f"{name} fixes what the recording shows, and is otherwise the same as far as can be compared."
+    if not compared.has_compared:
+        return "Inconclusive: no answer could be compared."
+    faults = ", the recorded faults included" if compared.same_rules or compared.dies_again else ""
+    return f"{name} answers the same{faults}, as far as can be compared."
+
+
+def as_expected(driven: Redriven, expected: Expected) -> str:
+    """One line: whether the result is as expected, and what shows that."""
+    compared = driven.comparison
+    outcome = {True: "as expected", False: "not as expected", None: "inconclusive"}[compared.meets(expected)]
+    faulty = [each for each in compared.answers if each.was_fault]
+    left = sum(each.is_fault for each in faulty)
+    new = ", ".join(_worse(compared)) or "none"
+    faults = f"{some(len(faulty), 'recorded fault')}: {compared.meanings[Meaning.FIX]} fixed, {left} not; new: {new}"
+    return f"--expect {expected.value}: {outcome}. {faults}; answers: {_outcomes(compared)}."
+
+
+def _worse(compared: Comparison) -> list[str]:
+    """The faults that the recording does not show."""
+    broken = {rule for each in compared.answers if each.meaning is Meaning.NEW_FAULT for rule in each.driven_breaks}
+    faults = sorted(broken.union(compared.new_rules))
+    if compared.driven_error is not None and not compared.dies_again:
+        faults.append("the death of the engine")
+    if compared.unfinished:
+        faults.append("requests that never end")
+    return faults
+
+
+def as_dict(driven: Redriven, expected: Expected | None = None) -> dict[str, Any]:
+    """JSON-ready data."""
+    compared, played = driven.comparison, driven.played
+    lookups = [each for each in compared.answers if each.call == LOOKUP]
+    return {
+        **({} if expected is None else {"expected": expected.value, "met": compared.meets(expected)}),
+        "connector": driven.connector,
+        "recorded_connector": driven.workload.connector,
+        "notes": list(compared.doubts),
+        "steps": played.steps,
+        "error": played.error,
+        "recorded_error": compared.error,
+        "unfinished": list(played.unfinished),
+        "lookups": {
+            "recorded": sum(each.recorded is not None for each in lookups),
+            "same": sum(each.outcome is Outcome.SAME for each in lookups),
+            "driven": len(played.lookups),
+        },
+        "preemptions": {"recorded": compared.preemptions, "driven": compared.driven_preemptions},
+        "hits": {"recorded": compared.hits, "driven": compared.driven_hits},
+        "outcomes": {outcome.value: compared.outcomes[outcome] for outcome in Outcome},
+        "meanings": {meaning.value: compared.meanings[meaning] for meaning in Meaning},
+        "first_difference": None if compared.first is None else compared.first.number,
+        "recorded_findings": [list(each) for each in compared.findings],
+        "findings": [finding.as_dict() for finding in played.findings],
+        "same_findings": [list(each) for each in compared.same_findings],
+        "fixed_rules": list(compared.fixed_rules),
+        "new_rules": list(compared.new_rules),
+        "answers": [asdict(each) for each in compared.answers],
+        "scenario": driven.workload.scenario.as_dict(),
+    }
+
+
+def _verdict(compared: Comparison) -> str:
+    if not compared.findings:
+        return (
+            "findings that the recording does not have." if compared.driven_findings else "nothing found, as recorded."
+        )
+    if compared.same_findings:
+        again = ", ".join(f"{rule} for {request}" for rule, request in compared.same_findings[:5])
+        return f"the recorded finding appears again ({plain(again)})."
+    if compared.same_rules:
+        return f"{', '.join(compared.same_rules)} appears again, for another request."
+    if compared.driven_findings:
         return "other findings than the recorded ones."
     return "the recorded findings do not appear."
 
 
-def as_dict(driven: Redriven) -> dict[str, Any]:
-    """JSON-ready data."""
-    close, played, diverged = driven.closeness, driven.played, driven.closeness.divergence
-    return {
-        "connector": driven.connector,
-        "notes": list(driven.workload.notes),
-        "steps": played.steps,
-        "error": played.error,
-        "unfinished": list(played.unfinished),
-        "lookups": {"recorded": close.lookups, "same": close.same_lookups, "driven": close.driven_lookups},
-        "preemptions": {"recorded": close.preemptions, "driven": close.driven_preemptions},
-        "hits": {"recorded": close.hits, "driven": close.driven_hits},
-        "divergence": diverged
-        and {
-            "request": diverged.request,
-            "lookup": diverged.lookup,
-            "recorded": str(diverged.recorded or NO_LOOKUP),
-            "driven": str(diverged.driven or NO_LOOKUP),
-        },
-        "recorded_findings": [list(each) for each in close.findings],
-        "findings": [finding.as_dict() for finding in played.findings],
-        "same_findings": [list(each) for each in close.same_findings],
-        "scenario": driven.workload.scenario.as_dict(),
-    }
+def _counts(compared: Comparison, columns: int | None) -> list[str]:
+    lookups = sum(each.call == LOOKUP for each in compared.answers)
+    what = f"{some(lookups, 'lookup')}, {some(len(compared.answers) - lookups, 'allocation')}"
+    return [
+        *wrapped(f"{some(len(compared.answers), 'answer')} ({what}): {_outcomes(compared)}.", columns),
+        *wrapped(
+            f"Preemptions: {count(compared.preemptions)} recorded, {count(compared.driven_preemptions)} this time."
+            f" Tokens hit: {count(compared.hits)} recorded, {count(compared.driven_hits)} this time.",
+            columns,
+        ),
+    ]
+
+
+def _outcomes(compared: Comparison) -> str:
+    return ", ".join(f"{count(compared.outcomes[outcome])} {outcome.value}" for outcome in Outcome)
+
+
+def _differences(compared: Comparison, columns: int | None) -> list[list[str]]:
+    parts: list[list[str]] = []
+    parting, first = compared.parting, compared.first
+    if parting is not None and parting is not first:
+        parts.append(["Here the run takes another course:", *_answer(parting, columns)])
+    if first is not None:
+        parts.append(["The first difference:", *_answer(first, columns)])
+        listed = ["All differences:"]
+        for meaning in Meaning:
+            if numbers := [each.number for each in compared.answers if each.meaning is meaning]:
+                what = meaning.value if len(numbers) == 1 else _PLURALS[meaning]
+                listed += wrapped(f"{len(numbers)} {what}: {_list(numbers)}", columns, first=_INDENT)
+        parts.append(listed)
+    if compared.reproduced:
+        broken = Counter(rule for each in compared.reproduced for rule in each.driven_breaks or ("an error",))
+        said = ", ".join(f"{rule} in {some(number, 'answer')}" for rule, number in sorted(broken.items()))
+        parts.append(wrapped(f"Reproduced: {said}.", columns))
+    reasons = Counter(each.reason for each in compared.answers if each.outcome is Outcome.NOT_COMPARABLE)
+    if reasons:
+        parts.append(["Not comparable:"])
+        for reason, number in reasons.most_common():
+            first_line = f"{_INDENT}{number:>5}  "
+            parts[-1] += wrapped(reason, columns, first=first_line, rest=" " * len(first_line))
+    return parts
+
+
+def _answer(answer: Answer, columns: int | None) -> list[str]:
+    about = (
+        f"#{answer.number} {answer.call} of {plain(answer.request)} (epoch {answer.epoch}), at {clock(answer.at_ns)}"
+    )
+    lines = wrapped(about, columns, first=_INDENT)
+    for name, text in (
+        ("asked", _asked(answer)),
+        ("recorded", _answered(answer.recorded)),
+        ("this time", _answered(answer.driven)),
+    ):
+        first = f"{_INDENT * 2}{name:<11}"
+        lines += wrapped(text, columns, first=first, rest=" " * len(first))
+    if answer.meaning is None:
+        return lines + wrapped(f"Not comparable: {answer.reason}.", columns, first=_INDENT * 2)
+    lines += wrapped(f"{_MEANT[answer.meaning]}{_why(answer)}", columns, first=_INDENT * 2)
+    return lines + (wrapped(plain(answer.explanation), columns, first=_INDENT * 3) if answer.explanation else [])
+
+
+def _asked(answer: Answer) -> str:
+    asked = answer.asked
+    if answer.call == LOOKUP:
+        return f"{count(asked['computed'])} of {count(asked['total'])} tokens computed"
+    return f"{count(asked['blocks'])} blocks for {count(asked['external'])} external tokens"
+
+
+def _answered(facts: Facts | None) -> str:
+    if facts is None:
+        return "no such call"
+    if "error" in facts:
+        return plain(str(facts["error"]))
+    if not facts:
+        return "accepted"
+    returned = facts["returned"]
+    matched = "" if facts["matched"] is None else f"{count(facts['matched'])} matched, "
+    how = (", asynchronously" if facts["is_async"] else "") + (", from memory" if facts["cached"] else "")
+    return f"{matched}answered {'ask me later' if returned is None else count(returned)}{how}"
+
+
+def _why(answer: Answer) -> str:
+    def fault(breaks: Sequence[str], facts: Facts | None) -> str:
+        if breaks:
+            return f"breaks {', '.join(breaks)}"
+        return "is an error" if "error" in (facts or ()) else "breaks no rule"
+
+    if answer.meaning is Meaning.OTHER:
+        return "."
+    then, now = fault(answer.recorded_breaks, answer.recorded), fault(answer.driven_breaks, answer.driven)
+    return f": the recorded answer {then}, this one {now}."
+
+
+def _list(numbers: Sequence[int]) -> str:
+    listed = ", ".join(f"#{number}" for number in numbers[:MOST_LISTED])
+    return f"{listed}, and {len(numbers) - MOST_LISTED} more" if len(numbers) > MOST_LISTED else listed

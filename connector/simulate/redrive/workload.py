@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrail.connector.registration import found_again
-from kvtrail.connector.simulate.prefixes import segments
+from kvtrail.connector.simulate.prefixes import Known, segments
 from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
 from kvtrail.tracer.events import semconv
@@ -17,6 +17,7 @@ from kvtrail.tracer.events.events import (
     Alloc,
     CacheReset,
     Event,
+    LoadError,
     Lookup,
     Preempt,
     Received,
@@ -29,6 +30,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.history.history import History
 from kvtrail.tracer.ledger.account import SCHEDULER
+from kvtrail.tracer.model.words import some
 
 SPARE_STEPS = 2000
 """Steps beyond the recorded ones, for what takes longer this time."""
@@ -47,16 +49,22 @@ class Workload:
     Attributes:
         scenario: to be played.
         requests: the recorded requests by the scenario's ids, in the order of arrival.
+        events: of the connector, in order.
         connector: the traced connector's name, or `module:Class` of one that vLLM does not know; of a MultiConnector, the
             first child's.
+        connector_class: the name of its class.
         settings: the numbers and truth values of the connector's configuration.
-        notes: what is guessed, and why, in sentences.
+        chunk_size: tokens per chunk of its store; None where unknown.
+        notes: what is missing or guessed, and why, in sentences. Where there are any, the load is not quite the recorded one.
     """
 
     scenario: Scenario
     requests: Mapping[str, RecordedRequest]
+    events: Sequence[Event]
     connector: str
+    connector_class: str
     settings: Mapping[str, Any]
+    chunk_size: int | None
     notes: Sequence[str]
 
 
@@ -68,17 +76,23 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     """
     recorder = _recorder(history, recorder)
     resource = history.resource(recorder)
-    events = [e for e in history.events if e.recorder == recorder and e.role in (SCHEDULER, "")]
+    recorded = [e for e in history.events if e.recorder == recorder]
+    events = [e for e in recorded if e.role in (SCHEDULER, "")]
     connector_id = next(e.connector_id for e in events if isinstance(e, RequestStart))
     events = [e for e in events if e.connector_id == connector_id or not isinstance(e, Lookup | Alloc)]
     requests = begun(events)
     steps = _steps(events)
     starts = {name: request.start for name, request in requests.items() if request.start is not None}
-    notes = [] if all(start.scheduler_step is not None for start in starts.values()) else [_GUESSED_STEPS]
+    notes = []
+    if missing := recorded[-1].sequence + 1 - len(recorded):
+        notes.append(_MISSING.format(some(missing, "event")))
+    if not all(start.scheduler_step is not None for start in starts.values()):
+        notes.append(_GUESSED_STEPS)
     block_size = int(resource.get(semconv.BLOCK_SIZE.key) or _block_size(events))
-    made, known = segments(requests, block_size=block_size)
-    if not known:
-        notes.append(_GUESSED_PREFIXES)
+    chunk_size = next((e.chunk_size for e in events if e.chunk_size), None)
+    made, known = segments(requests, block_size=block_size, chunk_size=chunk_size)
+    if known is not Known.BLOCKS:
+        notes.append(_NO_HASHES.format(_SHARING[known]))
     arrivals = tuple(
         Arrival(
             name,
@@ -90,7 +104,13 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
         )
         for name, start in starts.items()
     )
+    fails, unknown = _fails(requests, events, block_size)
+    if unknown:
+        notes.append(_UNKNOWN_FAILURES.format(some(unknown, "report")))
     settings, more = _settings(resource)
+    connector_class = next((e.connector for e in events if isinstance(e, Lookup)), None)
+    if connector_class is None:
+        raise NotDrivable("the history cannot be driven again: no lookup is in it, so the connector is not known")
     return Workload(
         scenario=Scenario(
             arrivals=arrivals,
@@ -100,27 +120,33 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             block_size=block_size,
             drafts=int(resource.get(semconv.DRAFTS.key) or 0),
             settings=settings,
-            workers=Workers(ends=tuple(_ends(events))),
+            workers=Workers(ends=tuple(_ends(events)), fails=fails),
             most_steps=max(steps.values(), default=0) + SPARE_STEPS,
         ),
         requests=requests,
-        connector=found_again(
-            next((e.connector for e in events if isinstance(e, Lookup)), ""), resource.get(semconv.CONNECTOR_CLASS.key)
-        ),
-        settings=json.loads(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}"),
+        events=events,
+        connector=found_again(connector_class, resource.get(semconv.CONNECTOR_CLASS.key)),
+        connector_class=connector_class,
+        settings=_connector_settings(resource),
+        chunk_size=chunk_size,
         notes=(*notes, *more),
     )
 
 
+_MISSING = "{} of the recording are missing, so the load is not all of the recorded one."
 _GUESSED_STEPS = (
     "The recording does not say in which scheduling steps requests arrived (an older kvtrail's, or a log): it is guessed by"
     " the order of events."
 )
-_GUESSED_PREFIXES = (
-    "The recording holds no block hashes (they are recorded at level `detailed`): which requests share a prefix is guessed"
-    " by lengths."
+_NO_HASHES = (
+    "The recording holds no block hashes (they are recorded at level `detailed`): which requests share a prefix is {}."
 )
+_SHARING = {Known.CHUNKS: "known by the keys of chunks only", Known.LENGTHS: "guessed by lengths"}
+_UNKNOWN_FAILURES = "{} of failed blocks cannot be traced to a load: that load does not fail here."
 _GUESSED_POOL = "The recording does not say how many KV blocks the engine had: {} are assumed."
+
+
+_NO_REQUEST = "no request of a scheduler begins in it (a log does not show how requests begin)"
 
 
 def begun(events: Sequence[Event]) -> dict[str, RecordedRequest]:
@@ -133,7 +159,7 @@ def _recorder(history: History, name: str | None) -> str:
     if name is not None:
         found = {recorder: engine for recorder, engine in found.items() if name in (engine, recorder)}
     if not found:
-        what = "no request of a scheduler begins in it" if name is None else f"no recorder or engine {name!r} is in it"
+        what = f"no recorder or engine {name!r} is in it" if name is not None else _NO_REQUEST
         raise NotDrivable(f"the history cannot be driven again: {what}")
     if len(found) > 1:
         named = ", ".join(f"{recorder} (engine {engine})" for recorder, engine in sorted(found.items()))
@@ -180,6 +206,37 @@ def _ends(events: Sequence[Event]) -> Iterator[tuple[str, int]]:
             waited[event.request] += 1
 
 
+def _fails(
+    requests: Mapping[str, RecordedRequest], events: Sequence[Event], block_size: int
+) -> tuple[tuple[tuple[str, int], ...], int]:
+    """The loads that failed, with the first of each one's blocks that did; and how many reports of failed blocks belong to
+    none that is known."""
+    fails: list[tuple[str, int]] = []
+    unknown = 0
+    names = {id(event): name for name, request in requests.items() for event in request.events}
+    computed: dict[str, int] = {}
+    loading: dict[str, tuple[int, ...]] = {}
+    loads: Counter[str] = Counter()
+    for event in events:
+        name = names.get(id(event), "")
+        if isinstance(event, LoadError):
+            failed, found = set(event.blocks_ids), len(fails)
+            for other, blocks in tuple(loading.items()):
+                if first := [number for number, block in enumerate(blocks) if block in failed]:
+                    del loading[other]
+                    fails.append((wait(other, loads[other] - 1), first[0]))
+            unknown += len(fails) == found
+        elif isinstance(event, Lookup):
+            computed[name] = event.computed
+        elif isinstance(event, Alloc) and event.allocated:
+            loads[name] += 1
+            start = computed.get(name, 0)
+            loading[name] = (event.blocks_ids or ())[start // block_size : -(-(start + event.allocated) // block_size)]
+        elif isinstance(event, Preempt) or (isinstance(event, RequestEnd) and event.outcome != "aborted"):
+            loading.pop(name, None)  # of one that is aborted the load goes on, and may fail
+    return tuple(fails), unknown
+
+
 def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[CachesReset]:
     """vLLM's resets and the connector's; two in the same step are one call."""
     made: dict[int, CachesReset] = {}
@@ -205,6 +262,15 @@ def _block_size(events: Sequence[Event]) -> int:
             "the history cannot be driven again: its recorder does not say how many tokens a KV block has"
         )
     return size
+
+
+def _connector_settings(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded numbers and truth values of the connector's configuration; none, if they are damaged."""
+    try:
+        settings = json.loads(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}")
+    except ValueError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _settings(resource: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

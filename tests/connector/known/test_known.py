@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 
 from kvtrail.connector import known
-from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.known.probe import Probe
 from kvtrail.tracer.events.capabilities import Capability
@@ -22,18 +21,19 @@ from kvtrail.tracer.events.patience import Patience, of_connector
 from kvtrail.tracer.rules import all_rules
 
 FOLDERS = sorted(path.parent for path in Path(known.__file__).parent.glob("*/__init__.py"))
-BASES = {"probe": Probe, "fake": Fake, "environment": Environment}
+BASES: dict[str, type] = {"probe": Probe, "fake": Fake}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_declares_a_connector_and_its_files_are_its_parts(folder: Path) -> None:
     connector = {each.package: each for each in known._by_class().values()}[f"{known.__name__}.{folder.name}"]
     assert all(known.by_name(name) is connector for name in connector.classes)
-    assert {path.stem for path in folder.glob("*.py")} <= {"__init__", "contents", *BASES}
+    assert {path.stem for path in folder.glob("*.py")} <= {"__init__", "contents", "recorded", *BASES}
     for part, base in BASES.items():
         cls = known.part_of(type(connector.classes[0], (), {}), part)
         assert (cls is not None) == (folder / f"{part}.py").exists()
         assert cls is None or issubclass(cls, base)
+    assert callable(connector.part("recorded")) == (folder / "recorded.py").exists()
 
 
 SHOWN = {

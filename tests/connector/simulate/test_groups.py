@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
-from kvtrail.connector.simulate.model_worker import ModelWorker
+from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Schedule
@@ -31,16 +31,20 @@ def bare(tmp_path: Path) -> BareScheduler:
     return made
 
 
+def model(bare: BareScheduler) -> Model:
+    assert bare.worker is not None
+    assert bare.worker.model is not None
+    return bare.worker.model
+
+
 def wrong(bare: BareScheduler) -> list[str]:
-    assert isinstance(bare.worker, ModelWorker)
     bare.step()
-    return bare.worker.model.wrong
+    return model(bare).wrong
 
 
 def spoil(bare: BareScheduler, layer: str, group: int, token: int) -> None:
-    assert isinstance(bare.worker, ModelWorker)
     tables: Any = bare.scheduler.kv_cache_manager.get_block_ids("r-0")
-    bare.worker.model.caches[layer].tensor[tables[group][token // 32], :, token % 32] = 0
+    model(bare).caches[layer].tensor[tables[group][token // 32], :, token % 32] = 0
 
 
 def test_a_layer_is_compared_in_the_blocks_of_its_own_group(bare: BareScheduler) -> None:

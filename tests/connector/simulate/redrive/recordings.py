@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.demo import workload
-from kvtrail.connector.simulate.redrive.redrive import Closeness
+from kvtrail.connector.recording.messages import without_place
+from kvtrail.connector.simulate.redrive.comparison import LOOKUP, Comparison, Outcome
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 from kvtrail.tracer.history.history import History, load
@@ -45,8 +46,17 @@ def recorded(played: Played, folder: Path, *, order: int | None = None) -> Histo
     return load([path])
 
 
-def assert_the_same(closeness: Closeness) -> None:
-    assert closeness.divergence is None
-    assert closeness.same_lookups == closeness.lookups == closeness.driven_lookups > 0
-    assert closeness.preemptions == closeness.driven_preemptions
-    assert closeness.hits == closeness.driven_hits
+def assert_the_same(comparison: Comparison) -> None:
+    """Every answer is the recorded one, down to what the store held and where the answer came from."""
+    assert comparison.parting is None, comparison.parting
+    assert set(comparison.outcomes) == {Outcome.SAME}
+    for each in comparison.answers:
+        assert _comparable(each.recorded) == _comparable(each.driven), each
+    assert any(each.call == LOOKUP for each in comparison.answers)
+    assert comparison.preemptions == comparison.driven_preemptions
+    assert comparison.hits == comparison.driven_hits
+
+
+def _comparable(answer: Any) -> Any:
+    """An answer without where an error was raised."""
+    return {name: without_place(value) if name == "error" else value for name, value in answer.items()}

@@ -14,7 +14,6 @@ from kvtrail.__main__ import main
 from kvtrail.connector.registration import configuration, found_again, resolve
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.redrive.redrive import redrive
-from kvtrail.connector.simulate.rerun.rerun import rerun
 from kvtrail.connector.simulate.run import play
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.history.history import History
@@ -51,14 +50,13 @@ def history(package: Path, tmp_path: Path) -> History:
     return recorded(played, tmp_path)
 
 
-def test_it_is_driven_again_and_run_again(history: History) -> None:
+def test_it_is_driven_again(history: History) -> None:
     assert {span.resource[semconv.CONNECTOR_CLASS.key] for _, span in history.moments} == {NAME}
     driven = redrive(history)
     assert driven.connector == NAME
-    assert "over-report" in driven.closeness.same_rules
-    again = rerun(history, against=driven.connector)
-    assert again.first is None
-    assert again.reproduced
+    assert "over-report" in driven.comparison.same_rules
+    assert driven.comparison.first is None
+    assert driven.comparison.reproduced
 
 
 def test_its_fault_becomes_a_test(history: History, package: Path, tmp_path: Path) -> None:

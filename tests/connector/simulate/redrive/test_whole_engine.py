@@ -24,9 +24,9 @@ def test_what_a_real_engine_did_comes_out_lookup_for_lookup(tmp_path: Path, play
     driven = redrive(recorded(played, tmp_path), whole_engine=whole_engine)
     assert driven.workload.notes == ()
     assert driven.played.error is None
-    assert_the_same(driven.closeness)
-    assert driven.closeness.preemptions > 5
-    assert driven.closeness.hits > 1000
+    assert_the_same(driven.comparison)
+    assert driven.comparison.preemptions > 5
+    assert driven.comparison.hits > 1000
     assert any(event.kind == "kv.load" for event in driven.played.events) == whole_engine, "only a worker loads"
 
 

@@ -1,0 +1,400 @@
+"""Compares a run with the recording that it drives again: every lookup, every allocation, and the findings.
+
+Only answers to the same question are compared. What a difference means, the rules say: a fix, a new fault, or another answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import zip_longest
+from typing import Any
+
+from kvtrail.connector.recording.messages import without_place
+from kvtrail.connector.simulate.recorded import RecordedRequest
+from kvtrail.connector.simulate.run import Played
+from kvtrail.tracer.events.events import Alloc, Event, Lookup
+from kvtrail.tracer.history.judging import judge
+from kvtrail.tracer.ledger.account import SCHEDULER
+from kvtrail.tracer.model.findings import Finding, by_weight
+from kvtrail.tracer.rules import DeadlineRule, all_rules
+
+LOOKUP, ALLOCATION = "lookup", "allocation"
+Facts = Mapping[str, Any]
+Broken = Mapping[str, Mapping[str, str]]
+"""The rules that each event broke, by its span id, with their explanations."""
+_DEADLINES = frozenset(rule.id for rule in all_rules() if isinstance(rule, DeadlineRule))
+
+
+class Outcome(StrEnum):
+    """How an answer compares with the recorded one."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    NOT_COMPARABLE = "not comparable"
+
+
+class Meaning(StrEnum):
+    """What a different answer means, by the rules."""
+
+    FIX = "fix"
+    """The recorded answer broke a rule, or was an error; this one does not and is not."""
+    NEW_FAULT = "new fault"
+    """This answer breaks a rule, or is an error; the recorded one did not and was not."""
+    OTHER = "another answer"
+    """Neither is a fault, or both are: another policy, or another form of the same fault."""
+
+
+class Expected(StrEnum):
+    """What a comparison is expected to show."""
+
+    FIXED = "fixed"
+    """The recorded faults are gone, and there are no new ones. Another policy is no fault."""
+    SAME = "same"
+    """All answers that can be compared are the recorded ones, faults included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer of the connector beside the recorded one.
+
+    Attributes:
+        number: its place among all answers, from 0, in the recorded order.
+        request: its id in the scenario.
+        epoch: the request's preemption epoch.
+        call: LOOKUP or ALLOCATION.
+        at_ns: when it was recorded, Unix nanoseconds; of one that was not, when the one before it was.
+        asked: what the scheduler asked: tokens in all and computed; of an allocation, external tokens and blocks. As
+            recorded, or of this run where nothing was recorded.
+        recorded, driven: the answers; None where there was no such call. That to an allocation is empty, if it is no error.
+        outcome: how they compare.
+        meaning: of a difference; None where there is none.
+        reason: why they cannot be compared; empty where they can.
+        recorded_breaks, driven_breaks: the rules that the answers broke.
+        explanation: of these rules: of the new fault's, else of those that the recorded answer broke.
+    """
+
+    number: int
+    request: str
+    epoch: int
+    call: str
+    at_ns: int
+    asked: Facts
+    recorded: Facts | None
+    driven: Facts | None
+    outcome: Outcome
+    meaning: Meaning | None = None
+    reason: str = ""
+    recorded_breaks: tuple[str, ...] = ()
+    driven_breaks: tuple[str, ...] = ()
+    explanation: str = ""
+
+    @property
+    def was_fault(self) -> bool:
+        """Whether the recorded answer broke a rule, or was an error."""
+        return bool(self.recorded_breaks) or "error" in (self.recorded or ())
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether this run's answer breaks a rule, or is an error."""
+        return bool(self.driven_breaks) or "error" in (self.driven or ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A run beside its recording.
+
+    Attributes:
+        answers: every recorded answer, in the order of the recording, and those that only the run has.
+        preemptions, driven_preemptions: of all requests.
+        hits, driven_hits: external tokens that lookups answered; only the last answer before each admission counts.
+        findings, driven_findings: (rule, request), of the recording and of the run.
+        incomparable: the rules of recorded findings that no re-drive can show: what a worker reported, or what did not end in
+            time.
+        error, driven_error: what the engine died of; None if it lived.
+        unfinished: how many requests had not ended when the run did, although the engine lived.
+        doubts: why a difference may be due to the re-drive and not to the connector, in sentences.
+    """
+
+    answers: tuple[Answer, ...]
+    preemptions: int
+    driven_preemptions: int
+    hits: int
+    driven_hits: int
+    findings: tuple[tuple[str, str], ...]
+    driven_findings: tuple[tuple[str, str], ...]
+    incomparable: frozenset[str]
+    error: str | None
+    driven_error: str | None
+    unfinished: int
+    doubts: tuple[str, ...]
+
+    @property
+    def parting(self) -> Answer | None:
+        """The first answer that is not the same as recorded, or that cannot be compared."""
+        return next((each for each in self.answers if each.outcome is not Outcome.SAME), None)
+
+    @property
+    def first(self) -> Answer | None:
+        """The first different answer."""
+        return next((each for each in self.answers if each.outcome is Outcome.DIFFERENT), None)
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """How many answers had each outcome."""
+        return Counter(each.outcome for each in self.answers)
+
+    @property
+    def meanings(self) -> Counter[Meaning]:
+        """How many differences meant what."""
+        return Counter(each.meaning for each in self.answers if each.meaning is not None)
+
+    @property
+    def reproduced(self) -> Sequence[Answer]:
+        """The recorded faults that are answered in the same way."""
+        return [each for each in self.answers if each.outcome is Outcome.SAME and each.is_fault]
+
+    @property
+    def same_findings(self) -> tuple[tuple[str, str], ...]:
+        """The findings of both, for the same request."""
+        return tuple(each for each in self.findings if each in self.driven_findings)
+
+    @property
+    def same_rules(self) -> tuple[str, ...]:
+        """The rules with findings in both, even if for another request."""
+        return tuple(sorted(_rules(self.findings) & _rules(self.driven_findings)))
+
+    @property
+    def fixed_rules(self) -> tuple[str, ...]:
+        """The rules with findings in the recording only. None where the run may have lacked the occasion."""
+        gone = _rules(self.findings) - _rules(self.driven_findings) - self.incomparable
+        return () if self.doubts else tuple(sorted(gone))
+
+    @property
+    def new_rules(self) -> tuple[str, ...]:
+        """The rules with findings in the run only."""
+        return tuple(sorted(_rules(self.driven_findings) - _rules(self.findings)))
+
+    @property
+    def dies_again(self) -> bool:
+        """Whether the engine died of the same error as when it was recorded."""
+        return self.driven_error is not None and self.error is not None and same_error(self.error, self.driven_error)
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the run shows a fault that the recording does not."""
+        dies = self.driven_error is not None and not self.dies_again
+        return bool(self.meanings[Meaning.NEW_FAULT] or self.new_rules or dies or self.unfinished)
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is a difference that is not a fix."""
+        return self.is_worse or bool(self.meanings[Meaning.OTHER])
+
+    @property
+    def has_compared(self) -> bool:
+        """Whether any answer could be compared."""
+        return bool(self.outcomes[Outcome.SAME] or self.outcomes[Outcome.DIFFERENT])
+
+    def meets(self, expected: Expected) -> bool | None:
+        """Whether it is as expected; None if too little could be compared to tell."""
+        fixes = bool(self.meanings[Meaning.FIX] or self.fixed_rules)
+        if expected is Expected.SAME:
+            if self.differs or fixes:
+                return False
+            return True if self.has_compared else None
+        if self.is_worse or self.same_rules or self.dies_again:
+            return False
+        return True if fixes else None
+
+
+def compare(
+    recorded: Mapping[str, RecordedRequest],
+    events: Sequence[Event],
+    driven: Mapping[str, RecordedRequest],
+    played: Played,
+    doubts: Sequence[str],
+) -> Comparison:
+    """Compare a run with its recording.
+
+    Args:
+        recorded, driven: the requests of both, by the scenario's ids.
+        events: of the recording.
+        doubts: why a difference may be due to the re-drive and not to the connector, in sentences.
+    """
+    findings, broken = _judged(events)
+    _, broken_now = _judged(played.events if played.findings else ())
+    of_workers = {event.span_id for event in events if event.role not in (SCHEDULER, "")}
+    incomparable = {
+        finding.rule
+        for finding in findings
+        if finding.rule in _DEADLINES or any(each.span_id in of_workers for each in finding.witness)
+    }
+    answers = _answers(_pairs(recorded, driven), played, doubts)
+    return Comparison(
+        answers=tuple(_meant(answer, one, other, broken, broken_now) for answer, one, other in answers),
+        preemptions=sum(len(request.preemptions) for request in recorded.values()),
+        driven_preemptions=sum(len(request.preemptions) for request in driven.values()),
+        hits=sum(map(_hits, recorded.values())),
+        driven_hits=sum(map(_hits, driven.values())),
+        findings=_named(findings),
+        driven_findings=_named(played.findings),
+        incomparable=frozenset(incomparable),
+        error=next((e.error for e in events if e.error is not None and e.role == SCHEDULER), None),
+        driven_error=played.error,
+        unfinished=0 if played.error else len(played.unfinished),
+        doubts=tuple(doubts),
+    )
+
+
+def same_error(recorded: str, driven: str) -> bool:
+    """Whether two errors are the same: by their classes and the numbers in their texts, since versions word them
+    differently."""
+
+    def signature(error: str) -> tuple[str, list[str]]:
+        name, _, text = without_place(error).partition(":")
+        return name, re.findall(r"\d+", text)
+
+    return signature(recorded) == signature(driven)
+
+
+Call = Lookup | Alloc
+_Pair = tuple[str, Call | None, Call | None]
+"""A request's call as recorded, and the one at the same place of the same epoch in the run."""
+
+
+def _pairs(recorded: Mapping[str, RecordedRequest], driven: Mapping[str, RecordedRequest]) -> list[_Pair]:
+    """All calls of both, in the order of the recording."""
+    placed: list[tuple[tuple[int, int], _Pair]] = []
+    for name, request in recorded.items():
+        then, now = _by_epoch(request), _by_epoch(driven.get(name))
+        place = (request.events[0].start_ns, request.events[0].sequence)
+        for epoch in sorted({*then, *now}):
+            for one, other in zip_longest(then.get(epoch, ()), now.get(epoch, ())):
+                if one is not None:
+                    place = (one.start_ns, one.sequence)
+                elif request.end is None:
+                    break  # the recording ends before the request does
+                placed.append((place, (name, one, other)))
+    return [pair for _, pair in sorted(placed, key=lambda each: each[0])]
+
+
+def _by_epoch(request: RecordedRequest | None) -> dict[int, list[Call]]:
+    calls: dict[int, list[Call]] = {}
+    for event in () if request is None else request.events:
+        if isinstance(event, Lookup | Alloc):
+            calls.setdefault(event.epoch, []).append(event)
+    return calls
+
+
+def _answers(
+    pairs: Sequence[_Pair], played: Played, doubts: Sequence[str]
+) -> Iterator[tuple[Answer, Call | None, Call | None]]:
+    doubt, at_ns = next(iter(doubts), ""), 0
+    for number, (name, one, other) in enumerate(pairs):
+        event = one or other
+        assert event is not None
+        at_ns = event.start_ns if one is not None else at_ns
+        outcome, reason = Outcome.NOT_COMPARABLE, ""
+        if one is None:
+            reason = "the recording has no such call"
+        elif other is None:
+            reason = "there was no such call this time" + ("; the engine had died" if played.error else "")
+        elif not _same_question(one, other):
+            reason = "the scheduler asked something else this time"
+        elif _same(_answer(one), _answer(other)):
+            outcome = Outcome.SAME
+        elif doubt and not _found_the_same(one, other):
+            reason = doubt
+        else:
+            outcome = Outcome.DIFFERENT
+        if outcome is not Outcome.SAME and not doubts:
+            doubt = doubt or f"since #{number} the run takes another course, so the store may hold something else"
+        yield (
+            Answer(
+                number=number,
+                request=name,
+                epoch=event.epoch,
+                call=LOOKUP if isinstance(event, Lookup) else ALLOCATION,
+                at_ns=at_ns,
+                asked=_question(event),
+                recorded=None if one is None else _answer(one),
+                driven=None if other is None else _answer(other),
+                outcome=outcome,
+                reason=reason,
+            ),
+            one,
+            other,
+        )
+
+
+def _question(event: Call) -> Facts:
+    if isinstance(event, Lookup):
+        return {"total": event.total, "computed": event.computed}
+    return {"total": event.total, "external": event.allocated, "blocks": event.blocks_count}
+
+
+def _answer(event: Call) -> Facts:
+    facts: dict[str, Any] = {} if event.error is None else {"error": event.error}
+    if isinstance(event, Lookup):
+        facts |= {"returned": event.answer, "is_async": event.is_async}
+        facts |= {"matched": event.matched, "cached": event.cached}
+    return facts
+
+
+def _same_question(one: Call, other: Call) -> bool:
+    """Whether all that both say of the question is equal."""
+    then, now = _question(one), _question(other)
+    return type(one) is type(other) and all(now[name] in (None, then[name]) for name in then if then[name] is not None)
+
+
+def _same(recorded: Facts, driven: Facts) -> bool:
+    """Whether two answers tell the scheduler the same. What the store held and where the answer came from are shown only."""
+    if "error" in recorded and "error" in driven:
+        return same_error(recorded["error"], driven["error"])
+    return all(recorded.get(name) == driven.get(name) for name in ("returned", "is_async", "error"))
+
+
+def _found_the_same(one: Call, other: Call) -> bool:
+    """Whether the store held the same for both, so that only the connector makes a difference."""
+    if not isinstance(one, Lookup) or not isinstance(other, Lookup) or one.matched is None:
+        return False
+    return one.matched == other.matched
+
+
+def _meant(answer: Answer, one: Call | None, other: Call | None, broken: Broken, broken_now: Broken) -> Answer:
+    """The answer with what the rules say of it."""
+    was = broken.get(one.span_id, {}) if one is not None else {}
+    now = broken_now.get(other.span_id, {}) if other is not None else {}
+    answer = replace(answer, recorded_breaks=tuple(sorted(was)), driven_breaks=tuple(sorted(now)))
+    if answer.outcome is Outcome.DIFFERENT:
+        meaning = Meaning.FIX if answer.was_fault else Meaning.NEW_FAULT
+        answer = replace(answer, meaning=Meaning.OTHER if answer.was_fault == answer.is_fault else meaning)
+    texts = now if answer.meaning is Meaning.NEW_FAULT else was
+    return replace(answer, explanation=" ".join(texts[rule] for rule in sorted(texts)))
+
+
+def _judged(events: Sequence[Event]) -> tuple[list[Finding], Broken]:
+    """The findings, and the rules that each event broke."""
+    judged = judge(events)
+    broken: dict[str, dict[str, str]] = {}
+    for index, findings in (*judged.found.items(), *judged.again.items()):
+        rules = broken.setdefault(events[index].span_id, {})
+        rules.update((finding.rule, finding.explanation) for finding in findings)
+    return by_weight([*judged.late, *(finding for found in judged.found.values() for finding in found)]), broken
+
+
+def _hits(request: RecordedRequest) -> int:
+    last = {lookup.epoch: lookup.answer or 0 for lookup in request.lookups}
+    return sum(last.values())
+
+
+def _named(findings: Sequence[Finding]) -> tuple[tuple[str, str], ...]:
+    return tuple(dict.fromkeys((finding.rule, finding.request) for finding in findings))
+
+
+def _rules(findings: Sequence[tuple[str, str]]) -> frozenset[str]:
+    return frozenset(rule for rule, _ in findings)

@@ -1,0 +1,186 @@
+"""What a difference means: a run beside its recording, both written by hand, without vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from history import history
+
+from kvtrail.connector.known.offload.recorded import room
+from kvtrail.connector.simulate.prefixes import Known, segments
+from kvtrail.connector.simulate.recorded import recorded_requests
+from kvtrail.connector.simulate.redrive.comparison import (
+    Comparison,
+    Expected,
+    Meaning,
+    Outcome,
+    compare,
+    same_error,
+)
+from kvtrail.connector.simulate.run import Played
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.judging import findings_of
+
+STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\n"
+FIXED = STALE.replace("-> 256 cached", "-> 0")
+DOUBT = "Some events are missing."
+
+
+def compared(recorded: str, driven: str, *, doubts: Sequence[str] = (), error: str | None = None) -> Comparison:
+    then, now = history(recorded), history(driven)
+    return compare(recorded_requests(then), then, recorded_requests(now), played(now, error), doubts)
+
+
+def played(events: list[Event], error: str | None) -> Played:
+    return Played(
+        exporters=(), events=events, findings=list(findings_of(events).values()), checks={}, observations=(), error=error,
+        traceback="", steps=9, unfinished={}, lookups=(), loads_read=0, loads_copied=False, blocks_compared=0, unprobed=None,
+    )  # fmt: skip
+
+
+def test_the_same_answers_are_the_same_with_their_faults() -> None:
+    result = compared(STALE + "A 256", STALE + "A 256")
+    assert set(result.outcomes) == {Outcome.SAME}
+    assert [each.driven_breaks for each in result.reproduced if each.call == "lookup"] == [("stale-lookup",)]
+    assert result.same_rules == ("stale-lookup",)
+    assert not result.differs
+    assert result.meets(Expected.SAME) is True
+    assert result.meets(Expected.FIXED) is False
+
+
+def test_a_fix_and_the_other_way_round_a_new_fault() -> None:
+    fixed, worse = compared(STALE + "A 256", FIXED + "A 0"), compared(FIXED + "A 0", STALE + "A 256")
+    for result, meaning, breaks in (
+        (fixed, Meaning.FIX, (("stale-lookup",), ())),
+        (worse, Meaning.NEW_FAULT, ((), ("stale-lookup",))),
+    ):
+        assert result.first is not None
+        assert (result.first.meaning, (result.first.recorded_breaks, result.first.driven_breaks)) == (meaning, breaks)
+        assert "256" in result.first.explanation
+        assert result.meanings == {meaning: 1}
+        alloc = result.answers[-1]
+        assert (alloc.call, alloc.outcome) == ("allocation", Outcome.NOT_COMPARABLE)
+        assert alloc.reason == "the scheduler asked something else this time"
+    assert (fixed.differs, worse.differs) == (False, True)
+    assert (fixed.fixed_rules, worse.new_rules) == (("stale-lookup",), ("stale-lookup",))
+    assert (fixed.meets(Expected.FIXED), worse.meets(Expected.FIXED)) == (True, False)
+    assert (fixed.meets(Expected.SAME), worse.meets(Expected.SAME)) == (False, False)
+
+
+def test_another_policy_is_neither() -> None:
+    result = compared("L 749 c0 h256 -> 256", "L 749 c0 h512 -> 512")
+    assert result.meanings == {Meaning.OTHER: 1}
+    assert result.differs
+    assert result.meets(Expected.FIXED) is None
+    assert result.meets(Expected.SAME) is False
+
+
+def test_later_or_asynchronously_is_another_answer() -> None:
+    for now in ("L 749 c0 -> later", "L 749 c0 h256 -> 256 async"):
+        assert compared("L 749 c0 h256 -> 256", now).meanings == {Meaning.OTHER: 1}, now
+
+
+def test_an_error_is_a_fault() -> None:
+    died = "L 749 c0 h256 -> 256\nA 256 !AssertionError: 256 vs 0"
+    worse = compared("L 749 c0 h256 -> 256\nA 256", died, error="AssertionError: 256 vs 0")
+    assert (worse.answers[-1].meaning, worse.differs) == (Meaning.NEW_FAULT, True)
+    again = compared(died, died, error="AssertionError: 256 vs 0")
+    assert (again.dies_again, again.differs, again.meets(Expected.SAME)) == (True, False, True)
+    other = compared(died, died, error="KeyError: 7")
+    assert (other.dies_again, other.differs) == (False, True)
+    assert compared(died, "L 749 c0 h256 -> 256\nA 256").answers[-1].meaning is Meaning.FIX
+
+
+def test_after_a_difference_only_what_the_store_held_alike_is_compared() -> None:
+    """The runs take other courses, and fill the store in another way."""
+    first = "L 749 c0 h256 -> {}\nb: L 600 c0 {} -> {}"
+    for then, now, outcome in (
+        (("h128", 128), ("h128", 0), Outcome.DIFFERENT),
+        (("h128", 128), ("h64", 64), Outcome.NOT_COMPARABLE),
+        (("h?", 128), ("h?", 0), Outcome.NOT_COMPARABLE),
+        (("h128", 128), ("h64", 128), Outcome.SAME),
+    ):
+        result = compared(first.format(256, *then), first.format(0, *now))
+        assert result.answers[0].outcome is Outcome.DIFFERENT
+        assert result.answers[1].outcome is outcome, (then, now)
+
+
+def test_what_is_missing_is_not_held_against_the_connector() -> None:
+    """A finding that is gone is no fix then; one that comes is there all the same."""
+    result = compared("L 749 c0 h256 -> 256", "L 749 c0 h512 -> 512", doubts=[DOUBT])
+    assert (result.answers[0].outcome, result.answers[0].reason) == (Outcome.NOT_COMPARABLE, DOUBT)
+    assert not result.has_compared
+    assert result.meets(Expected.SAME) is None
+    gone = compared(STALE, "L 749 c0 h0 -> 0", doubts=[DOUBT])
+    assert (gone.fixed_rules, gone.meets(Expected.FIXED)) == ((), None)
+    assert compared("L 749 c0 h0 -> 0", STALE, doubts=[DOUBT]).new_rules == ("stale-lookup",)
+    alike = compared(STALE, FIXED, doubts=[DOUBT])
+    assert alike.meanings == {Meaning.FIX: 1}, "the store held the same, so it is the connector's"
+
+
+def test_a_recording_that_ends_before_the_request_does_asks_no_more() -> None:
+    longer = "L 749 c0 h0 -> 0\nA 0\nS 0+80\nP\nL 749 c64 h0 -> 0"
+    assert len(compared("L 749 c0 h0 -> 0\nA 0", longer).answers) == 2
+    ended = compared("L 749 c0 h0 -> 0\nA 0\nend", longer)
+    assert ended.answers[-1].reason == "the recording has no such call"
+    died = compared(longer, "L 749 c0 h0 -> 0\nA 0", error="KeyError: 7")
+    assert died.answers[-1].reason == "there was no such call this time; the engine had died"
+
+
+def test_what_a_re_drive_cannot_show_is_not_called_fixed() -> None:
+    """Its workers are fakes: what only real ones report, and what does not end in time, is not comparable."""
+    bytes_ = "L 100 c0 h64 -> 64\nA 64 [1-4]\ncheck loaded 2 wrong drift 2@32 holds zeros\nend"
+    stuck = "L 100 c0 h64 -> 64 async\nA 64\nwait 2000"
+    for recorded in (bytes_, stuck):
+        result = compared(recorded, "L 100 c0 h64 -> 64\nend")
+        assert result.findings, recorded
+        assert result.fixed_rules == (), recorded
+
+
+@pytest.mark.parametrize(
+    ("recorded", "driven", "same"),
+    [
+        ("AssertionError: 256 vs 256 (in lmcache)", "AssertionError: 256 vs 256 (in the cache)", True),
+        ("AssertionError: 256 vs 256", "AssertionError: 256 vs 512", False),
+        ("AssertionError: 256 (at lmcache.adapter:812 in load)", "AssertionError: 256", True),
+        ("AssertionError: 1", "ValueError: 1", False),
+    ],
+)
+def test_errors_are_the_same_by_class_and_numbers(recorded: str, driven: str, same: bool) -> None:
+    assert same_error(recorded, driven) is same
+
+
+def test_equal_keys_are_equal_prompts_up_to_there() -> None:
+    requests = recorded_requests(
+        history(
+            "a: L 600 c0 h0 -> 0\na: plan store 0+256 keys aa11\na: plan store 256+256 keys aa22\n"
+            "b: L 600 c0 h256 -> 256 keys aa11\nb: plan store 256+256 keys bb22\n"
+            "c: L 600 c256 h512 -> 256\nc: plan load 256+256 keys aa22"
+        )
+    )
+    made, known = segments(requests, block_size=32, chunk_size=256)
+    assert known is Known.CHUNKS
+    a, b, c = (made[name][0] for name in requests)
+    assert a[0] == b[0] == c[0] == (a[0][0], 256), "a key tells of the keys before it"
+    assert a[1] == c[1]
+    assert not {seed for seed, _ in a[1:]} & {seed for seed, _ in b[1:]}
+    assert [sum(count for _, count in prompt) for prompt in (a, b, c)] == [600] * 3
+
+
+def test_where_nothing_is_recorded_lengths_are_a_guess() -> None:
+    requests = recorded_requests(history("a: L 600 c0 h0 -> 0\na: S 0+512\nb: L 600 c0 h256 -> 256"))
+    made, known = segments(requests, block_size=32)
+    assert known is Known.LENGTHS
+    a, b = (made[name][0] for name in requests)
+    assert (a[0][0], b[0]) == (b[0][0], (a[0][0], 256))
+
+
+def test_a_store_has_the_room_that_it_was_seen_to_have() -> None:
+    stored = [f"plan store {n * 64}+64 keys k{n}" for n in range(4)]
+    for lines, expected in (
+        ([*stored, "plan store 256+64 keys k0 present"], (4, False)),
+        ([*stored, "evict k0", "plan store 256+64 keys k4"], (4, True)),
+        ([*stored, "reset", *stored[:2]], (4, False)),
+    ):
+        assert room(history("\n".join(["L 600 c0 h0 -> 0", *lines]), chunk=64)) == expected, lines
