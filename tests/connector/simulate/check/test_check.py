@@ -88,15 +88,17 @@ def test_fakes_copy_by_the_plan_and_show_what_a_wrong_plan_does() -> None:
     assert f"They copied by its plans: {checked.blocks_compared:,} blocks compared" in report.as_text(checked)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("rounds", "hits", "blocks"), [(1, 100, 40_000), pytest.param(3, 500, 200_000, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("name", ["OffloadConnector", "OffloadingConnector"])
-def test_a_correct_connector_passes_all_profiles(name: str, rounds: int) -> None:
+def test_a_correct_connector_passes_all_profiles(name: str, rounds: int, hits: int, blocks: int) -> None:
     checked = check(name, steps=None, runs=rounds * len(PROFILES), seed=100)
     assert [each.failure for each in checked.found] == []
     assert {*checked.trials, *checked.refused} == set(PROFILES)
     assert set(checked.refused) == ({"groups"} if name == "OffloadConnector" else set())
-    assert checked.hits > 150 * rounds
-    assert checked.blocks_compared > 60_000 * rounds
+    assert checked.hits > hits
+    assert checked.blocks_compared > blocks
 
 
 def test_what_is_stored_a_step_later_is_found_again_after_a_reset() -> None:
