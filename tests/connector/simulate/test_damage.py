@@ -5,7 +5,7 @@ A slice of `benchmarks/damage.py`, which judges a million events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from operator import is_
@@ -25,7 +25,7 @@ from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.detect.rules import EngineRule, all_rules
 from kvtrail.tracer.model.events import Event, Heartbeat
 
-FAULTY = tuple(sorted(FAULTS))
+FAULTY = tuple(sorted(FAULTS))[::4]
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(len(CONNECTORS), marks=pytest.mark.long)])
@@ -67,16 +67,15 @@ def test_nor_in_a_file_or_through_a_sidecar_that_restarts(runs: tuple[Run, ...],
                 assert set(judged.found) <= known
 
 
-@pytest.mark.parametrize("faults", [FAULTY[::8], pytest.param(FAULTY[::4], marks=pytest.mark.long)], ids=len)
-def test_a_fault_whose_events_arrived_is_found_after_any_damage(faults: Sequence[str]) -> None:
+def test_a_fault_whose_events_arrived_is_found_after_any_damage() -> None:
     total = loss_injection.Caught()
-    for fault in faults:
+    for fault in FAULTY:
         for run, found in loss_injection.faulty_runs(fault, 1):
             for seed in range(5):
                 delivery = damaged(sent(run.events), mixture(f"{fault} {seed}"), seed)
                 for caught in loss_injection.caught(run, found, delivery).values():
                     total.add(caught)
-    assert total.whole > 15 * len(faults)
+    assert total.whole > 200
     assert total.whole_found >= 0.9 * total.whole
     assert total.seen_found >= 0.85 * total.seen
 
