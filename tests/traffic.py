@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.tracer.model import events as e
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events import events as e
+from kvtrail.tracer.events.events import Event
 
 MS = 1_000_000
 BLOCK = 32

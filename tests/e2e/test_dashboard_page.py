@@ -19,7 +19,7 @@ from processes import Tracer, until
 from slow_browser import Line
 from wire import encoded
 
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium

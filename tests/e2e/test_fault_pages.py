@@ -15,7 +15,7 @@ from test_dashboard_page import HEALTHY, STALE, feed
 from traffic import Engine, served
 from wire import encoded
 
-from kvtrail.tracer.model.events import Heartbeat
+from kvtrail.tracer.events.events import Heartbeat
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium

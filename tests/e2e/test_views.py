@@ -19,7 +19,7 @@ from browser import needs_chromium, open_row, playwright, see, shoot
 from processes import Tracer, serve
 from test_dashboard_page import feed
 
-from kvtrail.tracer.replay.audit import audit
+from kvtrail.tracer.history.audit import audit
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")

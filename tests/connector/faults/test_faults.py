@@ -24,14 +24,14 @@ from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS, NATIVE, VARIANTS
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.model.capabilities import declaration
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.events.capabilities import declaration
+from kvtrail.tracer.events.events import Event, Heartbeat
+from kvtrail.tracer.events.semconv import Kind, Level
+from kvtrail.tracer.history.history import History, in_order, load
+from kvtrail.tracer.history.judging import findings_of
+from kvtrail.tracer.history.minimize import minimize
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.semconv import Kind, Level
-from kvtrail.tracer.replay.history import History, in_order, load
-from kvtrail.tracer.replay.judging import findings_of
-from kvtrail.tracer.replay.minimize import minimize
+from kvtrail.tracer.rules import all_rules
 
 LATER_S = 900.0
 """Longer than any rule waits."""
