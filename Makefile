@@ -1,7 +1,8 @@
 # make demo            set everything up, then run a real vLLM engine, traced live
 # make demo ARGS=...   the same with options; `make demo ARGS=--help` lists them
-# make test            set everything up, then run all tests, in WORKERS=2 processes
+# make test            set everything up, then run the tests, in WORKERS=2 processes
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
+# make test-all        the same with the tests that are marked `long`: before a release
 # make versions       try kvtrail with each version of vLLM that it supports, and write the README's table
 # make audit          look up what is known against the versions in constraints.txt, and say so where that cannot be looked up
 # make clean           remove the environment and what the demo and the tests left
@@ -10,14 +11,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint versions audit clean
+.PHONY: demo test test-all lint versions audit clean
 
 demo: .venv/.ready
 	@$(BIN)/kvtrail demo $(ARGS)
 
 test: .venv/.ready
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) -m "not long" $(ARGS)
+
+test-all: .venv/.ready
+	@$(PYTEST) $(ARGS)
 
 versions: .venv/.ready
 	@$(BIN)/python tests/versions/matrix.py $(ARGS)

@@ -21,12 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import under_damage
+import loss_injection
 from damages import S, damaged, mixture, sent
+from loss_injection import Caught
 from recall import MARK, PAGE
 from recorded_runs import CONNECTORS
 from sidecars import Name, live, read, stored
-from under_damage import Caught
 
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.rules import EngineRule, all_rules
@@ -51,10 +51,10 @@ def judge_healthy(events: int, first: int) -> Healthy:
     """Judge damaged histories of healthy runs, from this seed on, until so many events have arrived."""
     result, seed = Healthy(), first
     while result.events < events:
-        runs = under_damage.healthy_runs(1, first=seed)
+        runs = loss_injection.healthy_runs(1, first=seed)
         for _ in range(FRESH):
-            name, history = under_damage.healthy_history(runs, seed)
-            known = under_damage.known_faults(name, live(sent(history)).found)
+            name, history = loss_injection.healthy_history(runs, seed)
+            known = loss_injection.known_faults(name, live(sent(history)).found)
             delivery = damaged(sent(history), mixture(seed), seed)
             found: dict[str, set[Name]] = {"live": set(live(delivery).found)}
             if seed % IN_FILES == 0:
@@ -72,7 +72,7 @@ def judge_healthy(events: int, first: int) -> Healthy:
             if result.events >= events:
                 break
         _progress(f"{result.events:,} events, {result.histories} histories, {len(result.false)} false")
-        under_damage.healthy_runs.cache_clear()
+        loss_injection.healthy_runs.cache_clear()
     return result
 
 
@@ -80,11 +80,11 @@ def judge_faulty(runs_each: int, damages_each: int) -> dict[str, Caught]:
     """How many findings of faulty runs are made again after damage, by rule."""
     result: defaultdict[str, Caught] = defaultdict(Caught)
     for fault in FAULTS:
-        for run, found in under_damage.faulty_runs(fault, runs_each):
+        for run, found in loss_injection.faulty_runs(fault, runs_each):
             for number in range(damages_each):
                 seed = f"{run.name}/{number}"
                 delivery = damaged(sent(run.events), mixture(seed), seed)
-                for rule, caught in under_damage.caught(run, found, delivery).items():
+                for rule, caught in loss_injection.caught(run, found, delivery).items():
                     result[rule].add(caught)
         _progress(fault)
     return dict(sorted(result.items()))
@@ -98,18 +98,18 @@ def judge_days(requests: int) -> tuple[Shares, Shares, int]:
     """The largest share of `unknown` judgements of each engine-wide rule in what is left of a day after one event was lost,
     over kinds of events; the same after a late start, without its first minutes; and the days' events."""
     after_loss, after_start = Shares(), Shares()
-    days = under_damage.a_day(requests), under_damage.a_told_day()
+    days = loss_injection.a_day(requests), loss_injection.a_told_day()
     for run in days:
         start_ns, end_ns = run.events[0].end_ns, run.last_ns
         quarter_ns = start_ns + (end_ns - start_ns) // 4
         early = [event for event in run.events if event.recorder == run.scheduler and event.end_ns < quarter_ns]
         for kind in sorted({event.kind for event in early}):
             gone = random.Random(kind).choice([event for event in early if event.kind == kind])
-            _enter(after_loss, under_damage.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns))
+            _enter(after_loss, loss_injection.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns))
             _progress(f"{run.name} without one {kind}")
         from_ns = quarter_ns + FIRST_MINUTES * 60 * S
         late = [event for event in run.events if event.end_ns >= quarter_ns]
-        _enter(after_start, under_damage.unknown_shares(late, lost=lambda event: False, from_ns=from_ns))
+        _enter(after_start, loss_injection.unknown_shares(late, lost=lambda event: False, from_ns=from_ns))
     return after_loss, after_start, sum(len(run.events) for run in days)
 
 

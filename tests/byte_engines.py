@@ -32,6 +32,7 @@ PROMPT = 4 * tiny_model.BLOCK_SIZE + 10
 EXCHANGE = "exchange"
 """Between prompts: what is stored of two of them changes places."""
 JOBS = workload.shared_prefixes(requests=9)
+OF_TWO_RANKS = 4
 AFTER = DemoRequest("after", (5, 6, 7), 1)
 """A last request, for the looks after the step before."""
 TOKENS = "tokens.json"
@@ -105,10 +106,11 @@ def without_connector(folder: Path) -> Ran:
 
 
 def two_ranks(folder: Path, connector: Mapping[str, Any], grpc_port: int) -> Ran:
-    """The same on two tensor-parallel ranks, each of them a process that sends what it records to this port."""
+    """The first of these jobs on two tensor-parallel ranks, each of them a process that sends what it records to this port.
+    The ranks wait for each other in every layer, which takes long where there are few cores."""
     overrides = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{grpc_port}"}
-    _run(folder, _two_rounds, connector, overrides, folder, environment=environment)
+    _run(folder, _two_rounds, connector, overrides, folder, JOBS[:OF_TWO_RANKS], environment=environment)
     return Ran(_tokens(folder))
 
 
@@ -171,12 +173,17 @@ def _recorded(run: Callable[[Path], None], folder: Path, trace: Path) -> None:
         run(folder)
 
 
-def _two_rounds(connector: Mapping[str, Any] | None, overrides: Mapping[str, Any], folder: Path) -> None:
+def _two_rounds(
+    connector: Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+    folder: Path,
+    jobs: Sequence[DemoRequest] = JOBS,
+) -> None:
     llm = tiny_model.build(folder / "model", connector, **overrides)
     tokens: Tokens = {}
     for prefix in ROUNDS:
         assert llm.reset_prefix_cache()
-        named = [DemoRequest(f"{prefix}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in JOBS]
+        named = [DemoRequest(f"{prefix}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
         tokens |= workload.run(llm, named)
     (folder / TOKENS).write_text(json.dumps(tokens))
     _end(llm)

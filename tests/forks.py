@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-SLOW_S = 400.0
-"""Only what hangs takes so long."""
+SLOW_S = 1000.0
+"""Only what hangs takes so long, even where twenty processes share a core."""
 SERVER = {
     "PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[1] / place) for place in ("tests", "src")),
     "PYTHONHASHSEED": "0",  # LMCache's keys are hashes of Python's

@@ -1,28 +1,40 @@
-"""Each rule finds its fault on the real scheduler, and a fault that no rule is for does not exist."""
+"""Each rule finds its fault on the real scheduler, and a fault that no rule is for does not exist.
+
+A fault is played once. Its recording is judged by the rules, cut down to what shows the fault, and given away by the pages of
+its requests.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bare_scheduler import scheduler, storm
-from history import heartbeats
+from downloads import Sidecar
+from history import heartbeats, loaded
+from minimal import assert_minimal
 from recorded_runs import faulty
+from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS, NATIVE, VARIANTS
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.capabilities import declaration
-from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import Kind, Level
+from kvtrail.tracer.history.history import History, in_order, load
+from kvtrail.tracer.history.judging import findings_of
+from kvtrail.tracer.history.minimize import minimize
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.rules import all_rules
 
-MUCH_LATER_S = 3600.0
+LATER_S = 900.0
+"""Longer than any rule waits."""
 
 
 def run_storm(bare: BareScheduler) -> None:
@@ -41,6 +53,17 @@ def run_shared_prefix(bare: BareScheduler) -> None:
             if not bare.scheduler.has_unfinished_requests():
                 break
         bare.scheduler.reset_prefix_cache()
+
+
+def run_deferred(bare: BareScheduler) -> None:
+    """A prefix is stored; then it is asked for in some steps."""
+    prompt = list(range(3, 303))
+    bare.add("stores", prompt, 2)
+    bare.run()
+    bare.scheduler.reset_prefix_cache()
+    bare.add("asks", prompt, 2)
+    for _ in range(12):
+        bare.step()
 
 
 def run_retries(bare: BareScheduler) -> None:
@@ -135,13 +158,14 @@ def run_stale_lookup(bare: BareScheduler) -> None:
 
 
 def later(events: Sequence[Event], fault: str) -> list[Event]:
-    """Signs of life for an hour after the events: an engine that makes no steps, if that is the fault, or many."""
+    """Heartbeats for a quarter of an hour after the events; the engine makes no steps, if that is the fault, or many."""
     steps = {"poll-starvation": 0, "stalled-transfers": 1000}.get(fault)
-    return heartbeats(events, later_s=MUCH_LATER_S, steps=steps)
+    return heartbeats(events, later_s=LATER_S, steps=steps)
 
 
 RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "stale-lookup": run_stale_lookup,
+    "endless-deferral": run_deferred,
     "reset-hit": run_reset,
     "reset-ignored": run_reset,
     "retried-lookup": run_retries,
@@ -172,6 +196,12 @@ NATIVE_VARIANTS = ("handoff-offered-again", "reset-ignored")
 """Variants for vLLM's OffloadingConnector."""
 SLOW = {"callers-gave-up"}
 """Faults that show after minutes of recorded time."""
+SHOWN = ("stale-lookup", "block-reuse", "key-collision")
+"""Faults that the spans of a part show by themselves."""
+CARRIED = ("phantom-hit", "store-short", "evicted-hit", "failed-load-resume")
+"""Faults that some requests' parts do not: more of the engine would be needed."""
+MOST_EVENTS = 100
+"""No fault needs more to be shown; the recordings have up to some thousands."""
 
 
 def build(folder: Path, fault: str, level: Level) -> BareScheduler:
@@ -189,20 +219,28 @@ def build(folder: Path, fault: str, level: Level) -> BareScheduler:
     return scheduler(folder, "MultiConnector", {"connectors": children}, disable_hybrid_kv_cache_manager=True)
 
 
-def events_of(fault: str, level: Level, folder: Path, recorded: Callable[[], list[Event]]) -> list[Event]:
+def play(fault: str, level: Level, folder: Path) -> History:
     """What is recorded in a load that brings out a fault."""
     if fault in SLOW:
-        return list(faulty(fault, "OffloadingConnector", "abort", 1, level=level).events)
-    bare = build(folder, fault, level)
-    # many kill the engine, as in real life
-    with contextlib.suppress(AssertionError, KeyError, IndexError, RuntimeError, ValueError):
-        RUNS.get(fault, run_shared_prefix)(bare)
-    return recorded()
+        return loaded(faulty(fault, "OffloadingConnector", "abort", 1, level=level).events)
+    trace = folder / "trace.jsonl"
+    # Many kill the engine, as in real life.
+    with recording(trace), contextlib.suppress(AssertionError, KeyError, IndexError, RuntimeError, ValueError):
+        RUNS.get(fault, run_shared_prefix)(build(folder, fault, level))
+    return load([trace])
 
 
-def found_of(fault: str, level: Level, folder: Path, recorded: Callable[[], list[Event]]) -> list[Any]:
-    """The findings in a load that brings out a fault."""
-    events = events_of(fault, level, folder, recorded)
+@pytest.fixture(scope="module")
+def played(fault: str, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """The recording of a fault at level `detailed`. The tests of one fault run one after the other (`of_each`)."""
+    return play(fault, Level.DETAILED, tmp_path_factory.mktemp("fault"))
+
+
+of_each = partial(pytest.mark.parametrize, "fault", scope="module")
+
+
+def found_in(events: Sequence[Event], fault: str) -> list[Finding]:
+    """The findings in a recording of a fault, a quarter of an hour later."""
     detector = Detector()
     detector.feed(events)
     detector.settle()
@@ -211,33 +249,60 @@ def found_of(fault: str, level: Level, folder: Path, recorded: Callable[[], list
     return [finding for held in detector.findings.values() for finding in held.values()]
 
 
-@pytest.mark.parametrize("level", Level)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_rule_finds_its_fault_on_the_real_scheduler_at_its_level(
-    tmp_path: Path, recorded: Callable[[], list[Event]], fault: str, level: Level
-) -> None:
-    found = found_of(fault, level, tmp_path, recorded)
-    (least,) = [rule.level for rule in all_rules() if rule.id == fault]
-    expected = level in (least, Level.DETAILED)
-    assert (fault in {finding.rule for finding in found}) == expected, sorted({finding.rule for finding in found})
+@of_each(FAULTS)
+def test_the_rule_finds_its_fault_on_the_real_scheduler(played: History, fault: str) -> None:
+    found = found_in(played.events, fault)
+    assert fault in {finding.rule for finding in found}, sorted({finding.rule for finding in found})
     assert all(finding.explanation for finding in found)
 
 
-@pytest.mark.parametrize("fault", VARIANTS)
-def test_a_rule_finds_the_other_faults_of_its_class(
-    tmp_path: Path, recorded: Callable[[], list[Event]], fault: str
+@of_each(FAULTS)
+def test_the_recording_is_cut_down_to_what_shows_the_fault(played: History, fault: str) -> None:
+    alive = loaded(later(played.events, fault))
+    result = minimize(History(moments=tuple(in_order([*played.moments, *alive.moments]))), rule=fault)
+    assert result.finding.rule == fault
+    beats = sum(isinstance(event, Heartbeat) for event in result.history.events)
+    assert result.events - beats <= MOST_EVENTS
+    assert_minimal(result)
+
+
+@of_each([*SHOWN, *CARRIED])
+def test_a_part_of_the_recording_says_what_its_page_says_and_nobody_finds_more_in_it(
+    played: History, fault: str, tmp_path: Path
 ) -> None:
-    found = found_of(fault, Level.DETAILED, tmp_path, recorded)
+    sidecar = Sidecar(tmp_path)
+    sidecar.hear([*played.events, *later(played.events, fault)])
+    audits = sidecar.assert_parts_say_what_pages_say()
+    assert any(result.recorded for result in audits) == (fault in CARRIED)
+    known = {finding["id"] for finding in sidecar.reader.findings(limit=1000)}
+    assert fault in {finding.rule for result in audits for finding in result.findings}
+    for page, path in sidecar.pages():
+        assert findings_of(load([path]).events).keys() <= known, page["request"]["request"]
+    sidecar.pipeline.close()
+
+
+@of_each(VARIANTS)
+def test_a_rule_finds_the_other_faults_of_its_class(played: History, fault: str) -> None:
+    found = found_in(played.events, fault)
     assert VARIANTS[fault].rule in {finding.rule for finding in found}, sorted({finding.rule for finding in found})
 
 
+@of_each(["short-load-fails"])
 def test_a_failed_call_names_the_short_load_of_its_step_which_is_not_accused_by_itself(
-    tmp_path: Path, recorded: Callable[[], list[Event]]
+    played: History, fault: str
 ) -> None:
-    (finding,) = found_of("short-load-fails", Level.DETAILED, tmp_path, recorded)
+    (finding,) = found_in(played.events, fault)
     assert finding.rule == "failed-call"
     assert [each.kind for each in finding.witness] == [Kind.LOAD, Kind.FAILURE]
     assert finding.numbers["loaded"] == finding.numbers["expected"] - 32
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_at_level_basic_only_the_rules_of_that_level_find_their_faults(tmp_path: Path, fault: str) -> None:
+    found = found_in(play(fault, Level.BASIC, tmp_path).events, fault)
+    (least,) = [rule.level for rule in all_rules() if rule.id == fault]
+    assert (fault in {finding.rule for finding in found}) == (least is Level.BASIC), {each.rule for each in found}
+    assert all(finding.explanation for finding in found)
 
 
 @pytest.mark.parametrize(("size", "would_be"), [(500_000, {"self-eviction"}), (4_000_000, set())])

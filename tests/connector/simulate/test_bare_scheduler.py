@@ -30,15 +30,16 @@ from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.findings import Verdict
 
 
+@pytest.mark.parametrize("requests", [100, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("extra", [{}, {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000}], ids=["default", "small"])
 def test_a_correct_connector_is_never_accused(
-    tmp_path: Path, recorded: Callable[[], list[Event]], extra: dict[str, Any], seed: int
+    tmp_path: Path, recorded: Callable[[], list[Event]], extra: dict[str, Any], seed: int, requests: int
 ) -> None:
     policy = "priority" if seed % 2 else "fcfs"
     level = {"kvtrail": {"level": "detailed" if seed % 3 else "basic"}}
     bare = scheduler(tmp_path, "OffloadConnector", {**extra, **level}, seed=seed, scheduling_policy=policy)
-    storm(bare, seed=seed)
+    storm(bare, seed=seed, requests=requests)
     events = recorded()
     detector = Detector()
     detector.feed(events)
@@ -77,7 +78,7 @@ def test_what_is_computed_twice_is_counted(tmp_path: Path, recorded: Callable[[]
             reached[name] = at[name] + count
 
     bare.observers.append(note)
-    storm(bare, seed=3)
+    storm(bare, seed=3, requests=120)
     detector = Detector()
     detector.feed(recorded())
     accounts = {account.request: account for account in detector.accounts.values()}

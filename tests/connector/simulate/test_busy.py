@@ -21,7 +21,7 @@ from sidecars import live, read, stored
 from kvtrail.tracer.events.events import Heartbeat, Received, Schedule
 from kvtrail.tracer.events.semconv import Kind
 
-RUNS = 16
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 16))]
 IN_FILES = 2
 LATER = "busy_connectors:LaterOnce"
 
@@ -35,7 +35,7 @@ def test_requests_that_wait_for_slots_are_not_stuck(connector: str, slots: int, 
     assert list(live(sent(made.events)).found) == []
 
 
-@pytest.mark.parametrize("seed", range(RUNS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_busy_engine_is_accused(seed: int, tmp_path: Path) -> None:
     made = busy(seed)
     delivery = sent(made.events)

@@ -15,33 +15,32 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
-import under_damage
+import loss_injection
 from damages import DAMAGES, S, by_recorder, damaged, mixture, sent
 from naming import naming
-from recorded_runs import Run
+from recorded_runs import CONNECTORS, Run
 from sidecars import live, read, stored
 
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.rules import EngineRule, all_rules
 
-HISTORIES = 160
-IN_FILES = 12
 FAULTY = tuple(sorted(FAULTS))[::4]
 
 
-@pytest.fixture(scope="module")
-def runs() -> tuple[Run, ...]:
-    return under_damage.healthy_runs(1)
+@pytest.fixture(scope="module", params=[2, pytest.param(len(CONNECTORS), marks=pytest.mark.long)])
+def runs(request: pytest.FixtureRequest) -> tuple[Run, ...]:
+    """Healthy runs of every profile with two connectors, or with all."""
+    return loss_injection.healthy_runs(1, of_each=request.param)
 
 
 def test_no_damage_makes_a_drift(runs: tuple[Run, ...]) -> None:
     false = []
-    for seed in range(HISTORIES):
-        name, history = under_damage.healthy_history(runs, seed)
+    for seed in range(2 * len(runs)):
+        name, history = loss_injection.healthy_history(runs, seed)
         names = [list(DAMAGES)[seed // 2 % len(DAMAGES)]] if seed % 2 else mixture(seed)
         delivery = damaged(sent(history), names, seed)
-        known = under_damage.known_faults(name, live(sent(history)).found)
+        known = loss_injection.known_faults(name, live(sent(history)).found)
         false += [(seed, name, delivery.damages, each) for each in set(live(delivery).found) - known]
     assert false == []
 
@@ -51,16 +50,16 @@ def test_a_sampler_that_leaves_requests_out_accuses_nobody(runs: tuple[Run, ...]
     false = []
     for seed, run in enumerate(runs):
         delivery = damaged(sent(run.events), ["sampled-only"], seed)
-        known = under_damage.known_faults(run.name, live(sent(run.events)).found)
+        known = loss_injection.known_faults(run.name, live(sent(run.events)).found)
         false += [(run.name, each) for each in set(live(delivery).found) - known]
     assert false == []
 
 
 def test_nor_in_a_file_or_through_a_sidecar_that_restarts(runs: tuple[Run, ...], tmp_path: Path) -> None:
-    for seed in range(IN_FILES):
-        name, history = under_damage.healthy_history(runs, f"file {seed}")
+    for seed in range(len(runs) // 7):
+        name, history = loss_injection.healthy_history(runs, f"file {seed}")
         delivery = damaged(sent(history), [*mixture(seed), "restart"], seed)
-        known = under_damage.known_faults(name, live(sent(history)).found)
+        known = loss_injection.known_faults(name, live(sent(history)).found)
         folder = tmp_path / str(seed)
         folder.mkdir()
         for judged in (*read(delivery, folder), stored(delivery, folder)):
@@ -69,12 +68,12 @@ def test_nor_in_a_file_or_through_a_sidecar_that_restarts(runs: tuple[Run, ...],
 
 
 def test_a_fault_whose_events_arrived_is_found_after_any_damage() -> None:
-    total = under_damage.Caught()
+    total = loss_injection.Caught()
     for fault in FAULTY:
-        for run, found in under_damage.faulty_runs(fault, 1):
+        for run, found in loss_injection.faulty_runs(fault, 1):
             for seed in range(5):
                 delivery = damaged(sent(run.events), mixture(f"{fault} {seed}"), seed)
-                for caught in under_damage.caught(run, found, delivery).values():
+                for caught in loss_injection.caught(run, found, delivery).values():
                     total.add(caught)
     assert total.whole > 200
     assert total.whole_found >= 0.9 * total.whole
@@ -83,12 +82,12 @@ def test_a_fault_whose_events_arrived_is_found_after_any_damage() -> None:
 
 def test_after_one_lost_event_an_engine_is_known_again() -> None:
     """A day of 20,000 requests may have one judgement in a hundred unknown, so the same loss in a tenth of it one in ten."""
-    run = under_damage.a_day(2_000)
+    run = loss_injection.a_day(2_000)
     wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}
     quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4
     for kind in ("kv.store.plan", "kv.evict"):
         gone = next(e for e in run.events if e.kind == kind and e.end_ns > quarter_ns and e.recorder == run.scheduler)
-        shares = under_damage.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns)
+        shares = loss_injection.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns)
         judged = {rule: counts for rule, counts in shares.items() if rule in wide}
         assert {"phantom-hit", "evicted-hit"} <= set(judged)
         for rule, (total, unknown) in judged.items():
@@ -99,7 +98,7 @@ def test_after_one_lost_event_an_engine_is_known_again() -> None:
 def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
     """At most one judgement in a hundred is unknown, of each by itself: after one lost event, and ten minutes after a late
     start."""
-    run = under_damage.a_told_day()
+    run = loss_injection.a_told_day()
     assert not live(sent(run.events)).found
     quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4
     wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}
@@ -112,7 +111,7 @@ def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
         gone = next(e for e in run.events if e.kind == kind and e.end_ns > quarter_ns)
         damages[kind] = partial(is_, gone), gone.end_ns
     for name, (lost, from_ns) in damages.items():
-        shares = under_damage.unknown_shares(run.events, lost=lost, from_ns=from_ns)
+        shares = loss_injection.unknown_shares(run.events, lost=lost, from_ns=from_ns)
         assert wide <= set(shares), name
         for rule, (total, unknown) in shares.items():
             if rule in wide:

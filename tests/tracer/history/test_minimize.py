@@ -22,6 +22,11 @@ from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.rules import all_rules
 
 FOUND = [incident for incident in INCIDENTS if incident.rule is not None]
+CASES = [
+    pytest.param(incident, id=incident.id, marks=pytest.mark.long if incident.later_s > 1000 else ())
+    for incident in FOUND
+]
+"""Of an hour of heartbeats many have to be tried."""
 STALE_LOOKUP = next(incident for incident in FOUND if incident.rule == "stale-lookup")
 NOISE = """
     {0}: L 300 c0 -> 0
@@ -53,7 +58,7 @@ def written(recording: History, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("incident", FOUND, ids=lambda incident: incident.id)
+@pytest.mark.parametrize("incident", CASES)
 def test_an_incident_keeps_its_finding_and_nothing_can_be_left_out(incident: Incident, tmp_path: Path) -> None:
     recording = loaded(history_of(incident))
     before = next(f for f in findings(recording.events).values() if f.rule == incident.rule)
@@ -73,7 +78,7 @@ def test_the_incidents_are_of_every_rule() -> None:
     assert {incident.rule for incident in FOUND} == {rule.id for rule in all_rules()}
 
 
-@pytest.mark.parametrize("incident", FOUND, ids=lambda incident: incident.id)
+@pytest.mark.parametrize("incident", CASES)
 def test_what_happens_around_an_incident_is_left_out(incident: Incident) -> None:
     alone = minimize(loaded(history_of(incident)), rule=incident.rule)
     recording = loaded(history_of(incident, noise=True))
@@ -180,7 +185,7 @@ def test_nothing_is_found_that_the_recording_does_not_show() -> None:
     """Without its `received`, the other request would be stuck, and prove that the recorder lived."""
     text = f"{STALE}\nb: L 300 c0 h256 -> 256 async\nb: A 256\nb: R\nb: S 256+44\nL 800 c0 h256 -> 256 async\nA 256"
     events = history(text, connector="OffloadingConnector")
-    events += heartbeats(events, later_s=3600)
+    events += heartbeats(events, later_s=900)
     found = {f.rule for f in findings(events).values()}
     result = minimize(loaded(events), rule="stuck-load")
     assert "stuck-load" in found

@@ -37,9 +37,10 @@ def test_a_plan_that_leaves_tokens_out_is_found_with_a_probe() -> None:
     assert "plans: a load leaves out tokens that were promised" in [found.failure.id for found in checked.found]
 
 
+@pytest.mark.parametrize("steps", [4_000, pytest.param(16_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fake_workers", [False, True])
-def test_the_connector_without_a_bug_is_clean(fake_workers: bool) -> None:
-    checked = check("planted.probed:HostCache", steps=16_000, shrink_tries=0, fake_workers=fake_workers)
+def test_the_connector_without_a_bug_is_clean(fake_workers: bool, steps: int) -> None:
+    checked = check("planted.probed:HostCache", steps=steps, shrink_tries=0, fake_workers=fake_workers)
     assert [found.failure for found in checked.found] == []
     if fake_workers:
         return

@@ -65,14 +65,15 @@ Said = tuple[str, str]
 
 
 @cache
-def healthy_runs(seeds: int, first: int = 0) -> tuple[Run, ...]:
-    """Healthy runs of every connector with every profile; some engines have two workers, some none that is recorded."""
+def healthy_runs(seeds: int, first: int = 0, *, of_each: int = len(CONNECTORS)) -> tuple[Run, ...]:
+    """Healthy runs of each profile with so many connectors; some engines have two workers, some none that is
+    recorded."""
     runs = tuple(
         recorded_runs.healthy(connector, profile, seed, workers=(1, 2, 0)[seed % 3])
         for seed in range(first, first + seeds)
-        for connector in CONNECTORS
-        for profile in PROFILES
-        if (connector, profile) not in REFUSED
+        for which, connector in enumerate(CONNECTORS)
+        for number, profile in enumerate(PROFILES)
+        if (which - number) % len(CONNECTORS) < of_each and (connector, profile) not in REFUSED
     )
     assert not [run for run in runs if run.error], [f"{run.name}: {run.error}" for run in runs if run.error]
     return runs
