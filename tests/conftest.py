@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from memory import MemoryTransport
-from processes import SLOW_S, Tracer, dashboard, serve
+from processes import SLOW_S, SharedDashboard, Tracer, serve, shared_dashboard
 
 from kvtrail.connector.recording import exporter, recorder
 
@@ -62,11 +61,18 @@ def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
         tracer.end()
 
 
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDashboard]:
+    """One dashboard for all tests of this process that do not need one with other options."""
+    with shared_dashboard(tmp_path_factory.mktemp("dashboard")) as pages:
+        yield pages
+
+
 @pytest.fixture
-def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Starts real dashboards: takes a tracer's address and returns the dashboard's; ends each of them with the test."""
-    with ExitStack() as started:
-        yield lambda tracer_url: started.enter_context(dashboard(tmp_path, tracer_url))
+def shown(pages: SharedDashboard, tmp_path: Path) -> Iterator[Tracer]:
+    """A tracer with an empty store, which the shared dashboard shows."""
+    with pages.showing(tmp_path) as tracer:
+        yield tracer
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -16,7 +17,7 @@ from processes import until
 
 __all__ = [
     "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drawn", "holds",
-    "needs_chromium", "open_row", "playwright", "rows", "see", "see_table", "shoot",
+    "needs_chromium", "open_row", "playwright", "query_of", "rows", "see", "see_table", "shoot", "switch_scheme",
 ]  # fmt: skip
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -33,6 +34,13 @@ ROWS = """key => [...document.querySelectorAll(`.st-key-${key} [data-testid=stDa
 """A table is a canvas; within it is a table for those who cannot see it."""
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+IS_IN_SCHEME = """scheme => {
+  const isLight = colour => colour.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) > 3 * 128;
+  const { backgroundColor } = getComputedStyle(document.querySelector('[data-testid=stApp]'));
+  const texts = [...document.querySelectorAll('svg.marks .role-axis-label text')].map(text => getComputedStyle(text).fill);
+  return isLight(backgroundColor) === (scheme === 'light') && texts.every(each => isLight(each) !== (scheme === 'light'));
+}"""
+"""Whether a page and its charts are drawn in a scheme."""
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")
 
 
@@ -54,6 +62,17 @@ def shoot(page: playwright.Page, name: str, *, at_rest: bool = True) -> None:
         drawn(page)
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png")
+
+
+def switch_scheme(page: playwright.Page, scheme: Scheme) -> None:
+    """Have a page shown light or dark, and wait until it is."""
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function(IS_IN_SCHEME, arg=scheme)
+
+
+def query_of(page: playwright.Page) -> dict[str, list[str]]:
+    """The query of the page's address."""
+    return parse_qs(urlsplit(page.url).query)
 
 
 def holds(check: Callable[[], None]) -> None:
