@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from kvtrail.connector.simulate.tiny_model import prepare_environment
 from kvtrail.tracer.store.sqlite import damage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
     from kvtrail.tracer.model.events import Event
 
@@ -94,16 +96,33 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def page(chromium: Browser) -> Iterator[Page]:
-    """An empty page that shares nothing with those before it, for the tests next to `browser`."""
+@pytest.fixture(scope="module")
+def browsing(chromium: Browser) -> Iterator[BrowserContext]:
+    """What the pages of a module share: the browser's cache. Without it each page compiles Streamlit's scripts again."""
     from browser import SLOW_MS
 
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
-    page = context.new_page()
-    page.set_default_timeout(SLOW_MS)
-    yield page
+    context.set_default_timeout(SLOW_MS)
+    yield context
     context.close()
+
+
+@pytest.fixture
+def page(browsing: BrowserContext) -> Iterator[Page]:
+    """An empty page that knows nothing of those before it, for the tests next to `browser`."""
+    page = browsing.new_page()
+    page.add_init_script(
+        f"""const test = {json.dumps(str(uuid.uuid4()))};
+        if (location.protocol.startsWith("http") && localStorage.getItem("test") !== test) {{
+            localStorage.clear();
+            localStorage.setItem("test", test);
+        }}"""
+    )
+    yield page
+    for each in browsing.pages:
+        each.close()
+    browsing.clear_cookies()
+    browsing.clear_permissions()
 
 
 @pytest.fixture

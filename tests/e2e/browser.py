@@ -16,8 +16,8 @@ from playwright import sync_api as playwright
 from processes import until
 
 __all__ = [
-    "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drawn", "holds",
-    "needs_chromium", "open_row", "playwright", "query_of", "rows", "see", "see_table", "shoot", "switch_scheme",
+    "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drag", "drawn",
+    "holds", "needs_chromium", "open_row", "playwright", "query_of", "rows", "see", "see_table", "shoot", "switch_scheme",
 ]  # fmt: skip
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -35,7 +35,7 @@ ROWS = """key => [...document.querySelectorAll(`.st-key-${key} [data-testid=stDa
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 IS_IN_SCHEME = """scheme => {
-  const isLight = colour => colour.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) > 3 * 128;
+  const isLight = colour => colour.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) > 3 * 180;
   const { backgroundColor } = getComputedStyle(document.querySelector('[data-testid=stApp]'));
   const texts = [...document.querySelectorAll('svg.marks .role-axis-label text')].map(text => getComputedStyle(text).fill);
   return isLight(backgroundColor) === (scheme === 'light') && texts.every(each => isLight(each) !== (scheme === 'light'));
@@ -93,6 +93,17 @@ def box_of(element: playwright.Locator) -> playwright.FloatRect:
     box = element.bounding_box()
     assert box is not None, element
     return box
+
+
+def drag(element: playwright.Locator, begin: float, end: float, *, height: float = 0.5) -> None:
+    """Press the mouse on an element and let go elsewhere on it: at shares of its width, on one share of its height."""
+    element.scroll_into_view_if_needed()
+    box, mouse = box_of(element), element.page.mouse
+    y = box["y"] + box["height"] * height
+    mouse.move(box["x"] + box["width"] * begin, y)
+    mouse.down()
+    mouse.move(box["x"] + box["width"] * end, y, steps=8)
+    mouse.up()
 
 
 def rows(page: playwright.Page, key: str) -> list[list[str]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from browser import box_of, needs_chromium, playwright, query_of, see, shoot
+from browser import drag, needs_chromium, playwright, query_of, see, shoot
 from connection import Connection
 from live_page import ready
 from live_traffic import S, post
@@ -46,18 +46,6 @@ def pick(page: playwright.Page, label: str, option: str) -> None:
     page.get_by_role("option", name=option, exact=True).click()
 
 
-def drag(page: playwright.Page, key: str, begin: float, end: float) -> None:
-    """Draw along a chart, from one share of its width to another."""
-    chart = page.locator(f"[class*='st-key-{key}']").locator("svg.marks")
-    chart.scroll_into_view_if_needed()
-    box = box_of(chart)
-    y = box["y"] + box["height"] * 0.6
-    page.mouse.move(box["x"] + box["width"] * begin, y)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * end, y, steps=8)
-    page.mouse.up()
-
-
 def test_a_range_of_days_has_both_dates_and_can_be_typed_drawn_and_undone(page: playwright.Page, url: str) -> None:
     """24 hours read `2026-11-20 20:11:25 to 20:11:25`. And no range could be typed or drawn."""
     page.goto(f"{url}/findings")
@@ -84,7 +72,7 @@ def test_a_range_of_days_has_both_dates_and_can_be_typed_drawn_and_undone(page: 
     page.get_by_role("radio", name="1 h", exact=True).click()
     playwright.expect(field).to_have_value("now-1h to now")
     see(page, "By rule")
-    drag(page, "findings_trend", 0.6, 0.8)
+    drag(page.locator("[class*='st-key-findings_trend'] svg.marks"), 0.6, 0.8, height=0.6)
     playwright.expect(field).to_have_value(re.compile(r"^\d{4}-.* to \d{4}-"))
     page.wait_for_url(re.compile(r"from=\d{4}-.*to=\d{4}-"))
     begin, end = (ends(page)[name][0] for name in ("from", "to"))
@@ -155,7 +143,7 @@ def test_each_of_three_presses_counts(page: playwright.Page, url: str) -> None:
     see(page, "No findings from")
     with connection.held_up():
         for _ in range(3):
-            with connection.sends_input():
+            with connection.handles_input():
                 page.get_by_role("button", name="Half a range earlier").click()
     playwright.expect(page).to_have_url(re.compile("from=2026-11-20T09"))
     connection.wait_for_refreshes()
@@ -198,7 +186,7 @@ def test_a_page_that_comes_late_is_not_gone_to(page: playwright.Page, url: str) 
         see(page, shown)
     with connection.held_up():
         for _ in range(2):
-            with connection.sends_input():
+            with connection.handles_input():
                 page.go_back()
     see(page, "Click a row")
     connection.wait_for_refreshes()

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import SCHEMES, SLOW_MS, needs_chromium, open_row, playwright, rows, see, shoot, switch_scheme
+from browser import SCHEMES, drag, needs_chromium, open_row, playwright, rows, see, shoot, switch_scheme
 from connection import Connection
 from demos import Demo, demo, total
-from live_page import address_at_rest, drag, facts, pixels, ready, selected, shown_range, wait_for_answers
+from live_page import address_at_rest, facts, pixels, ready, selected, shown_range, wait_for_answers
 from processes import until
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
@@ -73,7 +73,8 @@ def test_search_and_deep_links(page: playwright.Page, live: Demo) -> None:
     see(page, "1 request, latest first")
     until(lambda: len(rows(page, "requests_table")) == 1)
     open_row(page, "requests_table")
-    see(page, f"so at most max(0, 256 - {finding['numbers']['computed']}) = 0 can be new")
+    matched, computed = (finding["numbers"][name] for name in ("matched", "computed"))
+    see(page, f"so at most max(0, {matched} - {computed}) = {max(0, matched - computed)} can be new")
     page.goto(page.url)  # what was opened by a click can be opened by its address
     see(page, TITLE)
     see(page, f"Request {finding['external']}")
@@ -98,7 +99,7 @@ def test_zoom_and_selection_are_kept_over_ten_updates(page: playwright.Page, liv
     for _ in range(3):
         page.keyboard.press("+")
     page.keyboard.press("Escape")
-    drag(page, (800, 12), (1220, 12))
+    drag(page.locator(".field canvas"), 0.6, 0.9, height=0.02)  # along the time axis
     page.wait_for_url(re.compile("select="))
     kept = address_at_rest(page)
     shown, chosen = shown_range(page), selected(page)
@@ -205,10 +206,7 @@ def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, live: Demo) 
     """It hangs: the demo itself would end with a tracer that died."""
     page.goto(f"{live.page}/live")
     ready(page)
-    browser = page.context.browser
-    assert browser is not None
-    findings = browser.new_page()
-    findings.set_default_timeout(SLOW_MS)
+    findings = page.context.new_page()
     findings.goto(f"{live.page}/findings")
     see(findings, "findings, latest first")
     live.tracer().send_signal(signal.SIGSTOP)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from browser import SCHEMES, SLOW_MS, Scheme, box_of, holds, needs_chromium, playwright, see, shoot
+from browser import SCHEMES, SLOW_MS, Scheme, box_of, drag, holds, needs_chromium, playwright, see, shoot
 from connection import Connection
 from contrast import unreadable
 from live_page import address_at_rest, pixels, ready, shown_range, span_s, wait_for_answers
@@ -90,11 +90,15 @@ def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
             page.emulate_media(color_scheme=scheme)
             until(partial(is_drawn_in, page, scheme))
             shoot(page, f"live-phone-{scheme}")
-            for entry in page.locator(".legend li").all():
-                box = box_of(entry)
-                assert box["x"] >= 0
-                assert box["x"] + box["width"] <= PHONE["width"]
-            assert unreadable(page, TEXTS) == {}, scheme
+            holds(partial(legend_is_whole_and_readable, page, PHONE["width"]))
+
+
+def legend_is_whole_and_readable(page: playwright.Page, width: int) -> None:
+    for entry in page.locator(".legend li").all():
+        box = box_of(entry)
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    assert unreadable(page, TEXTS) == {}
 
 
 def is_below(lower: playwright.Locator, upper: playwright.Locator) -> None:
@@ -268,12 +272,7 @@ def clocks(*seconds_ago: int) -> list[str]:
 def brushed(page: playwright.Page) -> None:
     """Drag a new range in the overview, left of the one that is shown."""
     before = page.url
-    box = box_of(page.locator(".map"))
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + 40, y)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 140, y, steps=4)
-    page.mouse.up()
+    drag(page.locator(".map"), 0.03, 0.1)
     page.wait_for_url(lambda url: url != before)  # it follows the picture
     address_at_rest(page)
 

@@ -125,6 +125,7 @@ def test_what_is_seen_is_shared(person: Person) -> None:
     page = person.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     person.click(page.get_by_role("button", name="Copy link"))
+    see(page, "Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert re.search(r"from=20\d\d-.*to=20\d\d-", copied), "the range does not move with the clock"
     page.goto(copied)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import closing
 
 import httpx
 import pytest
-from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import needs_chromium, playwright, see, shoot
 from connection import Connection
 from live_page import facts, ready
 from live_traffic import S, post
@@ -21,53 +20,48 @@ pytestmark = needs_chromium
 STATE = re.compile(r"The tracer does not answer, since \d\d:\d\d:\d\d UTC")
 
 
-def test_what_was_known_stays_until_it_is_back(
-    chromium: playwright.Browser, pages: SharedDashboard, shown: Tracer
-) -> None:
+def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
     now_ns = time.time_ns()
     post(shown, served(Engine("llama-a"), from_ns=now_ns - 100 * S, to_ns=now_ns, every_ms=1500))
     feed(shown, STALE, request="chat-7-0123abcd", engine="engine-a")
     away = f"The tracer at {shown.url} does not answer. Start it with kvtrail serve. Trying again every 2 s."
-    known = {
+    known: dict[str, str | re.Pattern[str]] = {
         "": re.compile("1 finding of stale-lookup"),
         "findings": "Open request chat-7-0123abcd",
         "fleet": "of 2 engines ever",
     }
-    with closing(chromium.new_context(viewport={"width": 1400, "height": 1000})) as context:
-        context.set_default_timeout(SLOW_MS)
-        tabs = {path: context.new_page() for path in known}
-        live = context.new_page()
-        connection = Connection(live)
-        for path, tab in tabs.items():
-            tab.goto(f"{pages.url}/{path}")
-            see(tab, known[path])
-        live.goto(f"{pages.url}/live")
-        ready(live)
+    tabs = {path: page.context.new_page() for path in known}
+    connection = Connection(page)
+    for path, tab in tabs.items():
+        tab.goto(f"{pages.url}/{path}")
+        see(tab, known[path])
+    page.goto(f"{pages.url}/live")
+    ready(page)
 
-        shown.kill()
-        for path, tab in tabs.items():
-            see(tab, away)
-            see(tab, "Below is what was last known.")
-            see(tab, known[path])  # nobody loses what they were reading
-            shoot(tab, f"{path or 'task-08'}-away")
-        playwright.expect(live.locator(".state")).to_contain_text(STATE)
-        text = facts(live)
-        connection.wait_for_refreshes()
-        assert facts(live) == text, "what was last known stays"
-        shoot(live, "live-away")
-        asked = context.new_page()
-        for path in ("findings", "efficiency"):
-            asked.goto(f"{pages.url}/{path}?from=now-6h&to=now")
-            see(asked, "does not answer")
-            assert asked.get_by_test_id("stException").count() == 0
+    shown.kill()
+    for path, tab in tabs.items():
+        see(tab, away)
+        see(tab, "Below is what was last known.")
+        see(tab, known[path])  # nobody loses what they were reading
+        shoot(tab, f"{path or 'task-08'}-away")
+    playwright.expect(page.locator(".state")).to_contain_text(STATE)
+    text = facts(page)
+    connection.wait_for_refreshes()
+    assert facts(page) == text, "what was last known stays"
+    shoot(page, "live-away")
+    asked = page.context.new_page()
+    for path in ("findings", "efficiency"):
+        asked.goto(f"{pages.url}/{path}?from=now-6h&to=now")
+        see(asked, "does not answer")
+        assert asked.get_by_test_id("stException").count() == 0
 
-        shown.restart()
-        for path, tab in tabs.items():
-            playwright.expect(tab.get_by_text("does not answer")).to_have_count(0)
-            see(tab, known[path])
-        shoot(tabs["findings"], "back")
-        playwright.expect(live.locator(".state")).to_contain_text("Live")
-        ready(live)
+    shown.restart()
+    for path, tab in tabs.items():
+        playwright.expect(tab.get_by_text("does not answer")).to_have_count(0)
+        see(tab, known[path])
+    shoot(tabs["findings"], "back")
+    playwright.expect(page.locator(".state")).to_contain_text("Live")
+    ready(page)
 
 
 def test_a_tracer_that_was_never_there_is_named(page: playwright.Page, pages: SharedDashboard) -> None:
