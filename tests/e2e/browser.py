@@ -32,13 +32,18 @@ HEAD_PX, ROW_PX = 35, 26
 ROWS = """key => [...document.querySelectorAll(`.st-key-${key} [data-testid=stDataFrame] canvas table tbody tr`)]
     .map(row => [...row.querySelectorAll('[role=gridcell], td, th')].map(cell => cell.innerText.trim()))"""
 """A table is a canvas; within it is a table for those who cannot see it."""
+HAS_CLICKED = """([key, was]) => location.href !== was
+    || document.querySelector(`.st-key-${key} [data-testid=stDataFrame] canvas [aria-selected=true]`) !== null"""
+"""Whether a click has reached a table: a cell of it is selected, or the click has led somewhere already."""
+LOST_AFTER_MS = 10_000
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 IS_IN_SCHEME = """scheme => {
-  const isLight = colour => colour.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) > 3 * 180;
+  const isLight = colour => colour.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) > 460;
   const { backgroundColor } = getComputedStyle(document.querySelector('[data-testid=stApp]'));
-  const texts = [...document.querySelectorAll('svg.marks .role-axis-label text')].map(text => getComputedStyle(text).fill);
-  return isLight(backgroundColor) === (scheme === 'light') && texts.every(each => isLight(each) !== (scheme === 'light'));
+  const labels = [...document.querySelectorAll('svg.marks .role-axis-label text')];
+  return isLight(backgroundColor) === (scheme === 'light')
+    && (labels.length === 0 || labels.some(each => isLight(getComputedStyle(each).fill) === (scheme === 'dark')));
 }"""
 """Whether a page and its charts are drawn in a scheme."""
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")
@@ -118,7 +123,19 @@ def see_table(page: playwright.Page, key: str) -> list[list[str]]:
 
 
 def open_row(page: playwright.Page, key: str, row: int = 0) -> None:
-    """Click a row of a table, once the page is drawn. The table is a canvas, so that is a click on a place."""
+    """Click a row of a table, which leads to another address. The table is a canvas, so that is a click on a place.
+
+    A click is lost on a table that is drawn again at this moment: then it is clicked again, as a person would.
+    """
+    until(lambda: len(rows(page, key)) > row)
     drawn(page)
-    table = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame")
-    table.click(position={"x": 60, "y": HEAD_PX + ROW_PX * (row + 0.5)})
+    table, was = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame"), page.url
+
+    def click() -> None:
+        table.click(position={"x": 60, "y": HEAD_PX + ROW_PX * (row + 0.5)})
+        try:
+            page.wait_for_function(HAS_CLICKED, arg=[key, was], timeout=LOST_AFTER_MS)
+        except playwright.TimeoutError as lost:
+            raise AssertionError(f"row {row} of {key} takes no click") from lost
+
+    holds(click)
