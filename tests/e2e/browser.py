@@ -38,6 +38,9 @@ HAS_CLICKED = """([key, was]) => location.href !== was
 LOST_AFTER_MS = 10_000
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+IS_DRAWN = """() => document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'
+    && document.querySelector('[data-testid=stSkeleton]') === null"""
+"""Whether Streamlit runs nothing for a page, and has sent all of it."""
 IS_IN_SCHEME = """scheme => {
   const isLight = colour => colour.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) > 460;
   const { backgroundColor } = getComputedStyle(document.querySelector('[data-testid=stApp]'));
@@ -54,10 +57,9 @@ def see(page: playwright.Page, text: str | re.Pattern[str]) -> None:
 
 
 def drawn(page: playwright.Page) -> None:
-    """Wait until all of a page is drawn, of which a part is seen."""
-    run = page.get_by_test_id("stApp")
-    playwright.expect(run).to_have_attribute("data-test-script-state", "notRunning")
-    playwright.expect(page.get_by_test_id("stSkeleton")).to_have_count(0)
+    """Wait until all of a page is drawn, of which a part is seen. Asked at each frame: a slow machine rests between two
+    refreshes for a moment only."""
+    page.wait_for_function(IS_DRAWN)
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 

@@ -78,7 +78,9 @@ def test_a_range_of_days_has_both_dates_and_can_be_typed_drawn_and_undone(page: 
     begin, end = (ends(page)[name][0] for name in ("from", "to"))
     assert begin < end
     see(page, "By rule")
-    page.get_by_role("link", name="Overview").click()  # which goes along
+    overview = page.get_by_role("link", name="Overview")  # which takes the range along, from its next refresh on
+    playwright.expect(overview).to_have_attribute("href", re.compile(r"from=\d{4}-"))
+    overview.click()
     playwright.expect(page).to_have_url(re.compile(re.escape(f"{url}/?from=")))
     assert ends(page) == {"from": [begin], "to": [end]}
     page.go_back()

@@ -26,6 +26,20 @@ SIZES: dict[str, playwright.ViewportSize] = {
     "wide": {"width": 1400, "height": 1500},
     "narrow": {"width": 760, "height": 1400},
 }
+VIEWS = {
+    "live": ("live", "Drag along the time axis"),
+    "overview": ("", "Findings by rule"),
+    "requests": ("requests", "Click a row to open it"),
+    "findings": ("findings", "The latest in words"),
+    "rule": ("findings?rule=stale-lookup", "What to do."),
+    "efficiency": ("efficiency", "By engine and connector"),
+    "fleet": ("fleet", "one for each process of an engine"),
+    "request": ("request?{request}", "Every step"),
+    "compare": ("compare?{request}&with={other}", "Step by step"),
+    "runbook": ("runbook?name=KvtrailSevereDrift", "What it means."),
+    "replay": ("replay?{request}&step=5", "The line marks the step."),
+}
+"""The pages, by name: the address of each, and a text on it."""
 
 
 @pytest.fixture(scope="module")
@@ -225,34 +239,22 @@ def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, live: Demo) 
 
 
 @needs_chromium
-def test_every_view_is_looked_at_light_and_dark(page: playwright.Page, live: Demo) -> None:
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view_is_looked_at_light_and_dark(page: playwright.Page, live: Demo, name: str) -> None:
     """Nothing is wider than the window; how it looks is for a person to say, who has the screenshots."""
     finding = a_finding(live)
     request = f"id={finding['request']}&engine={finding['engine']}"
     other = next(each["request"] for each in live.get("/api/requests", verdict="ok"))
-    views = {
-        "live": ("live", "Drag along the time axis"),
-        "overview": ("", "Findings by rule"),
-        "requests": ("requests", "Click a row to open it"),
-        "findings": ("findings", "The latest in words"),
-        "rule": ("findings?rule=stale-lookup", "What to do."),
-        "efficiency": ("efficiency", "By engine and connector"),
-        "fleet": ("fleet", "one for each process of an engine"),
-        "request": (f"request?{request}", "Every step"),
-        "compare": (f"compare?{request}&with={other}", "Step by step"),
-        "runbook": ("runbook?name=KvtrailSevereDrift", "What it means."),
-        "replay": (f"replay?{request}&step=5", "The line marks the step."),
-    }
-    for name, (path, text) in views.items():
-        page.goto(f"{live.page}/{path}")
-        see(page, text)
-        for size, viewport in SIZES.items():
-            page.set_viewport_size(viewport)
-            page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
-            for scheme in SCHEMES:
-                switch_scheme(page, scheme)
-                shoot(page, f"{name}-{scheme}-{size}")
-        assert page.get_by_test_id("stException").count() == 0, name
+    path, text = VIEWS[name]
+    page.goto(f"{live.page}/{path.format(request=request, other=other)}")
+    see(page, text)
+    for size, viewport in SIZES.items():
+        page.set_viewport_size(viewport)
+        page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
+        for scheme in SCHEMES:
+            switch_scheme(page, scheme)
+            shoot(page, f"{name}-{scheme}-{size}")
+    assert page.get_by_test_id("stException").count() == 0
 
 
 def test_a_killed_child_is_reported(live: Demo) -> None:
