@@ -16,13 +16,13 @@ from typing import Any
 from fleet import Recorder, Request, Shape, Shapes
 from msgspec import structs
 
-from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.lanes import Lane, lane_of
-from kvtrail.tracer.detect.savings import SavingsCounter
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.lanes import Lane, lane_of
 from kvtrail.tracer.model.findings import Finding, Verdict, clock
+from kvtrail.tracer.savings.savings import SavingsCounter
 
 S, MS = 10**9, 10**6
 LONG = 10

@@ -16,9 +16,9 @@ from heapq import heappop, heappush
 from big_stories import Stories, Story, Told
 from fleet import Recorder
 
-from kvtrail.tracer.detect.savings import MINUTE_NS, MINUTE_S, Cell
 from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.savings.savings import MINUTE_NS, MINUTE_S, Cell
 from kvtrail.tracer.store import Batch, Chunk
 from kvtrail.tracer.store.sqlite.log import FOLDED_SPANS
 

@@ -28,7 +28,7 @@ from causes_untold import EVERYTHING, UNTOLD, heard
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 
 LEFT_OUT = ("crowd", "multi")
 """Profiles that say nothing of causes."""

@@ -29,7 +29,7 @@ from sidecars import Name, live, read, stored
 from under_damage import Caught
 
 from kvtrail.connector.faults import FAULTS
-from kvtrail.tracer.detect.rules import EngineRule, all_rules
+from kvtrail.tracer.rules import EngineRule, all_rules
 
 FRESH = 150
 """Histories after which other healthy runs are recorded."""

@@ -23,8 +23,8 @@ from kvtrail.connector.recording import encoder
 from kvtrail.connector.recording.contexts import root_ids
 from kvtrail.connector.recording.encoder import Encoder, attribute
 from kvtrail.connector.recording.ring import Identity
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import Kind
 
 BATCH = 512
 """Events in a request, as a recorder sends them."""

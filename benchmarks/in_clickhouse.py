@@ -18,7 +18,7 @@ from pathlib import Path
 
 from big_traffic import batches
 
-from kvtrail.tracer.detect.lanes import Window
+from kvtrail.tracer.ledger.lanes import Window
 from kvtrail.tracer.store import Batch, FindingFilter, Reader
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader

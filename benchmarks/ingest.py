@@ -27,11 +27,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from kvtrail.connector.recording.encoder import Encoder, attribute
 from kvtrail.connector.recording.ring import EventTuple
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import HASH_BYTES, Kind
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import streamlit as st
 from kvtrail.dashboard.live.component import component
 from kvtrail.dashboard.live.payload import busyness, payload
 from kvtrail.dashboard.live.view import View
-from kvtrail.tracer.detect.phases import WORDS
+from kvtrail.tracer.ledger.phases import WORDS
 
 EVERY_S = 3
 OF_ONE = 5

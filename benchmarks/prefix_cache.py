@@ -117,8 +117,8 @@ def take_in(recorded: Mapping[str, Sequence[bytes]], count: int) -> None:
 
 def ingested(payloads: Sequence[bytes]) -> tuple[float, int, int, int]:
     """Seconds of processor, bytes of the store, spans and requests of a sidecar that takes these in."""
-    from kvtrail.tracer.serve.metrics import Metrics
-    from kvtrail.tracer.serve.pipeline import Pipeline
+    from kvtrail.tracer.serve.metrics.metrics import Metrics
+    from kvtrail.tracer.serve.receive.pipeline import Pipeline
     from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
     with tempfile.TemporaryDirectory() as folder:

@@ -27,9 +27,9 @@ from rounds import print_ratio
 from kvtrail.connector.recording import exporter, recorder
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf
 from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter
-from kvtrail.tracer.replay.audit import audit
 
 ROOT = Path(__file__).parents[1]
 HEAD_LINES = 20
@@ -41,7 +41,7 @@ def most_kib():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from kvtrail.tracer.replay.audit import audit
+from kvtrail.tracer.history.audit import audit
 before = most_kib()
 events = audit([Path(path) for path in sys.argv[1:]]).events if sys.argv[1:] else 0
 after = most_kib()

@@ -20,7 +20,7 @@ from incidents.unseen import FIRST, UNSEEN, Unseen
 
 from kvtrail.connector.faults import BY_RULE, FAULTS, VARIANTS
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.rules import KnownBy, all_rules, as_markdown
+from kvtrail.tracer.rules import KnownBy, all_rules, as_markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
 MARK = "## Under damage\n"

@@ -21,8 +21,8 @@ from rounds import print_ratio
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.exporter import ExportProcess
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import Kind
 
 BURST = 500
 REQUESTS = 40

@@ -21,8 +21,8 @@ from kvtrail.connector.simulate.redrive.redrive import redrive
 from kvtrail.connector.simulate.run import drive, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.replay.history import History, load
 
 EXTRA = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
 

@@ -14,11 +14,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer.model.semconv import Level
+from kvtrail.tracer.events.semconv import Level
 
 
 class Guard(StrEnum):
-    """What to do when a lookup's answer breaks the contract of `kvtrail.tracer.model.contract`."""
+    """What to do when a lookup's answer breaks the contract of `kvtrail.tracer.events.contract`."""
 
     OBSERVE = "observe"
     """Record it; the scheduler gets the answer as it is."""

@@ -11,7 +11,7 @@ import re
 from functools import cache
 
 from kvtrail.connector.known.probe import Probe
-from kvtrail.tracer.model.lacks import Lack
+from kvtrail.tracer.events.unsupported import Lack
 
 logger = logging.getLogger("vllm.kvtrail")
 

@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
 
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 

@@ -7,7 +7,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from kvtrail.tracer.model.patience import Patience
+from kvtrail.tracer.events.patience import Patience
 
 
 class LaterOnce(OffloadingConnector):  # type: ignore[misc]  # vLLM is not typed here

@@ -16,7 +16,7 @@ from recorded_runs import Run, play
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers
-from kvtrail.tracer.model.semconv import Level
+from kvtrail.tracer.events.semconv import Level
 
 BLOCK = 32
 CPU_BYTES = 50_000_000

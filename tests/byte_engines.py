@@ -21,9 +21,9 @@ from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import BlockCheck, Event
+from kvtrail.tracer.events.events import BlockCheck, Event
+from kvtrail.tracer.history.history import load
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.replay.history import load
 
 ROUNDS = ("first", "second")
 """The second round loads what the first has stored."""

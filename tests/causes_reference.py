@@ -18,8 +18,8 @@ from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.model.events import Alloc, Event, Lookup
-from kvtrail.tracer.model.semconv import Level
+from kvtrail.tracer.events.events import Alloc, Event, Lookup
+from kvtrail.tracer.events.semconv import Level
 
 Span = tuple[str, str, int, int]
 """A cause, its tier (`gpu` or `store`), and tokens from the first to before the last."""

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
-from kvtrail.tracer.model.events import Event, Heartbeat, Lookup, PrefixCache, RequestEnd, RequestStart
+from kvtrail.tracer.events.events import Event, Heartbeat, Lookup, PrefixCache, RequestEnd, RequestStart
 
 BATCH = 64
 """Events that a recorder sends together, so early in a run."""

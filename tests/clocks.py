@@ -22,5 +22,5 @@ class Clock:
 def turnable(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that the pipeline has instead of its own."""
     made = Clock()
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.time.monotonic_ns", made)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.time.monotonic_ns", made)
     return made

@@ -9,8 +9,8 @@ from typing import Any
 import zstandard
 from wire import encoded
 
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model.events import Event
 
 
 def line(events: Sequence[Event], *foreign: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from kvtrail.tracer.store.sqlite import damage
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-    from kvtrail.tracer.model.events import Event
+    from kvtrail.tracer.events.events import Event
 
 prepare_environment()
 # A shell that starts tests in the background has them ignore Ctrl-C, and so would the commands that tests start.

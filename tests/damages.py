@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from kvtrail.tracer.model.events import CutOff, Event, Heartbeat, RequestEnd, RequestStart
-from kvtrail.tracer.model.semconv import CUT_OFF
+from kvtrail.tracer.events.events import CutOff, Event, Heartbeat, RequestEnd, RequestStart
+from kvtrail.tracer.events.semconv import CUT_OFF
 
 S = 10**9
 EVERY_NS = S // 2

@@ -10,13 +10,13 @@ from typing import Any
 from fastapi.testclient import TestClient
 from sidecars import span_of
 
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.audit import Audit, audit
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.replay.audit import Audit, audit
-from kvtrail.tracer.serve.api import application
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.api.routes import application
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Reader
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.capabilities import Capability, declaration
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.capabilities import Capability, declaration
 
 STORY = """
     cache

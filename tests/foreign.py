@@ -18,8 +18,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from kvtrail.tracer.events import semconv
 from kvtrail.tracer.ingest import protobuf
-from kvtrail.tracer.model import semconv
 
 
 class ForeignReceiver(TraceServiceServicer):

@@ -12,8 +12,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from kvtrail.tracer.events.spans import LATEST_NS, Span
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model.spans import LATEST_NS, Span
 
 
 def of_bytes(payload: bytes) -> list[Span] | None:

@@ -81,12 +81,12 @@ from typing import Any
 from msgspec import structs
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.events import events as e
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.history import History, Moment, in_order
 from kvtrail.tracer.ingest.logs.export import span_of
-from kvtrail.tracer.model import events as e
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.replay.history import History, Moment, in_order
+from kvtrail.tracer.rules import Rule
 
 SECOND_NS = 10**9
 MILLISECOND_NS = 10**6

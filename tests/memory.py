@@ -13,9 +13,9 @@ from processes import SLOW_S
 from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest import decode, protobuf
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.semconv import Kind
 
 
 class MemoryTransport:

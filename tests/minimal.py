@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.minimize import Minimized, minimize
+from kvtrail.tracer.history.prerequisites import prerequisites
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.replay.minimize import Minimized, minimize
-from kvtrail.tracer.replay.prerequisites import prerequisites
 
 
 def findings(events: Sequence[Event]) -> dict[str, Finding]:

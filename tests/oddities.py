@@ -25,11 +25,11 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
+from kvtrail.tracer.events import semconv
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.serve.api import application
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.api.routes import application
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 GOLDEN = Path(__file__).parent / "golden"

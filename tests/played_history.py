@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.replay.player import Player
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history.history import History
+from kvtrail.tracer.history.player import Player
 
 SPAN = Span("", "", "", "", 0, 0, {}, {})
 STORY = """

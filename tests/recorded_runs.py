@@ -34,8 +34,8 @@ from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler, Stage
-from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
-from kvtrail.tracer.model.semconv import Kind, Level
+from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart
+from kvtrail.tracer.events.semconv import Kind, Level
 
 START_NS = 1_764_720_000_000_000_000
 S = 10**9

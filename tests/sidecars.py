@@ -20,16 +20,16 @@ from unittest.mock import patch
 from damages import Batch, Delivery, S
 
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history import judging
+from kvtrail.tracer.history.audit import audit
+from kvtrail.tracer.history.history import load
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.replay import judging
-from kvtrail.tracer.replay.audit import audit
-from kvtrail.tracer.replay.history import load
-from kvtrail.tracer.serve import pipeline as pipelines
-from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive import pipeline as pipelines
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 TIDY_NS = S

@@ -10,9 +10,9 @@ from tempfile import mkdtemp
 
 from wire import encoded
 
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.shipping import Shipper, Sink
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader

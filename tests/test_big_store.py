@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from big_store import make
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.lanes import Window, lane_of
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.ledger.lanes import Window, lane_of
 from kvtrail.tracer.store import FindingFilter
 from kvtrail.tracer.store.sqlite import log, restart
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter

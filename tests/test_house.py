@@ -15,8 +15,8 @@ import pytest
 
 from kvtrail.connector.faults import FAULTS, OF_COPIES
 from kvtrail.connector.settings import Settings
-from kvtrail.tracer.detect.rules import all_rules, as_markdown
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.rules import all_rules, as_markdown
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("connector", "tracer", "dashboard")

@@ -23,7 +23,7 @@ from kvtrail.connector.recording import hashing
 from kvtrail.connector.registration import TRACE
 from kvtrail.connector.settings import Settings
 from kvtrail.tracer.commands import configuration
-from kvtrail.tracer.detect.rules import Rule, all_rules
+from kvtrail.tracer.rules import Rule, all_rules
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "runbooks").glob("*.md")])

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from kvtrail.tracer.model import events as e
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events import events as e
+from kvtrail.tracer.events.events import Event
 
 MS = 1_000_000
 BLOCK = 32

@@ -19,10 +19,10 @@ from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.scenario import Arrival, Scenario
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
-from kvtrail.tracer.detect.rules import DeadlineRule, EngineRule, Rule, all_rules
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.model.semconv import Level
+from kvtrail.tracer.rules import DeadlineRule, EngineRule, Rule, all_rules
 
 REFUSED = {("ExampleConnector", "groups")}
 """Profiles that a connector is not for: this one takes a single KV cache group."""

@@ -10,10 +10,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
 from kvtrail.connector.recording.encoder import Encoder, attribute
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.spans import Span
 
 
 def encoded(events: Sequence[Event], about: Mapping[str, str] | None = None) -> bytes:

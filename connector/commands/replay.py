@@ -14,10 +14,10 @@ import click
 
 from kvtrail.connector.commands.options import CONFIG, RECORDER, vllm_ready
 from kvtrail.tracer.commands.options import FORCE, INCONCLUSIVE, TRACES, output_option
+from kvtrail.tracer.history.history import History, load
+from kvtrail.tracer.history.player import NoSuchStep, Player
+from kvtrail.tracer.history.selection import NotInHistory, moment, requests_named, through
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.replay.player import NoSuchStep, Player
-from kvtrail.tracer.replay.selection import NotInHistory, moment, requests_named, through
 from kvtrail.tracer.reports import json_lines, output_file, screen, terminal
 
 MANY = 20_000

@@ -9,7 +9,7 @@ import click
 
 from kvtrail.connector.commands.options import CONFIG, RECORDER, vllm_ready
 from kvtrail.tracer.commands.options import FORCE, TRACES, output_option
-from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.history.history import load
 from kvtrail.tracer.reports import output_file, terminal
 
 

@@ -73,7 +73,7 @@ class StoreShort(Fault):
             copies[:] = [copy for copy in copies if not copy.start]
 
 
-class UntoldBlocks(Fault):
+class UnreportedBlocks(Fault):
     """dynamo #8490: blocks that a running request needs are taken, and the connector is not told."""
 
     def alter_plan(self, plan: Any, output: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvtrail.connector.faults.base import BLOCK_SIZE, Answer, Fault
 from kvtrail.connector.known.probe import ProbeEvent
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 
 class _Reporting(Fault):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.connector.faults.base import BLOCK_SIZE, Fault
-from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.events.capabilities import Capability
 
 
 class BlockReuse(Fault):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from kvtrail.connector.faults.base import Fault
 from kvtrail.connector.faults.reports import ShortLoad
-from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.events.capabilities import Capability
 
 
 class _Variant(Fault):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvtrail.tracer.model.ids import bounded
+from kvtrail.tracer.events.ids import bounded
 
 COMPUTED, LOADED, ADMITTED, HELD = "computed", "loaded", "admitted", "held"
 _HASHES = 1 << 64

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvtrail.connector.fingerprints.slim import DRAWN_BITS, Array, equal_groups
 from kvtrail.connector.fingerprints.truth import POISON, UNKNOWN, ZEROS, Filter, Place, Wrong
-from kvtrail.tracer.model import ids
+from kvtrail.tracer.events import ids
 
 BUCKETS, WAYS = 1 << 17, 8
 REQUESTS = 4096

@@ -17,9 +17,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from kvtrail.tracer.model import capabilities, patience
-from kvtrail.tracer.model.capabilities import Capability
-from kvtrail.tracer.model.patience import Patience
+from kvtrail.tracer.events import capabilities, patience
+from kvtrail.tracer.events.capabilities import Capability
+from kvtrail.tracer.events.patience import Patience
 
 PROBES = "kvtrail.probes"
 """Entry points of probes, by the name of a connector's class."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.connector.known import part_of, plain_name
-from kvtrail.tracer.model.events import Event, Lookup
+from kvtrail.tracer.events.events import Event, Lookup
 
 
 class Unusable(ValueError):

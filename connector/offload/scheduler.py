@@ -254,7 +254,7 @@ class OffloadScheduler:
         return list(islice(request.block_hashes, per_chunk - 1, None, per_chunk))
 
     def _loadable(self, tracked: _Tracked) -> int:
-        """The lookup's contract: max(0, min(h, N - 1) - c); see `kvtrail.tracer.model.contract`."""
+        """The lookup's contract: max(0, min(h, N - 1) - c); see `kvtrail.tracer.events.contract`."""
         total: int = tracked.request.num_tokens
         return max(0, min(tracked.matched, total - 1) - tracked.computed)
 

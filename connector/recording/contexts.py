@@ -15,8 +15,8 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, get_current_span,
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kvtrail.connector.recording.ring import Identity
-from kvtrail.tracer.model import ids, semconv
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events import ids, semconv
+from kvtrail.tracer.events.semconv import Kind
 
 try:
     from opentelemetry.propagate import extract

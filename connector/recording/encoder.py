@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvtrail import __version__
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import Kind
 
 Value = bool | int | float | str | bytes | tuple[int, ...] | tuple[str, ...]
 

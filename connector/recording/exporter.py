@@ -26,7 +26,7 @@ from kvtrail.connector.recording.away import ALL, Away
 from kvtrail.connector.recording.encoder import Encoder, Part
 from kvtrail.connector.recording.ring import EventTuple, sequence_of
 from kvtrail.connector.recording.transport import REFUSALS, Refused
-from kvtrail.tracer.model.losses import Lost
+from kvtrail.tracer.events.losses import Lost
 
 logger = logging.getLogger("vllm.kvtrail")
 

@@ -10,8 +10,8 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 
-from kvtrail.tracer.model.ids import bounded
-from kvtrail.tracer.model.semconv import external_id
+from kvtrail.tracer.events.ids import bounded
+from kvtrail.tracer.events.semconv import external_id
 
 VARIABLE = "KVTRAIL_HASH_IDS"
 """The key: any text."""

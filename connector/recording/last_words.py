@@ -9,8 +9,8 @@ from typing import Any
 from kvtrail.connector.recording.contexts import MAX_REQUESTS, root_ids
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of, sequence_of
 from kvtrail.connector.settings import Heartbeats
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import (
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import (
     CLOSED,
     CUT_OFF,
     ENDED_BY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from traceback import walk_tb
 
-from kvtrail.tracer.model.messages import kept
+from kvtrail.tracer.events.messages import kept
 
 _OURS = "kvtrail."
 _PLACE = re.compile(r" \(at [^\s:]+:\d+ in [^\s)]+\)$")

@@ -9,7 +9,7 @@ from operator import index
 from typing import Any
 
 from kvtrail.connector.recording.ring import EventTuple
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
 
 _TYPES = {str(kind): tuple(a.type for a in attributes) for kind, attributes in semconv.FIELDS.items()}
 _TYPES[semconv.STEP_SPAN] = tuple(a.type for a in semconv.STEP_FIELDS)

@@ -42,9 +42,9 @@ from kvtrail.connector.recording.ring import EVERYTHING, LARGE, EventTuple, Ring
 from kvtrail.connector.recording.sizes import MOST_TEXT, bounded
 from kvtrail.connector.recording.transport import THREAD_NAME
 from kvtrail.connector.settings import QUEUE_MIB, Heartbeats, LevelSwitch
-from kvtrail.tracer.model import messages, semconv
-from kvtrail.tracer.model.losses import Lost
-from kvtrail.tracer.model.semconv import STEP_SPAN, Kind
+from kvtrail.tracer.events import messages, semconv
+from kvtrail.tracer.events.losses import Lost
+from kvtrail.tracer.events.semconv import STEP_SPAN, Kind
 
 logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its handlers print it
 

@@ -16,7 +16,7 @@ from operator import itemgetter
 from sys import getsizeof
 from typing import Any
 
-from kvtrail.tracer.model.semconv import FIELDS, STEP_FIELDS, STEP_SPAN
+from kvtrail.tracer.events.semconv import FIELDS, STEP_FIELDS, STEP_SPAN
 
 Identity = tuple[bytes, bytes, str, bool]
 """What the spans of a request share: 16 bytes of trace id and 8 of the root span's id, the id of the caller's span if there

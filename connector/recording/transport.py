@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from kvtrail.connector.recording import away, environment
 from kvtrail.connector.recording.away import Away
-from kvtrail.tracer.model.losses import Lost
-from kvtrail.tracer.model.semconv import RECEIVER
+from kvtrail.tracer.events.losses import Lost
+from kvtrail.tracer.events.semconv import RECEIVER
 
 logger = logging.getLogger("vllm.kvtrail")
 

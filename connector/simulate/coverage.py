@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvtrail.connector.simulate.observer import Observation
-from kvtrail.tracer.model.events import Alloc, Event, LoadPlan, Lookup, Preempt, RequestEnd, Schedule
+from kvtrail.tracer.events.events import Alloc, Event, LoadPlan, Lookup, Preempt, RequestEnd, Schedule
 
 PLANS = "plans"
 

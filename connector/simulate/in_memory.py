@@ -12,10 +12,10 @@ from kvtrail.connector.recording import recorder
 from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.encoder import Encoder, in_minute
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import CLASSES, Event
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import protobuf, steps
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CLASSES, Event
-from kvtrail.tracer.model.spans import Span
 
 BATCH = 512
 """Events per OTLP request, as a recorder sends them."""

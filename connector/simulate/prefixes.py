@@ -24,7 +24,7 @@ from itertools import pairwise
 from kvtrail.connector.simulate.recorded import RecordedRequest
 from kvtrail.connector.simulate.scenario import FIRST_TOKEN, Segment
 from kvtrail.connector.simulate.tiny_model import VOCABULARY
-from kvtrail.tracer.model.events import Event, LoadPlan, Lookup, StorePlan
+from kvtrail.tracer.events.events import Event, LoadPlan, Lookup, StorePlan
 
 TOKENS = range(FIRST_TOKEN, VOCABULARY)
 

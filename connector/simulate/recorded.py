@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.model.chains import Chain, Chains
-from kvtrail.tracer.model.events import Event, Lookup, Preempt, RequestEnd, RequestStart
+from kvtrail.tracer.events.events import Event, Lookup, Preempt, RequestEnd, RequestStart
+from kvtrail.tracer.events.hash_chains import Chain, Chains
 
 UNKNOWN_OUTPUT = 16
 """Tokens that a request is assumed to generate where the recording does not say how many."""

@@ -15,7 +15,7 @@ from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import Failure, failures, shrunk
 from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.history.history import History
 
 SHRINK_TRIES = 500
 """Runs for shrinking a recorded workload."""

@@ -25,12 +25,12 @@ from kvtrail.connector.simulate.observer import Observation, Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
 from kvtrail.connector.tracing import traced
-from kvtrail.tracer.detect.account import SCHEDULER
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.rules import DeadlineRule, all_rules
-from kvtrail.tracer.model.events import Event, Lookup
+from kvtrail.tracer.events.events import Event, Lookup
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
-from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.rules import DeadlineRule, all_rules
 
 MUCH_LATER_S = 60 + int(max(rule.after_s for rule in all_rules() if isinstance(rule, DeadlineRule)))
 """Seconds after the last step of a scenario at which it is judged: what is still awaited then is overdue."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Segment, Workers
-from kvtrail.tracer.replay.shrink import minimal
+from kvtrail.tracer.history.shrink import minimal
 
 Fails = Callable[[Scenario], bool]
 

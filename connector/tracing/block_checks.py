@@ -17,7 +17,7 @@ from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 if TYPE_CHECKING:
     from kvtrail.connector.fingerprints.looks import Told

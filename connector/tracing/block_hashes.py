@@ -13,7 +13,7 @@ from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.recording.sizes import MOST_BYTES
 from kvtrail.connector.tracing.seen_blocks import SeenBlocks
-from kvtrail.tracer.model.semconv import HASH_BYTES, MOST_TOLD
+from kvtrail.tracer.events.semconv import HASH_BYTES, MOST_TOLD
 
 AGAIN_NS = 600 * 10**9
 """After how long everything is told anew, to a tracer that began later, too."""

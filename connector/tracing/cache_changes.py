@@ -9,7 +9,7 @@ from typing import Any
 
 from kvtrail.connector.known.probe import Change
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 MOST_CHANGES = 65_536
 """Changes that wait to be told at most; beyond them all that the cache holds is told anew."""

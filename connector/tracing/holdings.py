@@ -7,7 +7,7 @@ from typing import Any
 
 from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 PAGE = 512
 """Chunks told at once."""

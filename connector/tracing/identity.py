@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 IDENTITY_BYTES = 8
 PLAIN = "plain"

@@ -37,8 +37,8 @@ from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
 from kvtrail.connector.tracing.spare import spare_capacity
 from kvtrail.connector.tracing.steps import Steps, first_group, held_at_end
 from kvtrail.connector.tracing.store_changes import StoreChanges
-from kvtrail.tracer.model import contract
-from kvtrail.tracer.model.semconv import FIELDS, Kind
+from kvtrail.tracer.events import contract
+from kvtrail.tracer.events.semconv import FIELDS, Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

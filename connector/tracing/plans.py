@@ -13,7 +13,7 @@ from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.reading import ids_in
 from kvtrail.connector.tracing.steps import run_of
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

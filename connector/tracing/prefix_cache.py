@@ -16,7 +16,7 @@ from kvtrail.connector.known.probe import CLEARED, Change
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.cache_changes import Changes, Whose
 from kvtrail.connector.vllm_version import shows_changes
-from kvtrail.tracer.model.semconv import HASH_BYTES
+from kvtrail.tracer.events.semconv import HASH_BYTES
 
 _GROUP_BYTES = 4
 """A key of vLLM's map is a block's hash and the number of its KV cache group."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 _PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value
 _DETAILED = attrgetter("detailed")

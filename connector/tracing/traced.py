@@ -39,8 +39,8 @@ from kvtrail.connector.tracing.block_checks import BlockChecks
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.vllm_version import lacks
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.lacks import Lack, declaration
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.unsupported import Lack, declaration
 
 logger = logging.getLogger("vllm.kvtrail")
 

@@ -15,7 +15,7 @@ from kvtrail.dashboard.content import tokens
 from kvtrail.dashboard.content.phases import Stretch, times
 from kvtrail.dashboard.content.request import step_text
 from kvtrail.dashboard.content.requests import status
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.words import NOTHING, count, duration, kind, some
 
 LATER = "'ask me later'"

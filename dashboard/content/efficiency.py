@@ -1,7 +1,7 @@
 """What the offload saves: where tokens came from, what was spared, copied and waited for.
 
 A `Row` named `sums` holds the api's sums over a time range, engines and connectors: `/api/efficiency` under `worth`.
-tracer/detect/savings.py defines them.
+tracer/savings/savings.py defines them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.words import NOTHING, count, duration, kind, said, some, value, waiting
 
 MEASURES = {

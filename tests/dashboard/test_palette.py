@@ -9,7 +9,7 @@ import pytest
 
 from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.palette import BACKGROUND, GROUPS, SECONDARY, TEXT, Colour
-from kvtrail.tracer.detect.phases import WORDS
+from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.model.findings import Severity, Verdict
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"

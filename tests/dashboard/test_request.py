@@ -12,11 +12,12 @@ from history import START_NS, history, judge
 from kvtrail.dashboard.content import fleet, proof, request, request_charts, requests, tokens
 from kvtrail.dashboard.content import text as texts
 from kvtrail.dashboard.content.text import WORD_JOINER as J
-from kvtrail.tracer.model import semconv, words
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.model import words
 from kvtrail.tracer.model.launches import State
 from kvtrail.tracer.model.outcomes import did, outcome
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.serve.api_requests import timeline
+from kvtrail.tracer.serve.api.requests import timeline
 
 STALE = """
 L 750 c0 h0 -> 0

@@ -9,7 +9,7 @@ import pytest
 from kvtrail.dashboard.content import phases, request_charts
 from kvtrail.dashboard.content.legend import Entry, bar, legend
 from kvtrail.dashboard.content.phases import Stretch
-from kvtrail.tracer.detect.phases import WORDS, Phase
+from kvtrail.tracer.ledger.phases import WORDS, Phase
 
 NAMES = list(WORDS.values())
 REQUEST = {"request": "chat-1", "engine": "a", "started_ns": 1_000, "last_ns": 9_000, "ended_ns": 9_000}

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kvtrail.dashboard.content import runbook
-from kvtrail.tracer.detect.rules import all_rules
+from kvtrail.tracer.rules import all_rules
 
 RULES = {rule.id for rule in all_rules()}
 

@@ -11,9 +11,9 @@ from history import START_NS, history
 from kvtrail.dashboard.content import efficiency as savings
 from kvtrail.dashboard.content import findings, fleet, palette, text, trends
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.savings import SavingsCounter, SavingsRow
 from kvtrail.tracer.model.words import NOTHING
-from kvtrail.tracer.serve.api_ranges import savings_report
+from kvtrail.tracer.savings.savings import SavingsCounter, SavingsRow
+from kvtrail.tracer.serve.api.ranges import savings_report
 
 HOUR_NS = 3600 * 10**9
 NOW_NS = START_NS + HOUR_NS

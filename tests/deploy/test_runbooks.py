@@ -10,7 +10,7 @@ import yaml
 from incidents.corpus import INCIDENTS
 from watching import DASHBOARD, ROOT, RULES
 
-from kvtrail.tracer.detect.rules import all_rules
+from kvtrail.tracer.rules import all_rules
 
 DOCS = ROOT / "docs"
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule]

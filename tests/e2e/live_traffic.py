@@ -11,7 +11,7 @@ from processes import Tracer
 from traffic import Engine, Recording
 from wire import encoded
 
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.events.events import Event, Heartbeat
 
 S = 10**9
 EVERY_S = 0.5

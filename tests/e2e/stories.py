@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from processes import Tracer
 from wire import encoded
 
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 
 STALE = """
 L 750 c0 h0 -> 0

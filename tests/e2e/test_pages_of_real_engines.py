@@ -18,7 +18,7 @@ import real_engines
 from browser import needs_chromium, open_row, playwright, see
 from processes import SharedDashboard, Tracer
 
-from kvtrail.tracer.replay.audit import audit
+from kvtrail.tracer.history.audit import audit
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")

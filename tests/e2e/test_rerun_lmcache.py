@@ -17,8 +17,8 @@ from processes import Tracer, until
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.tracer.events.events import Heartbeat
 from kvtrail.tracer.ingest import decode, otlp_json
-from kvtrail.tracer.model.events import Heartbeat
 
 LOG = """\
 (EngineCore_DP0 pid=7703) [2025-12-03 01:24:36,395] LMCache INFO: Reqid: cmpl-bench-97810623-16-0, Total tokens 10009, \

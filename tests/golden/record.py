@@ -26,12 +26,12 @@ from kvtrail import __version__
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate.scenario import Workers
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.history.audit import audit
+from kvtrail.tracer.history.history import load
+from kvtrail.tracer.history.minimize import minimize
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.replay.audit import audit
-from kvtrail.tracer.replay.history import load
-from kvtrail.tracer.replay.minimize import minimize
 
 HERE = Path(__file__).parent
 HEAD = """# Golden traces

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from minimal import assert_minimal, findings
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.history.audit import Audit, audit
+from kvtrail.tracer.history.history import load
+from kvtrail.tracer.history.minimize import minimize
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.replay.audit import Audit, audit
-from kvtrail.tracer.replay.history import load
-from kvtrail.tracer.replay.minimize import minimize
 
 HERE = Path(__file__).parent
 ORDERS = 100

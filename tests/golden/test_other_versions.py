@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import CLASSES
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history.audit import Audit, audit
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceReader
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CLASSES
 from kvtrail.tracer.model.findings import Unknown, Verdict
-from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.replay.audit import Audit, audit
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 HERE = Path(__file__).parent

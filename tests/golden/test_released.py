@@ -9,9 +9,9 @@ import pytest
 from released import AS_SENT, VERSIONS, figures, taken_apart
 
 from kvtrail import __version__
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import STEP_SPAN, Kind
 from kvtrail.tracer.ingest import protobuf
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import STEP_SPAN, Kind
 
 STREAMS = sorted(VERSIONS.glob(f"*{AS_SENT}"))
 

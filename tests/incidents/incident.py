@@ -9,8 +9,8 @@ from typing import Any
 from history import BLOCK_SIZE, history, judge
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.rules import Rule
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from history import heartbeats, judge, rules_found
 
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.incident import Incident, LookAlike, Scenario
-from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.rules import all_rules
 
 FOUND = [incident for incident in INCIDENTS if incident.rule is not None]
 

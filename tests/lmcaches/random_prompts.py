@@ -25,7 +25,7 @@ from kvtrail.connector.demo import workload
 from kvtrail.connector.simulate import in_memory, tiny_model
 from kvtrail.tracer.capacity.estimate import estimate
 from kvtrail.tracer.capacity.stream import streams_of
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 
 CHUNK = 64
 CHUNK_BYTES = 2 * tiny_model.LAYERS * tiny_model.HIDDEN * 4 * CHUNK

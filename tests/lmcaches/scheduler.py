@@ -17,8 +17,8 @@ from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model.events import Lookup
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from kvtrail.tracer.capacity.distances import WHOLE, Distances, Need
 from kvtrail.tracer.capacity.stream import LMCACHE
 from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
 from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.model.chains import split_hashes
-from kvtrail.tracer.model.events import Alloc, RequestEnd, Reset, Schedule, Store
+from kvtrail.tracer.events.events import Alloc, RequestEnd, Reset, Schedule, Store
+from kvtrail.tracer.events.hash_chains import split_hashes
 
 MOST_FOLLOWED = 4096
 """Chunks of one connector that are followed at a time; some 300 bytes each."""

@@ -16,7 +16,7 @@ from kvtrail.tracer.capacity.live_needs import (
     capacities,
     curve_of_measures,
 )
-from kvtrail.tracer.detect.savings import SavingsRow
+from kvtrail.tracer.savings.savings import SavingsRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
-from kvtrail.tracer.detect.savings import PrefillTimer
-from kvtrail.tracer.model.chains import Chain, Chains
-from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
+from kvtrail.tracer.events.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
+from kvtrail.tracer.events.hash_chains import Chain, Chains
+from kvtrail.tracer.savings.savings import PrefillTimer
 
 LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
 """LMCache's connectors. They store what a request has at its admission, and not what it generates; a prefix in the order of

@@ -25,7 +25,7 @@ class Touch(NamedTuple):
 def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> list[int]:
     """The tokens of each chunk that a connector may give to a request with `computed` of `total` tokens in vLLM's own cache.
 
-    The last token is always computed, for its logits (`kvtrail.tracer.model.contract`)."""
+    The last token is always computed, for its logits (`kvtrail.tracer.events.contract`)."""
     end = total - 1
     wanted = [0] * chunks
     begin, until = max(0, -(-computed // chunk_size)), min(chunks, end // chunk_size)

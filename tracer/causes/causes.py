@@ -17,10 +17,8 @@ from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.followed import Breakdown, Followed, doubted, in_common, shortened
 from kvtrail.tracer.causes.memory import UNSTORED, Fact, Fate, Key, Memory
 from kvtrail.tracer.causes.split import Question, Split, Store
-from kvtrail.tracer.model.capabilities import Capability
-from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
-from kvtrail.tracer.model.chains import Chains, split_hashes
-from kvtrail.tracer.model.events import (
+from kvtrail.tracer.events.capabilities import Capability
+from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
     CacheReset,
@@ -40,7 +38,9 @@ from kvtrail.tracer.model.events import (
     TransferEnd,
     Unfamiliar,
 )
-from kvtrail.tracer.model.semconv import HASH_BYTES, Kind
+from kvtrail.tracer.events.hash_chains import Chains, split_hashes
+from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
+from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
 
 GPU = "gpu"
 """The tier of vLLM's own prefix cache."""

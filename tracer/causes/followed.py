@@ -9,9 +9,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.memory import Fact
+from kvtrail.tracer.events.events import Alloc, Lookup
+from kvtrail.tracer.events.hash_chains import Chain
 from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
-from kvtrail.tracer.model.chains import Chain
-from kvtrail.tracer.model.events import Alloc, Lookup
 
 
 class Breakdown(Struct, eq=False):

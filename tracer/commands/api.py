@@ -33,7 +33,7 @@ def api(store: Any, tls_cert: Path | None, tls_key: Path | None, tls_client_ca: 
     """
     from kvtrail.tracer.serve.exposure import Unsafe
     from kvtrail.tracer.serve.fleet import serve as run
-    from kvtrail.tracer.serve.receivers import PortTaken
+    from kvtrail.tracer.serve.receive.receivers import PortTaken
     from kvtrail.tracer.store import StoreError
 
     if isinstance(store, Path):

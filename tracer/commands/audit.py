@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from kvtrail.tracer.commands.options import INCONCLUSIVE, Duration, Store, rule_named
-from kvtrail.tracer.detect.rules import Rule
-from kvtrail.tracer.model.ids import bounded
-from kvtrail.tracer.replay.audit import Audit, audit_stored
-from kvtrail.tracer.replay.audit import audit as judge
+from kvtrail.tracer.events.ids import bounded
+from kvtrail.tracer.history.audit import Audit, audit_stored
+from kvtrail.tracer.history.audit import audit as judge
 from kvtrail.tracer.reports import findings, output_file, terminal
 from kvtrail.tracer.reports.causes import as_text as causes_text
+from kvtrail.tracer.rules import Rule
 from kvtrail.tracer.store import StoreError
 
 if TYPE_CHECKING:

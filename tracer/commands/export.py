@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from kvtrail.tracer.commands.options import FORCE, TRACES, output_option
+from kvtrail.tracer.history.history import History, load
+from kvtrail.tracer.history.judging import findings_of
+from kvtrail.tracer.history.perfetto import trace_events
 from kvtrail.tracer.ingest.files import STDIN
 from kvtrail.tracer.model import words
-from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.replay.judging import findings_of
-from kvtrail.tracer.replay.perfetto import trace_events
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports.output_file import STDOUT
 

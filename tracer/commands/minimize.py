@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from kvtrail.tracer.commands.options import FORCE, TRACES, known_rule, output_option
+from kvtrail.tracer.history import minimize as minimizing
+from kvtrail.tracer.history.history import History, load
+from kvtrail.tracer.history.minimize import Minimized, NoFinding
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.replay import minimize as minimizing
-from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.replay.minimize import Minimized, NoFinding
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.output_file import STDOUT

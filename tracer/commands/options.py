@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import click
 
-from kvtrail.tracer.detect.rules import Rule, all_rules
+from kvtrail.tracer.rules import Rule, all_rules
 from kvtrail.tracer.serve.roles import TokenFile
 
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")

@@ -10,8 +10,8 @@ import click
 from kvtrail.tracer.capacity.estimate import as_dict, estimate
 from kvtrail.tracer.capacity.stream import Stream, streams_of
 from kvtrail.tracer.commands.options import INCONCLUSIVE, TRACES
+from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.model.engines import memory_limit
-from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports import savings as report
 

@@ -168,7 +168,7 @@ def serve(
     """
     from kvtrail.tracer.serve.exposure import Unsafe
     from kvtrail.tracer.serve.forward.target import BadTarget
-    from kvtrail.tracer.serve.receivers import PortTaken
+    from kvtrail.tracer.serve.receive.receivers import PortTaken
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
     from kvtrail.tracer.store import StoreError

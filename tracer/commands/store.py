@@ -83,7 +83,7 @@ def _outcome(faults: Sequence[Fault]) -> str:
 
 
 def _rebuild(store: Path, *, force: bool) -> None:
-    from kvtrail.tracer.serve.rebuild import rebuild
+    from kvtrail.tracer.serve.receive.rebuild import rebuild
     from kvtrail.tracer.store import StoreError
     from kvtrail.tracer.store.sqlite import upkeep
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtrail.tracer.model.events import UNFAMILIAR
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.events import UNFAMILIAR
+from kvtrail.tracer.events.semconv import Kind
 
 _NAMES: dict[str, str] = {**{kind: kind.name.lower() for kind in Kind}, UNFAMILIAR: "unfamiliar"}
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kvtrail.tracer.detect.account import SCHEDULER, Account
-from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.judgements import Judgements
-from kvtrail.tracer.detect.rules import DeadlineRule, Tally
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest, Wait
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.account import SCHEDULER, Account
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.rules import DeadlineRule, Tally
 
 MAY_WAIT = {
     Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST,

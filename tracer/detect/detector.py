@@ -18,19 +18,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.detect.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
-from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.judgements import Judgements
-from kvtrail.tracer.detect.ordering import REMEMBERED_NUMBERS, Stream
-from kvtrail.tracer.detect.rules import Rule, RuleSet, all_rules
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
-from kvtrail.tracer.detect.truth import Truth
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart, Reset
+from kvtrail.tracer.events.events import Key as ChunkKey
+from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
+from kvtrail.tracer.ledger.reference_hashes import Truth
 from kvtrail.tracer.model.causes import Untold
-from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart, Reset
-from kvtrail.tracer.model.events import Key as ChunkKey
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
+from kvtrail.tracer.rules import Rule, RuleSet, all_rules
 
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, from its arrival, in nanoseconds."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.detect.rules import Tally
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules import Tally
 
 MOST_FINDINGS = 200
 """Of one request: a rule may break in every epoch of it."""

@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from typing import Any
 
-from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import MOST_REQUESTS, Detector
-from kvtrail.tracer.detect.endings import Death, Endings
-from kvtrail.tracer.detect.ordering import SeenNumbers
-from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.detect.tracked import Key
-from kvtrail.tracer.model.events import Event, Heartbeat, Lookup
+from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.ordering import SeenNumbers
+from kvtrail.tracer.liveness.endings import Death, Endings
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.rules import Rule
 
 TIDY_EVERY = 10_000
 """Events after which finished requests are forgotten."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.causes.causes import Causes
-from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.engine_state import Engine
-from kvtrail.tracer.detect.ordering import Stream
-from kvtrail.tracer.detect.rules import DeadlineRule, Pending, Tally
-from kvtrail.tracer.model.events import Event, RequestStart
+from kvtrail.tracer.events.events import Event, RequestStart
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.ledger.ordering import Stream
+from kvtrail.tracer.rules import DeadlineRule, Pending, Tally
 
 Key = tuple[str, str]
 """A request: its engine and its id."""

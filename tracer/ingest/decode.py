@@ -17,12 +17,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from msgspec import ValidationError, convert
 from msgspec.structs import fields, replace
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import CLASSES, LONGEST_NS, Event, Unfamiliar
+from kvtrail.tracer.events.parts import PART
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import steps
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event, Unfamiliar
-from kvtrail.tracer.model.parts import PART
-from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.spans import Span
 
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
 _COMMON = frozenset(field.encode_name for field in fields(Unfamiliar))

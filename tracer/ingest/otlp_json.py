@@ -22,12 +22,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import CLASSES, LONGEST_NS, Event
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.spans import LATEST_NS, Span
 from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered, as_bytes
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event
-from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.spans import LATEST_NS, Span
 
 SPANS_A_LINE = 256
 """Spans in a line of a trace file that we write."""

@@ -24,6 +24,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.spans import LATEST_NS, Span
 from kvtrail.tracer.ingest.decode import (
     Decoded,
     Decoder,
@@ -34,8 +36,6 @@ from kvtrail.tracer.ingest.decode import (
     as_bytes,
     taken_apart,
 )
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.spans import LATEST_NS, Span
 
 _SEQUENCE = KeyValue(key=semconv.SEQUENCE.key).SerializeToString() + b"\x12"
 """How the attribute begins that holds a recorder's number: all but its value."""

@@ -10,7 +10,7 @@ from itertools import accumulate
 from reprlib import Repr
 from typing import Any
 
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
 
 MOST_ROWS = 16_384
 """Rows of a step. More are taken for damage: no engine runs so many requests at once."""

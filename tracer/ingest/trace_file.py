@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.decode import Decoded, Decoder
 from kvtrail.tracer.ingest.json_lines import JsonLines
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model.spans import Span
 
 _NO_TEXT = b"\x08"
 """No text begins with a byte up to this one; the length of a message of less than 144 MiB does."""

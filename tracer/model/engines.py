@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
 
 DESCRIPTION = {
     "model": semconv.MODEL.key,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 
 
 class Severity(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvtrail.tracer.model.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_GOODBYE
 
 
 class State(StrEnum):

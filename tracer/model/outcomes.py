@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from kvtrail.tracer.events.semconv import UNHEARD
 from kvtrail.tracer.model.launches import State
-from kvtrail.tracer.model.semconv import UNHEARD
 
 ABORTED, ERROR = "aborted", "error"
 """vLLM's own words for how a request finished."""

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD, Kind
 from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.launches import State
 from kvtrail.tracer.model.outcomes import Did, Outcome
-from kvtrail.tracer.model.semconv import CUT_OFF, UNHEARD, Kind
 
 MOST_RUNS = 4
 """Runs of block ids, or keys, that are named before the rest is only counted."""

@@ -30,8 +30,8 @@ from prompt_toolkit.layout.menus import CompletionsMenu
 from prompt_toolkit.output import Output
 from prompt_toolkit.widgets import TextArea
 
-from kvtrail.tracer.replay.player import NoSuchStep, Player
-from kvtrail.tracer.replay.selection import NotInHistory, requests_named
+from kvtrail.tracer.history.player import NoSuchStep, Player
+from kvtrail.tracer.history.selection import NotInHistory, requests_named
 from kvtrail.tracer.reports import screen
 
 ESCAPE_S = 0.05

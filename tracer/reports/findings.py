@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from click import style
 
-from kvtrail.tracer.detect.endings import Death
-from kvtrail.tracer.detect.rules import Rule, page
+from kvtrail.tracer.history.audit import Audit
+from kvtrail.tracer.liveness.endings import Death
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock, day
 from kvtrail.tracer.model.outcomes import Did
-from kvtrail.tracer.replay.audit import Audit
 from kvtrail.tracer.reports.terminal import plain, wrapped
+from kvtrail.tracer.rules import Rule, page
 
 COLORS = {
     Severity.CRASH: "red",

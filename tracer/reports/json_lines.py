@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kvtrail.tracer.replay.player import Player, Step
+from kvtrail.tracer.history.player import Player, Step
 
 _EVENT_FIELDS = (
     "start_ns", "end_ns", "kind", "engine", "request", "external", "epoch", "role", "rank", "connector", "connector_id",

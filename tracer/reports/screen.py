@@ -8,12 +8,12 @@ from typing import Any
 
 from click import style, unstyle
 
-from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.history import History
+from kvtrail.tracer.history.player import NUMBERS, Player, Step, at_ns
+from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model import words
-from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict, clock, day
-from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.replay.player import NUMBERS, Player, Step, at_ns
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, access, check_exposure
-from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.api.process_state import Onlooker
+from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound
 from kvtrail.tracer.serve.limits import Limits
-from kvtrail.tracer.serve.live import Onlooker
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.receivers import address
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.receivers import address
 from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.server import DRAIN_S
 from kvtrail.tracer.store.clickhouse.connection import Address

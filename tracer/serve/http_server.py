@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvtrail.tracer.serve.access import OPEN_PATHS, Tls
 from kvtrail.tracer.serve.limits import RETRY_S, Limits
-from kvtrail.tracer.serve.receivers import PortTaken, address
+from kvtrail.tracer.serve.receive.receivers import PortTaken, address
 
 UNAVAILABLE = 503
 _TICKS = 10

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from kvtrail.tracer.serve import heap, logs
 from kvtrail.tracer.serve.access import Tls, access, check_exposure
-from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.forward.target import Settings
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound
 from kvtrail.tracer.serve.limits import Limits, grpc_connections, raise_descriptors
-from kvtrail.tracer.serve.metrics import Metrics, Rejected
-from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.serve.receivers import GrpcReceiver, address
+from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.serve.receive.receivers import GrpcReceiver, address
 from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.store import StoreError

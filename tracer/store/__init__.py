@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
-from kvtrail.tracer.detect.savings import Cell, SavingsRow
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.launches import Launch
-from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.savings.savings import Cell, SavingsRow
 
 MOST_RECEIPTS = 65_536
 """Requests of senders that are remembered, to know one that is sent again. Senders give up after minutes."""

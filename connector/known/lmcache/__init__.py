@@ -1,7 +1,7 @@
 """LMCache in vLLM's process."""
 
 from kvtrail.connector.known import KnownConnector
-from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.events.capabilities import Capability
 
 CONNECTOR = KnownConnector(
     __name__,

@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from kvtrail.connector.known.probe import CLEARED, Change
-from kvtrail.tracer.model.semconv import HASH_BYTES
+from kvtrail.tracer.events.semconv import HASH_BYTES
 
 BACKEND = "LocalCPUBackend"
 TIER = "cpu"

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from kvtrail.connector.known.environment import Environment, Unusable
-from kvtrail.tracer.model.events import Lookup
+from kvtrail.tracer.events.events import Lookup
 
 QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1"}
 """Set before LMCache is imported, unless the user has set it."""

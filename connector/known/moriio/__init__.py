@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtrail.connector.known import KnownConnector
-from kvtrail.tracer.model.capabilities import Capability
-from kvtrail.tracer.model.patience import Patience
+from kvtrail.tracer.events.capabilities import Capability
+from kvtrail.tracer.events.patience import Patience
 
 
 def _patience(settings: Mapping[str, Any]) -> Patience:

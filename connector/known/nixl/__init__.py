@@ -7,8 +7,8 @@ from time import perf_counter
 from typing import Any
 
 from kvtrail.connector.known import KnownConnector
-from kvtrail.tracer.model.capabilities import Capability
-from kvtrail.tracer.model.patience import NIXL_S, Patience
+from kvtrail.tracer.events.capabilities import Capability
+from kvtrail.tracer.events.patience import NIXL_S, Patience
 
 
 def _patience(settings: Mapping[str, Any]) -> Patience:

@@ -1,7 +1,7 @@
 """kvtrail's own OffloadConnector."""
 
 from kvtrail.connector.known import KnownConnector
-from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.events.capabilities import Capability
 
 CONNECTOR = KnownConnector(
     __name__,

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.offload.config import DEFAULT_CHUNK_SIZE
-from kvtrail.tracer.model.events import Event, Evict, Reset, StorePlan
+from kvtrail.tracer.events.events import Event, Evict, Reset, StorePlan
 
 PLENTY = 1 << 16
 """Chunks of room where the recording shows no limit."""

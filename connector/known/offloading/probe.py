@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 from kvtrail.connector.known.probe import Evicted, Planned, Probe, ProbeEvent, Seen
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 MOST_UNTOLD = 65_536
 """Evictions that wait to be told."""

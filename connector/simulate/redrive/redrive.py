@@ -11,10 +11,10 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.recorded import RecordedRequest
 from kvtrail.connector.simulate.redrive.workload import Workload, begun, workload_of
 from kvtrail.connector.simulate.run import Played, play
-from kvtrail.tracer.model.events import Event, Lookup
+from kvtrail.tracer.events.events import Event, Lookup
+from kvtrail.tracer.history.history import History
+from kvtrail.tracer.history.judging import findings_of
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.replay.judging import findings_of
 
 
 class LookupFacts(NamedTuple):

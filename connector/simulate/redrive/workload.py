@@ -12,9 +12,8 @@ from kvtrail.connector.registration import found_again
 from kvtrail.connector.simulate.prefixes import segments
 from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
-from kvtrail.tracer.detect.account import SCHEDULER
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import (
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import (
     Alloc,
     CacheReset,
     Event,
@@ -28,7 +27,8 @@ from kvtrail.tracer.model.events import (
     Sent,
     TransferEnd,
 )
-from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.history.history import History
+from kvtrail.tracer.ledger.account import SCHEDULER
 
 SPARE_STEPS = 2000
 """Steps beyond the recorded ones, for what takes longer this time."""

@@ -12,8 +12,8 @@ from typing import Any
 from kvtrail.connector.known.environment import Unusable
 from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
 from kvtrail.connector.simulate.rerun.plain_steps import STEP_EVENTS, leaves_out, with_plain_steps
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import (
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import (
     Alloc,
     Event,
     Evict,
@@ -32,7 +32,7 @@ from kvtrail.tracer.model.events import (
     StorePlan,
     TransferEnd,
 )
-from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.history.history import History
 
 
 class Method(StrEnum):

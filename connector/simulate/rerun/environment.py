@@ -12,7 +12,7 @@ from kvtrail.connector.known.environment import Environment, RecordedStore, Unus
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.rerun.calls import RecordedCalls
 from kvtrail.connector.tracing.traced import Tracing
-from kvtrail.tracer.model.events import Alloc
+from kvtrail.tracer.events.events import Alloc
 
 ASSUMED_BLOCK_SIZE = 16
 """vLLM's default, where none is recorded."""

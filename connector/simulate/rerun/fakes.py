@@ -14,7 +14,7 @@ from typing import Any
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.prefixes import Prefixes
 from kvtrail.connector.simulate.recorded import use
-from kvtrail.tracer.model.events import RequestEnd, Schedule
+from kvtrail.tracer.events.events import RequestEnd, Schedule
 
 UNLIMITED = 1 << 20
 """Tokens that a request may generate where its limit is not recorded."""

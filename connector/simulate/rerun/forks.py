@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtrail.connector.simulate.rerun.fakes import FakeRequest, Run
-from kvtrail.tracer.model.events import Alloc, Event, Lookup, Received, Schedule
+from kvtrail.tracer.events.events import Alloc, Event, Lookup, Received, Schedule
 
 Promise = tuple[int | None, bool]
 """What a lookup returns to the scheduler: new tokens, None for 'ask me later'; and whether they load asynchronously."""

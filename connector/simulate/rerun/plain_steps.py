@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvtrail.tracer.model.events import Event, Evict, Flush, Plan, Preempt, PrefixCache, RequestEnd, Schedule, Stats
+from kvtrail.tracer.events.events import Event, Evict, Flush, Plan, Preempt, PrefixCache, RequestEnd, Schedule, Stats
 
 STEP_EVENTS = (Preempt, Schedule, Stats, Plan, Evict, Flush)
 """What one step records, all at one time."""

@@ -17,11 +17,11 @@ from kvtrail.connector.simulate.rerun import environment
 from kvtrail.connector.simulate.rerun.calls import RecordedCalls, recorded_calls
 from kvtrail.connector.simulate.rerun.outcome import Compared, Meaning, Outcome, Rerun
 from kvtrail.connector.simulate.rerun.runner import Made, Runner
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.history import History
+from kvtrail.tracer.history.judging import judge
+from kvtrail.tracer.history.numbering import numbered, streams
 from kvtrail.tracer.model.words import some
-from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.replay.judging import judge
-from kvtrail.tracer.replay.numbering import numbered, streams
 
 Broken = dict[str, dict[str, str]]
 """The rules that each event broke, by its span id, with their explanations."""

@@ -19,7 +19,7 @@ from kvtrail.connector.simulate.rerun.fakes import FakeCacheManager, FakeRequest
 from kvtrail.connector.simulate.rerun.forks import Forks
 from kvtrail.connector.simulate.rerun.outcome import Compared, Outcome
 from kvtrail.connector.simulate.rerun.plain_steps import is_plain
-from kvtrail.tracer.model.events import (
+from kvtrail.tracer.events.events import (
     Alloc,
     Event,
     Evict,

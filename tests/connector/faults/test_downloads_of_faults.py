@@ -9,10 +9,10 @@ import pytest
 from downloads import Sidecar
 from test_faults import events_of, later
 
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.semconv import Level
-from kvtrail.tracer.replay.history import load
-from kvtrail.tracer.replay.judging import findings_of
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import Level
+from kvtrail.tracer.history.history import load
+from kvtrail.tracer.history.judging import findings_of
 
 SHOWN = ("stale-lookup", "block-reuse", "key-collision")
 """Faults that the spans of a part show by themselves."""

@@ -17,10 +17,10 @@ from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS, NATIVE, VARIANTS
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.model.capabilities import declaration
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.semconv import Kind, Level
+from kvtrail.tracer.events.capabilities import declaration
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import Kind, Level
+from kvtrail.tracer.rules import all_rules
 
 MUCH_LATER_S = 3600.0
 

@@ -13,10 +13,10 @@ from recording import recording
 from test_faults import RUNS, SLOW, build, later, run_shared_prefix
 
 from kvtrail.connector.faults import FAULTS
-from kvtrail.tracer.model.events import Heartbeat
-from kvtrail.tracer.model.semconv import Level
-from kvtrail.tracer.replay.history import History, in_order, load
-from kvtrail.tracer.replay.minimize import minimize
+from kvtrail.tracer.events.events import Heartbeat
+from kvtrail.tracer.events.semconv import Level
+from kvtrail.tracer.history.history import History, in_order, load
+from kvtrail.tracer.history.minimize import minimize
 
 MOST_EVENTS = 100
 """No fault needs more to be shown; the recordings have up to some thousands."""

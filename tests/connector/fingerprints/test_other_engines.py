@@ -11,7 +11,7 @@ import pytest
 from byte_engines import Ran, offload, two_rounds
 from processes import Tracer, serve, until
 
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
 ASYNC = "Traced:other_offload:AsyncOffloadConnector"

@@ -9,10 +9,10 @@ from byte_engines import EXCHANGE, found, judged, offload, sharing, two_rounds
 
 from kvtrail.connector.faults import BY_RULE
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
-from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.model.events import BlockCheck
+from kvtrail.tracer.events.events import BlockCheck
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.rules import all_rules
 
 
 @pytest.mark.parametrize("rule", BY_RULE)

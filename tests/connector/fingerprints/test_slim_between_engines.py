@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from byte_engines import damage, found, judged, sharing
 
-from kvtrail.tracer.model.events import BlockCheck, Event
+from kvtrail.tracer.events.events import BlockCheck, Event
 from kvtrail.tracer.model.findings import Unknown
 
 DEFAULT: dict[str, str] = {}

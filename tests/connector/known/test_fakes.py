@@ -14,7 +14,7 @@ from kvtrail.connector.known.fake import Chunks, Fake, Job, fake_for
 from kvtrail.connector.simulate.calls import Load
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario, Workers
-from kvtrail.tracer.model.events import Alloc, Lookup, Received
+from kvtrail.tracer.events.events import Alloc, Lookup, Received
 
 HEAD = ("head", 256)
 TWICE = Scenario(

@@ -17,9 +17,9 @@ from kvtrail.connector import known
 from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.known.probe import Probe
-from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.model.capabilities import Capability
-from kvtrail.tracer.model.patience import Patience, of_connector
+from kvtrail.tracer.events.capabilities import Capability
+from kvtrail.tracer.events.patience import Patience, of_connector
+from kvtrail.tracer.rules import all_rules
 
 FOLDERS = sorted(path.parent for path in Path(known.__file__).parent.glob("*/__init__.py"))
 BASES = {"probe": Probe, "fake": Fake, "environment": Environment}
@@ -104,7 +104,7 @@ def test_a_subclass_is_known_and_a_stranger_is_not() -> None:
 def test_traces_without_a_declaration_show_the_same_capabilities() -> None:
     """Of the connectors that were recorded before there was a declaration; a newer one is in no such trace. Recorders of that
     time did not tell all chunks."""
-    from kvtrail.tracer.model.capabilities import of_connector
+    from kvtrail.tracer.events.capabilities import of_connector
 
     without = {name: of_connector(name, None) for name in json.loads(known.capabilities_declared(object))}
     assert sum(map(bool, without.values())) >= 4

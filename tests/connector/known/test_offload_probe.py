@@ -9,8 +9,8 @@ import pytest
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.tracer.model.chains import Chain, Chains
-from kvtrail.tracer.model.events import Evict, Lookup, RequestEnd, RequestStart, Reset, StorePlan
+from kvtrail.tracer.events.events import Evict, Lookup, RequestEnd, RequestStart, Reset, StorePlan
+from kvtrail.tracer.events.hash_chains import Chain, Chains
 
 CONNECTOR = {
     "kv_connector": "TracedOffloadConnector",

@@ -12,8 +12,8 @@ from kvtrail.connector.known.offloading.probe import OffloadingProbe
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.tracer.model.chains import Chain, Chains
-from kvtrail.tracer.model.events import Evict, LoadPlan, Lookup, RequestEnd, RequestStart, Reset, StorePlan
+from kvtrail.tracer.events.events import Evict, LoadPlan, Lookup, RequestEnd, RequestStart, Reset, StorePlan
+from kvtrail.tracer.events.hash_chains import Chain, Chains
 
 BLOCK = 32
 CONNECTOR = {

@@ -15,7 +15,7 @@ from bare_scheduler import scheduler
 from history import judge
 
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.model.events import Event, Evict, Prefetch
+from kvtrail.tracer.events.events import Event, Evict, Prefetch
 
 CHUNK = 32
 SMALL, LARGE = 500_000, 3_000_000

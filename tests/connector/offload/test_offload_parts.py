@@ -6,7 +6,7 @@ import pytest
 
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.settings import Guard, Settings, Unsampled
-from kvtrail.tracer.model.semconv import Level
+from kvtrail.tracer.events.semconv import Level
 
 
 def test_the_defaults() -> None:

@@ -18,11 +18,11 @@ from wire import encoded
 from kvtrail.connector.recording import encoder as encoder_module
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
 from kvtrail.connector.recording.encoder import Encoder, key_value
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import BlockCheck
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import BlockCheck
-from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.spans import Span
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256\nA 0 !AssertionError: Mismatch\nend"
 IDENTITY = {semconv.CACHE_IDENTITY.key: "0123456789abcdef"}

@@ -23,8 +23,8 @@ from kvtrail.connector.recording import exporter as exporter_module
 from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporter, from_environment
 from kvtrail.connector.recording.last_words import LastWords
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import Kind
 
 ENGINE = """
 import os, sys, time

@@ -9,7 +9,7 @@ from processes import SLOW_S
 
 from kvtrail.connector.recording import idle
 from kvtrail.connector.recording.idle import IdleRequests
-from kvtrail.tracer.model.events import Heartbeat
+from kvtrail.tracer.events.events import Heartbeat
 
 
 def test_only_those_without_an_event_since_are_named() -> None:

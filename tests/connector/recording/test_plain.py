@@ -11,8 +11,8 @@ from memory import MemoryTransport, a_recorder, a_request, record
 from processes import SLOW_S
 
 from kvtrail.connector.recording.plain import plain
-from kvtrail.tracer.model.events import Heartbeat
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.events import Heartbeat
+from kvtrail.tracer.events.semconv import Kind
 
 
 class Text(enum.StrEnum):

@@ -24,10 +24,10 @@ from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Heartbeats
 from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import CutOff, Heartbeat
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest import protobuf
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CutOff, Heartbeat
-from kvtrail.tracer.model.semconv import Kind
 
 
 def test_what_is_recorded_arrives_numbered() -> None:

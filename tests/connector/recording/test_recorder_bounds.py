@@ -22,11 +22,11 @@ from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.recording.ring import EventTuple, Ring, bytes_of
 from kvtrail.connector.recording.sizes import MOST_ITEMS, MOST_TEXT
 from kvtrail.connector.recording.transport import Refused
+from kvtrail.tracer.events import ids, semconv
+from kvtrail.tracer.events.events import Heartbeat, Schedule
+from kvtrail.tracer.events.losses import Lost
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest import protobuf
-from kvtrail.tracer.model import ids, semconv
-from kvtrail.tracer.model.events import Heartbeat, Schedule
-from kvtrail.tracer.model.losses import Lost
-from kvtrail.tracer.model.semconv import Kind
 
 MIB = 1 << 20
 START = Kind.REQUEST_START.value

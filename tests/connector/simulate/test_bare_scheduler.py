@@ -25,9 +25,9 @@ from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate.scenario import Workers
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import Alloc, Event, Schedule
+from kvtrail.tracer.events.events import Alloc, Event, Schedule
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.model.semconv import Kind
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -18,8 +18,8 @@ from damages import sent
 from recorded_runs import Run
 from sidecars import live, read, stored
 
-from kvtrail.tracer.model.events import Heartbeat, Received, Schedule
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.events import Heartbeat, Received, Schedule
+from kvtrail.tracer.events.semconv import Kind
 
 RUNS = 16
 IN_FILES = 2

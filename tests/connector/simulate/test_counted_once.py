@@ -12,10 +12,10 @@ import pytest
 from bare_scheduler import scheduler
 
 from kvtrail.connector.simulate import in_memory
-from kvtrail.tracer.detect.savings import savings_of
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.savings.savings import savings_of
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 TOKENS, REQUESTS = 350, 12

@@ -22,8 +22,8 @@ from recorded_runs import Run
 from sidecars import live, read, stored
 
 from kvtrail.connector.faults import FAULTS
-from kvtrail.tracer.detect.rules import EngineRule, all_rules
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.events.events import Event, Heartbeat
+from kvtrail.tracer.rules import EngineRule, all_rules
 
 HISTORIES = 160
 IN_FILES = 12

@@ -21,11 +21,11 @@ from fastapi.testclient import TestClient
 from foreign import ForeignReceiver, receiving
 from processes import SLOW_S, Tracer, serve, until
 
-from kvtrail.tracer.model.semconv import NO_GOODBYE
-from kvtrail.tracer.serve.api import application
-from kvtrail.tracer.serve.engines import SILENT_NS
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.liveness.recorders import SILENT_NS
+from kvtrail.tracer.serve.api.routes import application
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 MISMATCH = "AssertionError: Mismatch in tokens to load"
@@ -109,7 +109,7 @@ def test_an_engine_that_is_killed_with_all_that_is_its_is_silent(
         engine.kill()
         engine.join(SLOW_S)
         came = [request.SerializeToString() for request in receiver.requests]
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.time.monotonic_ns", lambda: real() + ahead_ns[0])
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.time.monotonic_ns", lambda: real() + ahead_ns[0])
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
     client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
     for payload in came:

@@ -15,7 +15,7 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers, tokens
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.model.events import LoadError, RequestEnd
+from kvtrail.tracer.events.events import LoadError, RequestEnd
 
 pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="these are faults of vLLM 0.32")
 PREFIX = ("prefix", 128)

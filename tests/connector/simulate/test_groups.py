@@ -14,7 +14,7 @@ from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.model_worker import ModelWorker
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.model.events import Schedule
+from kvtrail.tracer.events.events import Schedule
 
 HOST = {"cpu_bytes_to_use": 50_000_000}
 WINDOW = 80

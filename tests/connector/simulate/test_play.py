@@ -18,8 +18,8 @@ from kvtrail.connector.simulate.recorded import recorded_requests
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, tokens
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events.events import CacheReset, RequestEnd, RequestStart
 from kvtrail.tracer.ingest import decode
-from kvtrail.tracer.model.events import CacheReset, RequestEnd, RequestStart
 
 OFFLOAD = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64}}
 STALE = {"kv_connector": "Faulty:stale-lookup:OffloadConnector", "kv_connector_module_path": "kvtrail.connector"}

@@ -19,8 +19,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from processes import SLOW_S, until
 
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events import semconv
 from kvtrail.tracer.ingest import decode, protobuf
-from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.findings import Verdict
 
 OPEN = [f"open-{number}" for number in range(6)]

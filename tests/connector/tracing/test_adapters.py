@@ -19,7 +19,7 @@ from history import judge
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.tracing import identity
 from kvtrail.connector.tracing.identity import Adapters
-from kvtrail.tracer.model.events import Event, RequestStart
+from kvtrail.tracer.events.events import Event, RequestStart
 
 SIZE = 200_000
 PROMPT = list(range(3, 303))

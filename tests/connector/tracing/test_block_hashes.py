@@ -20,9 +20,9 @@ from kvtrail.connector.tracing import block_hashes
 from kvtrail.connector.tracing.block_hashes import UNTOLD, BlockHashes
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.seen_blocks import SeenBlocks
-from kvtrail.tracer.model.chains import Chain, Chains, split_hashes
-from kvtrail.tracer.model.events import Lookup, RequestEnd, RequestStart
-from kvtrail.tracer.model.semconv import HASH_BYTES, Level
+from kvtrail.tracer.events.events import Lookup, RequestEnd, RequestStart
+from kvtrail.tracer.events.hash_chains import Chain, Chains, split_hashes
+from kvtrail.tracer.events.semconv import HASH_BYTES, Level
 
 OFFLOAD = {"kv_connector": "TracedOffloadConnector", "kv_connector_module_path": "kvtrail.connector"}
 OFFLOAD["kv_connector_extra_config"] = {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000}  # type: ignore[assignment]

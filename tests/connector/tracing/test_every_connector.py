@@ -46,9 +46,9 @@ from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.messages import without_place
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.traced import BINDING, WATCHED, Tracing, TracingHMA, traced
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Failure
 from kvtrail.tracer.ingest import decode, protobuf
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Failure
 
 registration.register()
 OURS = "UntracedOffloadConnector"

@@ -18,7 +18,7 @@ from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.tracer.model.semconv import ENGINE_NS, ENGINE_SPAN, Kind
+from kvtrail.tracer.events.semconv import ENGINE_NS, ENGINE_SPAN, Kind
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -17,7 +17,7 @@ from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.events.events import Event, Heartbeat
 
 CHUNK, SLOTS = 64, 20
 

@@ -16,8 +16,8 @@ from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.recording.messages import message
 from kvtrail.connector.settings import Guard
 from kvtrail.connector.tracing.instrumentation import MOST_PROBE_FAILURES, ContractBreach, Instrumentation
-from kvtrail.tracer.model.events import Heartbeat, RequestEnd, Store
-from kvtrail.tracer.model.messages import MOST
+from kvtrail.tracer.events.events import Heartbeat, RequestEnd, Store
+from kvtrail.tracer.events.messages import MOST
 
 ANSWER = (256, False)
 REQUEST = "cmpl-1-0-0123abcd"

@@ -14,10 +14,10 @@ from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing import cache_changes
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.prefix_cache import PrefixCache, can_be_followed
-from kvtrail.tracer.model.chains import split_hashes
-from kvtrail.tracer.model.events import Alloc, Event, Heartbeat, Lookup
-from kvtrail.tracer.model.events import PrefixCache as Told
-from kvtrail.tracer.model.semconv import HASH_BYTES, Level
+from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Lookup
+from kvtrail.tracer.events.events import PrefixCache as Told
+from kvtrail.tracer.events.hash_chains import split_hashes
+from kvtrail.tracer.events.semconv import HASH_BYTES, Level
 
 GROUP_BYTES = 4
 Held = set[tuple[int, bytes]]

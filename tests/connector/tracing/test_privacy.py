@@ -20,7 +20,7 @@ from processes import SLOW_S
 from kvtrail.connector.recording import hashing
 from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 
 PROMPT = [7919 * number % 30_011 + 30_000 for number in range(300)]
 """Numbers of five digits: none of them is a count, a block or a length."""

@@ -11,7 +11,7 @@ from bare_scheduler import scheduler
 
 from kvtrail.connector.recording import contexts, recorder
 from kvtrail.connector.simulate.scenario import Workers
-from kvtrail.tracer.model.events import Event, LoadError, Schedule
+from kvtrail.tracer.events.events import Event, LoadError, Schedule
 
 PROMPT = list(range(3, 259))
 

@@ -10,9 +10,9 @@ from memory import MemoryTransport, a_recorder
 
 from kvtrail.connector.known.probe import Change, Probe
 from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.tracer.model.chains import split_hashes
-from kvtrail.tracer.model.events import PrefixCache
-from kvtrail.tracer.model.semconv import Level
+from kvtrail.tracer.events.events import PrefixCache
+from kvtrail.tracer.events.hash_chains import split_hashes
+from kvtrail.tracer.events.semconv import Level
 
 Told = tuple[tuple[int, ...], list[int], bool, str | None, str | None]
 NOT_TOLD: Told = ((), [], False, "cpu", None)

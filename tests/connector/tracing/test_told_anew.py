@@ -20,8 +20,8 @@ from kvtrail.connector.tracing import holdings, steps
 from kvtrail.connector.tracing.holdings import Holdings
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model import events as e
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events import events as e
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Verdict
 
 S = 10**9

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvtrail.connector import registration
 from kvtrail.connector.tracing.traced import Tracing, traced
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 
 CHILDREN: list[dict[str, Any]] = [
     {

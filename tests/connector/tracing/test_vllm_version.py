@@ -19,8 +19,8 @@ from kvtrail.connector import registration, vllm_version
 from kvtrail.connector.known.offloading.probe import OffloadingProbe
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.tracing.traced import Tracing, traced
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.lacks import Lack
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.unsupported import Lack
 
 
 def forget() -> None:

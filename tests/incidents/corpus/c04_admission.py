@@ -73,7 +73,7 @@ INCIDENTS = [
             S 31+1 []
             S 32+1 []
         """,
-        rule="untold-blocks",
+        rule="unreported-blocks",
         numbers={"computed": 32, "scheduled": 1, "end": 33, "table_length": 1, "room": 32},
         says="the connector was told of, 1 in all, hold 32",
     ),
@@ -140,7 +140,7 @@ INCIDENTS = [
             A 0 [1 2]
             S 0+128 [1 2]
         """,
-        rule="untold-blocks",
+        rule="unreported-blocks",
         numbers={"computed": 0, "scheduled": 128, "end": 128, "table_length": 2, "room": 64},
         says="up to 128. The blocks that the connector was told of, 2 in all, hold 64",
     ),

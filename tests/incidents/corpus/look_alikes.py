@@ -95,19 +95,19 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C4",
-        "untold-blocks",
+        "unreported-blocks",
         "lookahead blocks for drafts",
         "L 60 c0 h0 -> 0\nA 0 [1-3]\nS 0+60 [1-3]\nS 60+4 [] drafts 3\nend [1-3]",
     ),
     _alike(
         "C4",
-        "untold-blocks",
+        "unreported-blocks",
         "decode takes a new block when it must",
         "L 32 c0 h0 -> 0\nA 0 [1]\nS 0+32 [1]\nS 32+1 [2]\nend [1 2]",
     ),
     _alike(
         "C4",
-        "untold-blocks",
+        "unreported-blocks",
         "a window's blocks are left behind",
         "L 64 c0 h0 -> 0\nA 0 [5 6]\nS 0+64 [5 6]\nS 64+1 [7]\nend [0 6 7]",
     ),

@@ -22,11 +22,11 @@ from kvtrail.tracer.capacity.report import memory_curves
 from kvtrail.tracer.capacity.stream import streams_of
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
 from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.detect.savings import SavingsRow
-from kvtrail.tracer.model.events import Alloc, Lookup, RequestEnd, Reset, Schedule, Store
-from kvtrail.tracer.model.spans import LATEST_NS
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.events.events import Alloc, Lookup, RequestEnd, Reset, Schedule, Store
+from kvtrail.tracer.events.spans import LATEST_NS
+from kvtrail.tracer.savings.savings import SavingsRow
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 CHUNK, BLOCK = 64, 32

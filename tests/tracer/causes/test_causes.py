@@ -15,9 +15,9 @@ from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.causes.split import Split
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.capabilities import Capability, declaration
+from kvtrail.tracer.events.capabilities import Capability, declaration
+from kvtrail.tracer.events.events import Event, Evict, Heartbeat, Lookup, StorePlan
 from kvtrail.tracer.model.causes import Cause, Part, Untold
-from kvtrail.tracer.model.events import Event, Evict, Heartbeat, Lookup, StorePlan
 
 TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
 

@@ -14,7 +14,7 @@ from traffic import Engine, served
 
 from kvtrail.__main__ import main
 from kvtrail.tracer.detect import rules
-from kvtrail.tracer.replay.audit import audit_stored
+from kvtrail.tracer.history.audit import audit_stored
 
 S = 10**9
 

@@ -13,8 +13,8 @@ from history import goodbyes, history
 from wire import encoded
 
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 

@@ -19,9 +19,9 @@ from processes import SLOW_S
 from wire import encoded
 
 from kvtrail.__main__ import COMMANDS
-from kvtrail.tracer.detect.rules import Rule, all_rules, page
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceWriter
+from kvtrail.tracer.rules import Rule, all_rules, page
 
 ROOT = Path(__file__).parents[3]
 

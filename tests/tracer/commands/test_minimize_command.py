@@ -10,10 +10,10 @@ from command_line import DRIFT, OK, run, write
 from history import history
 from wire import encoded
 
-from kvtrail.tracer.detect.rules import all_rules
+from kvtrail.tracer.history.audit import audit
+from kvtrail.tracer.history.history import load
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.replay.audit import audit
-from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.rules import all_rules
 
 
 def test_a_drifting_trace_becomes_a_small_one_that_explains_itself(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path) -> 
 def test_a_defect_of_ours_is_not_taken_for_the_absence_of_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtrail.tracer.replay.minimize.minimize", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvtrail.tracer.history.minimize.minimize", lambda *_, **__: 1 / 0)
     result = run("minimize", str(write(tmp_path / "t.jsonl", DRIFT)), "-o", "-")
     assert (result.exit_code, "minimizing failed: ZeroDivisionError" in result.output) == (2, True)
 

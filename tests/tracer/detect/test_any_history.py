@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Verdict
 
 TOKENS = st.sampled_from([0, 32, 64, 100, 256, 300, 512])

@@ -9,14 +9,14 @@ import pytest
 from history import goodbyes, history, judge, rules_found
 from msgspec.structs import replace
 
-from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import CutOff, Event
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CutOff, Event
+from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.spans import Span
 
 
 def the_account(detector: Detector) -> Account:

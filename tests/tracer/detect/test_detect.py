@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.judgements import MOST_FINDINGS
-from kvtrail.tracer.model.events import Event, Lookup
+from kvtrail.tracer.events.events import Event, Lookup
 from kvtrail.tracer.model.findings import Unknown, Verdict
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nP\nL 760 c288 h512 -> 224\nL 760 c288 h512 -> 224\nA 224\nS 512+48\nend"

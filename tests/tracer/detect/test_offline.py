@@ -14,11 +14,11 @@ from wire import encoded
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
-from kvtrail.tracer.detect.ordering import SeenNumbers
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.replay.audit import audit
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"

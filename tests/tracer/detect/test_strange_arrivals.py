@@ -11,7 +11,7 @@ from history import heartbeats, history, rules_found
 from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.events.events import Event, Heartbeat
 
 S = 10**9
 HOUR_NS = 3600 * S

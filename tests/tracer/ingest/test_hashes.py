@@ -9,13 +9,13 @@ from history import history
 from msgspec.structs import replace as changed
 from wire import encoded
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event, PrefixCache, RequestStart
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ingest.json_lines import JsonLines
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event, PrefixCache, RequestStart
-from kvtrail.tracer.model.spans import Span
 
 HASHES = bytes(range(3 * semconv.HASH_BYTES))
 

@@ -13,12 +13,12 @@ from history import history
 from msgspec import structs
 from wire import encoded
 
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.trace_file import TraceReader
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.spans import Span
 
 STORY = """
 L 749 c0 h256 -> 256 async keys aa,bb

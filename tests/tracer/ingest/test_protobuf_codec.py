@@ -13,10 +13,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from wire import encoded
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest.decode import MalformedOtlp
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.spans import Span
 
 WHOLE = encoded(history("L 749 c0 h256 -> 256 keys aa,bb\nA 256 [1-24]\nA 0 !Mismatch\nP\nend"))
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -15,13 +15,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from processes import SLOW_S
 
 from kvtrail.connector.recording.encoder import Encoder, attribute, key_value
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Lookup, Schedule
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf, steps
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Lookup, Schedule
-from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.spans import Span
 
 SOURCE = attribute(semconv.CONNECTOR.key, "OffloadConnector") + attribute(semconv.ROLE.key, "scheduler")
 

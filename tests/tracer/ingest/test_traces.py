@@ -18,11 +18,11 @@ from history import history
 from wire import as_request, encoded
 
 from kvtrail.__main__ import main
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.audit import Audit, audit
+from kvtrail.tracer.history.history import load
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.replay.audit import Audit, audit
-from kvtrail.tracer.replay.history import load
 
 DRIFT = (
     "L 749 c0 h256 -> 256\nA 256 [1-24]\nS 256+79 [1-24]\nS 335+1 []\nP\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrail.tracer.model import engines, semconv
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.model import engines
 
 ONE = "3f2a9c1b-5d0e-4c58-9a47-0f1b2c3d4e5f"
 OTHER = "77b0c2d4-0000-4c58-9a47-0f1b2c3d4e5f"

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer.model import semconv, words
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.semconv import Kind
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -10,8 +10,8 @@ from click import unstyle
 from history import history
 from played_history import LATE, SPAN, STALE_AT, STORY, played
 
-from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.replay.player import Player
+from kvtrail.tracer.history.history import History
+from kvtrail.tracer.history.player import Player
 from kvtrail.tracer.reports import json_lines, screen
 
 

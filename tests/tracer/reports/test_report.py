@@ -18,13 +18,13 @@ from command_line import DRIFT, OK, write
 from history import START_NS, history, judge
 from processes import SLOW_S
 
-from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.rules import Rule
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.audit import Audit
+from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Finding, Severity, Witness
-from kvtrail.tracer.replay.audit import Audit
 from kvtrail.tracer.reports.findings import COLORS, MAX_REQUESTS, as_text, rule_page
 from kvtrail.tracer.reports.terminal import plain
+from kvtrail.tracer.rules import Rule
 
 DAY_NS = 86_400 * 10**9
 

@@ -14,7 +14,7 @@ from stores import FleetTracer, clickhouse
 from traffic import Engine, served
 
 from kvtrail.tracer.serve import shipping
-from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.shipping import Shipper, Sink
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection

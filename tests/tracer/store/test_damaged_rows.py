@@ -13,10 +13,10 @@ from test_store import STORY, filled
 from test_store_file import overwrite, root_page
 from wire import encoded
 
-from kvtrail.tracer.serve.api import application
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.serve.rebuild import rebuild
+from kvtrail.tracer.serve.api.routes import application
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.serve.receive.rebuild import rebuild
 from kvtrail.tracer.store import Batch, Chunk, Sort
 from kvtrail.tracer.store.sqlite import damage as store_damage
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter

@@ -18,9 +18,9 @@ from processes import Tracer, until
 from traffic import Engine, served
 from wire import encoded
 
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.serve.rebuild import rebuild
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.serve.receive.rebuild import rebuild
 from kvtrail.tracer.store.sqlite import upkeep
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

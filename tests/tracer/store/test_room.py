@@ -12,8 +12,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import SLOW_S, listening
 
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

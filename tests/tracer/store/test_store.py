@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from wire import encoded
 
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -155,7 +155,7 @@ def test_old_requests_leave_and_findings_stay(tmp_path: Path) -> None:
 def test_engines_that_left_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the time that spans are kept, after their last one: until then a request may need its resource."""
     writer, reader, pipeline = filled(tmp_path / "s.db", STORY)
-    monkeypatch.setattr("kvtrail.tracer.serve.reception.NOTE_ENGINE_NS", 0)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.reception.NOTE_ENGINE_NS", 0)
     now_ns = time.time_ns()
     monkeypatch.setattr("kvtrail.tracer.store.sqlite.engines.time.time_ns", lambda: now_ns + 10**12)
     pipeline.ingest(encoded(history(STORY, recorder="later", engine="later")), transport="grpc")

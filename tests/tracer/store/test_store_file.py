@@ -16,9 +16,9 @@ from history import history
 from msgspec.structs import replace
 from wire import encoded
 
-from kvtrail.tracer.serve import pipeline as pipelines
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive import pipeline as pipelines
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite import opening, room
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -309,7 +309,7 @@ def test_what_explained_a_prompt_for_good_stays_after_a_restart(
 
 
 def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.RESUME_S", 0)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.RESUME_S", 0)
     writer = SqliteWriter(tmp_path / "s.db")
     pipeline = Pipeline(writer, Metrics(), resume=False)
     hear(pipeline, "first")
@@ -331,8 +331,8 @@ def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monke
 def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.MOST_BEHIND", 4)
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.WAIT_BEHIND_S", 0.1)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.MOST_BEHIND", 4)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.WAIT_BEHIND_S", 0.1)
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), resume=False)
     hear(pipeline, "first")
     with pytest.raises(StoreError, match="has just started"):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from wire import encoded
 
 from kvtrail.connector.recording.contexts import root_ids
-from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.model.events import RequestStart
+from kvtrail.tracer.events.events import RequestStart
+from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.store import Batch, Chunk
 from kvtrail.tracer.store.sqlite import requests
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter

@@ -15,9 +15,9 @@ import pytest
 from history import START_NS, history
 from wire import encoded
 
-from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

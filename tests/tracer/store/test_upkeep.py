@@ -17,8 +17,8 @@ from traffic import Engine, served
 from wire import encoded
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.opening import reader_of
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -205,8 +205,8 @@ def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
 def test_who_asks_does_not_wait_behind_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can be written at once is; the rest of it comes later."""
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), rows_every_ns=10**18)
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.MOST_CATCH_UP_S", 0.0)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.MOST_CATCH_UP_S", 0.0)
     for number in range(9):
         hear(pipeline, f"r{number}")
     written = len(requests_in(tmp_path / "s.db"))

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import CLASSES, Event
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest.logs.failures import WORKER_CALLS
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.readings import Reading, Role
 from kvtrail.tracer.ingest.logs.story import Stories
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CLASSES, Event
-from kvtrail.tracer.model.semconv import Kind
 
 FIRST_NUMBER = 1
 MOST_STORES = 64

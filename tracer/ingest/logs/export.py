@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.spans import Span
 
 _OF_A_REQUEST = {semconv.EPOCH.key, semconv.REQUEST_SEQUENCE.key}
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvtrail.tracer.events.messages import kept
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table
-from kvtrail.tracer.model.messages import kept
-from kvtrail.tracer.model.semconv import Kind
 
 WORKER_CALLS = frozenset(
     {

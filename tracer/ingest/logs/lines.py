@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import IO
 
-from kvtrail.tracer.model.spans import LATEST_NS
+from kvtrail.tracer.events.spans import LATEST_NS
 
 MOST_BYTES = 1 << 20
 """A line longer than this is read in pieces: a file without line ends must not fill the memory."""

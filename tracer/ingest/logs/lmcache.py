@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, note, number, numbers
-from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,\]]+)"
 _REQ_ID = rf"(?:\[req_id={_ID}[^\]]*\]\s*)?"

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.files import STDIN
 from kvtrail.tracer.ingest.logs.assemble import Assembler
@@ -19,8 +21,6 @@ from kvtrail.tracer.ingest.logs.readings import Reading, Role
 from kvtrail.tracer.ingest.logs.story import Stories
 from kvtrail.tracer.ingest.logs.vllm import VLLM
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace, is_framed
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.spans import Span
 
 TABLES = (FAILURES, LMCACHE, VLLM)
 _BOM = b"\xef\xbb\xbf"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.events.semconv import Kind
 
 NUMBER = r"(?:\d{1,3}(?:[,_]\d{3}){1,4}(?![,_]?\d)|\d{1,15})(?:\.0+(?!\d))?"
 """A count, also with its thousands apart or printed as a fraction; longer runs of digits are damage, and would not fit into a

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.readings import Reading
 from kvtrail.tracer.model.findings import clock
-from kvtrail.tracer.model.semconv import Kind
 
 MOST_REQUESTS = 10_000
 """Requests whose stories are kept; beyond that the least remarkable, and of those the longest untouched, is forgotten."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, event, note, numbers
-from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,]+)"
 _ID_COLON = r"(?P<request>[^\s,:]+)"

@@ -13,7 +13,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from kvtrail import __version__
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.serve.forward.pieces import Piece, Whose
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event, Heartbeat, RequestStart
 from kvtrail.tracer.ingest.protobuf import Parts
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event, Heartbeat, RequestStart
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.serve.forward.figures import LEFT_OUT, Figures, Reason
 from kvtrail.tracer.serve.forward.findings import as_piece, with_findings

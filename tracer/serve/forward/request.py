@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from kvtrail.tracer.model.events import (
+from kvtrail.tracer.events.events import (
     CutOff,
     Event,
     LoadError,

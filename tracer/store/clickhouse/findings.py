@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from kvtrail.tracer.detect.lanes import Lane, Window
+from kvtrail.tracer.ledger.lanes import Lane, Window
 from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, from_text, where
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
+from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.store.clickhouse.database import Database, where
 
 FIELDS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer.detect.savings import SavingsRow, interval_s
+from kvtrail.tracer.savings.savings import SavingsRow, interval_s
 from kvtrail.tracer.store import ACTIVITY_S, Amounts
 from kvtrail.tracer.store.clickhouse.database import Database
 

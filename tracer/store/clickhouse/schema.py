@@ -12,7 +12,7 @@ seconds (`_s`).
 
 from __future__ import annotations
 
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 

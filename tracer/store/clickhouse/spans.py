@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.spans import LATEST_NS, Span
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.spans import LATEST_NS, Span
 from kvtrail.tracer.store.clickhouse.database import Database
 
 COLUMNS = (

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from kvtrail.tracer.detect.lanes import Lane
-from kvtrail.tracer.detect.savings import by_step
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.launches import Launch
+from kvtrail.tracer.savings.savings import by_step
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
 from kvtrail.tracer.store.clickhouse import lanes, launches, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection

@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 
-from kvtrail.tracer.detect.ordering import SeenNumbers
+from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.store import MOST_RECEIPTS
 from kvtrail.tracer.store.sqlite.database import Query, readable
 

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from kvtrail.tracer.detect.lanes import Lane, Window
+from kvtrail.tracer.ledger.lanes import Lane, Window
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.sqlite.database import Database, an_object, readable, to_text

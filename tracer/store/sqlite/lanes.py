@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
+from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.store.sqlite.database import from_text, readable, to_text, whatever_texts
 from kvtrail.tracer.store.sqlite.requests import RequestReader
 

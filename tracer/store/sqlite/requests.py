@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.store import LARGEST, Sort, StoreError
 from kvtrail.tracer.store.sqlite import ids, traces
 from kvtrail.tracer.store.sqlite.database import (

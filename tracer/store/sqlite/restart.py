@@ -8,9 +8,9 @@ from itertools import takewhile
 from typing import Any
 
 from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.store.sqlite import log
 from kvtrail.tracer.store.sqlite.database import Query, from_text, member, to_text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from kvtrail.tracer.detect.savings import HOUR_S, MINUTE_S, Cell, SavingsRow, by_step, interval_s
+from kvtrail.tracer.savings.savings import HOUR_S, MINUTE_S, Cell, SavingsRow, by_step, interval_s
 from kvtrail.tracer.store import LARGEST
 from kvtrail.tracer.store.sqlite.database import Database, from_text, whole_sum
 

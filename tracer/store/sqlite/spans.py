@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store.sqlite import log
 from kvtrail.tracer.store.sqlite.database import Database
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.launches import Launch
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.sqlite import (

@@ -25,8 +25,8 @@ from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.tracer.replay.audit import audit
-from kvtrail.tracer.replay.shrink import minimal
+from kvtrail.tracer.history.audit import audit
+from kvtrail.tracer.history.shrink import minimal
 
 OF_VLLM = {"poll-starvation"}
 """Faults of vLLM's own loop, which `check` drives itself."""

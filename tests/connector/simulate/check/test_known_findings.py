@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from known_findings import FINDINGS, TRACES, KnownFinding
 
-from kvtrail.tracer.replay.audit import audit
+from kvtrail.tracer.history.audit import audit
 
 DOCS = real_lmcache.ROOT / "docs" / "findings.md"
 MENDED = [finding for finding in FINDINGS if finding.mended]

@@ -11,8 +11,8 @@ from kvtrail.connector.demo import workload
 from kvtrail.connector.simulate.redrive.redrive import Closeness
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
+from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.replay.history import History, load
 
 OURS: dict[str, Any] = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
 

@@ -12,8 +12,8 @@ from recordings import STALE
 from kvtrail.__main__ import main
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.run import play
+from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.replay.audit import audit
 
 FAULTY = "Faulty:stale-lookup:OffloadConnector"
 

@@ -16,8 +16,8 @@ from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.redrive.redrive import redrive
 from kvtrail.connector.simulate.rerun.rerun import rerun
 from kvtrail.connector.simulate.run import play
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.history.history import History
 
 NAME = "connector_of_my_own.cache:MyConnector"
 SOURCE = '''

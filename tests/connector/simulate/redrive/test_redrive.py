@@ -18,8 +18,8 @@ from kvtrail.connector.simulate.redrive.redrive import redrive
 from kvtrail.connector.simulate.redrive.workload import NotDrivable, workload_of
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history.history import History, load
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 

@@ -13,9 +13,9 @@ from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.check import profiles
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceReader
-from kvtrail.tracer.model.spans import Span
 
 DETAILED: dict[str, Any] = {"kvtrail": {"level": "detailed"}}
 

@@ -14,9 +14,9 @@ from kvtrail.connector.simulate.rerun.fakes import FakeRequest, Run
 from kvtrail.connector.simulate.rerun.forks import Forks
 from kvtrail.connector.simulate.rerun.rerun import Rewritten
 from kvtrail.connector.simulate.rerun.runner import same
-from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestStart, Schedule
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.events.events import Alloc, Event, Lookup, RequestStart, Schedule
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history.history import History
 
 
 def events_of(talk: RecordedCalls) -> tuple[tuple[Event, ...], ...]:

@@ -10,8 +10,8 @@ import pytest
 from bare_scheduler import scheduler, storm
 
 from kvtrail.connector.simulate.rerun.plain_steps import STEP_EVENTS, is_plain, leaves_out, with_plain_steps
-from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.model.events import Event, Preempt, PrefixCache, RequestEnd, Schedule
+from kvtrail.tracer.events.events import Event, Preempt, PrefixCache, RequestEnd, Schedule
+from kvtrail.tracer.ledger.account import Account
 
 Runs = dict[str, tuple[int, int]]
 """Of each request: where a step begins, and the tokens that it runs."""

@@ -25,9 +25,9 @@ from kvtrail.connector.simulate.rerun.outcome import Meaning, Outcome, Rerun
 from kvtrail.connector.simulate.rerun.report import as_text
 from kvtrail.connector.simulate.rerun.rerun import rerun
 from kvtrail.connector.tracing import steps
-from kvtrail.tracer.model.events import Alloc, Schedule
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.events.events import Alloc, Schedule
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history.history import History, load
 
 OURS = ("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000})
 NATIVE = ("TracedOffloadingConnector", {"cpu_bytes_to_use": 50_000_000})

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvtrail.tracer.events.events import Failure
 from kvtrail.tracer.ingest.logs.reader import LogReader
-from kvtrail.tracer.model.events import Failure
 
 AGAIN = "WARNING scheduler.py:1242] Sequence group cmpl-1 is preempted by PreemptionMode.RECOMPUTE mode"
 """Another line that is read, so that there is one."""

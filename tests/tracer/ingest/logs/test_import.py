@@ -17,14 +17,14 @@ from wire import encoded
 
 from kvtrail.__main__ import main
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events.events import Alloc, Event, Failure, Load, Lookup, RankLookup, Store, StorePlan
+from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.ingest.logs.lines import Lines
 from kvtrail.tracer.ingest.logs.reader import LogReader, is_log
 from kvtrail.tracer.ingest.trace_file import TraceReader
-from kvtrail.tracer.model.events import Alloc, Event, Failure, Load, Lookup, RankLookup, Store, StorePlan
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.replay.audit import audit
 
 R = "cmpl-run-5a5a5a5a-3-0"
 ENGINE = "(EngineCore_DP0 pid=501) "

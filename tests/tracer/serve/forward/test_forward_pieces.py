@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from wire import encoded
 
 from kvtrail.connector.recording.encoder import field
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.events import semconv
 from kvtrail.tracer.serve.forward.pieces import Cutter, Piece, joined
 
 

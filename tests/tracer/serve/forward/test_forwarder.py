@@ -17,16 +17,16 @@ from wire import as_request, encoded
 
 from kvtrail.connector.recording.contexts import root_ids
 from kvtrail.connector.recording.encoder import field
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest.protobuf import attributes
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.serve.forward import forwarder as forwarders
 from kvtrail.tracer.serve.forward.forwarder import HOLD_S, LINGER_S, Forwarder
 from kvtrail.tracer.serve.forward.pieces import Piece, joined
 from kvtrail.tracer.serve.forward.sender import Sender
 from kvtrail.tracer.serve.forward.target import Settings, Target
-from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 

@@ -16,8 +16,8 @@ from processes import SLOW_S, Tracer, free_port, listening, until
 from test_forward_pieces import foreign, odd_span
 from wire import encoded
 
+from kvtrail.tracer.events import semconv
 from kvtrail.tracer.ingest.protobuf import attributes
-from kvtrail.tracer.model import semconv
 from kvtrail.tracer.serve.forward.target import GRPC, HTTP
 
 Serve = Callable[..., AbstractContextManager[Backend]]

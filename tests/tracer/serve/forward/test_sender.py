@@ -21,7 +21,7 @@ from kvtrail.tracer.serve.forward.pieces import OVERHEAD_BYTES, Cutter, Piece, j
 from kvtrail.tracer.serve.forward.sender import Sender
 from kvtrail.tracer.serve.forward.target import GRPC, HTTP, Headers, Target
 from kvtrail.tracer.serve.forward.transport import transport
-from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.metrics.metrics import Metrics
 
 Serve = Callable[..., AbstractContextManager[Backend]]
 BOTH = pytest.mark.parametrize(("protocol", "serving"), [(GRPC, over_grpc), (HTTP, over_http)])

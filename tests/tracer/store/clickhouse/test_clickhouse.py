@@ -16,8 +16,8 @@ from processes import free_port
 from stores import FOR_EVER_HOURS, FleetTracer, clickhouse
 from wire import as_payload
 
-from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.store import Batch, Chunk, StoreError
 from kvtrail.tracer.store.clickhouse import schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection

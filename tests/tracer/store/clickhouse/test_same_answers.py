@@ -12,8 +12,8 @@ from stores import FleetTracer, clickhouse
 from traffic import Engine, served
 from wire import as_payload
 
-from kvtrail.tracer.detect.lanes import Window
-from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.ledger.lanes import Window
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
 from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader

@@ -1,0 +1,285 @@
+"""Stepping through histories: the same accounts as the detector keeps, the same findings as an audit makes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from history import history
+from played_history import LATE, REPEATED_AT, STALE_AT, STORY, played
+
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.history.audit import audit
+from kvtrail.tracer.history.history import load
+from kvtrail.tracer.history.player import NUMBERS, NoSuchStep, Player
+from kvtrail.tracer.ingest import otlp_json
+from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.reports import json_lines, screen
+
+CALLS = [
+    "L 749 c0 h256 -> 256",
+    "L 749 c336 h256 -> 256 cached",
+    "A 256",
+    "A 300 [1-9]",
+    "S 0+48",
+    "S 48+1 [3]",
+    "P free 1",
+    "end",
+]
+CALLS += [
+    "plan load 0+64 [1 2] #1",
+    "done #1",
+    "load 0/64",
+    "R",
+    "evict a",
+    "store 0+64",
+    "lock 2",
+    "reset",
+    "end delayed",
+]
+
+
+def at_random(seed: int) -> list[Event]:
+    """A history of random calls of three requests."""
+    rng = random.Random(seed)
+    return history("\n".join(rng.choice(["", "b: ", "c: "]) + rng.choice(CALLS) for _ in range(60)))
+
+
+def write(path: Path, events: Sequence[Event]) -> Path:
+    path.write_text("\n".join(otlp_json.spans_to_json_line([span_of(event)]) for event in events) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_accounts_are_those_that_the_detector_keeps(seed: int) -> None:
+    events = at_random(seed)
+    detector = Detector()
+    for event, step in zip(events, played(events).steps(), strict=True):
+        before = _account(detector, event)
+        detector.feed([event])
+        assert (_of_itself(step.before), _of_itself(step.after)) == (before, _account(detector, event))
+        assert step.gap == 0
+
+
+def _account(detector: Detector, event: Event) -> object:
+    account = detector.accounts.get((event.engine, event.request or ""))
+    return None if account is None else _of_itself(account.as_dict())
+
+
+def _of_itself(account: Mapping[str, Any] | None) -> object:
+    """What the request's own events tell of it: why tokens were no hits is told by those of others, too."""
+    return None if account is None else {name: value for name, value in account.items() if name != "causes"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_is_the_same_from_wherever_one_comes(seed: int) -> None:
+    player = played(at_random(seed))
+    one_by_one = list(player.steps())
+    rng = random.Random(seed)
+    for number in rng.choices(range(1, len(one_by_one) + 1), k=200):
+        player.go(number)
+        assert player.here() == one_by_one[number - 1]
+        assert player.here() == player.here()
+    player.go(1)
+    assert [player.here(), *(player.here() for _ in iter(player.forward, False))] == one_by_one
+
+
+def test_what_is_found_stands_at_the_step_that_brought_it_as_it_was_then() -> None:
+    player = played(history(STORY))
+    found = {step.number: step for step in player.steps() if step.findings or step.again}
+    assert [f.rule for f in found[STALE_AT].findings] == ["stale-lookup"]
+    assert found[STALE_AT].findings[0].count == 1
+    assert found[REPEATED_AT].findings == ()
+    assert [f.rule for f in found[REPEATED_AT].again] == ["stale-lookup"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_findings_are_those_of_an_audit_and_so_are_the_verdicts(seed: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", at_random(seed))
+    player, judged = Player(load([path])), audit([path])
+    assert {finding.id for finding in player.findings} == {finding.id for finding in judged.findings}
+    assert len(player.findings) == len(judged.findings)
+    verdicts = list(player.judged.verdicts.values())
+    assert {verdict: verdicts.count(verdict) for verdict in Verdict} == dict(judged.verdicts) | {
+        verdict: 0 for verdict in Verdict if not judged.verdicts[verdict]
+    }
+
+
+def test_what_has_not_come_by_the_end_is_found_at_the_last_step() -> None:
+    player = played(history(STORY + LATE))
+    *others, last = player.steps()
+    assert [f.rule for f in last.late] == ["stuck-load"]
+    assert not any(step.late for step in others)
+    player.go(len(others))
+    assert player.forward_to_finding()
+    assert player.number == last.number
+    assert played(history(STORY + LATE), to_ns=last.event.end_ns).late == ()
+
+
+def test_steps_say_what_changed_of_the_account() -> None:
+    steps = list(played(history(STORY)).steps())
+    arrival, lookup = steps[0], steps[1]
+    assert arrival.before is None
+    assert arrival.changed == {"total": (None, 749), "prompt": (None, 749)}
+    assert lookup.changed["returned"] == (None, 256)
+    preempted = next(step for step in steps if step.event.kind == "kv.preempt")
+    assert preempted.changed["epoch"] == (0, 1)
+    assert preempted.changed["computed"] == (256, None)
+    evicted = next(step for step in steps if step.event.kind == "kv.evict")
+    assert (evicted.before, evicted.after, evicted.changed) == (None, None, {})
+
+
+def test_every_number_of_an_account_can_be_seen_to_change() -> None:
+    """A field that is added to the account must be shown, or be named here."""
+    who_and_when = {
+        "engine",
+        "request",
+        "external",
+        "trace_id",
+        "connector",
+        "recorder",
+        "started_ns",
+        "last_ns",
+        "ended_ns",
+    }
+    shown = {f.name for f in fields(Account)} - {
+        "evidence",
+        "phases",
+        "causes",
+        "recalled",  # both are as of an admission, and the request's page has them
+        "wait_loads",  # said with the time that they took
+    }
+    assert set(NUMBERS) | who_and_when == shown
+
+
+def test_a_gap_is_told_where_it_is_and_makes_nobody_guilty() -> None:
+    whole = history(STORY)
+    story = [event for event in whole if event.request == whole[0].request]
+    missing = story[3:5]
+    player = played([event for event in whole if event not in missing])
+    steps = list(player.steps())
+    assert [step.gap for step in steps if step.gap] == [2]
+    after = next(step for step in steps if step.gap)
+    assert (after.before or {})["complete"] is True
+    assert (after.after or {})["complete"] is False
+    assert player.judged.missing == 2
+    innocent = {finding.id for finding in played(whole).findings}
+    assert {finding.id for finding in player.findings} <= innocent
+
+
+def test_what_waited_for_a_missing_event_is_found_where_it_happened() -> None:
+    """A breach that the call shows by itself is judged although the arrival is missing."""
+    player = played(history("L 749 c0 h0 -> 0\nL 749 c336 h256 -> 256\nA 256\nend")[1:])
+    assert [f.rule for f in player.findings] == ["over-report"]
+    (found,) = [step for step in player.steps() if step.findings]
+    assert found.number == 2
+
+
+def test_an_id_that_is_used_again_is_another_account() -> None:
+    first, again = history("L 749 c0 h256 -> 256\nA 256\nend"), history("L 100 c0 h0 -> 0")
+    for event in again:
+        event.sequence += len(first)
+        event.request_sequence += len(first)
+        event.span_id = f"{event.sequence:016x}"
+    steps = list(played([*first, *again]).steps())
+    assert (steps[-1].after or {})["lookups"] == 1
+    assert (steps[-2].after or {})["status"] == "queued"
+
+
+def test_only_some_requests_are_shown_and_judged_as_in_the_whole() -> None:
+    events = history(STORY)
+    b = next((e.engine, e.request or "") for e in events if (e.request or "").startswith("b-"))
+    whole = {step.number: step for step in played(events).steps()}
+    player = played(events, requests=[b])
+    shown = list(player.steps())
+    assert len(player) == len(shown) == sum(e.request == b[1] for e in events)
+    assert all(step == whole[step.number] for step in shown)
+    assert player.findings == []
+    player.follow(None)
+    assert (len(player), len(player.findings)) == (len(events), len(played(events).findings))
+
+
+def test_following_one_request_and_all_again_keeps_the_place() -> None:
+    player = played(history(STORY))
+    player.go(STALE_AT)
+    event = player.here().event
+    player.follow([(event.engine, event.request or "")])
+    assert player.number == STALE_AT
+    assert {e.request for _, e, _ in player.around(9)} == {event.request}
+    player.follow(None)
+    assert player.number == STALE_AT
+
+
+def test_a_window_of_time_has_both_its_ends() -> None:
+    events = history(STORY)
+    player = played(events, from_ns=events[3].start_ns, to_ns=events[6].start_ns)
+    assert [step.number for step in player.steps()] == [4, 5, 6, 7]
+    with pytest.raises(NoSuchStep, match="no step is left between these times"):
+        played(events, from_ns=events[-1].end_ns + 1)
+
+
+def test_an_ended_request_is_told_at_its_end() -> None:
+    """The request's own span begins with its arrival."""
+    events = history(STORY)
+    events[-1].start_ns = events[0].start_ns
+    assert played(events, from_ns=events[-1].end_ns).number == len(events)
+
+
+def test_moving_ends_at_the_ends() -> None:
+    player = played(history("L 749 c0 h256 -> 256"))
+    assert (player.back(), player.number) == (False, 1)
+    assert (player.forward(), player.number) == (True, 2)
+    assert (player.forward(), player.number) == (False, 2)
+    assert (player.forward_to_finding(), player.back_to_finding(), player.number) == (False, False, 2)
+    for nowhere in (0, 3, -1):
+        with pytest.raises(NoSuchStep, match=f"there is no step {nowhere}; there are 2"):
+            player.go(nowhere)
+
+
+def test_from_finding_to_finding_and_back() -> None:
+    player = played(history(STORY + LATE))
+    forth = [player.number for _ in iter(player.forward_to_finding, False)]
+    back = [player.number for _ in iter(player.back_to_finding, False)]
+    assert STALE_AT in forth
+    assert back == forth[-2::-1]
+
+
+def test_the_steps_around_stay_as_many_at_the_ends() -> None:
+    player = played(history(STORY))
+    last = len(player)
+    for number, expected in ((1, [1, 2, 3]), (2, [1, 2, 3]), (9, [8, 9, 10]), (last, [last - 2, last - 1, last])):
+        player.go(number)
+        assert [n for n, _, _ in player.around(3)] == expected
+    assert len(player.around(1000)) == last
+
+
+def test_there_must_be_something_to_step_through() -> None:
+    with pytest.raises(NoSuchStep, match="there is no event in it"):
+        played([])
+
+
+def test_any_order_of_lines_gives_the_same_steps_accounts_and_findings(tmp_path: Path) -> None:
+    """A hundred times, with a second recorder, a gap and a finding that only the end brings."""
+    events = history(STORY + LATE)
+    events = [event for event in events if event.span_id != events[4].span_id]
+    worker = history("load 256\nload 200/256", recorder="worker-of-engine")
+    whole = [*events, *worker]
+    path = write(tmp_path / "t.jsonl", whole)
+    lines = path.read_text().splitlines()
+    outputs = set()
+    for seed in range(100):
+        random.Random(seed).shuffle(lines)
+        path.write_text("\n".join(lines))
+        player = Player(load([path]))
+        outputs.add("\n".join([*json_lines.lines(player), *screen.lines(player, columns=None)]))
+    assert len(outputs) == 1
+    (text,) = outputs
+    assert text.count('"type": "step"') == len(whole)
+    assert "stuck-load" in text

@@ -1,0 +1,157 @@
+"""What engines of equal caches computed is one truth: it names whose KV a block holds, and never takes absence for wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+from history import history, judge, rules_found
+
+from kvtrail.tracer.events.events import BlockCheck, Event
+from kvtrail.tracer.ledger import reference_hashes
+from kvtrail.tracer.ledger.reference_hashes import Truth, told
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+
+CACHE = "0123456789abcdef"
+
+
+def engine(name: str, text: str, *, cache: str | None = CACHE) -> list[Event]:
+    """The events of an engine with a recorder of its own."""
+    return history(text, request=f"{name}-0123abcd", engine=name, recorder=name, cache_identity=cache)
+
+
+def checks(text: str) -> list[BlockCheck]:
+    return [event for event in engine("e", text) if isinstance(event, BlockCheck)]
+
+
+def found(events: Sequence[Event]) -> list[Finding]:
+    return [finding for held in judge(events).findings.values() for finding in held.values()]
+
+
+PRODUCER = engine(
+    "producer", "check computed 2 tells aa:1@0 ab:2@32 as plain\nb: check computed 1 tells ba:3@0 as plain\nend"
+)
+WRONG = engine("consumer", "check loaded 3 unknown 2 tells aa:1@0 ab:3@32 as plain")
+
+
+@pytest.mark.parametrize("order", list(permutations(["producer", "consumer"])))
+def test_a_load_of_another_blocks_content_is_found_whichever_engine_is_heard_first(order: Sequence[str]) -> None:
+    heard = {"producer": PRODUCER, "consumer": WRONG}
+    (finding,) = found([event for name in order for event in heard[name]])
+    assert (finding.rule, finding.engine, finding.request) == ("byte-drift", "consumer", "consumer-0123abcd")
+    assert finding.numbers == {
+        "look": "loaded", "looked": 3, "wrong": 1, "token": 32, "block_size": 32, "rank": 0,
+        "owner": "b-producer-0123abcd", "owner_engine": "producer", "owner_token": 0,
+    }  # fmt: skip
+    assert [witness.trace_id for witness in finding.witness] == [PRODUCER[0].trace_id] * 2
+    assert "this request's tokens 32 to 64 hold what engine producer computed at B1" in finding.explanation
+    assert "for request b-producer-0123abcd's tokens 0 to 32, under another hash." in finding.explanation
+
+
+def test_several_loads_that_are_found_wrong_at_once_are_a_finding_each() -> None:
+    loads = engine("consumer", "\n".join(f"{name}: check loaded 1 unknown 1 tells ab:3@32 as plain" for name in "xyz"))
+    assert sorted(f.request for f in found([*loads, *PRODUCER])) == [f"{name}-consumer-0123abcd" for name in "xyz"]
+
+
+def test_what_another_engine_computed_under_the_hash_is_right() -> None:
+    right = engine("consumer", "check loaded 1 unknown 1 tells aa:1@0 as plain")
+    for events in ([*PRODUCER, *right], [*right, *PRODUCER]):
+        assert found(events) == []
+    detector = judge([*PRODUCER, *right])
+    assert detector.verdicts["byte-drift", Verdict.OK] == 1
+    alone = judge(right)
+    assert (alone.unknown["byte-drift", Unknown.CONTENT], rules_found(alone)) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        engine("producer", "check computed 1 tells ba:3@0 as plain", cache="another cache"),
+        engine("producer", "check computed 1 tells ba:3@0 as plain", cache=None),
+        engine("producer", "check computed 1 tells ba:3@0 as salted"),
+        engine("producer", "check computed 1 tells ba:3@0"),
+        engine("producer", "check computed 1 tells ba:3@0 as plain rank 1"),
+        engine("producer", "check loaded 1 unknown 1 tells ba:3@0 as plain"),
+        engine("producer", "check computed 1 tells ba:3@0 as plain\nb: check computed 1 tells ab:3@32 as plain"),
+    ],
+    ids=["another cache", "no cache", "another salt", "no salt told", "another rank", "loaded too", "both hashes"],
+)
+def test_what_proves_nothing_is_unknown(other: list[Event]) -> None:
+    assert found([*other, *WRONG]) == []
+
+
+def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
+    """Three engines compute and load each other's blocks, of which each has up to three versions."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        versions = {f"{n:02x}": [n * 10 + v for v in range(rng.randrange(1, 4))] for n in range(12)}
+        events: list[Event] = []
+        for name in "abc":
+            lines = []
+            for number in range(12):
+                hashes = rng.sample(sorted(versions), 4)
+                content = " ".join(f"{h}:{rng.choice(versions[h])}@{32 * n}" for n, h in enumerate(hashes))
+                look = rng.choice(["computed 4", "loaded 4 unknown 4"])
+                lines.append(f"r{number}: check {look} tells {content} as plain")
+            events += engine(name, "\n".join(lines))
+        kept = [event for event in events if rng.random() > 0.2]
+        rng.shuffle(kept)
+        assert found(kept) == [], seed
+
+
+def test_of_too_many_contents_the_hash_told_longest_ago_is_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_hashes, "MOST_CONTENTS", 4)
+    known = Truth()
+    for event in checks(
+        "\n".join(f"check computed 2 tells {n:02x}:{n}@0 {n:02x}:{-n}@0 as plain" for n in range(1, 9))
+    ):
+        known.enter(event)
+        assert sum(map(len, known._of_hash.values())) <= 4
+    blocks = [
+        block for each in checks("check loaded 2 tells 01:1@0 08:-8@0 08:7@0 08:1@0 as plain") for block in told(each)
+    ]
+    assert [known.is_right(block) for block in blocks] == [False, True, False, False]
+    assert [owner and owner.hash for owner in map(known.owner, blocks)] == [None, None, "07", None]
+    assert set(known._of_hash) == {
+        (reference_hashes._scope(blocks[0].event), "07"),
+        (reference_hashes._scope(blocks[0].event), "08"),
+    }
+
+
+def test_a_content_of_several_hashes_is_forgotten_with_the_hash_that_told_it_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reference_hashes, "MOST_CONTENTS", 2)
+    known = Truth()
+    owners = []
+    (load,) = (block for each in checks("check loaded 1 tells ff:1@0 as plain") for block in told(each))
+    for event in checks(
+        "\n".join(f"check computed 1 tells {hash_}:1@0 as plain" for hash_ in ("01", "02", "03", "04"))
+    ):
+        known.enter(event)
+        owner = known.owner(load)
+        owners.append(owner and owner.hash)
+        assert len(known._of_hash) <= 2
+    assert owners == ["01", "01", None, "04"]
+
+
+def test_of_too_many_loads_those_that_wait_longest_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_hashes, "MOST_WAITING", 3)
+    known = Truth()
+    loads = checks("\n".join(f"check loaded 1 unknown 1 tells aa:{n}@0 as plain" for n in range(5)))
+    for event in loads:
+        known.enter(event)
+        assert known._waits == sum(map(len, known._waiting.values())) <= 3
+    owners = [block for each in checks("check computed 5 tells ba:0@0 bb:3@0 bc:4@0 as plain") for block in told(each)]
+    assert [[block.fingerprint for block in known.waiting(owner)] for owner in owners] == [[], [3], [4]]
+    known.enter(owners[0].event)
+    assert (known._waits, known.waiting(owners[1])) == (1, [])
+
+
+def test_an_event_whose_arrays_do_not_fit_tells_nothing() -> None:
+    (event,) = checks("check loaded 1 unknown 1 tells ab:3@32 as plain")
+    event.check_tokens = ()
+    assert list(told(event)) == []
+    assert found([*PRODUCER, event]) == []

@@ -1,0 +1,101 @@
+"""What a finding about bytes says of blocks, in sentences that a person can check."""
+
+from __future__ import annotations
+
+import pytest
+from history import history, judge
+
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+
+
+def only(text: str, *, block: int = 16) -> Finding:
+    (finding,) = (f for held in judge(history(text, block=block)).findings.values() for f in held.values())
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("check", "sentence"),
+    [
+        ("drift 12@256 holds r@9", "Block 12, this request's tokens 256 to 272, holds the KV of request r's tokens 9 to 25."),
+        ("drift 12@256 holds a@b@0", "holds the KV of request a@b's tokens 0 to 16."),
+        ("drift 3@0 layers 7 holds zeros", "holds zeros; layer 7 differs."),
+        ("drift 3@0 layers 0-3,7 holds zeros", "holds zeros; layers 0-3,7 differ."),
+        ("drift 3@0 holds poison", "holds what was computed after a wrong block."),
+        ("drift 3@0 holds unknown", "holds something else, and whose it is is not known."),
+        ("drift 3@0 holds odd", "holds something else, and whose it is is not known."),
+        ("drift 3@0 holds zeros from r-9", "holds zeros; request r-9 left it so."),
+    ],
+)  # fmt: skip
+def test_a_wrong_block_and_what_it_holds(check: str, sentence: str) -> None:
+    assert sentence in only(f"check admitted 9 wrong {check}").explanation
+
+
+def test_what_all_blocks_have_in_common_is_said_once() -> None:
+    blocks = [f"wrong drift {n}@{16 * n} layers 0-3 holds zeros from r-9" for n in (1, 2)]
+    text = only(f"check admitted 2 {' '.join(blocks)}").explanation
+    assert "holds zeros. Block 2, this request's tokens 32 to 48, holds zeros." in text
+    assert (
+        "and 2 did not match. In each of those named here layers 0-3 differ. Request r-9 left these so. Block 1,"
+        in text
+    )
+    other = only(f"check admitted 2 {blocks[0]} wrong drift 3@0 layers 7 holds zeros").explanation
+    assert "holds zeros; layers 0-3 differ; request r-9 left it so." in other
+    assert other.endswith("holds zeros; layer 7 differs.")
+
+
+def test_blocks_that_are_not_named_are_counted() -> None:
+    wrong = " ".join(f"wrong drift {n}@{16 * n}" for n in range(1, 7))
+    text = only(f"check loaded 300 {wrong} more 40").explanation
+    assert "300 blocks that were loaded for this request were compared" in text
+    assert "1 block that was loaded for this request was compared" in only("check loaded 1 wrong drift 1@0").explanation
+    assert ") blocks that this request holds were looked at again" in only("check held 900 wrong rot 1@0").explanation
+    assert "and 6 did not match." in text
+    assert "Block 4, " in text
+    assert "Block 5, " not in text
+    assert " 2 of them are not named here. 40 more wrong blocks of this look are not listed. Block 1, " in text
+    assert only("check loaded 0 wrong drift 1@0").numbers["looked"] == 1
+    five = only(f"check loaded 5 {wrong.rpartition(' wrong')[0]} more 1").explanation
+    assert " 1 of them is not named here. 1 more wrong block of this look is not listed. Block 1, " in five
+
+
+def test_each_rule_tells_its_own_blocks_of_a_look() -> None:
+    detector = judge(history("check held 3 wrong rot 1@0 wrong drift 2@32 wrong early 3@64"))
+    found = {f.rule: f.numbers["blocks"] for held in detector.findings.values() for f in held.values()}
+    assert found == {"byte-rot": [1], "byte-drift": [2], "byte-early": [3]}
+
+
+def test_without_a_block_size_only_the_first_token_is_named() -> None:
+    events = history("check held 1 wrong rot 1@0 holds b@64")
+    for event in events:
+        event.block_size = None
+    ((finding,),) = (held.values() for held in judge(events).findings.values())
+    assert "this request's tokens from 0 on, holds the KV of request b's tokens from 64 on." in finding.explanation
+
+
+@pytest.mark.parametrize("kind", ["drift", "rot", "early"])
+def test_a_finding_is_healed_where_vllm_was_told_to_compute_the_blocks_again(kind: str) -> None:
+    check = f"check loaded 2 wrong {kind} 1@0"
+    assert [only(f"{check}{end}").healed for end in (" healed", "")] == [1, 0]
+
+
+def test_what_several_ranks_find_counts_in_one_finding() -> None:
+    finding = only("check loaded 2 wrong drift 1@0\ncheck loaded 2 wrong drift 1@0 rank 1")
+    assert (finding.count, finding.numbers["rank"], len(finding.witness)) == (2, 0, 1)
+    assert finding.witness[0].kind == Kind.BLOCK_CHECK
+
+
+@pytest.mark.parametrize(
+    ("look", "rules"),
+    [
+        ("computed", set()),
+        ("loaded", {"byte-drift", "byte-early"}),
+        ("admitted", {"byte-drift", "byte-rot"}),
+        ("held", {"byte-drift", "byte-rot"}),
+    ],
+)
+def test_which_rules_a_look_says_something_to(look: str, rules: set[str]) -> None:
+    right, unknown = judge(history(f"check {look} 3 unknown 1")), judge(history(f"check {look} 3 unknown 3"))
+    about_bytes = {"byte-drift", "byte-early", "byte-rot"}
+    assert {rule for rule, verdict in right.verdicts if verdict is Verdict.OK} & about_bytes == rules
+    assert {rule for rule, why in unknown.unknown if why is Unknown.CONTENT} == rules

@@ -1,0 +1,316 @@
+"""Whether something is wrong, in sentences; and the requests that are worst, or alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from history import goodbyes, heartbeats, history
+from msgspec.structs import replace
+from wire import encoded
+
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.savings.savings import SavingsRow
+from kvtrail.tracer.serve.api import status, status_route
+from kvtrail.tracer.serve.api.routes import application
+from kvtrail.tracer.serve.api.status import MOST_OF_A_KIND, Level, Range, Statement
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+S = 10**9
+STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached"
+HEALED = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 cached healed 256\nA 0\nS 336+48\nend"
+DIED = f"{STALE}\nA 256 !AssertionError: Mismatch"
+WELL = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nend"
+
+
+class Tracer:
+    def __init__(self, folder: Path) -> None:
+        self.pipeline = Pipeline(SqliteWriter(folder / "s.db"), Metrics(), grace_ns=0)
+        self.client = TestClient(application(self.pipeline, SqliteReader(folder / "s.db"), self.pipeline._metrics))
+        self.began_ns = time.time_ns() - 60 * S
+
+    def hear(
+        self,
+        text: str,
+        name: str = "a",
+        *,
+        ended_by: str | None = None,
+        dies: bool = False,
+        after_s: int = 0,
+        **about: str,
+    ) -> list[Event]:
+        """An engine that does this, a minute ago."""
+        events = history(text, request=f"{name}-0123abcd", recorder=f"rec-{name}", engine=name)
+        shift_ns = self.began_ns + after_s * S - events[0].start_ns
+        events = [replace(e, start_ns=e.start_ns + shift_ns, end_ns=e.end_ns + shift_ns) for e in events]
+        last = goodbyes(events) if dies else heartbeats(events, later_s=1)
+        events += [replace(each, recorder_ended_by=ended_by, scheduler_step=1) for each in last]  # type: ignore[call-arg]
+        named = {name.replace("_", "."): value for name, value in about.items()}
+        self.pipeline.ingest(encoded(events, named), transport="grpc")
+        self.pipeline.tidy()
+        return events
+
+    def get(self, path: str, **params: Any) -> Any:
+        answer = self.client.get(path, params=params)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def statements(self, **params: Any) -> list[tuple[str, str, str]]:
+        return [(each["kind"], each["level"], each["text"]) for each in self.get("/api/status", **params)["statements"]]
+
+
+@pytest.fixture
+def tracer(tmp_path: Path) -> Iterator[Tracer]:
+    made = Tracer(tmp_path)
+    yield made
+    made.pipeline.close()
+
+
+def test_an_empty_store_is_not_called_well(tracer: Tracer) -> None:
+    assert tracer.statements() == [("nothing", "calm", "Nothing was recorded in this time")]
+
+
+def test_where_nothing_is_wrong_one_sentence_says_so(tracer: Tracer) -> None:
+    tracer.hear(WELL)
+    tracer.hear(WELL, "b")
+    ((kind, level, text),) = tracer.statements()
+    assert (kind, level) == ("well", "calm")
+    assert text.startswith("All well: 2 engines, ")
+    assert text.endswith(" requests/min, 34 % of prefill saved")
+    assert tracer.get("/api/status")["rules"] == []
+
+
+def test_a_death_is_told_with_its_place_its_loss_and_its_cause(tracer: Tracer) -> None:
+    events = tracer.hear(DIED, "llama-a", dies=True, ended_by="AssertionError: Mismatch", k8s_pod_name="vllm-0")
+    tracer.hear(WELL, "b")
+    first, *others = tracer.get("/api/status")["statements"]
+    at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
+    told = f"Engine llama-a (pod vllm-0) died at {at} of AssertionError, 1 request lost: a stale lookup"
+    assert (first["kind"], first["level"], first["text"]) == ("death", "lost", told)
+    assert (first["at_ns"], first["engine"]) == (events[-1].end_ns, "llama-a")
+    assert (first["page"], first["query"]) == ("request", {"id": "llama-a-0123abcd", "engine": "llama-a"})
+    ((kind, level, text),) = [(each["kind"], each["level"], each["text"]) for each in others]
+    assert (kind, level) == ("findings", "lost")
+    assert text == "1 finding of stale-lookup in 1 request: 1 did harm"
+
+
+def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(tracer: Tracer) -> None:
+    events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True, ended_by=NO_GOODBYE)
+    at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
+    assert tracer.statements() == [("death", "lost", f"Engine a ended at {at} without a goodbye, 1 request lost")]
+
+
+def test_an_engine_that_was_stopped_in_the_middle_of_requests_has_lost_them(tracer: Tracer) -> None:
+    events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True)
+    at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
+    assert tracer.statements() == [("death", "lost", f"Engine a was stopped at {at}, 1 request lost")]
+
+
+def test_only_what_is_in_the_range_is_told(tracer: Tracer) -> None:
+    events = tracer.hear(DIED, dies=True, ended_by="AssertionError: Mismatch")
+    tracer.hear(WELL, "b")
+    ended_ns = events[-1].end_ns
+    kinds = [kind for kind, _, _ in tracer.statements(since_ns=ended_ns, until_ns=ended_ns + 60 * S)]
+    assert "death" in kinds
+    assert "death" not in [kind for kind, _, _ in tracer.statements(since_ns=ended_ns + 1)]
+    assert tracer.client.get("/api/status", params={"since_ns": 5, "until_ns": 5}).status_code == 422
+
+
+def test_what_findings_did_is_counted_by_rule(tracer: Tracer) -> None:
+    tracer.hear(HEALED)
+    tracer.hear(f"{STALE}\nA 0\nS 336+48\nend", "b")
+    answer = tracer.get("/api/status")
+    (rule,) = answer["rules"]
+    assert [rule[name] for name in ("rule", "severity", "findings", "requests", "healed", "harmed")] == [
+        "stale-lookup", "crash", 2, 2, 1, 0,
+    ]  # fmt: skip
+    assert sum(rule["trend"]) == 2
+    assert rule["trend_from_ns"] <= answer["since_ns"]
+    assert rule["trend_from_ns"] + len(rule["trend"]) * rule["step_ns"] >= answer["until_ns"]
+    assert tracer.statements() == [("findings", "warning", "2 findings of stale-lookup in 2 requests: no harm seen")]
+    did = {finding["engine"]: finding["did"] for finding in tracer.get("/api/findings")}
+    assert did == {"a": "healed", "b": "no harm seen"}
+    assert tracer.get("/api/requests/a-0123abcd")["findings"][0]["did"] == "healed"
+
+
+def test_findings_beyond_those_that_are_looked_at_are_counted_all_the_same(
+    tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_route, "LOOKED_AT", 1)
+    tracer.hear(HEALED)
+    tracer.hear(HEALED, "b")
+    (rule,) = tracer.get("/api/status")["rules"]
+    assert [rule[name] for name in ("findings", "looked_at", "requests", "healed")] == [2, 1, 1, 1]
+    ((_, _, text),) = tracer.statements()
+    assert text == "2 findings of stale-lookup: healed by the guard (of the latest 1)"
+
+
+def test_all_is_not_well_where_no_engine_runs(tracer: Tracer) -> None:
+    tracer.hear(WELL, dies=True)
+    ((_, level, text),) = tracer.statements()
+    assert level == "calm"
+    assert text.startswith("Nothing went wrong, and no engine runs now: ")
+    assert text.endswith(" requests/min, 34 % of prefill saved")
+
+
+def test_a_request_that_failed_or_was_lost(tracer: Tracer) -> None:
+    tracer.hear(f"{DIED}\nb: {WELL.splitlines()[0]}", dies=True, ended_by="AssertionError: Mismatch")
+    tracer.hear(f"{DIED}\nb: S 10+10", "alive")
+    outcomes = {row["request"]: (row["engine"], row["outcome"]) for row in tracer.get("/api/requests")}
+    assert outcomes["a-0123abcd"] == ("a", "failed")
+    assert outcomes["b-a-0123abcd"] == ("a", "lost")
+    assert outcomes["alive-0123abcd"] == ("alive", "failed")
+    assert outcomes["b-alive-0123abcd"] == ("alive", "running")
+    assert {f["engine"]: f["did"] for f in tracer.get("/api/findings")} == {
+        "a": "engine died",
+        "alive": "request failed",
+    }
+
+    def having(**wanted: str | int) -> list[str]:
+        return [row["request"] for row in tracer.get("/api/requests", **wanted)]
+
+    assert having(outcome="failed") == having(outcome="failed", status="failed")
+    assert {*having(outcome="failed")} == {"a-0123abcd", "alive-0123abcd"}
+    assert having(outcome="lost") == having(outcome="lost", engine="a") == ["b-a-0123abcd"]
+    assert having(outcome="running") == having(outcome="running", sort="loads") == ["b-alive-0123abcd"]
+    assert having(outcome="lost", engine="alive") == having(outcome="lost", status="finished") == []
+    assert having(outcome="finished") == having(outcome="unheard") == []
+
+
+def test_requests_of_one_outcome_are_looked_for_behind_others_and_sorted(tracer: Tracer) -> None:
+    aborted = ("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend aborted", "L 749 c0 h0 -> 0\nA 0\nS 0+80\nend aborted")
+    for number, text in enumerate((*aborted, WELL, WELL, WELL, WELL, WELL)):
+        tracer.hear(text, f"e{number}", after_s=number)
+
+    def aborts(**wanted: str | int) -> list[str]:
+        return [row["engine"] for row in tracer.get("/api/requests", outcome="aborted", **wanted)]
+
+    assert aborts(limit=1) == ["e1"]
+    assert aborts() == ["e1", "e0"]
+    assert aborts(sort="loads") == ["e0", "e1"]
+
+
+def test_spans_that_did_not_arrive_are_told(tracer: Tracer) -> None:
+    events = history("L 10 c0 h0 -> 0\nA 0\nS 0+10\nend", recorder="lossy", engine="lossy")
+    shift_ns = tracer.began_ns - events[0].start_ns
+    events = [replace(e, start_ns=e.start_ns + shift_ns, end_ns=e.end_ns + shift_ns) for e in events]
+    tracer.pipeline.ingest(encoded([*events[:1], *events[3:]]), transport="grpc")
+    ((kind, level, text),) = tracer.statements()
+    assert (kind, level) == ("lost-spans", "warning")
+    assert text == "2 spans of engine lossy did not arrive: what they touch is unknown"
+
+
+RANGE = Range(since_ns=0, until_ns=3600 * S)
+
+
+def minute(number: int, *, asked: int, taken: int, local: int = 0) -> SavingsRow:
+    measures = {"asked": asked, "taken": taken, "local": local}
+    return SavingsRow(at_s=60 * number, engine="e", connector="c", epoch=0, measures=measures)
+
+
+def test_a_hit_rate_that_fell_and_stayed_low_is_told() -> None:
+    rows = [minute(n, asked=10_000, taken=4_100 if n < 20 else 300) for n in range(40)]
+    (told,) = status.of_hit_rate(rows, RANGE)
+    assert (told.kind, told.level) == ("hit-rate", Level.WARNING)
+    assert (told.text, told.at_ns) == ("Hit rate fell from 41 % to 3 % at 00:20", 20 * 60 * S)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [minute(n, asked=10_000, taken=4_000) for n in range(9)],
+        [minute(n, asked=10_000, taken=4_000 if n % 2 else 0) for n in range(40)],
+        [minute(0, asked=9_000, taken=4_000), minute(1, asked=50_000, taken=0)],
+        [minute(0, asked=50_000, taken=4_000), minute(1, asked=50_000, taken=0)],
+        [minute(0, asked=50_000, taken=40_000), minute(1, asked=50_000, taken=0, local=45_000)],
+        [minute(n, asked=10_000, taken=0 if n == 4 else 4_000) for n in range(9)],
+    ],
+    ids=["nothing", "the same", "up and down", "too little", "8 points", "vLLM's own cache has it", "for a moment"],
+)
+def test_a_hit_rate_that_did_not_fall_is_not_told(rows: list[SavingsRow]) -> None:
+    assert status.of_hit_rate(rows, RANGE) == []
+
+
+def test_of_many_alike_the_rest_is_counted() -> None:
+    missing = {f"engine-{number}": 10 + number for number in range(MOST_OF_A_KIND + 3)}
+    told = status.of_lost_spans(missing, str)
+    assert len(told) == MOST_OF_A_KIND + 1
+    assert (told[-1].text, told[-1].engine) == ("3 more engines lost spans", None)
+
+
+def test_the_worst_is_told_first() -> None:
+    levels = [Level.WARNING, Level.CALM, Level.LOST, Level.WARNING]
+    told = [Statement(kind=str(n), level=level, text="", page="") for n, level in enumerate(levels)]
+    assert [each.kind for each in status.worst_first(told)] == ["2", "0", "3", "1"]
+
+
+def test_a_moment_of_another_day_is_told_with_its_date() -> None:
+    day = Range(since_ns=0, until_ns=25 * 3600 * S)
+    assert (day.at(24 * 3600 * S + 5 * S), day.at(0)) == ("00:00:05", "1970-01-01 00:00:00")
+
+
+# The worst requests, and those that are alike.
+
+
+def test_requests_are_sorted_by_what_is_asked_for(tracer: Tracer) -> None:
+    tracer.hear(WELL, "plain")
+    tracer.hear("L 749 c0 h256 -> 256 async\nA 256\nwait 2\nR\nS 256+80\nend", "waits", after_s=1)
+    tracer.hear("L 749 c0 h0 -> 0\nA 0\nS 0+300\nP\nL 749 c0 h0 -> 0\nA 0\nS 0+300\nend", "again", after_s=2)
+    tracer.hear(f"{STALE}\nA 0\nS 336+48\nend", "drifts", after_s=3)
+    first = {
+        sort: tracer.get("/api/requests", sort=sort)[0]["engine"]
+        for sort in ("latest", "waiting", "recomputed", "findings")
+    }
+    assert first == {"latest": "drifts", "waiting": "waits", "recomputed": "again", "findings": "drifts"}
+    by_id = {row["engine"]: row for row in tracer.get("/api/requests")}
+    assert (by_id["waits"]["wait_loads"], by_id["waits"]["loads"]) == (1, 1)
+    assert 2 * S <= by_id["waits"]["waited_ns"] < 3 * S
+    assert tracer.get("/api/requests", sort="duration")[0]["engine"] == "waits"
+    assert [by_id[name]["recomputed"] for name in ("plain", "again")] == [0, 300]
+    assert tracer.get("/api/requests", sort="recomputed", verdict="ok")[0]["engine"] == "again"
+    assert tracer.get("/api/requests", sort="loads", search="plain")[0]["engine"] == "plain"
+    assert tracer.client.get("/api/requests", params={"sort": "beauty"}).status_code == 422
+
+
+def test_requests_of_an_engine_and_of_a_time(tracer: Tracer) -> None:
+    tracer.hear(WELL, "a", service_name="chat")
+    events = tracer.hear(WELL, "b", after_s=10)
+    assert [row["engine"] for row in tracer.get("/api/requests", engine="a")] == ["a"]
+    assert tracer.get("/api/requests", engine="a", service="another") == []
+    assert [row["service"] for row in tracer.get("/api/requests", engine="a")] == ["chat"]
+    since_ns = events[0].start_ns
+    for params in ({}, {"search": "0123abcd"}, {"verdict": "ok"}, {"sort": "loads"}):
+        assert [row["engine"] for row in tracer.get("/api/requests", since_ns=since_ns, **params)] == ["b"]
+        assert [row["engine"] for row in tracer.get("/api/requests", before_ns=since_ns, **params)] == ["a"]
+
+
+def test_requests_like_another_come_the_most_alike_first(tracer: Tracer) -> None:
+    tracer.hear(f"{WELL}\nb: L 760 c0 h0 -> 0\nc: L 3000 c0 h0 -> 0", "a")
+    tracer.hear(WELL, "same")
+    tracer.hear(WELL.replace("749", "740"), "d", after_s=500)
+    tracer.hear(WELL, "e", kvtrail_model="another")
+    near = tracer.get("/api/requests", near="a-0123abcd", near_engine="a")
+    assert [row["request"] for row in near] == ["b-a-0123abcd", "same-0123abcd", "c-a-0123abcd", "d-0123abcd"]
+    assert tracer.client.get("/api/requests", params={"near": "nobody"}).status_code == 404
+
+
+def test_wrong_kv_that_was_read_did_harm(tracer: Tracer) -> None:
+    """Its request goes on and nobody sees its output; but what it read is known."""
+    story = "L 64 c0 h64 -> 63\nA 63\ncheck loaded 2 wrong drift 12@0{healed}\nS 63+1\nend"
+    tracer.hear(story.format(healed=" healed"))
+    assert {finding["did"] for finding in tracer.get("/api/findings")} == {"healed"}
+    tracer.hear(story.format(healed=""), "b")
+    assert {finding["engine"]: finding["did"] for finding in tracer.get("/api/findings", rule="byte-drift")} == {
+        "a": "healed", "b": "wrong KV read",
+    }  # fmt: skip
+    (rule,) = tracer.get("/api/status")["rules"]
+    assert (rule["rule"], rule["findings"], rule["healed"], rule["harmed"]) == ("byte-drift", 2, 1, 1)
+    assert tracer.statements() == [("findings", "lost", "2 findings of byte-drift in 2 requests: 1 did harm")]

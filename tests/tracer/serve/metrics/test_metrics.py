@@ -1,0 +1,350 @@
+"""What Prometheus is shown of a history: numbers that can be added up, and labels that stay few."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from history import heartbeats, history
+from msgspec.structs import replace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from wire import as_request, encoded
+
+from kvtrail.tracer.events.events import Alloc, Event, Heartbeat
+from kvtrail.tracer.events.semconv import ENGINE_SPAN
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.metrics.series import MAX_ENGINES, OTHER, Series
+from kvtrail.tracer.serve.receive import pipeline as pipelines
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class Sidecar:
+    """A pipeline with its metrics, without the servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "s.db"
+        self.writer = SqliteWriter(self.store)
+        self.metrics = Metrics()
+        self.pipeline = Pipeline(self.writer, self.metrics, grace_ns=0)
+
+    def hear(self, *parts: Sequence[Event]) -> None:
+        """Take the events, a batch for each part."""
+        whole = as_request([event for part in parts for event in part])
+        (scope,) = whole.resource_spans[0].scope_spans
+        spans = [span for span in scope.spans if span.name != ENGINE_SPAN]
+        for part in parts:
+            batch = ExportTraceServiceRequest()
+            batch.CopyFrom(whole)
+            del batch.resource_spans[0].scope_spans[0].spans[:]
+            batch.resource_spans[0].scope_spans[0].spans.extend(spans[: len(part)])
+            del spans[: len(part)]
+            self.pipeline.ingest(batch.SerializeToString(), transport="grpc")
+            self.pipeline.tidy()
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """A sample, with exactly these labels beside engine and connector."""
+        known = {"engine": "engine", "connector": "Connector", **labels}
+        for sample in (s for family in self.metrics.registry.collect() for s in family.samples):
+            if sample.name == name and all(known.get(k) == v for k, v in sample.labels.items()):
+                return sample.value
+        return None
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
+    made = Sidecar(tmp_path)
+    yield made
+    made.pipeline.close()
+
+
+def test_an_admission_is_counted_once_and_by_its_epoch(sidecar: Sidecar) -> None:
+    recorded = history(
+        """
+        L 749 c32 h256 -> 224
+        L 749 c32 h256 -> 224
+        A 224
+        S 256+80
+        P
+        L 749 c96 h256 -> 0
+        A 0
+        S 96+80
+        end
+        """
+    )
+    sidecar.hear(recorded)
+    first, resumed = {"epoch": "first"}, {"epoch": "resumed"}
+    assert sidecar.value("kvtrail_lookups_total", answer="hit") == 2
+    assert sidecar.value("kvtrail_admissions_total", **first) == 1
+    assert sidecar.value("kvtrail_queried_tokens_total", **first) == 749 - 32
+    assert sidecar.value("kvtrail_local_hit_tokens_total", **first) == 32
+    assert sidecar.value("kvtrail_hit_tokens_total", **first, source="external_unspecified") == 224
+    assert sidecar.value("kvtrail_recomputed_tokens_total", **first) == 0
+    assert sidecar.value("kvtrail_queried_tokens_total", **resumed) == 749 - 96
+    assert sidecar.value("kvtrail_hit_tokens_total", **resumed, source="external_unspecified") == 0
+    assert sidecar.value("kvtrail_recomputed_tokens_total", **resumed) == 256 - 96
+    assert sidecar.value("kvtrail_requests_total", outcome="stopped") == 1
+
+
+def test_an_engine_has_its_name_with_its_first_number(sidecar: Sidecar) -> None:
+    """An alert that joins them would be another alert once the name came."""
+    sidecar.pipeline.ingest(as_request(history("L 256 c0 h256 -> 255")).SerializeToString(), transport="grpc")
+    assert sidecar.value("kvtrail_events_received_total") == 2
+    page, _ = sidecar.metrics.expose("")
+    assert b'kvtrail_engine_info{engine="engine",engine_name="engine",' in page
+
+
+def test_a_full_hit_leaves_the_last_token_to_be_computed(sidecar: Sidecar) -> None:
+    sidecar.hear(history("L 256 c0 h256 -> 255\nA 255\nS 255+1\nend"))
+    assert sidecar.value("kvtrail_recomputed_tokens_total", epoch="first") == 0
+
+
+def test_of_several_connectors_none_is_blamed_for_what_another_loads(sidecar: Sidecar) -> None:
+    sidecar.hear(history("@one L 749 c0 h256 -> 256\n@two L 749 c0 h512 -> 512\n@one A 0\n@two A 512"))
+    assert sidecar.value("kvtrail_recomputed_tokens_total", epoch="first") == 0
+    assert sidecar.value("kvtrail_hit_tokens_total", epoch="first", source="external_unspecified") == 512
+
+
+@pytest.mark.parametrize(
+    ("recorded", "counted"),
+    [
+        (("host:192", "disk:64"), {"host": 192, "disk": 64}),
+        (("host:192",), {"external_unspecified": 256}),
+        (("moon:256",), {"external_unspecified": 256}),
+    ],
+)
+def test_hits_are_counted_by_source_where_the_sources_add_up(
+    sidecar: Sidecar, recorded: tuple[str, ...], counted: dict[str, int]
+) -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256")
+    sidecar.hear([replace(e, hit_sources=recorded) if isinstance(e, Alloc) else e for e in events])
+    sources = ("host", "disk", "moon", "external_unspecified")
+    seen = {source: sidecar.value("kvtrail_hit_tokens_total", epoch="first", source=source) for source in sources}
+    assert {source: value for source, value in seen.items() if value} == counted
+
+
+def test_waiting_for_kv_is_timed_and_shown_while_it_lasts(sidecar: Sidecar) -> None:
+    recorded = history("L 749 c0 -> 600 async\nA 600\nwait 130\nb: L 10 c0 h0 -> 0\nR\nA 0\nS 600+80")
+    before, after = recorded[:-3], recorded[-3:]
+    sidecar.hear(before, after[:1], after[1:])
+    assert sidecar.value("kvtrail_wait_duration_seconds_count") == 1
+    assert sidecar.value("kvtrail_wait_duration_seconds_sum") == pytest.approx(130, abs=0.1)
+    assert sidecar.value("kvtrail_open_loads") == 0
+    assert sidecar.value("kvtrail_admissions_total", epoch="first") == 1, "the second allocation admits nothing"
+
+
+def test_after_a_restart_the_wait_is_timed_and_its_admission_not_counted_again(
+    sidecar: Sidecar, tmp_path: Path
+) -> None:
+    recorded = history("L 749 c0 -> 600 async\nA 600\nwait 130\nR\nA 0\nS 600+80")
+    sidecar.hear(recorded[:3])
+    assert sidecar.value("kvtrail_admissions_total", epoch="first") == 1
+    sidecar.pipeline.close()
+    again = Sidecar(tmp_path)
+    again.hear(recorded[3:])
+    assert again.value("kvtrail_admissions_total", epoch="first") == 0
+    assert again.value("kvtrail_wait_duration_seconds_sum") == pytest.approx(130, abs=0.1)
+    again.pipeline.close()
+
+
+def test_an_allocation_that_comes_before_its_lookup_is_counted(sidecar: Sidecar) -> None:
+    start, lookup, alloc = history("L 749 c32 h256 -> 224\nA 224")
+    sidecar.hear([start, alloc, lookup])
+    assert sidecar.value("kvtrail_queried_tokens_total", epoch="first") == 749 - 32
+
+
+def test_a_load_that_does_not_come_is_shown_with_its_age(sidecar: Sidecar) -> None:
+    sidecar.hear(history("L 749 c0 -> 600 async\nA 600\nwait 130\nb: L 10 c0 h0 -> 0"))
+    assert sidecar.value("kvtrail_open_loads") == 1
+    assert sidecar.value("kvtrail_open_load_oldest_seconds") == pytest.approx(130, abs=0.1)
+
+
+def test_kept_blocks_are_shown_until_they_are_free_and_the_leak_is_found(sidecar: Sidecar) -> None:
+    """Their request ended long ago: it must not be forgotten before its blocks are given back."""
+    recorded = history("L 300 c0 h0 -> 0\nA 0 [1-10]\nS 0+300\nend delayed [1-10]")
+    sidecar.hear(recorded, heartbeats(recorded, later_s=590))
+    assert sidecar.value("kvtrail_kept_requests") == 1
+    assert sidecar.value("kvtrail_kept_blocks") == 10
+    assert sidecar.value("kvtrail_kept_oldest_seconds") == pytest.approx(590, abs=0.1)
+    assert not SqliteReader(sidecar.store).findings()
+
+
+def test_a_leak_is_found_by_the_sidecar(sidecar: Sidecar) -> None:
+    recorded = history("L 300 c0 h0 -> 0\nA 0\nS 0+300\nend delayed")
+    sidecar.hear(recorded, heartbeats(recorded, later_s=601))
+    (finding,) = SqliteReader(sidecar.store).findings()
+    assert finding["rule"] == "late-free"
+
+
+def test_numbered_transfers_are_timed_from_their_plan_to_their_end(sidecar: Sidecar) -> None:
+    story = "L 749 c0 h0 -> 0\nA 0\nS 0+300\nplan store 0+256 #7\nwait 2\nend\ndone #7"
+    sidecar.hear(history(story))
+    assert sidecar.value("kvtrail_store_duration_seconds_sum") == pytest.approx(2, abs=0.1)
+    assert sidecar.value("kvtrail_load_duration_seconds_count") is None
+
+
+def test_what_is_lost_is_counted_by_engine(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.pipeline.GRACE_NS", -1)
+    recorded = history("L 749 c0 h0 -> 0\nA 0\nS 0+80\nend")
+    (beat,) = heartbeats(recorded, later_s=1)
+    assert isinstance(beat, Heartbeat)
+    sidecar.hear(recorded[:2] + recorded[3:], [replace(beat, recorder_dropped=5)])
+    assert sidecar.value("kvtrail_events_missing_total") == 1
+    assert sidecar.value("kvtrail_events_dropped_total") == 5
+    assert sidecar.value("kvtrail_events_outstanding") == 1
+
+
+def test_a_refused_write_is_counted(sidecar: Sidecar) -> None:
+    blocker = sqlite3.connect(sidecar.store, isolation_level=None)
+    sidecar.writer._db.execute("PRAGMA busy_timeout=50")
+    blocker.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError):
+        sidecar.pipeline.ingest(encoded(history("L 10 c0 h0 -> 0")), transport="grpc")
+    blocker.execute("ROLLBACK")
+    assert sidecar.value("kvtrail_store_failures_total") == 1
+
+
+def test_durations_and_findings_name_a_trace_in_openmetrics(sidecar: Sidecar) -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend")
+    sidecar.hear(events)
+    (account,) = SqliteReader(sidecar.store).requests()
+    named: dict[str, set[str]] = {}
+    for family in openmetrics(sidecar.metrics.expose(OPENMETRICS)[0].decode()):
+        for sample in family.samples:
+            if sample.exemplar:
+                named.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+    assert named == {name: {account["trace_id"]} for name in ("kvtrail_lookup_duration_seconds", "kvtrail_findings")}
+    assert account["request"] not in sidecar.metrics.expose(OPENMETRICS)[0].decode()
+
+
+def test_a_series_that_alerts_look_at_begins_at_0(sidecar: Sidecar) -> None:
+    sidecar.hear(history("L 749 c0 h0 -> 0"))
+    assert sidecar.value("kvtrail_findings_total", rule="stale-lookup", severity="crash") == 0
+    assert sidecar.value("kvtrail_connector_errors_total", call="kv.alloc") == 0
+    assert sidecar.value("kvtrail_events_missing_total") == 0
+
+
+def test_only_so_many_engines_are_told_apart_and_a_silent_one_makes_place() -> None:
+    registry, series = CollectorRegistry(), Series()
+    counter = Counter("c", "c", ("engine",), registry=registry)
+    for number in range(MAX_ENGINES + 10):
+        series.at(counter, f"engine-{number}").inc()
+    assert registry.get_sample_value("c_total", {"engine": OTHER}) == 10
+    assert not series.has_own("one more")
+    series.retire("engine-0")
+    assert registry.get_sample_value("c_total", {"engine": "engine-0"}) is None
+    assert series.has_own("one more")
+
+
+def test_an_engine_that_is_silent_for_long_leaves_the_metrics(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar.hear(history("L 749 c0 h0 -> 0"))
+    assert sidecar.value("kvtrail_events_received_total") == 2
+    monkeypatch.setattr(pipelines, "SHOW_SILENT_NS", -1)
+    sidecar.pipeline.tidy()
+    assert sidecar.value("kvtrail_events_received_total") is None
+    assert sidecar.value("kvtrail_lookups_total", answer="miss") is None
+
+
+def test_connectors_and_outcomes_that_nobody_knows_share_a_label(sidecar: Sidecar) -> None:
+    odd: Callable[[Event, int], Event] = lambda event, n: replace(event, connector=f"Connector{n}")  # noqa: E731
+    events = history("L 749 c0 h0 -> 0\n" * 40)
+    sidecar.hear([odd(event, n) for n, event in enumerate(events)])
+    assert (sidecar.value("kvtrail_lookups_total", answer="miss", connector=OTHER) or 0) > 0
+
+
+def test_what_cannot_be_judged_has_a_reason(sidecar: Sidecar) -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend")
+    sidecar.hear([*events[:1], *events[2:]])
+    unknown = {
+        (sample.labels["rule"], sample.labels["reason"]): sample.value
+        for family in sidecar.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "kvtrail_unknown_total"
+    }
+    assert unknown["alloc-mismatch", "lost"] == 1
+    by_rule = {rule for rule, _ in unknown}
+    for rule in by_rule:
+        counted = sum(count for (named, _), count in unknown.items() if named == rule)
+        assert counted == sidecar.value("kvtrail_checks_total", rule=rule, verdict="unknown")
+    (row,) = SqliteReader(sidecar.store).requests()
+    assert (row["verdict"], row["unknown"]) == ("unknown", "lost")
+    whole = history("L 749 c0 h256 -> 256\nA 256\nS 256+493\nend", request="whole", recorder="whole", engine="another")
+    sidecar.hear(whole)
+    (row,) = SqliteReader(sidecar.store).requests(verdict="ok")
+    assert row["unknown"] is None
+
+
+def test_judgements_are_counted_as_they_come_and_not_again_after_a_restart(tmp_path: Path) -> None:
+    recorded = history(
+        "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nL 749 c336 h256 -> 0\nA 0"
+    )
+
+    def checks(sidecar: Sidecar) -> dict[str, float | None]:
+        return {
+            verdict: sidecar.value("kvtrail_checks_total", rule="stale-lookup", verdict=verdict)
+            for verdict in ("ok", "drift", "unknown")
+        }
+
+    first = Sidecar(tmp_path)
+    assert checks(first) == {"ok": None, "drift": None, "unknown": None}
+    first.hear(recorded[:2], recorded[2:])
+    assert checks(first) == {"ok": 2, "drift": 1, "unknown": None}
+    first.pipeline.close()
+    again = Sidecar(tmp_path)
+    assert checks(again) == {"ok": None, "drift": None, "unknown": None}
+    again.hear(recorded)  # what an exporter sends twice
+    assert checks(again) == {"ok": None, "drift": None, "unknown": None}
+    again.pipeline.close()
+
+
+def test_blocks_are_counted_by_why_they_were_looked_at_and_how_they_were(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    right = history("check loaded 9 unknown 2")
+    wrong = history(
+        "check loaded 9 unknown 2\ncheck loaded 10 unknown 1 wrong drift 3@0 wrong early 4@32 more 3\ncheck held 5\n"
+        "check admitted 0 wrong drift 3@0"
+    )
+    sidecar.hear(right)
+
+    def verdicts(look: str) -> list[float | None]:
+        metric = "kvtrail_blocks_checked_total"
+        return [sidecar.value(metric, look=look, verdict=verdict) for verdict in ("right", "wrong", "unknown")]
+
+    assert verdicts("loaded") == [7, 0, 2], "an alert sees no increase in a series that begins at 1"
+    sidecar.hear(wrong[len(right) :])
+    assert (verdicts("loaded"), verdicts("held"), verdicts("computed")) == ([11, 5, 3], [5, 0, 0], [None] * 3)
+    assert verdicts("admitted") == [0, 1, 0]
+
+
+def test_a_look_of_another_version_has_a_label_that_it_shares(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    events = history("check held 5")
+    events[-1] = replace(events[-1], check_look="x" * 40)  # type: ignore[call-arg]
+    sidecar.hear(events)
+    assert sidecar.value("kvtrail_blocks_checked_total", look=OTHER, verdict="right") == 5
+
+
+def test_what_an_earlier_tracer_has_heard_is_not_missing_after_a_restart(tmp_path: Path) -> None:
+    """Only open requests are read back: between their events are those of requests that had ended."""
+    told = ["a: L 749 c0 h0 -> 0\na: A 0\na: S 0+512"]
+    told += [f"r{n}: L 300 c0 h0 -> 0\nr{n}: A 0\nr{n}: S 0+300\nr{n}: end\na: S {512 + n}+1" for n in range(20)]
+    recorded = history("\n".join([*told, "a: S 532+1", "b: L 64 c0 h0 -> 0", "b: A 0", "a: end"]))
+    first = Sidecar(tmp_path)
+    first.hear(recorded[:-5])
+    assert first.pipeline.events_missing == 0
+    first.pipeline.close()
+    again = Sidecar(tmp_path)
+    again.hear(recorded[-5:-3])
+    again.hear(recorded[-2:])
+    assert again.pipeline.events_missing == 1, "what really did not come is counted all the same"
+    assert again.value("kvtrail_events_missing_total") == 1
+    again.pipeline.close()

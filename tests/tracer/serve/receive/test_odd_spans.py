@@ -1,0 +1,391 @@
+"""One odd span costs one span: a slice of `benchmarks/odd_spans.py`, and each safeguard by itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import oddities
+import pytest
+from fastapi.testclient import TestClient
+from history import history
+from msgspec.structs import replace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from processes import until
+from wire import as_request, encoded
+
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event, Lookup
+from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ingest.decode import MalformedOtlp
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.ingest.trace_file import TraceWriter
+from kvtrail.tracer.ledger.lanes import lane_of
+from kvtrail.tracer.ledger.phases import Phases
+from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.savings.savings import Cell, SavingsCounter
+from kvtrail.tracer.serve.api.routes import application
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive import pipeline as pipelines
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.store import Batch
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
+PROTOBUF = {"content-type": "application/x-protobuf"}
+
+
+class Sidecar:
+    """A pipeline and the api in front of it, which can be started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.start()
+
+    def start(self) -> None:
+        self.metrics = Metrics()
+        self.writer = SqliteWriter(self.folder / "s.db")
+        self.pipeline = Pipeline(self.writer, self.metrics, trace_file=self.folder / "trace.jsonl")
+        self.reader = SqliteReader(self.folder / "s.db")
+        self.client = TestClient(application(self.pipeline, self.reader, self.metrics), raise_server_exceptions=False)
+
+    def hear(self, *requests: ExportTraceServiceRequest | bytes) -> None:
+        """Take one batch with the spans of all requests."""
+        parts = (each if isinstance(each, bytes) else each.SerializeToString() for each in requests)
+        self.pipeline.ingest(b"".join(parts), transport="grpc")
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+    def error_count(self, where: str) -> float | None:
+        return self.value("kvtrail_internal_errors_total", where=where)
+
+    def requests(self) -> dict[str, dict[str, Any]]:
+        return {row["request"]: row for row in self.reader.requests()}
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
+    made = Sidecar(tmp_path)
+    yield made
+    made.pipeline.close()
+
+
+def story(name: str, text: str = STORY) -> ExportTraceServiceRequest:
+    return as_request(history(text, request=f"{name}-0123abcd", recorder=f"rec-{name}", engine=f"engine-{name}"))
+
+
+def failing(*_: Any, **__: Any) -> NoReturn:
+    raise ZeroDivisionError("an error in kvtrail")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_odd_spans_cost_themselves_alone(tmp_path: Path, seed: int) -> None:
+    tried = oddities.tried(tmp_path, seed, lives=2, batches=4)
+    assert tried.inputs > 100
+    assert tried.malformed > 50
+    assert not tried.errors
+
+
+def test_a_span_that_cannot_be_read_is_told_and_the_others_are_stored(sidecar: Sidecar) -> None:
+    whole = story("odd").SerializeToString()
+    damaged = whole.replace(b"kv.alloc", b"kv.allo\xff")
+    answer = sidecar.client.post("/v1/traces", content=story("good").SerializeToString() + damaged, headers=PROTOBUF)
+    accepted = ExportTraceServiceResponse.FromString(answer.content)
+    assert (answer.status_code, accepted.partial_success.rejected_spans) == (200, 1)
+    assert "UTF-8" in accepted.partial_success.error_message
+    assert sidecar.requests()["good-0123abcd"]["status"] == "finished"
+    assert sidecar.value("kvtrail_spans_refused_total") == 1
+    stored = sidecar.reader.tail(after=0)
+    assert len(stored) == 2 * 5 - 1
+    until(lambda: (sidecar.folder / "trace.jsonl").read_text().count('"spanId"') == len(stored))
+
+
+def test_the_same_in_json(sidecar: Sidecar) -> None:
+    line = otlp_json.to_json_line(story("good").SerializeToString())
+    body = json.loads(line)
+    body["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["traceId"] = "abc"
+    answer = sidecar.client.post("/v1/traces", json=body)
+    assert answer.status_code == 200
+    assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
+    assert "non-hexadecimal" in answer.json()["partialSuccess"]["errorMessage"]
+    assert len(sidecar.reader.tail(after=0)) == 4
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_what_many_spans_share_is_kept_once(is_json: bool) -> None:
+    """Beside a span that cannot be read: a resource of 100 kB and 200 spans are not 20 MB."""
+    request = ExportTraceServiceRequest()
+    request.MergeFrom(story("odd"))
+    (resource_spans,) = request.resource_spans
+    (scope_spans,) = resource_spans.scope_spans
+    resource_spans.resource.attributes.add(key="long").value.string_value = "x" * 100_000
+    spans = [*scope_spans.spans]
+    scope_spans.spans.extend(spans * 40)
+    if is_json:
+        body = json.loads(otlp_json.to_json_line(request.SerializeToString()))
+        body["resourceSpans"][0]["scopeSpans"][0]["spans"][7]["traceId"] = "abc"
+        rest, refused = otlp_json.salvaged(body)
+    else:
+        damaged = request.SerializeToString().replace(b"kv.alloc", b"kv.allo\xff", 1)
+        rest, parts, refused = ProtobufDecoder().salvaged(damaged)
+        assert sum(decoded.spans for _, decoded in parts) == 41 * len(spans) - 1
+    assert refused is not None
+    assert refused.spans == 1
+    read = ExportTraceServiceRequest.FromString(rest)
+    assert len(read.resource_spans[0].scope_spans[0].spans) == 41 * len(spans) - 1
+    assert read.resource_spans[0].resource == resource_spans.resource
+    assert read.resource_spans[0].scope_spans[0].scope == scope_spans.scope
+    assert len(read.resource_spans) == len(read.resource_spans[0].scope_spans) == 1
+
+
+@pytest.mark.parametrize("where", ["resource", "scope"])
+def test_where_what_spans_share_cannot_be_read_they_are_refused(where: str) -> None:
+    """And those of others are stored."""
+    odd, good = story("odd"), story("good")
+    if where == "resource":
+        odd.resource_spans[0].resource.attributes.add(key="name").value.string_value = "NAME"
+    else:
+        odd.resource_spans[0].scope_spans[0].scope.version = "NAME"
+    damaged = good.SerializeToString() + odd.SerializeToString().replace(b"NAME", b"NAM\xff")
+    rest, parts, refused = ProtobufDecoder().salvaged(damaged)
+    assert refused is not None
+    assert refused.spans == 5
+    assert [decoded.spans for _, decoded in parts] == [5]
+    assert ProtobufDecoder().spans(rest) == ProtobufDecoder().spans(good.SerializeToString())
+
+
+def test_a_malformed_span_holds_no_frames() -> None:
+    """A request may have 50,000 of them."""
+    odd = story("odd")
+    for span in odd.resource_spans[0].scope_spans[0].spans:
+        del span.attributes[:]
+    malformed = ProtobufDecoder().decoded(odd.SerializeToString()).malformed
+    assert len(malformed) == 5
+    assert not any(each.__traceback__ or each.__cause__ or each.__context__ for each in malformed)
+
+
+def test_a_request_without_one_span_that_can_be_read_is_refused_for_good(sidecar: Sidecar) -> None:
+    damaged = story("odd").SerializeToString().replace(b"kv.", b"kv\xff")
+    with pytest.raises(MalformedOtlp, match="UTF-8"):
+        sidecar.hear(damaged)
+    assert sidecar.client.post("/v1/traces", content=damaged, headers=PROTOBUF).status_code == 400
+
+
+def test_an_unexpected_error_asks_the_sender_to_try_again(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar.writer, "write", failing)
+    answer = sidecar.client.post("/v1/traces", content=story("good").SerializeToString(), headers=PROTOBUF)
+    assert answer.status_code == 503
+    assert sidecar.error_count("ingest") == 1
+    monkeypatch.undo()
+    assert sidecar.client.post("/v1/traces", content=story("good").SerializeToString(), headers=PROTOBUF).is_success
+    assert sidecar.requests()["good-0123abcd"]["verdict"] == "ok"
+
+
+def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqliteReader, "totals", failing)
+    answer = sidecar.client.get("/api/overview")
+    assert (answer.status_code, answer.json()["detail"]) == (500, "an error in kvtrail itself: ZeroDivisionError")
+    assert sidecar.error_count("api") == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "where"),
+    [
+        (Phases, "enter", "phases"),
+        (SavingsCounter, "enter", "savings"),
+        (Metrics, "_count_event", "metrics"),
+        (Metrics, "_count_fact", "metrics"),
+        (pipelines, "lane_of", "rows"),
+        (TraceWriter, "write", "trace_file"),
+        (decode, "event", "decode"),
+    ],
+)
+def test_an_error_where_something_is_only_noted_refuses_nothing(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, where: str, caplog: Any
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, failing)
+        sidecar.hear(story("first"))
+        sidecar.hear(story("second"))
+        until(lambda: (sidecar.error_count(where) or 0) >= 2)
+    assert caplog.text.count("an error in kvtrail itself") == 1, "told once for each place in the code"
+    assert len(sidecar.reader.tail(after=0)) == 10
+    sidecar.hear(story("third"))
+    assert sidecar.requests()["third-0123abcd"]["verdict"] == "ok"
+
+
+def test_an_error_in_the_detector_costs_the_event_that_it_met(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = sidecar.pipeline.detector.feed
+
+    def fails_at_lookups_of_odd(events: list[Event], **more: Any) -> list[Finding]:
+        for event in events:
+            feed([event], **more)
+            if isinstance(event, Lookup) and event.request == "odd-0123abcd":
+                raise ZeroDivisionError
+        return [f for held in sidecar.pipeline.detector.findings.values() for f in held.values()]
+
+    monkeypatch.setattr(sidecar.pipeline.detector, "feed", fails_at_lookups_of_odd)
+    stale = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
+    sidecar.hear(story("good"), story("odd"), story("stale", stale))
+    found = {name: row["verdict"] for name, row in sidecar.requests().items()}
+    assert found == {"good-0123abcd": "ok", "odd-0123abcd": "unknown", "stale-0123abcd": "drift"}
+    assert len(sidecar.reader.findings()) == 1
+    assert (sidecar.error_count("detector") or 0) >= 1
+
+
+@pytest.mark.parametrize("part", ["settle", "forget_finished"])
+def test_an_error_in_one_part_of_the_tidying_leaves_the_others(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(sidecar.pipeline.detector, part, failing)
+    shown: list[int] = []
+    monkeypatch.setattr(sidecar.pipeline, "_show_engines", shown.append)
+    sidecar.hear(story("good"))
+    sidecar.pipeline.tidy()
+    assert sidecar.error_count("tidy") == 1
+    assert shown
+
+
+def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Sidecar) -> None:
+    """An account whose text is none, and one whose number is too large: the rest of the batch is stored."""
+    sidecar.hear(story("good"), story("odd"))
+    accounts = sidecar.pipeline.detector.accounts
+    odd, good = accounts["engine-odd", "odd-0123abcd"], accounts["engine-good", "good-0123abcd"]
+    odd.started_ns, good.lookups = 2**70, 7
+    sidecar.pipeline._dirty |= dict.fromkeys(accounts)
+    sidecar.pipeline.tidy()
+    assert sidecar.error_count("store") == 2, "its account and its lane"
+    assert sidecar.requests()["good-0123abcd"]["lookups"] == 7
+    sidecar.hear(story("later"))
+    assert "later-0123abcd" in sidecar.requests()
+
+
+def test_sums_that_outgrow_the_database_stop_growing(sidecar: Sidecar) -> None:
+    cell = Cell(time.time_ns() // 10**9 // 60 * 60, "e", "C", 0, "lookup_ns")
+    for _ in range(3):
+        assert not sidecar.writer.write(Batch(savings={cell: 2**62}))
+    assert not sidecar.writer.write(Batch(savings={cell._replace(connector="D"): 2**80}))
+    assert sidecar.client.get("/api/efficiency").status_code == 200
+    sidecar.hear(story("good"), story("other"))
+    for account in sidecar.pipeline.detector.accounts.values():
+        account.loaded, account.stored = 2**63 - 1, 2**90
+    sidecar.pipeline._dirty |= dict.fromkeys(sidecar.pipeline.detector.accounts)
+    sidecar.pipeline.tidy()
+    assert sidecar.error_count("store") == 0
+    assert sidecar.client.get("/api/overview").json()["totals"]["loaded"] > 2**62
+    assert sidecar.client.get("/api/requests").is_success
+
+
+def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Sidecar) -> None:
+    odd = story("odd")
+    now_ns = time.time_ns()
+    for span in odd.resource_spans[0].scope_spans[0].spans:
+        span.start_time_unix_nano = span.end_time_unix_nano = now_ns
+        for attribute in span.attributes:
+            if attribute.key == semconv.RETURNED.key:
+                attribute.value.int_value = 2**63 - 1
+    again = ExportTraceServiceRequest.FromString(odd.SerializeToString().replace(b"odd", b"alt"))
+    for number, span in enumerate(again.resource_spans[0].scope_spans[0].spans):
+        span.span_id = bytes([number + 1]) * 8
+    sidecar.hear(odd, again)
+    assert sidecar.value("kvtrail_spans_malformed_total") == 2
+    assert sidecar.client.get("/api/overview?window_s=900").json()["activity"].keys() == {
+        "kv.request.start", "kv.alloc", "kv.schedule", "kv.request",
+    }  # fmt: skip
+    assert len(sidecar.reader.tail(after=0)) == 10, "it is stored as it came"
+
+
+def test_a_malformed_span_is_told_once_for_each_kind(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+    for name, value in (("a", "x"), ("b", "y"), ("c", "z")):
+        odd = story(name)
+        for span in odd.resource_spans[0].scope_spans[0].spans:
+            for attribute in span.attributes:
+                if attribute.key == semconv.TOTAL.key:
+                    attribute.value.string_value = value
+        sidecar.hear(odd)
+    told = [record.getMessage() for record in caplog.records if "no rule judges it" in record.getMessage()]
+    assert [text.partition("(")[2].partition(")")[0] for text in told] == [
+        "kv.request.start", "kv.lookup", "kv.alloc", "kv.request",
+    ]  # fmt: skip
+    assert sidecar.value("kvtrail_spans_malformed_total") == 12
+
+
+def test_the_sources_of_hits_as_a_number_and_a_block_size_as_text(
+    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both were fatal once: at first to their request, and then to the store."""
+    caplog.set_level(logging.WARNING)
+    number, text = (
+        story("number", "L 749 c0 h256 -> 256\nA 256\nS 256+493"),
+        story("text", "L 749 c0 h256 -> 256\nA 256"),
+    )
+    for span in number.resource_spans[0].scope_spans[0].spans:
+        if span.name == semconv.Kind.ALLOC:
+            span.attributes.add(key=semconv.HIT_SOURCES.key).value.array_value.values.add(int_value=5)
+    for attribute in text.resource_spans[0].resource.attributes:
+        if attribute.key == semconv.BLOCK_SIZE.key:
+            attribute.value.string_value = "16"
+    for _ in range(2):
+        sidecar.hear(number, text, story("innocent"))
+    assert "kvtrail.block.size is '16', but must be int; it is left out" in caplog.text
+    sidecar.pipeline.close()
+    sidecar.start()
+    assert sidecar.requests()["innocent-0123abcd"]["verdict"] == "ok"
+    assert sidecar.requests()["number-0123abcd"]["status"] != "admitted"
+    assert ("engine-text", "text-0123abcd") in sidecar.pipeline.detector.accounts
+
+
+@pytest.mark.parametrize("change", ["later", "longer", "numbered", "named"])
+def test_what_no_recorder_writes_is_judged_by_nobody(sidecar: Sidecar, change: str) -> None:
+    events = history(STORY)
+    changes: dict[str, Callable[[Event], Event]] = {
+        "later": lambda event: replace(event, end_ns=time.time_ns() + 2 * pipelines.AHEAD_NS),
+        "longer": lambda event: replace(event, start_ns=1),
+        "numbered": lambda event: replace(event, sequence=2**50),
+        "named": lambda event: replace(event, request="r" * 100_000),
+    }
+    sidecar.hear(encoded([changes[change](events[1])]))
+    assert sidecar.value("kvtrail_spans_malformed_total") == 1
+    assert not sidecar.pipeline.detector.accounts
+    assert len(sidecar.reader.tail(after=0)) == 1
+    sidecar.pipeline.close()
+    sidecar.start()
+    assert not sidecar.pipeline.detector.accounts, "nor after a restart"
+
+
+def test_a_store_with_a_damaged_chunk_is_opened(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+    sidecar.hear(story("open", "L 749 c0 h256 -> 256"))
+    sidecar.pipeline.close()
+    db = sqlite3.connect(sidecar.folder / "s.db")
+    db.execute("UPDATE chunks SET body = substr(body, 1, length(body) - 9)")
+    db.commit()
+    db.close()
+    sidecar.start()
+    assert "the spans from number 1 on are left out" in caplog.text
+    assert sidecar.requests()["open-0123abcd"]["lookups"] == 1
+    sidecar.hear(story("good"))
+    assert sidecar.requests()["good-0123abcd"]["verdict"] == "ok"
+
+
+def test_two_connectors_that_record_one_step_make_one_lane(sidecar: Sidecar) -> None:
+    """Both children of a MultiConnector record the step that computes the whole prompt."""
+    text = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nS 256+493\nstore 256+493\nend"
+    events = [
+        replace(each, drafted=None, blocks_ids=None) if each.kind == semconv.Kind.SCHEDULE else each
+        for each in history(text)
+    ]  # type: ignore[call-arg]
+    sidecar.hear(encoded(events))
+    (account,) = sidecar.pipeline.detector.accounts.values()
+    assert lane_of(account, verdict="ok", findings=0).changes
+    assert sidecar.error_count("rows") == 0

@@ -1,0 +1,130 @@
+"""A recorded history, read completely and put in order."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvtrail.tracer.events.events import CLASSES, Event, Unfamiliar
+from kvtrail.tracer.events.semconv import ENGINE_SPAN
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.ingest import decode
+from kvtrail.tracer.ingest.logs.reader import LogReader, readers
+from kvtrail.tracer.ingest.trace_file import TraceReader
+from kvtrail.tracer.model import engines
+
+Moment = tuple[Event, Span]
+"""An event, and the span that carried it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The content of trace files, independent of the order of files and lines.
+
+    Attributes:
+        moments: each event once, with its span, in order: one recorder's by sequence number, those of several recorders by
+            time.
+        foreign: spans that no kvtrail recorder wrote, by time.
+        repeated: spans that occurred again, and are counted once.
+        unknown: spans in kvtrail's scope with names that this version does not know: how many, by name.
+        unknown_attributes: kvtrail's attributes that this version does not know: how many, by name.
+        unreadable: (file, line, reason) of what could not be read; line 0 if a span or a whole file is at fault.
+    """
+
+    moments: tuple[Moment, ...] = ()
+    foreign: tuple[Span, ...] = ()
+    repeated: int = 0
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    unknown_attributes: Mapping[str, int] = field(default_factory=dict)
+    unreadable: tuple[tuple[str, int, str], ...] = ()
+
+    @property
+    def events(self) -> list[Event]:
+        """The events alone."""
+        return [event for event, _ in self.moments]
+
+    def engine_names(self) -> dict[str, str]:
+        """The engines' names for people, by id."""
+        by_recorder = {event.recorder: span.resource for event, span in self.moments}
+        return engines.names(engines.descriptions(by_recorder.values()))
+
+    def resource(self, recorder: str) -> Mapping[str, Any]:
+        """The resource of a recorder's spans, which describes its engine; empty if the recorder is not in the history."""
+        return next((span.resource for event, span in self.moments if event.recorder == recorder), {})
+
+
+def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None) -> History:
+    """Read traces and logs as one history. A folder means the trace files in it.
+
+    `on_bytes` is called with the number of bytes read since its last call.
+
+    Raises:
+        UnusableTrace: a file cannot be read at all; the text names the file and the reason.
+    """
+    traces, logs, unreadable = readers(paths, on_bytes=on_bytes)
+    opened: list[TraceReader | LogReader] = [*traces, *logs]
+    history = of_spans((str(reader.path), span) for reader in opened for span in reader.spans())
+    unreadable += [(str(reader.path), number, reason) for reader in opened for number, reason in reader.bad_lines]
+    return replace(history, unreadable=tuple(sorted((*history.unreadable, *unreadable))))
+
+
+def of_spans(spans: Iterable[tuple[str, Span]]) -> History:
+    """The history that spans carry, each given with the name of its file."""
+    moments: dict[tuple[str, str], Moment] = {}
+    foreign: dict[tuple[str, str], Span] = {}
+    unknown: Counter[str] = Counter()
+    unknown_attributes: Counter[str] = Counter()
+    unreadable: list[tuple[str, int, str]] = []
+    repeated = 0
+    for file, span in spans:
+        key = (span.trace_id, span.span_id)
+        if key in moments or key in foreign:
+            repeated += 1
+            continue
+        try:
+            event, unfamiliar = decode.read(span)
+        except decode.MalformedSpan as malformed:
+            unreadable.append((file, 0, str(malformed)))
+            continue
+        if event is not None and not isinstance(event, Unfamiliar):
+            moments[key] = (event, span)
+            unknown_attributes.update(decode.unknown_attributes(span))
+        elif span.name in CLASSES and decode.is_ours(span):
+            unknown_attributes.update(unfamiliar)
+        elif decode.is_ours(span):
+            if span.name != ENGINE_SPAN:
+                unknown[span.name] += 1
+        else:
+            foreign[key] = span
+    return History(
+        moments=tuple(in_order(moments.values())),
+        foreign=tuple(sorted(foreign.values(), key=lambda s: (s.start_ns, s.end_ns, s.span_id))),
+        repeated=repeated,
+        unknown=dict(sorted(unknown.items())),
+        unknown_attributes=dict(sorted(unknown_attributes.items())),
+        unreadable=tuple(unreadable),
+    )
+
+
+def in_order(moments: Iterable[Moment]) -> Iterator[Moment]:
+    """The moments in the order in which they happened. A recorder's clock may jump back; its sequence numbers never do."""
+    by_recorder: dict[tuple[str, str], list[Moment]] = {}
+    for moment in moments:
+        by_recorder.setdefault((moment[0].engine, moment[0].recorder), []).append(moment)
+    streams = []
+    for name in sorted(by_recorder):
+        ordered = sorted(by_recorder[name], key=lambda m: (m[0].sequence, m[0].span_id))
+        streams.append(_with_time(ordered))
+    return (moment for _, moment in heapq.merge(*streams, key=lambda pair: pair[0]))
+
+
+def _with_time(moments: list[Moment]) -> Iterator[tuple[int, Moment]]:
+    """Each moment with a time that never decreases."""
+    now = 0
+    for moment in moments:
+        now = max(now, moment[0].end_ns)
+        yield now, moment

@@ -1,0 +1,78 @@
+"""The findings of a history, and the event that made each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.model.findings import Finding, Verdict
+from kvtrail.tracer.rules import Rule
+
+REPORT_EVERY = 1000
+"""Events after which progress is reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What the rules say of a history.
+
+    Attributes:
+        found: findings as they were when they were made, by the index of the event that made them; one that was made only
+            after waiting for a missing event belongs to the last event that it names.
+        again: findings that were confirmed, as they were when they were made, by the index of the event that confirmed them.
+        late: findings that no event made: what the request waited for has not come by the end of the history.
+        verdicts: each request's verdict at the end, by engine and request.
+        missing: events that the numbers say are missing.
+    """
+
+    found: Mapping[int, tuple[Finding, ...]]
+    again: Mapping[int, tuple[Finding, ...]]
+    late: tuple[Finding, ...]
+    verdicts: Mapping[Key, Verdict]
+    missing: int
+
+
+def judge(
+    events: Sequence[Event], *, rules: Sequence[Rule] | None = None, on_events: Callable[[int], None] | None = None
+) -> Judged:
+    """Judge events, which are in order, one by one; `on_events` is called with how many more have been judged."""
+    detector = Detector(rules=rules)
+    found: dict[int, list[Finding]] = {}
+    again: dict[int, list[Finding]] = {}
+    known: dict[str, Finding] = {}
+
+    def note(finding: Finding, index: int) -> None:
+        if (first := known.get(finding.id)) is not None:
+            again.setdefault(index, []).append(first)
+        else:
+            made = known[finding.id] = replace(finding)  # the detector goes on counting in its copy
+            found.setdefault(index, []).append(made)
+
+    for index, event in enumerate(events):
+        for finding in detector.feed([event]):
+            note(finding, index)
+        if on_events is not None and (index + 1) % REPORT_EVERY == 0:
+            on_events(REPORT_EVERY)
+    if settled := detector.settle():
+        # They waited for missing events. They belong to where they happened, not to where the waiting ended.
+        places = {event.span_id: index for index, event in enumerate(events)}
+        for finding in settled:
+            note(finding, places[finding.witness[-1].span_id])
+    late = [replace(finding) for finding in detector.tick()]
+    return Judged(
+        found={index: tuple(made) for index, made in found.items()},
+        again={index: tuple(seen) for index, seen in again.items()},
+        late=tuple(sorted(late, key=lambda finding: (finding.first_ns, finding.id))),
+        verdicts={key: detector.verdict(account) for key, account in detector.accounts.items()},
+        missing=detector.missing,
+    )
+
+
+def findings_of(events: Sequence[Event]) -> dict[str, Finding]:
+    """The findings of an audit of these events, by id."""
+    detector = Detector()
+    found = [*detector.feed(events), *detector.settle(), *detector.tick()]
+    return {finding.id: finding for finding in found}

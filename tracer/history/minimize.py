@@ -1,0 +1,275 @@
+"""Reduces a history with a finding to the smallest one that still shows it, for a report that others can read.
+
+The detector is the oracle. A smaller history counts only if it shows the finding with the same numbers and by the same
+spans, shows nothing that the recording does not show, and has the prerequisites of all its events (`replay.prerequisites`).
+So what is wrong in it was wrong in the recording, and is never a hole that the cutting made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event, Heartbeat
+from kvtrail.tracer.history.history import History, Moment
+from kvtrail.tracer.history.judging import findings_of
+from kvtrail.tracer.history.numbering import Numbering, in_span
+from kvtrail.tracer.history.prerequisites import prerequisites
+from kvtrail.tracer.history.shrink import inverted, reachable, shrunk
+from kvtrail.tracer.ledger.recorded_time import SILENCE_NS
+from kvtrail.tracer.model.findings import Finding, by_weight
+
+Progress = Callable[[int, int], None]
+"""Called with the number of events of the history that is judged next, and how many have been judged, this one included."""
+
+
+class NoFinding(ValueError):
+    """The history has no finding, or none like the one that was asked for; the text says which.
+
+    Attributes:
+        found: the findings of the history, worst and earliest first.
+    """
+
+    def __init__(self, text: str, found: Sequence[Finding]) -> None:
+        super().__init__(text)
+        self.found = found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minimized:
+    """A history reduced to one finding.
+
+    Attributes:
+        history: numbered anew and complete in itself, with resource attributes that say what it is a part of. Spans that no
+            kvtrail recorder wrote are left out.
+        finding: the finding as this history shows it: the recording's, except for how often it was repeated.
+        lost: findings of the recording that this history does not show, worst and earliest first.
+        events_before, events: events of the recording, and of this history.
+        requests_before, requests: the same of requests.
+        tries: how many histories were judged.
+    """
+
+    history: History
+    finding: Finding
+    lost: tuple[Finding, ...]
+    events_before: int
+    events: int
+    requests_before: int
+    requests: int
+    tries: int
+
+
+def minimize(
+    history: History,
+    *,
+    finding: str | None = None,
+    rule: str | None = None,
+    request: str | None = None,
+    on_progress: Progress | None = None,
+) -> Minimized:
+    """Reduce a history to the fewest requests, and these to the fewest events, that still show a finding.
+
+    No single request or event of the result can be left out, not even with all its dependents. Minimizing the result again
+    changes nothing.
+
+    Args:
+        finding: the id of the finding, or its beginning; by default the worst one, and of those the earliest.
+        rule: the finding's rule.
+        request: the finding's request; its id in the engine, or the caller's.
+        on_progress: called before each history is judged.
+
+    Raises:
+        NoFinding: the history shows no finding, or none like that.
+    """
+    found = findings_of(history.events)
+    chosen = _choose(found, finding=finding, rule=rule, request=request)
+    moments, shown, tries = history.moments, found, 1
+    while True:
+        search = _Search(moments, shown, chosen.id, tries=tries, on_progress=on_progress)
+        kept = search.smallest()
+        tries = search.tries
+        if len(kept) == len(moments):
+            break
+        # Once more, from the result: it must be minimal for somebody who has only that, too.
+        moments = tuple(search.moments(kept))
+        shown = findings_of([event for event, _ in moments])
+    return Minimized(
+        history=History(moments=tuple(_marked(moments, chosen.rule, history))),
+        finding=shown[chosen.id],
+        lost=tuple(f for f in by_weight(found.values()) if f.id not in shown),
+        events_before=len(history.moments),
+        events=len(moments),
+        requests_before=_requests(history.moments),
+        requests=_requests(moments),
+        tries=tries,
+    )
+
+
+def _choose(found: Mapping[str, Finding], *, finding: str | None, rule: str | None, request: str | None) -> Finding:
+    ordered = by_weight(found.values())
+    if not ordered:
+        raise NoFinding("no drift was found, so there is nothing to minimize", ordered)
+    for each in ordered:
+        of_request = request in (None, each.request, each.external)
+        if each.id.startswith(finding or "") and rule in (None, each.rule) and of_request:
+            return each
+    asked = {"id": finding, "rule": rule, "request": request}
+    like = ", ".join(f"{what} {name}" for what, name in asked.items() if name is not None)
+    raise NoFinding(f"none of the {len(ordered)} findings has {like}", ordered)
+
+
+def _marked(moments: Iterable[Moment], rule: str, recording: History) -> Iterator[Moment]:
+    """The moments with resources that say which recording they are a part of. A part of a part is a part of the whole."""
+    known: dict[int, Mapping[str, Any]] = {}
+    size = {
+        semconv.MINIMIZED_EVENTS.key: len(recording.moments),
+        semconv.MINIMIZED_REQUESTS.key: _requests(recording.moments),
+    }
+    for event, span in moments:
+        if id(span.resource) not in known:
+            known[id(span.resource)] = {**size, **span.resource, semconv.MINIMIZED_RULE.key: rule}
+        yield event, replace(span, resource=known[id(span.resource)])
+
+
+def _requests(moments: Iterable[Moment]) -> int:
+    return len({_request_of(event) for event, _ in moments if event.request is not None})
+
+
+def _request_of(event: Event) -> tuple[str, str | None]:
+    """The request of an event; an id is unique only in its engine."""
+    return event.engine, event.request
+
+
+class _Search:
+    """Finds the smallest choice of a history's events that still shows a finding.
+
+    Attributes:
+        tries: how many histories have been judged.
+    """
+
+    def __init__(
+        self,
+        moments: Sequence[Moment],
+        known: Mapping[str, Finding],
+        finding: str,
+        *,
+        tries: int,
+        on_progress: Progress | None,
+    ) -> None:
+        """`known` is what the history shows, by id; `finding` the id of the one to keep."""
+        self.tries = tries
+        self._moments = moments
+        self._on_progress = on_progress
+        self._events = [event for event, _ in moments]
+        self._numbering = Numbering(self._events)
+        self._prerequisites = prerequisites(self._events)
+        self._known = known
+        self._finding = known[finding]
+        self._witness = self._witnesses()
+        self._needed = reachable(self._witness, self._prerequisites)
+
+    def moments(self, kept: Sequence[int]) -> Iterator[Moment]:
+        """The chosen events, numbered anew, with spans that say the same."""
+        for index, event in zip(kept, self._numbering.events(kept), strict=True):
+            yield event, in_span(event, self._moments[index][1])
+
+    def smallest(self) -> Sequence[int]:
+        """The fewest events: from the smallest scope that shows the finding, leave out whole requests, then single events."""
+        dependents = inverted(self._prerequisites)
+        kept: Sequence[int] = next(
+            scope for scope in self._scopes() if len(scope) == len(self._events) or self._holds(scope)
+        )
+        thinned = self._with_few_signs(kept)
+        if self._holds(thinned):
+            kept = thinned
+        before = -1
+        while len(kept) != before:
+            before = len(kept)
+            # Both are in order, so late events, which have fewer dependents, are tried first.
+            for units in (self._by_request(kept), [[index] for index in kept if index not in self._needed]):
+                kept = shrunk(kept, units, dependents=dependents, holds=self._holds)
+        return kept
+
+    def _with_few_signs(self, kept: Sequence[int]) -> Sequence[int]:
+        """The events without the signs of life that can be spared: the time between two events is no silence without them."""
+        events, left = self._events, []
+        before_ns: dict[str, int] = {}
+        after_ns: dict[int, int] = {}
+        later: dict[str, int] = {}
+        for index in reversed(kept):
+            after_ns[index] = later.get(events[index].recorder, 0)
+            later[events[index].recorder] = events[index].end_ns
+        for index in kept:
+            event = events[index]
+            begins_ns = before_ns.get(event.recorder)
+            spared = isinstance(event, Heartbeat) and begins_ns is not None and index not in self._needed
+            if spared and 0 < after_ns[index] <= (begins_ns or 0) + SILENCE_NS:
+                continue
+            left.append(index)
+            before_ns[event.recorder] = event.end_ns
+        return left
+
+    def _witnesses(self) -> list[int]:
+        """The finding's witness. Span ids are unique in a trace only: of two, the one in the finding's request is meant."""
+        finding = self._finding
+        named: dict[tuple[str, str, int], list[int]] = {(w.span_id, w.kind, w.at_ns): [] for w in finding.witness}
+        for index, event in enumerate(self._events):
+            if (same := named.get((event.span_id, event.kind, event.start_ns))) is not None:
+                same.append(index)
+
+        def elsewhere(index: int) -> tuple[bool, bool]:
+            event = self._events[index]
+            return event.engine != finding.engine, (event.request or "") != finding.request
+
+        return [min(same, key=elsewhere) for same in named.values()]
+
+    def _holds(self, kept: Sequence[int]) -> bool:
+        """Whether these events, as a history of their own, show the finding by the same spans, and nothing new."""
+        self.tries += 1
+        if self._on_progress is not None:
+            self._on_progress(len(kept), self.tries)
+        shown = findings_of(self._numbering.events(kept))
+        found = shown.get(self._finding.id)
+        if found is None or (found.numbers, found.witness) != (self._finding.numbers, self._finding.witness):
+            return False
+        return all(f.id in self._known and f.count <= self._known[f.id].count for f in shown.values())
+
+    def _scopes(self) -> Iterator[list[int]]:
+        """Parts of the history that may already show the finding, small ones first; the last is all of it."""
+        events, last = self._events, max(self._witness)
+        everything = range(len(events))
+        own = {_request_of(events[index]) for index in self._witness}
+        of_own = [i for i in everything if _request_of(events[i]) in own]
+        of_none = [i for i in everything if events[i].request is None]
+        clocks = {events[index].recorder: index for index in everything}
+        yield self._scope(())
+        yield self._scope(clocks[events[index].recorder] for index in self._witness)
+        for part in (of_own, [*of_own, *of_none], [*of_own, *of_none, *self._related(of_own)], everything):
+            yield self._scope(index for index in part if index <= last)
+            yield self._scope(part)
+
+    def _scope(self, chosen: Iterable[int]) -> list[int]:
+        return sorted(reachable(self._needed.union(chosen), self._prerequisites))
+
+    def _related(self, own: Sequence[int]) -> list[int]:
+        """The events of all requests that name a block or a chunk which these events name as well."""
+        named = {name for index in own for name in _blocks_and_chunks(self._events[index])}
+        related = {_request_of(event) for event in self._events if not named.isdisjoint(_blocks_and_chunks(event))}
+        return [index for index, event in enumerate(self._events) if _request_of(event) in related]
+
+    def _by_request(self, kept: Sequence[int]) -> list[list[int]]:
+        units: dict[tuple[str, str | None], list[int]] = {}
+        for index in kept:
+            units.setdefault(_request_of(self._events[index]), []).append(index)
+        return [unit for (_, request), unit in units.items() if request is not None and self._needed.isdisjoint(unit)]
+
+
+def _blocks_and_chunks(event: Event) -> list[Any]:
+    """The blocks and chunks that an event names. Block ids are an engine's own; several engines may share chunks."""
+    names: list[Any] = [(event.engine, block) for block in getattr(event, "blocks_ids", None) or ()]
+    names += getattr(event, "chunk_keys", None) or ()
+    return names

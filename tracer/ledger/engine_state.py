@@ -1,0 +1,581 @@
+"""The state of one engine across its requests: blocks, open transfers, stored chunks.
+
+Pure, like the accounts. It expects the events of one recorder in order; the detector sees to that. It holds facts, each known
+by itself: where events are missing, what they may have touched is forgotten, and is known again once it is told anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from kvtrail.tracer.detect import handlers
+from kvtrail.tracer.events.events import (
+    UNFAMILIAR,
+    Alloc,
+    BlockCheck,
+    Event,
+    Evict,
+    Flush,
+    Free,
+    Heartbeat,
+    Holdings,
+    Key,
+    Load,
+    LoadError,
+    LoadPlan,
+    Lock,
+    Lookup,
+    Plan,
+    Pool,
+    Preempt,
+    Prefetch,
+    Received,
+    RequestEnd,
+    RequestStart,
+    Reset,
+    Schedule,
+    Sent,
+    Store,
+    StorePlan,
+    TransferEnd,
+    Unfamiliar,
+    Unlock,
+)
+from kvtrail.tracer.events.patience import of_connector
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.account import SCHEDULER, grown
+from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
+from kvtrail.tracer.ledger.given_up import ASKED_AGAIN_NS, GivenUp, GivenUps
+from kvtrail.tracer.ledger.means import Means
+from kvtrail.tracer.ledger.own_chunks import OwnChunks
+from kvtrail.tracer.ledger.recorded_time import RecordedTime
+from kvtrail.tracer.ledger.reference_hashes import Truth
+from kvtrail.tracer.ledger.transfer_ends import TransferEnds
+from kvtrail.tracer.ledger.transfer_flow import TransferFlow
+from kvtrail.tracer.ledger.writers import Writers
+from kvtrail.tracer.model.findings import Unknown
+
+MOST_KEYS = 100_000
+"""Chunk keys remembered with the contents that they stand for."""
+MOST_FETCHES = 10_000
+"""Requests of which it is remembered what was fetched for them."""
+FULL = 0.9
+"""The part of a tier in use from which on it is full: evictions begin earlier, at 0.8 in LMCache."""
+
+
+@dataclass(slots=True)
+class FullTier:
+    """A tier that is full, and has evicted nothing since.
+
+    Attributes:
+        since, last: the first report of it, and the latest.
+        refused: stores of its connector that have failed since.
+    """
+
+    since: Pool
+    last: Pool
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine, as one recorder shows it."""
+
+    missing: Unknown | None = None
+    """Why events of the recorder are missing; None if none are. What has been told since is known all the same."""
+    blind: Unknown | None = None
+    """Why nothing can be said of the engine as a whole, however much is told; None if something can."""
+    lost_number: int = -1
+    """The highest number of a missing event."""
+    time: RecordedTime = field(default_factory=RecordedTime)
+    """The recorder's own time."""
+    means: Means = field(default_factory=Means)
+    """What of this time the scheduler could use: the clocks of rules with a deadline."""
+    closed: bool = False
+    """Whether the recorder has said goodbye."""
+    raised: bool = False
+    """Whether the scheduler's last call of a connector raised: vLLM ends then, and nothing more is to be expected."""
+    met: set[str] = field(default_factory=set)
+    """Open requests whose events are all known: they have begun since events were last missing."""
+    tables: dict[str, list[int]] = field(default_factory=dict)
+    """Block tables of the requests that hold blocks, where they are known."""
+    untold: set[str] = field(default_factory=set)
+    """Requests with an open transfer whose tables are not known."""
+    admitted: set[str] = field(default_factory=set)
+    """Requests that have been given blocks and have not run since."""
+    transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
+    """Open asynchronous transfers over a block: by block, then by the request whose transfer it is."""
+    contested: dict[int | str, tuple[int, Event]] = field(default_factory=dict)
+    """Open transfers over a block that has since been given to another request: the block, and the event that gave it. By the
+    transfer's number, or by request for an asynchronous load. A flush settles it."""
+    undecided: set[int | str] = field(default_factory=set)
+    """Open transfers over a block that was given to another request, while it is not known who held it."""
+    jobs: dict[int, Plan] = field(default_factory=dict)
+    """Open transfers that have a number."""
+    loads: dict[str, Alloc] = field(default_factory=dict)
+    """Open asynchronous loads by request."""
+    given_up: GivenUps = field(default_factory=GivenUps)
+    """Who gave up while waiting for a connector."""
+    flow: TransferFlow = field(default_factory=TransferFlow)
+    """How the connectors' transfers get on. Kept where events are missing."""
+    lookups: dict[str, dict[str, Lookup]] = field(default_factory=dict)
+    """The last lookup of a live request, by connector."""
+    stores: dict[str, ChunkKeys] = field(default_factory=dict)
+    """The chunks in the connectors' stores, by connector."""
+    contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
+    """The first key of each chunk, by the key of the chunk before it and its content. All recorders share this dict, since
+    engines that share a store must agree on keys."""
+    truth: Truth = field(default_factory=Truth)
+    """What was computed under which hash. All recorders share it, as far as their caches are comparable."""
+    invalid: dict[int, LoadError] = field(default_factory=dict)
+    """Blocks whose load failed and that have not been computed since."""
+    recomputing: dict[int, set[str]] = field(default_factory=dict)
+    """The requests that have begun to compute such a block, from its first token on."""
+    resets: dict[str, Reset] = field(default_factory=dict)
+    """The last reset of each connector that has stored nothing since."""
+    storing: set[str] = field(default_factory=set)
+    """Connectors whose stores are recorded."""
+    preemptions: list[Preempt] = field(default_factory=list)
+    """Consecutive preemptions, with no request scheduled in between."""
+
+    short: Load | None = None
+    """A load of the last step with loads that brought less than expected, while no error has been reported since."""
+    writers: Writers = field(default_factory=Writers)
+    """Whose KV stored chunks hold."""
+    own_chunks: OwnChunks = field(default_factory=OwnChunks)
+    """Where the chunks of open requests lie, and which of them their own stores have pushed out."""
+    kept: dict[str, RequestEnd] = field(default_factory=dict)
+    """The ends of requests whose blocks are kept since."""
+    polled: Heartbeat | None = None
+    """The first sign of life that told the present number of scheduling steps."""
+    beat: Heartbeat | None = None
+    """The latest heartbeat that told the scheduler's steps."""
+    transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
+    """By connector and direction, whether its transfers still end: `load`, `store`, or `save` for what an ended request's
+    blocks are kept for."""
+    fetched: dict[str, dict[tuple[str, str], tuple[Prefetch, Evict | None]]] = field(default_factory=dict)
+    """The chunks that were fetched for a request which has not been given blocks since, by connector and key: the fetch, and
+    the eviction of the chunk since."""
+    full_tiers: dict[tuple[str, str], FullTier] = field(default_factory=dict)
+    """By connector and tier."""
+    probes_off: set[str] = field(default_factory=set)
+    """Connectors whose probe has switched itself off."""
+    locked: int | None = 0
+    """Chunks that are locked for requests; None where it is not known."""
+
+    def keys(self, connector_id: str) -> ChunkKeys:
+        """What is known of the chunks in a connector's store."""
+        known = self.stores.get(connector_id)
+        if known is None:
+            known = self.stores[connector_id] = ChunkKeys(lost=self.missing)
+        return known
+
+    def rows_given_up(self, event: RequestEnd | Heartbeat) -> list[GivenUp]:
+        """The rows of requests that were given up while they waited for a connector, as far as an event changes them: the end
+        of one more, or time that has passed. A load that was given up can still be received, a question not be answered."""
+        if isinstance(event, RequestEnd):
+            since = self._gave_up(event)
+            rows = [] if since is None else [self.given_up.with_end(since, event)]
+        else:
+            rows = [row for row in self.given_up.rows.values() if isinstance(row.first, Alloc)]
+        until_ns, stepping = self.time.of(event), self.means.stepping
+        begun_ns = [self.time.of(row.first) for row in rows]
+        return [
+            replace(row, waited_ns=until_ns - from_ns, counted_ns=stepping.between(from_ns, until_ns))
+            for row, from_ns in zip(rows, begun_ns, strict=True)
+        ]
+
+    def _gave_up(self, event: RequestEnd) -> Event | None:
+        """Since when a request has waited for a connector until its caller ended it; None if it did not wait, or the
+        scheduler could not ask the connector again."""
+        since, asked = self.given_up.since(event, self.loads.get(event.request or ""))
+        if asked is not None:
+            asked_ns, until_ns = self.time.of(asked), self.time.of(event)
+            passed_ns = until_ns - asked_ns
+            if passed_ns > ASKED_AGAIN_NS and 2 * self.means.spare.between(asked_ns, until_ns) < passed_ns:
+                return None
+        return since
+
+    def last_lookup(self, event: Event) -> Lookup | None:
+        """The last lookup of the event's request by the event's connector."""
+        return self.lookups.get(event.request or "", {}).get(event.connector_id)
+
+    def lose(self, why: Unknown, *, before: Event) -> None:
+        """Events are missing before this one: forget all that they may have changed."""
+        self.missing, self.lost_number = why, before.sequence - 1
+        self.flow.lose(before)
+        for known in self.stores.values():
+            known.lose(why)
+        for facts in (
+            self.met, self.tables, self.untold, self.admitted, self.transfers, self.contested, self.undecided, self.jobs,
+            self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers, self.own_chunks,
+            self.kept, self.full_tiers, self.resets, self.transfer_ends, self.fetched,
+        ):  # fmt: skip
+            facts.clear()
+        self.means.lose()
+        self.given_up.lose()
+        self.locked = self.short = None
+
+    def apply(self, event: Event) -> None:
+        """Enter one event, the next of the recorder."""
+        if event.sampled_only:
+            self.blind = Unknown.SAMPLED
+        if event.role == SCHEDULER:
+            self.raised = event.error is not None
+        elif event.kind not in _OF_ANY_ROLE:
+            return
+        if enter := _ENTER.get(event.kind):
+            enter(self, event)
+
+    def _enter_unfamiliar(self, event: Unfamiliar) -> None:
+        self.lose(Unknown.NEWER, before=event)
+
+    def _enter_request_start(self, event: RequestStart) -> None:
+        self.met.add(event.request or "")
+        self.writers.enter_start(event)
+
+    def _enter_lookup(self, event: Lookup) -> None:
+        if event.request is not None:
+            self.lookups.setdefault(event.request, {})[event.connector_id] = event
+            self.given_up.enter_lookup(event)
+        if event.chunk_keys:
+            self.keys(event.connector_id).claimed(event.chunk_keys)
+
+    def _enter_alloc(self, event: Alloc) -> None:
+        request = event.request or ""
+        self.admitted.add(request)
+        self.fetched.pop(request, None)
+        if event.blocks_ids is not None:
+            self._contest(event, event.blocks_ids)
+            if self.invalid:
+                self._renew(request, event.blocks_ids)
+            self.tables[request] = list(event.blocks_ids)
+            self.untold.discard(request)
+        lookup = self.last_lookup(event)
+        if event.allocated and event.error is None and lookup is not None and lookup.is_async:
+            self.loads[request] = event
+            self.flow.loads(event)
+            self._ends(event, "load").begin(request, event)
+            if event.blocks_ids is not None:
+                self._open(event, event.blocks_ids[first_loaded(event) :])
+
+    def _enter_schedule(self, event: Schedule) -> None:
+        request = event.request or ""
+        self.preemptions.clear()
+        self.short = None
+        first = request in self.admitted
+        if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
+            if first or not event.blocks_whole:  # a table that is told anew gives nothing
+                self._contest(event, event.blocks_ids)
+            if first or event.blocks_whole:
+                self.tables[request] = list(event.blocks_ids)
+                self.untold.discard(request)
+            elif request in self.tables:
+                self.tables[request] = grown(self.tables[request], event.blocks_ids)
+        self.admitted.discard(request)
+        if self.invalid and event.block_size:
+            self._recompute(request, event, event.block_size)
+
+    def _renew(self, request: str, blocks: Iterable[int]) -> None:
+        """Forget the failed load of a block that no other request holds: it is given out afresh."""
+        held = {block for other, table in self.tables.items() if other != request for block in table}
+        for block in blocks:
+            if block in self.invalid and block not in held:
+                del self.invalid[block]
+                self.recomputing.pop(block, None)
+
+    def _recompute(self, request: str, event: Schedule, size: int) -> None:
+        """Forget the failed loads of blocks that a step computes: those after its first token, and those begun before."""
+        end = event.computed + event.scheduled
+        table = self.tables.get(request)
+        if table is None:  # it may compute any of them
+            self.invalid.clear()
+            self.recomputing.clear()
+            return
+        for position in range(event.computed // size, min(len(table), -(-end // size))):
+            block = table[position]
+            if block not in self.invalid:
+                continue
+            begun = self.recomputing.setdefault(block, set())
+            if position * size >= event.computed:
+                begun.add(request)
+            if request in begun and end >= (position + 1) * size:
+                del self.invalid[block], self.recomputing[block]
+
+    def _enter_preempt(self, event: Preempt) -> None:
+        self.preemptions.append(event)
+        self._holds_nothing(event.request or "")
+        self.admitted.discard(event.request or "")
+
+    def _enter_request(self, event: RequestEnd) -> None:
+        request = event.request or ""
+        for row in self.rows_given_up(event):
+            self.given_up.rows[row.first.connector_id] = row
+        self.given_up.enter_end(event)
+        if event.free_delayed:
+            self.kept[request] = event
+            if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):
+                self._ends(event, "save").begin(request, event)
+        else:
+            self._holds_nothing(request)
+        self.lookups.pop(request, None)
+        self.own_chunks.enter_end(request)
+        self.writers.enter_end(request)
+        self.met.discard(request)
+        self.fetched.pop(request, None)
+        if event.outcome == "aborted":
+            for ends in self.transfer_ends.values():
+                ends.forget(request)
+
+    def _enter_sent(self, event: Sent) -> None:
+        self._holds_nothing(event.request or "")
+        self._release(event)
+
+    def _enter_free(self, event: Free) -> None:
+        self._release(event)
+
+    def _enter_received(self, event: Received) -> None:
+        self._release(event)  # vLLM frees an ended request's blocks at either report
+        alloc = self.loads.pop(event.request or "", None)
+        self.flow.received(event)
+        self.given_up.enter_received()
+        self._settle(event.request or "")
+        if alloc is not None:
+            self._end(event.request or "", alloc, "load", event)
+            self._close(alloc, alloc.blocks_ids or ())
+
+    def _enter_load_plan(self, event: LoadPlan) -> None:
+        if event.request in self.met:
+            self.own_chunks.enter_plan(event)
+        if event.transfer_id is not None:
+            self._begin(event, "load")
+
+    def _enter_store_plan(self, event: StorePlan) -> None:
+        self.storing.add(event.connector_id)
+        if event.request in self.met:
+            self.own_chunks.enter_plan(event)
+        self.writers.enter_store(event)
+        if event.transfer_id is not None:
+            self._begin(event, "store")
+        else:
+            self._stored(event)
+
+    def _enter_transfer_end(self, event: TransferEnd) -> None:
+        self._settle(event.transfer_id)
+        plan = self.jobs.pop(event.transfer_id, None)
+        self.flow.ended(plan, event)
+        if plan is None:  # it may have been a store
+            self.resets.pop(event.connector_id, None)
+        else:
+            self._end(event.transfer_id, plan, "store" if isinstance(plan, StorePlan) else "load", event)
+            self._close(plan, plan.blocks_ids or ())
+            if isinstance(plan, StorePlan):
+                if event.failed:
+                    self._refused(plan)
+                else:
+                    self._stored(plan)
+
+    def _enter_flush(self, event: Flush) -> None:
+        """The transfer ends before the step runs, so its blocks may be given away in it. Any child may report it."""
+        self._settle(event.transfer_id)
+        if plan := self.jobs.get(event.transfer_id):
+            self._close(plan, plan.blocks_ids or ())
+
+    def _enter_load(self, event: Load) -> None:
+        if event.expected is not None and event.count < event.expected:
+            self.short = event
+        elif self.short is not None and self.short.start_ns != event.start_ns:  # those of a step begin together
+            self.short = None
+
+    def _enter_load_error(self, event: LoadError) -> None:
+        self.short = None
+        self.invalid.update(dict.fromkeys(event.blocks_ids, event))
+        for block in event.blocks_ids:
+            self.recomputing.pop(block, None)
+
+    def _enter_evict(self, event: Evict) -> None:
+        self._made_room(event)
+        if event.chunk_key is not None:
+            self.own_chunks.enter_evict(event, self.keys(event.connector_id))
+            self.keys(event.connector_id).evicted(event.chunk_key)
+            chunk = (event.connector_id, event.chunk_key)
+            for known in self.fetched.values():
+                if chunk in known:
+                    known[chunk] = (known[chunk][0], event)
+            self.writers.of.pop((event.connector_id, event.chunk_key), None)
+
+    def _enter_prefetch(self, event: Prefetch) -> None:
+        if event.chunk_keys and len(self.fetched) < MOST_FETCHES:
+            known = self.fetched.setdefault(event.request or "", {})
+            known.update({(event.connector_id, key): (event, None) for key in event.chunk_keys})
+
+    def _enter_reset(self, event: Reset) -> None:
+        if event.succeeded is not False:
+            self.resets[event.connector_id] = event
+            self.writers.enter_reset(event.connector_id)
+            self.keys(event.connector_id).cleared()
+            self.fetched.clear()
+            for (connector_id, _), ends in self.transfer_ends.items():
+                if connector_id == event.connector_id:
+                    ends.forget()
+
+    def _enter_holdings(self, event: Holdings) -> None:
+        keys = self.keys(event.connector_id)
+        keys.listed(event.chunk_keys, first=event.holdings_first, last=event.holdings_last)
+
+    def _enter_key(self, event: Key) -> None:
+        if event.chunk_content is None or len(self.contents) >= MOST_KEYS:
+            return
+        known = self.contents.setdefault((event.chunk_parent, event.chunk_content), event)
+        if event.start_ns < known.start_ns:
+            self.contents[event.chunk_parent, event.chunk_content] = event
+
+    def _enter_block_check(self, event: BlockCheck) -> None:
+        self.truth.enter(event)
+
+    def _enter_lock(self, event: Lock) -> None:
+        self.locked = None if self.locked is None else self.locked + event.locks
+
+    def _enter_unlock(self, event: Unlock) -> None:
+        self.locked = None if self.locked is None else self.locked - event.locks
+
+    def _enter_pool(self, event: Pool) -> None:
+        tier = (event.connector_id, event.pool_tier)
+        if is_full(event):
+            self.full_tiers.setdefault(tier, FullTier(event, event)).last = event
+        else:
+            self.full_tiers.pop(tier, None)
+
+    def _enter_heartbeat(self, event: Heartbeat) -> None:
+        if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):
+            self.probes_off.update(event.recorder_probes_off)
+            self._blame_probe()
+        for row in self.rows_given_up(event):
+            self.given_up.rows[row.first.connector_id] = row
+        if self.polled is None or self.polled.scheduler_step != event.scheduler_step:
+            self.polled = event
+        if event.scheduler_step is not None:
+            if self.beat is not None:
+                for ends in self.transfer_ends.values():
+                    ends.pass_time(self.beat, event)
+            self.beat = event
+
+    def _blame_probe(self) -> None:
+        """A probe has switched itself off, and the recorder has left a gap for what it told: what is unknown is so for it."""
+        if self.missing is Unknown.LOST:
+            self.missing = Unknown.PROBE
+        for known in self.stores.values():
+            if known.lost is Unknown.LOST:
+                known.lost = Unknown.PROBE
+
+    def _release(self, event: Sent | Free | Received) -> None:
+        """The blocks of an ended request are given back, if any were kept."""
+        request = event.request or ""
+        end = self.kept.pop(request, None)
+        if end is not None and (end.connector_id, "save") in self.transfer_ends:
+            self._end(request, end, "save", event)
+
+    def _ends(self, event: Event, direction: str) -> TransferEnds:
+        key = (event.connector_id, direction)
+        ends = self.transfer_ends.get(key)
+        if ends is None:
+            ends = self.transfer_ends[key] = TransferEnds()
+        return ends
+
+    def _begin(self, plan: Plan, direction: str) -> None:
+        """A transfer with a number has begun."""
+        number = plan.transfer_id or 0
+        self.jobs[number] = plan
+        ends = self._ends(plan, direction)
+        ends.open.pop(plan.request or "", None)  # the same load, as its allocation announced it
+        ends.begin(number, plan)
+        self._open(plan, plan.blocks_ids or ())
+
+    def _end(self, key: int | str, began: Event, direction: str, event: Event) -> None:
+        """A transfer has ended. Its time is measured up to the event before: this one may be a jump of the clock."""
+        self._ends(began, direction).end(key, event, max(0, self.time.now_ns - self.time.of(began)))
+
+    def _refused(self, event: Plan) -> None:
+        """A store has failed."""
+        for (connector_id, _), full in self.full_tiers.items():
+            full.refused += connector_id == event.connector_id
+
+    def _enter_store(self, event: Store) -> None:
+        self.storing.add(event.connector_id)
+        self._copied(event)
+
+    def _copied(self, event: Event) -> None:
+        """Something that the store did not hold is in it now."""
+        self.resets.pop(event.connector_id, None)
+        self._made_room(event)
+
+    def _made_room(self, event: Event) -> None:
+        """A chunk was evicted or stored: no tier of the connector is stalled."""
+        if not self.full_tiers:
+            return
+        for tier in [tier for tier in self.full_tiers if tier[0] == event.connector_id]:
+            del self.full_tiers[tier]
+
+    def _stored(self, event: StorePlan) -> None:
+        if not event.chunk_present:
+            self._copied(event)
+        if event.chunk_keys is None:
+            self.keys(event.connector_id).unnamed = True
+        else:
+            self.keys(event.connector_id).stored(event.chunk_keys)
+
+    def _contest(self, event: Event, blocks: Iterable[int]) -> None:
+        """Note open transfers of other requests over blocks given to this one, unless the others hold the block too."""
+        if not self.transfers:
+            return
+        for block in blocks:
+            for owner, transfer in self.transfers.get(block, {}).items():
+                if owner != event.request and block not in self.tables.get(owner, ()):
+                    number = transfer.transfer_id if isinstance(transfer, Plan) else None
+                    key = owner if number is None else number
+                    if owner in self.untold:
+                        self.undecided.add(key)
+                    else:
+                        self.contested.setdefault(key, (block, event))
+
+    def _settle(self, key: int | str) -> None:
+        """A transfer has ended, or is waited for."""
+        self.contested.pop(key, None)
+        self.undecided.discard(key)
+
+    def _holds_nothing(self, request: str) -> None:
+        self.tables.pop(request, None)
+        self.untold.discard(request)
+
+    def _open(self, event: Event, blocks: Iterable[int]) -> None:
+        request = event.request or ""
+        if request not in self.tables and request not in self.met and self.missing is not None:
+            self.untold.add(request)
+        for block in blocks:
+            self.transfers.setdefault(block, {})[request] = event
+
+    def _close(self, event: Event, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            held = self.transfers.get(block, {})
+            if held.get(event.request or "") is event:
+                del held[event.request or ""]
+                if not held:
+                    del self.transfers[block]
+
+
+def first_loaded(event: Alloc) -> int:
+    """The first block of an allocation that the load writes; without a block size, all of them may be."""
+    if not event.block_size or event.total is None:
+        return 0
+    return max(0, len(event.blocks_ids or ()) - -(-event.allocated // event.block_size))
+
+
+def is_full(event: Pool) -> bool:
+    """Whether a tier is used up, or nearly."""
+    used, total = event.pool_used, event.pool_total
+    return used is not None and bool(total) and used >= FULL * (total or 0)
+
+
+_ENTER = handlers(Engine)
+_OF_ANY_ROLE = (Kind.LOAD, Kind.KEY, Kind.HEARTBEAT, Kind.POOL, Kind.BLOCK_CHECK, UNFAMILIAR)

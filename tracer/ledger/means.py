@@ -1,0 +1,144 @@
+"""When a scheduler could have done what a request waits for: the clocks of the rules with a deadline. Pure.
+
+A deadline runs only while the thing could have happened. A request that waits for a slot waits on a busy engine as long
+as the others run, and nobody reads what a transfer reports while no step is made.
+
+A recorder that sees vLLM's scheduler reports how long it had spare capacity (`semconv.SPARE`). Of any other, such as a log or
+an older one, only that is counted in which the engine did nothing else: no request ran, none loaded, and none held
+blocks after its end.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, RequestEnd
+from kvtrail.tracer.events.semconv import Kind
+
+BEAT_NS = 5 * 10**9
+"""From one heartbeat of a recorder to the next, and so from one look at the means to the next where it sends none."""
+HOLDS_NS = 660 * 10**9
+"""A load, or a hold on blocks after the end, that has been open for so long keeps no engine busy: it has a finding by
+then."""
+MOST_MOMENTS = 4096
+"""Remembered of each clock: the last hours."""
+
+
+class CountedTime:
+    """How much of a recorder's time counts: a sum that is known at some moments, the latest ones of which are remembered."""
+
+    __slots__ = ("_at_ns", "_sums_ns")
+
+    def __init__(self) -> None:
+        self._at_ns, self._sums_ns = array("q"), array("q")
+
+    def add(self, from_ns: int, until_ns: int, counted_ns: int) -> None:
+        """Of the time from the moment of the last addition, `from_ns`, to `until_ns` so much counts."""
+        at, sums = self._at_ns, self._sums_ns
+        if not at:
+            at.append(from_ns)
+            sums.append(0)
+        at.append(until_ns)
+        sums.append(sums[-1] + counted_ns)
+        if len(at) > MOST_MOMENTS:
+            del at[: MOST_MOMENTS // 2], sums[: MOST_MOMENTS // 2]
+
+    def between(self, from_ns: int, until_ns: int) -> int:
+        """What counts of the time between two moments, as far as it is known by the later one: so it is the same whenever
+        this is asked. Of a time that is long past less may count than did."""
+        at, sums = self._at_ns, self._sums_ns
+        last, first = bisect_right(at, until_ns) - 1, bisect_left(at, from_ns)
+        if last < first or not at:
+            return 0
+        before = sums[first]
+        if first and at[first] > from_ns:  # linear in between
+            part = (at[first] - from_ns) / (at[first] - at[first - 1])
+            before -= int(part * (sums[first] - sums[first - 1]))
+        return sums[last] - before
+
+
+@dataclass(slots=True)
+class Means:
+    """The means of one recorder's scheduler. Its events enter in the order of their numbers.
+
+    Attributes:
+        spare: time in which it could have admitted one more request, or run one whose load was received.
+        stepping: time in which it made steps, or was not paused: ends of transfers are reported in steps.
+        running: requests that run, as far as it is known.
+        is_paused: whether it was paused at its last heartbeat, as for an update of the weights.
+    """
+
+    spare: CountedTime = field(default_factory=CountedTime)
+    stepping: CountedTime = field(default_factory=CountedTime)
+    running: set[str] = field(default_factory=set)
+    is_paused: bool = False
+    _is_known: bool = True
+    """Whether all that runs or loads is known: no event is missing, and no request is left out."""
+    _is_idle: bool = False
+    """Whether nothing runs, loads, or holds blocks after its end."""
+    _idle_ns: int = 0
+    """How long it has been so since the last addition."""
+    _now_ns: int = 0
+    _added_ns: int = 0
+    """The time of the last addition."""
+    _has_heartbeats: bool = False
+    _steps: int | None = None
+    _spare_ns: int | None = None
+    """What the recorder reported last."""
+
+    def lose(self) -> None:
+        """Events are missing: who runs or loads is not known."""
+        self.running.clear()
+        self._is_known = False
+
+    def enter(self, event: Event, now_ns: int, loads: Mapping[str, Alloc], kept: Mapping[str, RequestEnd]) -> None:
+        """Note the recorder's next event, and the asynchronous loads and kept blocks that are open after it."""
+        if not self._now_ns:
+            self._added_ns = now_ns
+        elif self._is_idle:
+            self._idle_ns += now_ns - self._now_ns
+        if event.sampled_only:
+            self._is_known = False
+        self._now_ns, kind = now_ns, event.kind
+        if kind == _SCHEDULE:
+            self.running.add(event.request or "")
+        elif kind in _STOPS:
+            self.running.discard(event.request or "")
+        elif type(event) is Heartbeat:
+            self._hear(event)
+        if not self._has_heartbeats and now_ns - self._added_ns >= BEAT_NS:
+            self._add(now_ns, self._idle_ns, steps=True)
+        self._is_idle = self._is_known and not (self.running or _are_open(loads, now_ns) or _are_open(kept, now_ns))
+
+    def _hear(self, event: Heartbeat) -> None:
+        now_ns, reported_ns = self._now_ns, event.scheduler_spare_ns
+        was_paused, self.is_paused = self.is_paused, bool(event.scheduler_paused)
+        steps = event.scheduler_step is None or event.scheduler_step != self._steps
+        if reported_ns is not None and not (was_paused or self.is_paused):
+            steps = True  # or it could have made some: nobody has paused it
+        spare_ns = self._idle_ns if steps and not self.is_paused else 0
+        if reported_ns is not None and self._spare_ns is not None:
+            spare_ns = max(spare_ns, min(reported_ns - self._spare_ns, now_ns - self._added_ns))
+        self._has_heartbeats, self._steps, self._spare_ns = True, event.scheduler_step, reported_ns
+        self._add(now_ns, spare_ns, steps=steps)
+
+    def _add(self, now_ns: int, spare_ns: int, *, steps: bool) -> None:
+        self.spare.add(self._added_ns, now_ns, spare_ns)
+        self.stepping.add(self._added_ns, now_ns, now_ns - self._added_ns if steps else 0)
+        self._added_ns, self._idle_ns = now_ns, 0
+
+
+_SCHEDULE = Kind.SCHEDULE.value
+_STOPS = frozenset({Kind.PREEMPT.value, Kind.REQUEST.value, Kind.CUT_OFF.value})
+"""The kinds of events after which a request does not run."""
+
+
+def _are_open(held: Mapping[str, Event], now_ns: int) -> bool:
+    """Whether any of these, the oldest first, has not been open for too long to keep an engine busy."""
+    if not held:
+        return False
+    latest: Event = next(reversed(held.values()))  # type: ignore[call-overload]
+    return now_ns - latest.end_ns < max(HOLDS_NS, (getattr(latest, "lease_s", None) or 0) * 10**9)

@@ -1,0 +1,202 @@
+"""The phases of a request over time, for the live view and the exports. Pure: no clock.
+
+A phase lasts until the next one begins. Transfers (loads and stores) run beside the phases and have ends of their own. What
+is not recorded is not made up: at level `basic` only the first step of a request is recorded, so from then on it is
+`running`, whether it prefills or decodes, unless a store shows where the prompt was done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import pairwise
+
+from kvtrail.tracer.detect import handlers
+from kvtrail.tracer.events.events import (
+    Alloc,
+    Event,
+    Free,
+    Load,
+    LoadPlan,
+    Lookup,
+    Preempt,
+    Received,
+    RequestEnd,
+    RequestStart,
+    Schedule,
+    Sent,
+    Store,
+    StorePlan,
+    TransferEnd,
+)
+
+MOST_CHANGES = 256
+"""Changes, and transfers, remembered of one request; beyond that the shorter half is forgotten."""
+
+
+class Phase(IntEnum):
+    """What a request does. The numbers are stored, so their meaning never changes."""
+
+    QUEUED = 0
+    LOOKUP = 1
+    WAITING = 2
+    """For remote KV: an asynchronous load."""
+    LOAD = 3
+    PREFILL = 4
+    DECODE = 5
+    PREEMPTED = 6
+    STORE = 7
+    """As a phase: the request has ended, and its blocks are kept until they are stored."""
+    DONE = 8
+    RUNNING = 9
+    """Prefill or decode: the recorder's level does not show which."""
+    FAILED = 10
+
+
+WORDS: dict[Phase, str] = {
+    Phase.QUEUED: "queued",
+    Phase.LOOKUP: "lookup",
+    Phase.WAITING: "waiting for remote KV",
+    Phase.LOAD: "load",
+    Phase.PREFILL: "prefill",
+    Phase.DECODE: "decode",
+    Phase.PREEMPTED: "preempted",
+    Phase.STORE: "store",
+    Phase.DONE: "done",
+    Phase.RUNNING: "running",
+    Phase.FAILED: "failed",
+}
+"""The phases in words."""
+
+
+@dataclass(slots=True)
+class Phases:
+    """The phases of one request so far. Times are Unix nanoseconds."""
+
+    _changes: list[tuple[int, Phase]] = field(default_factory=list)
+    _transfers: list[tuple[int, int, Phase]] = field(default_factory=list)
+    _jobs: dict[int, tuple[int, Phase]] = field(default_factory=dict)
+    """Transfers that were planned and have not ended, by number."""
+    _whole_ns: list[int] = field(default_factory=list)
+    """When steps ended that were recorded at level `basic` and compute all the rest of the prompt."""
+    _total: int | None = None
+    """Tokens to compute in the epoch before the first output."""
+    _is_async: bool = False
+    """Whether the last lookup promised an asynchronous load."""
+    _waits: Phase = Phase.QUEUED
+    """The phase between lookups and steps."""
+
+    def enter(self, event: Event) -> None:
+        """Enter the request's next event. The order between workers and scheduler does not matter."""
+        if enter := _ENTER.get(event.kind):
+            enter(self, event)
+        if event.error is not None:
+            self._change(event.end_ns, Phase.FAILED)
+
+    def changes(self) -> list[tuple[int, Phase]]:
+        """When each phase began, in order of time."""
+        changes = sorted(self._changes)
+        if not self._transfers:
+            return changes
+        for at_ns in dict.fromkeys(self._whole_ns):  # several connectors may record the same step
+            if (at_ns, Phase.RUNNING) not in changes:
+                continue
+            after = next((ns for ns, _ in changes if ns > at_ns), None)
+            ends = [to for _, to, phase in self._transfers if phase is Phase.STORE and to > at_ns]
+            # What a step computes is stored when the step is over: there the prompt ends, and the output begins.
+            if ends and (after is None or min(ends) < after):
+                changes[changes.index((at_ns, Phase.RUNNING))] = (at_ns, Phase.PREFILL)
+                changes.append((min(ends), Phase.DECODE))
+                changes.sort()
+        return changes
+
+    def transfers(self) -> list[tuple[int, int, Phase]]:
+        """Loads and stores as (from, to, phase), in order of time."""
+        return sorted(self._transfers)
+
+    def _change(self, at_ns: int, phase: Phase) -> None:
+        if self._changes and self._changes[-1][1] is phase:
+            return
+        self._changes.append((at_ns, phase))
+        if len(self._changes) > MOST_CHANGES:
+            self._thin()
+
+    def _thin(self) -> None:
+        changes = sorted(self._changes)
+        lasts = [after - at for (at, _), (after, _) in pairwise(changes)]
+        longest_first = sorted(range(len(lasts)), key=lambda n: -lasts[n])
+        # The last one has not ended, so it is always kept.
+        kept = sorted([*longest_first[: len(lasts) // 2], len(lasts)])
+        self._changes = [changes[n] for n in kept]
+        held = {at for at, _ in self._changes}
+        self._whole_ns = [at for at in self._whole_ns if at in held]
+
+    def _transfer(self, from_ns: int, to_ns: int, phase: Phase) -> None:
+        self._transfers.append((from_ns, to_ns, phase))
+        if len(self._transfers) > MOST_CHANGES:
+            self._transfers.sort(key=lambda t: t[1] - t[0])
+            del self._transfers[: MOST_CHANGES // 2]
+
+    def _enter_request_start(self, event: RequestStart) -> None:
+        self._total = event.total
+        self._change(event.start_ns, Phase.QUEUED)
+
+    def _enter_lookup(self, event: Lookup) -> None:
+        self._total = event.total
+        self._change(event.start_ns, Phase.LOOKUP)
+        self._is_async = event.is_async
+        if event.returned is not None:  # otherwise 'ask me later': the lookup goes on
+            self._change(event.end_ns, self._waits)
+
+    def _enter_alloc(self, event: Alloc) -> None:
+        self._total = event.total or self._total
+        # A second, empty allocation follows an asynchronous load and begins no other.
+        if event.allocated and self._is_async and event.error is None:
+            self._change(event.end_ns, Phase.WAITING)
+
+    def _enter_schedule(self, event: Schedule) -> None:
+        total, self._waits = self._total, Phase.QUEUED
+        if event.drafted is not None or event.blocks_ids is not None:  # level `detailed`: every step is recorded
+            is_prefill = total is None or event.computed < total
+            self._change(event.end_ns, Phase.PREFILL if is_prefill else Phase.DECODE)
+            return
+        self._change(event.end_ns, Phase.RUNNING)
+        if total is not None and event.computed + event.scheduled >= total:
+            self._whole_ns.append(self._changes[-1][0])
+
+    def _enter_preempt(self, event: Preempt) -> None:
+        self._waits = Phase.PREEMPTED
+        self._change(event.end_ns, Phase.PREEMPTED)
+
+    def _enter_load(self, event: Load) -> None:
+        self._transfer(event.start_ns, event.end_ns, Phase.LOAD)
+
+    def _enter_store(self, event: Store) -> None:
+        self._transfer(event.start_ns, event.end_ns, Phase.STORE)
+
+    def _enter_load_plan(self, event: LoadPlan) -> None:
+        if event.transfer_id is not None:
+            self._jobs[event.transfer_id] = (event.end_ns, Phase.LOAD)
+
+    def _enter_store_plan(self, event: StorePlan) -> None:
+        if event.transfer_id is not None:
+            self._jobs[event.transfer_id] = (event.end_ns, Phase.STORE)
+
+    def _enter_transfer_end(self, event: TransferEnd) -> None:
+        begun = self._jobs.pop(event.transfer_id, None)
+        if begun is not None:
+            self._transfer(begun[0], event.end_ns, begun[1])
+
+    def _enter_received(self, event: Received) -> None:
+        self._change(event.end_ns, self._waits)
+
+    def _enter_request(self, event: RequestEnd) -> None:
+        self._change(event.end_ns, Phase.STORE if event.free_delayed else Phase.DONE)
+
+    def _enter_sent(self, event: Sent | Free) -> None:
+        self._change(event.end_ns, Phase.DONE)
+
+    _enter_free = _enter_sent
+
+
+_ENTER = handlers(Phases)

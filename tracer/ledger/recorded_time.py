@@ -1,0 +1,72 @@
+"""A recorder's own time: how long something has taken, as its events and signs of life say. Pure.
+
+Deadlines are judged in this time and in no other. It advances with the recorder's events only, so nobody is stuck while a
+recorder is silent; and a jump of its host's clock is no time that has passed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.events.events import Event, Heartbeat
+
+SILENCE_NS = 15 * 10**9
+"""A recorder gives a sign of life every 5 seconds. A longer time without any event is silence, or a jump of the clock."""
+SIGN_NS = 5 * 10**9
+"""What such a silence counts for."""
+BACK_NS = 10**9
+"""By so much may the times of consecutive events go back; beyond it the clock was set back."""
+MOST_JUMPS = 1000
+"""Jumps remembered per recorder; the oldest are forgotten first."""
+
+
+@dataclass(slots=True)
+class RecordedTime:
+    """The time of one recorder. Its events enter in the order of their numbers.
+
+    Attributes:
+        now_ns: the time of its latest event.
+        number: the number of its last event.
+    """
+
+    now_ns: int = 0
+    number: int = -1
+    _clock_ns: int = 0
+    """What its host's clock said at the latest event."""
+    _gives_signs: bool = False
+    """Whether the recorder has given one, or declares what only kvtrail's recorders do."""
+    _from: list[int] = field(default_factory=list)
+    """Numbers from which on its host's clock is off by more than before, and by how much in all."""
+    _off_ns: list[int] = field(default_factory=list)
+
+    def enter(self, event: Event) -> None:
+        """Note the recorder's next event."""
+        if not self._gives_signs:
+            self._gives_signs = event.capabilities is not None or event.kind is Heartbeat.kind
+        at_ns = event.end_ns
+        passed_ns = at_ns - self._clock_ns
+        if not -BACK_NS <= passed_ns <= SILENCE_NS:
+            self._jump(event, passed_ns)
+        if at_ns > self._clock_ns:
+            self._clock_ns = at_ns
+        self.number = event.sequence
+        now_ns = at_ns - self._off_ns[-1] if self._off_ns else at_ns
+        if now_ns > self.now_ns:
+            self.now_ns = now_ns
+
+    def of(self, event: Event) -> int:
+        """The time of one of the events that have entered, in the nanoseconds of `now_ns`."""
+        place = bisect_right(self._from, event.sequence) - 1 if self._from else -1
+        return event.end_ns - (self._off_ns[place] if place >= 0 else 0)
+
+    def _jump(self, event: Event, passed_ns: int) -> None:
+        """The clock says that a long time has passed, or less than none. A history without signs of life, such as a log, has
+        nothing but its clock."""
+        if self.number < 0 or (passed_ns > 0 and not self._gives_signs):
+            return
+        off_ns = self._off_ns[-1] if self._off_ns else 0
+        self._from.append(event.sequence)
+        self._off_ns.append(off_ns + (passed_ns - SIGN_NS if passed_ns > 0 else passed_ns))
+        del self._from[:-MOST_JUMPS], self._off_ns[:-MOST_JUMPS]
+        self._clock_ns = event.end_ns

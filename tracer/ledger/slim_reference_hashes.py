@@ -1,0 +1,242 @@
+"""What was computed under which hash, by the slim fingerprints that workers report of every block.
+
+A slim fingerprint is a few bytes of a block, so two prompts of which nearly everything is alike may have the same. A loaded
+content is another block's only if that was computed under another hash, if others were computed under its own hash, and if it
+is unlike all of these: at most `MOST_NEAR` of six groups of bits are equal. Pure, and bounded: 24 bytes a block.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+
+from kvtrail.tracer.events.events import BlockCheck
+
+COMPUTED, LOADED = "computed", "loaded"
+BUCKETS, WAYS = 1 << 17, 8
+"""Of the table of contents by hash."""
+PLACES, TRIES = 1 << 20, 8
+"""Of the table of blocks by content, and where in it one of them may be."""
+MOST_EVENTS = 16_384
+"""Reports of computed blocks that can be named; of older ones it is still known what is right."""
+MOST_WAITING = 50_000
+"""Loaded blocks that may yet turn out to hold another block's content, since engines are not heard in order."""
+MOST_NEAR = 2
+"""Groups that unlike contents may have in common by accident."""
+_ROW = Struct(">QQI")
+_DRAWN_BITS = 16
+"""The lowest bits depend on the hash: only the others can be compared with another block's."""
+_GROUP_SHIFTS = range(_DRAWN_BITS, 64, 8)
+_ALL = (1 << 64) - 1
+Scope = tuple[str, int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Slim:
+    """A block of which a worker reported hash and slim fingerprint, and its first token in the request."""
+
+    event: BlockCheck
+    number: int
+    fingerprint: int
+    token: int
+
+    @property
+    def hash(self) -> str:
+        return f"{self.number:016x}"
+
+
+def slims(event: BlockCheck) -> list[Slim]:
+    """The blocks of which an event reports slim fingerprints; bytes that are no whole rows report nothing."""
+    told = event.check_slim
+    if len(told) % _ROW.size:
+        return []
+    return [Slim(event, *row) for row in _ROW.iter_unpack(told)]
+
+
+class SlimTruth:
+    """What is known of computed contents."""
+
+    def __init__(self) -> None:
+        self._hashes = self._contents = array("Q")
+        self._serials = self._places = array("I")
+        self._events: dict[int, BlockCheck] = {}
+        self._serial = self._turn = self._waits = 0
+        self._waiting: dict[tuple[int, int], list[Slim]] = {}
+        """Loaded blocks, by hash and groups of bits."""
+        self._by_content: dict[int, set[int]] = {}
+        """The hashes of those, by their groups, and the other way round."""
+        self._by_hash: dict[int, set[int]] = {}
+
+    def is_right(self, block: Slim) -> bool:
+        """Whether somebody computed this content under the block's hash."""
+        salt = _salt(block.event)
+        return salt is not None and block.fingerprint in self._of_hash(_key(block.number, salt))
+
+    def foreign(self, event: BlockCheck) -> list[tuple[Slim, Slim]]:
+        """The blocks of a load that hold another's content, each with the block whose content it is."""
+        salt = _salt(event)
+        if salt is None or event.check_look != LOADED or not self._contents:
+            return []
+        return [
+            (block, owner)
+            for block in slims(event)
+            if _is_unlike(block.fingerprint, self._of_hash(_key(block.number, salt)))
+            and (owner := self._owner(block, salt)) is not None
+        ]
+
+    def found_late(self, event: BlockCheck) -> Iterator[tuple[Slim, Slim]]:
+        """The loaded blocks that are known to hold another's content by what this event says of computed blocks."""
+        salt = _salt(event)
+        if salt is None or not self._waiting:
+            return
+        owners = slims(event)
+        computed: dict[int, set[int]] = {}
+        for owner in owners:
+            computed.setdefault(_key(owner.number, salt), set()).add(owner.fingerprint)
+        owners_of = {_groups(owner.fingerprint): owner for owner in reversed(owners)}
+        waiting = {(hash_, groups) for groups in owners_of for hash_ in self._by_content.get(groups ^ salt, ())} | {
+            (hash_, groups) for hash_ in computed for groups in self._by_hash.get(hash_, ())
+        }
+        for key in sorted(waiting):
+            blocks = self._waiting[key]
+            if not _is_unlike(blocks[0].fingerprint, [*self._of_hash(key[0]), *computed.get(key[0], ())]):
+                continue
+            for block in blocks:
+                of = owners_of.get(key[1])
+                if of is None or of.number == block.number or not _have_one_identity(of, block):
+                    of = self._owner(block, salt)
+                if of is not None:
+                    yield block, of
+
+    def enter(self, event: BlockCheck) -> None:
+        """Remember what an event reports."""
+        salt = _salt(event)
+        if salt is None or not event.check_slim:
+            return
+        if event.check_look == COMPUTED:
+            for block, _ in [*self.found_late(event)]:
+                if (name := (_key(block.number, salt), _groups(block.fingerprint))) in self._waiting:
+                    self._give_up(name)
+            self._enter_computed(event, salt)
+        elif event.check_look == LOADED:
+            wrong = {block.number for block, _ in self.foreign(event)}
+            for block in slims(event):
+                if block.number not in wrong and not self.is_right(block):
+                    self._enter_waiting(block, salt)
+
+    def _enter_computed(self, event: BlockCheck, salt: int) -> None:
+        if not self._contents:
+            self._hashes, self._contents = (array("Q", bytes(8 * BUCKETS * WAYS)) for _ in range(2))
+            self._serials, self._places = array("I", bytes(4 * BUCKETS * WAYS)), array("I", bytes(4 * PLACES))
+        self._serial += 1
+        self._events[self._serial] = event
+        if len(self._events) > MOST_EVENTS:
+            del self._events[next(iter(self._events))]
+        for block in slims(event):
+            key = _key(block.number, salt)
+            if block.fingerprint in self._of_hash(key):
+                continue
+            slot = self._free(key)
+            self._hashes[slot], self._contents[slot] = key, block.fingerprint
+            self._serials[slot] = self._serial
+            self._place(_groups(block.fingerprint), salt, slot)
+            if (name := (key, _groups(block.fingerprint))) in self._waiting:
+                self._give_up(name)
+
+    def _owner(self, block: Slim, salt: int) -> Slim | None:
+        """The block that was computed with this content, under another hash."""
+        groups = _groups(block.fingerprint)
+        for place in _tries(groups, salt) if self._contents else ():
+            slot = self._places[place] - 1
+            if slot < 0 or _groups(self._contents[slot]) != groups or self._hashes[slot] == _key(block.number, salt):
+                continue
+            event, content = self._events.get(self._serials[slot]), self._contents[slot]
+            if event is None or _salt(event) != salt:
+                continue
+            owner = next((each for each in slims(event) if each.fingerprint == content), None)
+            if owner is not None and _have_one_identity(owner, block):
+                return owner
+        return None
+
+    def _place(self, groups: int, salt: int, slot: int) -> None:
+        """Let the block in this slot be found by its content."""
+        tries = _tries(groups, salt)
+        free = (place for place in tries if self._points_nowhere(place))
+        self._places[next(free, tries[self._serial % TRIES])] = slot + 1
+
+    def _points_nowhere(self, place: int) -> bool:
+        slot = self._places[place] - 1
+        return slot < 0 or not self._hashes[slot]
+
+    def _of_hash(self, key: int) -> list[int]:
+        """The contents that were computed under a hash."""
+        if not self._contents:
+            return []
+        first = key % BUCKETS * WAYS
+        hashes = self._hashes[first : first + WAYS]
+        return [self._contents[first + n] for n, hash_ in enumerate(hashes) if hash_ == key]
+
+    def _free(self, key: int) -> int:
+        """A slot in the bucket of a hash; where there is none, another hash is forgotten with all of its contents."""
+        first = key % BUCKETS * WAYS
+        hashes = self._hashes[first : first + WAYS]
+        if 0 not in hashes:
+            self._turn = (self._turn + 1) % WAYS
+            forgotten = hashes[self._turn]
+            for n, hash_ in enumerate(hashes):
+                if hash_ == forgotten:
+                    self._hashes[first + n] = hashes[n] = 0
+        return first + hashes.index(0)
+
+    def _enter_waiting(self, block: Slim, salt: int) -> None:
+        key = (_key(block.number, salt), _groups(block.fingerprint))
+        self._waiting.setdefault(key, []).append(block)
+        self._waits += 1
+        self._by_hash.setdefault(key[0], set()).add(key[1])
+        self._by_content.setdefault(key[1] ^ salt, set()).add(key[0])
+        while self._waits > MOST_WAITING:
+            self._give_up(next(iter(self._waiting)))
+
+    def _give_up(self, key: tuple[int, int]) -> None:
+        blocks = self._waiting.pop(key)
+        self._waits -= len(blocks)
+        salt = _salt(blocks[0].event) or 0
+        for index, name, value in ((self._by_hash, key[0], key[1]), (self._by_content, key[1] ^ salt, key[0])):
+            index[name].discard(value)
+            if not index[name]:
+                del index[name]
+
+
+def _key(number: int, salt: int) -> int:
+    """Of a hash in the table; 0 is an empty slot."""
+    return number ^ salt or 1
+
+
+def _tries(groups: int, salt: int) -> list[int]:
+    """Where a block may be found by its content."""
+    return [((groups ^ salt) + n) % PLACES for n in range(TRIES)]
+
+
+def _groups(fingerprint: int) -> int:
+    return fingerprint >> _DRAWN_BITS
+
+
+def _is_unlike(content: int, others: set[int] | list[int]) -> bool:
+    """Whether there are others, and it is unlike all of them."""
+    return bool(others) and all(
+        sum((content ^ other) >> shift & 0xFF == 0 for shift in _GROUP_SHIFTS) <= MOST_NEAR for other in others
+    )
+
+
+def _have_one_identity(one: Slim, other: Slim) -> bool:
+    """Whether the blocks' hashes can differ only because their tokens do, or those before them."""
+    return one.event.identity is not None and one.event.identity == other.event.identity
+
+
+def _salt(event: BlockCheck) -> int | None:
+    """Of where hashes and fingerprints are comparable: the cache's identity, the rank, and the KV cache group."""
+    if event.cache_identity is None:
+        return None
+    return hash((event.cache_identity, event.rank, event.group)) & _ALL

@@ -1,0 +1,78 @@
+"""Whose KV the chunks of a store hold: the adapter and salt of those who stored them, and the weights' version. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.events.events import RequestStart, StorePlan
+
+MOST_WRITERS = 100_000
+"""Chunks, and versions of adapters, that are remembered."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """Whose KV a stored chunk holds.
+
+    Attributes:
+        identity: adapter and salt of the request that stored it first.
+        store: that plan.
+        version: of the adapter, when the chunk was copied last; None without an adapter, or where it is not known.
+    """
+
+    identity: str
+    store: StorePlan
+    version: str | None = None
+
+
+@dataclass(slots=True)
+class Writers:
+    """The writers of one engine's chunks.
+
+    Attributes:
+        identities: by live request that reports one, its adapter and salt.
+        adapters: by live request that reports one, the version of its adapter.
+        versions: by identity and version of its adapter, the number of the last start of a request with it: the adapter was
+            not replaced before.
+        of: by connector and key, who stored the chunk first.
+    """
+
+    identities: dict[str, str] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
+    versions: dict[tuple[str, str], int] = field(default_factory=dict)
+    of: dict[tuple[str, str], Writer] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Events are missing: none of it is certain."""
+        for known in (self.identities, self.adapters, self.versions, self.of):
+            known.clear()
+
+    def enter_start(self, event: RequestStart) -> None:
+        """Note what a request's KV depends on."""
+        request = event.request or ""
+        if event.identity is not None:
+            self.identities[request] = event.identity
+        if event.adapter_version is not None:
+            self.adapters[request] = event.adapter_version
+            if event.identity is not None and len(self.versions) < MOST_WRITERS:
+                self.versions[event.identity, event.adapter_version] = event.sequence
+
+    def enter_end(self, request: str) -> None:
+        """A request has ended."""
+        self.identities.pop(request, None)
+        self.adapters.pop(request, None)
+
+    def enter_store(self, event: StorePlan) -> None:
+        """A request of known identity stores chunks. What is copied has its adapter's weights."""
+        request = event.request or ""
+        identity, version = self.identities.get(request), self.adapters.get(request)
+        if identity is None or len(self.of) >= MOST_WRITERS:
+            return
+        for key in event.chunk_keys or ():
+            writer = self.of.setdefault((event.connector_id, key), Writer(identity, event, version))
+            if not event.chunk_present and writer.identity == identity and writer.version != version:
+                writer.store, writer.version = event, version
+
+    def enter_reset(self, connector_id: str) -> None:
+        """A connector's store is empty."""
+        self.of = {key: writer for key, writer in self.of.items() if key[0] != connector_id}

@@ -1,0 +1,378 @@
+"""What the sidecar knows of each recorder, and the state of each engine that follows from it.
+
+A recorder sends a sign of life every five seconds and says goodbye. Where neither came, nobody can tell a crash from a broken
+network, so the silence is told. It is explained, and no longer told, once the engine said goodbye through another of its
+recorders, or was replaced: another engine of the same service and model came about the time when it fell silent. The silence
+of a recorder that never gave a sign of life is none: it does not know that a kvtrail hears it. Arrival is by this machine's
+monotonic clock; no clock of an engine is asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events.events import Event, Heartbeat
+from kvtrail.tracer.ledger.ordering import Gaps
+from kvtrail.tracer.liveness.endings import GOES_ON, is_fatal
+from kvtrail.tracer.model.engines import described, memory_limit, shown_name
+
+INFO = (
+    "engine_name", "model_name", "service_name", "service_instance_id", "k8s_pod_name", "host_name", "vllm_version",
+    "kvtrail_version",
+)  # fmt: skip
+"""The labels that describe an engine, in the order of `EngineState.info`."""
+
+SILENT_NS = 30 * 10**9
+"""After so much silence a recorder is no longer running, as far as is known."""
+TERMINATED_NS = 15 * 60 * 10**9
+"""After so much silence it is taken for ended, whether or not anybody knows why."""
+FORGET_CLOSED_NS = 60 * 10**9
+FORGET_SILENT_NS = 3600 * 10**9
+"""After so much silence, recorders that closed, and all others, are forgotten."""
+OVERLAP_NS = 10 * 60 * 10**9
+"""In a rollout the new engine may begin so long before the old one is ended."""
+MOST_RECORDERS = 10_000
+MOST_UNTOLD = 100
+"""Kinds of what a recorder could not tell, and names of its that are not known, that are kept; there are fewer."""
+
+
+class Status(StrEnum):
+    """What is known of a recorder."""
+
+    RUNNING = "running"
+    SILENT = "silent"
+    """No sign of life, and nothing that explains it."""
+    QUIET = "quiet"
+    """Nothing came for a while, and nothing had to: it gives no signs of life."""
+    TERMINATED = "terminated"
+    """No sign of life; its engine said goodbye, was replaced, or has been silent for so long that it will not come back."""
+    CLOSED = "closed"
+    """It said goodbye."""
+
+
+@dataclass(slots=True)
+class RecorderState:
+    """One recorder, which is one process of an engine. Counts are events, times are Unix nanoseconds.
+
+    Attributes:
+        id, engine: as its spans name them.
+        description: of its engine: the fields of `model.engines.DESCRIPTION`.
+        first, highest: the lowest and the highest sequence number received.
+        received: how many events arrived.
+        dropped: how many events the recorder says it dropped.
+        dropped_by: the same by the reason that it gives.
+        untold: what the recorder says it could not tell, and how often, by kind.
+        unknown: names in its spans that only another version of kvtrail knows, and how often they came.
+        probes_off: the connectors whose probe has switched itself off.
+        gives_signs: whether a sign of life came.
+        memory_limit: bytes that its connector may hold in host memory, on each worker; None where its settings do not say.
+        held_bytes: bytes that it held at the last sign of life that knew it; None where none did.
+        launch: what it says of the launch of its engine; may be empty.
+        is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
+        ended_by: what its goodbye says the engine ended of; None for a good end.
+        raised: the number of the last event that tells of an exception of the connector, and this exception, if the engine
+            has not gone on since.
+        status: what is known of it.
+        gaps: the sequence numbers that have not arrived.
+        connectors: names of the connectors it records.
+        first_ns: beginning of the first event of its that came, by the recorder's clock.
+        last_ns: end of its latest event, by the recorder's clock.
+        heard_ns: arrival of its latest span, by this machine's clock.
+        lag_ns: from the end of the latest event to its arrival.
+        began_at, heard_at: arrival of its first and of its latest span, by this machine's monotonic clock.
+    """
+
+    id: str
+    engine: str
+    description: dict[str, str]
+    first: int
+    highest: int
+    received: int = 0
+    dropped: int = 0
+    dropped_by: dict[str, int] = field(default_factory=dict)
+    untold: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    probes_off: tuple[str, ...] = ()
+    gives_signs: bool = False
+    status: Status = Status.RUNNING
+    gaps: Gaps = field(default_factory=Gaps)
+    connectors: set[str] = field(default_factory=set)
+    memory_limit: int | None = None
+    held_bytes: int | None = None
+    launch: str = ""
+    is_scheduler: bool = False
+    ended_by: str | None = None
+    raised: tuple[int, str] | None = None
+    first_ns: int = 0
+    last_ns: int = 0
+    heard_ns: int = 0
+    lag_ns: int = 0
+    began_at: int = 0
+    heard_at: int = 0
+
+    @classmethod
+    def of(cls, event: Event, resource: Mapping[str, Any], *, at_ns: int = 0) -> RecorderState:
+        """The state of the recorder that sent `event`, its first, which arrived at `at_ns` of the monotonic clock, before the
+        event is counted."""
+        return cls(
+            id=event.recorder,
+            engine=event.engine,
+            description=described(resource),
+            first=event.sequence,
+            highest=event.sequence,
+            memory_limit=memory_limit(resource),
+            launch=event.launch or "",
+            first_ns=event.start_ns,
+            began_at=at_ns,
+        )
+
+    def count(self, events: Sequence[Event], *, heard_ns: int, at_ns: int = 0) -> int | None:
+        """Count events that arrived together at `heard_ns`, and at `at_ns` of the monotonic clock. Returns how many more
+        events their heartbeats report as dropped, and None if there is no heartbeat among them."""
+        self.received += len(events)
+        self.heard_ns, self.heard_at = heard_ns, at_ns
+        if self.status is not Status.CLOSED:
+            self.status = Status.RUNNING
+        numbers = [event.sequence for event in events]
+        ends_ns = [event.end_ns for event in events]
+        self.gaps.enter_all(numbers, ends_ns)
+        self.first = min(self.first, min(numbers))
+        self.highest = max(self.highest, max(numbers))
+        if (last_ns := max(ends_ns)) >= self.last_ns:
+            self.last_ns, self.lag_ns = last_ns, max(0, heard_ns - last_ns)
+        self.connectors |= {event.connector for event in events} - {""}
+        before, beats = self.dropped, 0
+        for event in [event for event in events if type(event) is Heartbeat or event.error is not None]:
+            if isinstance(event, Heartbeat):
+                self._count_beat(event)
+                beats += 1
+            elif is_fatal(event):
+                self.raised = (event.sequence, event.error or "")
+        if self.raised is not None:
+            since, _ = self.raised
+            if any(type(event) in GOES_ON and event.error is None and event.sequence > since for event in events):
+                self.raised = None
+        return self.dropped - before if beats else None
+
+    def _count_beat(self, beat: Heartbeat) -> None:
+        self.dropped = max(self.dropped, beat.recorder_dropped)
+        _count_up(self.dropped_by, beat.recorder_dropped_by)
+        _count_up(self.untold, beat.recorder_untold)
+        self.probes_off = beat.recorder_probes_off or self.probes_off
+        self.held_bytes = self.held_bytes if beat.held_bytes is None else beat.held_bytes
+        self.is_scheduler = self.is_scheduler or beat.scheduler_step is not None
+        if beat.recorder_closed:
+            self.status, self.ended_by = Status.CLOSED, beat.recorder_ended_by
+        else:
+            self.gives_signs = True
+
+    def count_unknown(self, name: str) -> None:
+        """Count a name that this kvtrail does not know."""
+        if name in self.unknown or len(self.unknown) < MOST_UNTOLD:
+            self.unknown[name] = self.unknown.get(name, 0) + 1
+
+    @property
+    def missing(self) -> int:
+        """Events between the first and the highest sequence number that have not arrived (yet)."""
+        return max(0, self.highest - self.first + 1 - self.received)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The state as JSON-ready data."""
+        names = (
+            "id", "engine", "received", "dropped", "dropped_by", "missing", "status", "last_ns", "heard_ns", "lag_ns",
+            "untold", "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit", "held_bytes",
+        )  # fmt: skip
+        own = {name: getattr(self, name) for name in names}
+        return {**own, **self.description, "connectors": sorted(self.connectors)}
+
+    @property
+    def replaceable_as(self) -> tuple[str, str]:
+        """Service and model: an engine that has the same may come in the place of this one's."""
+        return self.description["service"], self.description["model"]
+
+    @property
+    def info(self) -> tuple[str, ...]:
+        """What it says of its engine: the values of the labels `INFO`."""
+        about = self.description
+        return (
+            shown_name(self.engine, about), about["model"], about["service"], about["instance"], about["pod"], about["host"],
+            about["version"], about["kvtrail"],
+        )  # fmt: skip
+
+
+def _count_up(counts: dict[str, int], named: Sequence[str] | None) -> None:
+    """Take over counts that a sign of life names, such as `kv.lookup:3`; they never sink."""
+    for name, _, times in (text.rpartition(":") for text in (named or ())[:MOST_UNTOLD]):
+        if times.isdecimal() and (name in counts or len(counts) < MOST_UNTOLD):
+            counts[name] = max(counts.get(name, 0), int(times))
+
+
+class Recorders:
+    """The recorders that were heard from and are not forgotten, by id."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, RecorderState] = {}
+        self._replaced_by: dict[str, str] = {}
+        """By engine, the one that replaced it; each replaces one."""
+
+    def get(self, recorder: str) -> RecorderState | None:
+        return self._held.get(recorder)
+
+    def add(self, recorder: RecorderState) -> None:
+        self._held[recorder.id] = recorder
+
+    def values(self) -> list[RecorderState]:
+        """All of them, as they are now: another thread may ask."""
+        return list(self._held.values())
+
+    def is_replaced(self, engine: str) -> bool:
+        """Whether another engine came in this one's place."""
+        return engine in self._replaced_by
+
+    def count_by_status(self) -> dict[str, int]:
+        """How many there are of each status."""
+        return dict(Counter(str(recorder.status) for recorder in self.values()))
+
+    def update(self, *, at_ns: int) -> list[RecorderState]:
+        """Look who has fallen silent, at `at_ns` of the monotonic clock; returns the recorders that are forgotten."""
+        engines: dict[str, list[RecorderState]] = {}
+        for recorder in self._held.values():
+            engines.setdefault(recorder.engine, []).append(recorder)
+        silent = []
+        for engine, recorders in engines.items():
+            for recorder in recorders:
+                if recorder.status in (Status.CLOSED, Status.TERMINATED) or at_ns - recorder.heard_at <= SILENT_NS:
+                    continue
+                recorder.status = Status.SILENT if recorder.gives_signs else Status.QUIET
+                goodbye = any(other.status is Status.CLOSED for other in recorders)
+                begun_anew = any(other.began_at > recorder.heard_at for other in recorders)
+                given_up = recorder.gives_signs and at_ns - recorder.heard_at > TERMINATED_NS
+                if goodbye or begun_anew or given_up:
+                    recorder.status = Status.TERMINATED
+            if all(recorder.status not in (Status.RUNNING, Status.TERMINATED, Status.CLOSED) for recorder in recorders):
+                silent.append(engine)
+        self._explain(silent, engines)
+        gone = [
+            recorder for recorders in engines.values() for recorder in recorders if _is_over(recorder, recorders, at_ns)
+        ]
+        longest_silent = sorted(self._held.values(), key=lambda recorder: recorder.heard_at)
+        gone += longest_silent[: max(0, len(self._held) - MOST_RECORDERS)]
+        for recorder in gone:
+            self._held.pop(recorder.id, None)
+        for engine in engines.keys() - {recorder.engine for recorder in self._held.values()}:
+            self._replaced_by.pop(engine, None)
+        return gone
+
+    def _explain(self, silent: Collection[str], engines: Mapping[str, Sequence[RecorderState]]) -> None:
+        """Find the engine that replaced each of those that are silent as a whole, the longest silent first."""
+        taken = set(self._replaced_by.values())
+        fresh = sorted(
+            (min(recorder.began_at for recorder in held), engine)
+            for engine, held in engines.items()
+            # Its first events came, so it is new, and no old engine that this sidecar has only just met.
+            if engine not in taken
+            and any(recorder.status is Status.RUNNING for recorder in held)
+            and any(recorder.first == 0 for recorder in held)
+        )
+        for engine in sorted(silent, key=lambda name: max(recorder.heard_at for recorder in engines[name])):
+            held = engines[engine]
+            since = max(min(r.began_at for r in held), max(r.heard_at for r in held) - OVERLAP_NS)
+            for began_at, other in fresh:
+                theirs = engines[other][0]
+                if began_at > since and theirs.replaceable_as == held[0].replaceable_as:
+                    fresh.remove((began_at, other))
+                    self._replaced_by[engine] = other
+                    for recorder in held:
+                        recorder.status = Status.TERMINATED
+                    break
+
+
+def _is_over(recorder: RecorderState, of_engine: Iterable[RecorderState], at_ns: int) -> bool:
+    """Whether a recorder can be forgotten. A goodbye is remembered while another recorder of the engine is silent."""
+    if recorder.status is Status.CLOSED and all(other.status is not Status.SILENT for other in of_engine):
+        return at_ns - recorder.heard_at > FORGET_CLOSED_NS
+    return at_ns - recorder.heard_at > FORGET_SILENT_NS
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineState:
+    """The state of an engine.
+
+    Attributes:
+        engine: vLLM's engine id.
+        info: values of the labels `INFO`.
+        heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
+        recorders: how many of its recorders have neither closed nor terminated, as far as they give signs of life or have
+            been heard of a moment ago.
+        outstanding: events whose sequence number is known and that have not arrived (yet).
+        untold: how often its recorders could not tell something.
+        probes_off: how many connectors' probes have switched themselves off, in all of its recorders.
+        open_loads: asynchronous loads that have not been received.
+        open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has fallen silent does
+            not age.
+        overdue_loads: open loads that the rule `stuck-load` has found.
+        kept_requests: requests that have ended and whose blocks the connector still holds.
+        kept_blocks: how many blocks those are, where the recorder names them.
+        kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
+        overdue_frees: of those requests, the ones that the rule `late-free` has found.
+        held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
+            where no recorder knows.
+    """
+
+    engine: str
+    info: tuple[str, ...] = ("",) * len(INFO)
+    heard_ns: int = 0
+    recorders: int = 0
+    outstanding: int = 0
+    untold: int = 0
+    probes_off: int = 0
+    open_loads: int = 0
+    open_load_oldest_ns: int = 0
+    overdue_loads: int = 0
+    kept_requests: int = 0
+    kept_blocks: int = 0
+    kept_oldest_ns: int = 0
+    overdue_frees: int = 0
+    held_bytes: int | None = None
+    memory_limit: int | None = None
+
+
+def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> list[EngineState]:
+    """The state of every engine that has a recorder."""
+    states: dict[str, EngineState] = {}
+    for recorder in recorders:
+        state = states.setdefault(recorder.engine, EngineState(engine=recorder.engine))
+        state.heard_ns = max(state.heard_ns, recorder.heard_ns)
+        state.info = recorder.info  # of the one that was met last, as in the store
+        state.recorders += recorder.status in (Status.RUNNING, Status.SILENT)
+        state.outstanding += recorder.missing
+        state.untold += sum(recorder.untold.values())
+        state.probes_off += len(recorder.probes_off)
+        state.held_bytes = _most(state.held_bytes, recorder.held_bytes)
+        state.memory_limit = _most(state.memory_limit, recorder.memory_limit)
+    for account, now_ns in detector.waiting():
+        waiting = states.get(account.engine)
+        if waiting is None:
+            continue
+        evidence = account.evidence
+        late = {finding.rule for finding in detector.findings.get((account.engine, account.request), {}).values()}
+        if evidence.loading is not None and account.ended_ns is None:
+            waiting.open_loads += 1
+            waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - evidence.loading.end_ns)
+            waiting.overdue_loads += "stuck-load" in late
+        if evidence.end is not None:
+            waiting.kept_requests += 1
+            waiting.kept_blocks += len(evidence.end.blocks_ids or evidence.blocks or ())
+            waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
+            waiting.overdue_frees += "late-free" in late
+    return list(states.values())
+
+
+def _most(*sizes: int | None) -> int | None:
+    """The largest of those that are known."""
+    return max((size for size in sizes if size is not None), default=None)

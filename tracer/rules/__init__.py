@@ -1,0 +1,298 @@
+"""The rules, one file each, and the rule set that applies them.
+
+A rule file defines one rule whose docstring begins with its title, states the invariant as a formula and names its source. To
+add a rule, add such a file, an incident and two look-alikes (tests/incidents), and a fault (connector/faults).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import Kind, Level
+from kvtrail.tracer.events.unsupported import kinds_missing
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.ledger.means import CountedTime
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict, witnesses
+
+
+class KnownBy(StrEnum):
+    """How a rule knows of a fault."""
+
+    COUNT = "a wrong count"
+    """A number, a key or an order of events contradicts another one: known with the event that does."""
+    BYTES = "wrong bytes"
+    """A block holds other bytes than were computed: known when it is looked at."""
+    EXCEPTION = "an exception"
+    """A call raised."""
+    DEADLINE = "a deadline"
+    """What could have happened did not, for long."""
+
+
+E = TypeVar("E", bound=Event, contravariant=True)
+"""The events that a rule judges: those of its kinds."""
+
+
+class Rule(ABC):
+    """An invariant, and the words for its breach.
+
+    The docstring's first line is its title. The events that it judges are its type parameter: `RequestRule[Alloc]` judges
+    allocations, `EngineRule[Index | Pool]` two kinds of events.
+    """
+
+    id: ClassVar[str]
+    severity: ClassVar[Severity]
+    classes: ClassVar[tuple[str, ...]]
+    """The classes of the taxonomy of drift that it decides: C1, C2, ..."""
+    hint: ClassVar[str]
+    """What usually causes the drift, and what to do about it."""
+    needs_history: ClassVar[bool] = True
+    """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the recorder tells too
+    little of the engine as a whole. If False, the rule decides this itself."""
+    known_by: ClassVar[KnownBy] = KnownBy.COUNT
+    level: ClassVar[Level] = Level.BASIC
+    """The least level of recording at which it finds its drift."""
+    steps_back: ClassVar[bool] = False
+    """Whether it says nothing of a request in which another rule has found something already, which explains it better."""
+    explanation: ClassVar[str] = ""
+    """A format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's numbers."""
+    kinds: ClassVar[frozenset[Kind]] = frozenset()
+    """The kinds of the events that it judges; derived from its type parameter."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        parameters = [each for base in getattr(cls, "__orig_bases__", ()) for each in get_args(base)]
+        events = [event for each in parameters for event in get_args(each) or (each,)]
+        cls.kinds = frozenset(event.kind for event in events if isinstance(event, type) and issubclass(event, Event))
+
+    @property
+    def title(self) -> str:
+        """The first line of the docstring."""
+        return (type(self).__doc__ or self.id).strip().splitlines()[0].rstrip(".")
+
+    def finding(self, drift: Drift) -> Finding:
+        """The drift as a finding about the request of its last witness, without its explanation."""
+        last = drift.witness[-1]
+        return Finding(
+            rule=self.id,
+            title=self.title,
+            severity=self.severity,
+            engine=last.engine,
+            request=last.request or "",
+            external=last.external or "",
+            trace_id=next((e.trace_id for e in reversed(drift.witness) if e.kind is not Kind.SCHEDULE), last.trace_id),
+            connector=last.connector if drift.connector is None else drift.connector,
+            epoch=last.epoch,
+            first_ns=last.start_ns,
+            last_ns=last.start_ns,
+            count=1,
+            healed=int(drift.healed),
+            numbers=drift.numbers,
+            witness=witnesses(drift.witness),
+            hint=self.hint,
+        )
+
+    def explain(self, finding: Finding) -> str:
+        """The contradiction in sentences, from the finding's data alone."""
+        return self.template(finding).format(*finding.witness, **{**finding.numbers, **self.values(finding)})
+
+    def template(self, finding: Finding) -> str:
+        """The explanation's format string, for a rule that has several. No text of an event may be part of it."""
+        return self.explanation
+
+    def values(self, finding: Finding) -> dict[str, Any]:
+        """Values for the explanation that are not among the finding's numbers."""
+        return {}
+
+
+class RequestRule(Rule, Generic[E]):
+    """Judges the events of a request, in order, by its account."""
+
+    @abstractmethod
+    def judge(self, event: E, account: Account) -> Judgement:
+        """Judge one event; `account` is the request's as it was before the event.
+
+        Returns `OK`, a `Drift`, the reason as an `Unknown` if the recorded events cannot decide it, or None if the
+        rule does not apply to the event.
+        """
+
+
+class EngineRule(Rule, Generic[E]):
+    """Judges the events of an engine, in order, by its state across requests."""
+
+    @abstractmethod
+    def judge(self, event: E, engine: Engine) -> Judgement:
+        """Judge one event, as `RequestRule.judge` does; `engine` is as it was before the event. It holds what is known:
+        where a fact is absent since events are missing, the answer is `engine.missing`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Something that a request waits for, by a rule with a deadline.
+
+    Attributes:
+        since: the event since which it waits, of the scheduler's side.
+        drift: what it is if it waits too long; `waited_s` and `counted_s` are added to its numbers.
+        within_s: how much counted time it may take, in seconds.
+        counted: which part of the recorder's time counts.
+        in_turn: whether it counts only since the connector has ended what it had begun before.
+        asked_s: what counts at least, however much of the time does.
+    """
+
+    since: Event
+    drift: Drift
+    within_s: float
+    counted: CountedTime
+    in_turn: bool = False
+    asked_s: float = 0.0
+
+
+class DeadlineRule(Rule):
+    """Judges what has not happened though it could have. The detector asks it about the requests that wait: at their
+    recorder's heartbeats, and when their next event comes.
+
+    Its time is that of `Means`: what counts is only when the scheduler, or another engine, could do what the request waits
+    for. The findings' numbers have `waited_s`, all the time that has passed, and `counted_s`, that part of it.
+    """
+
+    known_by = KnownBy.DEADLINE
+    after_s: ClassVar[float]
+    """How much counted time a request may wait at least, in seconds; connectors may declare that they wait for longer."""
+
+    @abstractmethod
+    def pending(self, account: Account, engine: Engine) -> Pending | None:
+        """What the request waits for; None if it waits for nothing by this rule."""
+
+
+Judge = Callable[[Any, Any], Judgement]
+
+
+def _incomplete(judge: Judge) -> Judge:
+    """A rule's judge for an account of which events are missing."""
+    return lambda event, account: None if judge(event, account) is None else account.missing
+
+
+def _blind(judge: Judge) -> Judge:
+    """A rule's judge for an engine of which not all requests are recorded."""
+    return lambda event, engine: None if judge(event, engine) is None else engine.blind
+
+
+@dataclass(slots=True)
+class Tally:
+    """A rule, and how often it gave each verdict."""
+
+    rule: Rule
+    ok: int = 0
+    drift: int = 0
+    unknown: Counter[Unknown] = field(default_factory=Counter)
+
+
+Judges = dict[Kind, list[tuple[Tally, Judge]]]
+"""By kind of event: the rules' judges, with their tallies."""
+
+
+class RuleSet:
+    """The rules that judge, by kind of event, and how often each gave which verdict.
+
+    Attributes:
+        for_requests: the judges for an account of which events are missing, and for any other.
+        for_engines: the judges for an engine of which not all requests are recorded, and for any other.
+        deadlines: the rules that judge what has not happened.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.for_requests: tuple[Judges, Judges] = ({}, {})
+        self.for_engines: tuple[Judges, Judges] = ({}, {})
+        self.deadlines: list[tuple[Tally, DeadlineRule]] = []
+        self._tallies = [Tally(rule) for rule in sorted(rules, key=lambda rule: rule.steps_back)]
+        for tally in self._tallies:
+            rule = tally.rule
+            if isinstance(rule, DeadlineRule):
+                self.deadlines.append((tally, rule))
+            elif isinstance(rule, RequestRule | EngineRule):
+                of_requests = isinstance(rule, RequestRule)
+                partial, whole = self.for_requests if of_requests else self.for_engines
+                unsure = _incomplete if of_requests else _blind
+                for kind in rule.kinds:
+                    whole.setdefault(kind, []).append((tally, rule.judge))
+                    judge = unsure(rule.judge) if rule.needs_history else rule.judge
+                    partial.setdefault(kind, []).append((tally, judge))
+
+    def request_over(self, declared: str) -> None:
+        """A request has ended in an engine that declares these lacks: rules that need what it never shows are `unknown`."""
+        missing = kinds_missing(declared)
+        for tally in self._tallies:
+            if not missing.isdisjoint(tally.rule.kinds):
+                tally.unknown[Unknown.VERSION] += 1
+
+    @property
+    def verdicts(self) -> Counter[tuple[str, Verdict]]:
+        """How often each rule, by its id, gave each verdict; verdicts that were never given are left out."""
+        return +Counter(
+            {
+                (tally.rule.id, verdict): count
+                for tally in self._tallies
+                for verdict, count in (
+                    (Verdict.OK, tally.ok),
+                    (Verdict.DRIFT, tally.drift),
+                    (Verdict.UNKNOWN, tally.unknown.total()),
+                )
+            }
+        )
+
+    @property
+    def unknown(self) -> Counter[tuple[str, Unknown]]:
+        """How often each rule, by its id, could not decide, by the reason."""
+        return Counter({(tally.rule.id, why): count for tally in self._tallies for why, count in tally.unknown.items()})
+
+
+@cache
+def all_rules() -> Sequence[Rule]:
+    """Every rule in this folder, by id."""
+    modules = [
+        importlib.import_module(f"{__name__}.{info.name}")
+        for info in pkgutil.iter_modules(__path__)
+        if info.name != "__main__"
+    ]
+    classes = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Rule) and value.__module__ == module.__name__
+    }
+    return sorted((cls() for cls in classes), key=lambda rule: rule.id)
+
+
+def page(rule: Rule) -> str:
+    """A rule's part of the documentation page."""
+    text = inspect.cleandoc(type(rule).__doc__ or "")
+    about = f"Severity: {rule.severity}. Level: `{rule.level}`. Known by {rule.known_by}."
+    return f"## `{rule.id}`\n\n{about}\n\n{text}\n\nUsually: {rule.hint}\n"
+
+
+def as_markdown() -> str:
+    """The documentation page of the rules, made of their docstrings."""
+    parts = [
+        "# Rules\n\nGenerated from the rules' docstrings by `python benchmarks/recall.py --write`; a test fails when the two"
+        " differ.\n\nSymbols, all counting tokens: N of the request, c computed by vLLM, h matched in the connector's"
+        " store, e returned by a lookup, x allocated.\n\nA rule's level is the least [level](settings.md) of recording at"
+        " which it finds its drift; at `detailed`, the default, all of them do.\n\nA request's verdict is `drift` if a rule"
+        " found something, `ok` if at least one rule judged it, nothing of it is missing and it has ended, and `unknown`"
+        " otherwise. `ok` says that the recorded numbers of the connector and the scheduler agree with each other, as far as"
+        " these rules look. It says nothing of the request's outcome: one that failed with HTTP 500, was aborted, or was slow"
+        " may be `ok`. Nor does it say that the answer is right: bytes are judged only where they were compared.\n\n"
+        "For tests and demos, a known bug can be"
+        " injected into any connector as `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the"
+        " same name. Rules about bytes judge what the engine's workers found when they compared blocks (`kv.block_check`).\n"
+    ]
+    return "\n".join(parts + [page(rule) for rule in all_rules()])

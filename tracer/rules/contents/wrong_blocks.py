@@ -1,0 +1,114 @@
+"""What a look at blocks found wrong, as the rules about bytes tell it: numbers, and sentences made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrail.tracer.events.events import BlockCheck
+from kvtrail.tracer.model import words
+
+MOST_NAMED = 4
+"""Wrong blocks that a sentence names; the others are counted, and the witness has up to 64."""
+
+_LOOKED = {
+    "computed": "blocks that this request computed",
+    "loaded": "blocks that were loaded for this request",
+    "admitted": "blocks that this request took over from vLLM's prefix cache",
+    "held": "blocks that this request holds",
+}
+
+
+def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
+    """What the event says of wrong blocks of this kind; None where it names none. Lists are parallel, and as long as a
+    sentence about them."""
+    rows = list(
+        zip(
+            event.check_wrong_kinds, event.check_wrong_blocks, event.check_wrong_tokens, event.check_wrong_layers,
+            event.check_wrong_holds, event.check_wrong_from, strict=False,
+        )
+    )  # fmt: skip
+    wrong = [row[1:] for row in rows if row[0] == kind]
+    if not wrong:
+        return None
+    columns = map(list, zip(*wrong[:MOST_NAMED], strict=True))
+    return {
+        "look": event.check_look,
+        "looked": event.looked,
+        "wrong": len(wrong),
+        "unlisted": event.check_wrong_more,
+        "block_size": event.block_size,
+        "rank": event.rank,
+        **dict(zip(("blocks", "tokens", "layers", "holds", "sources"), columns, strict=True)),
+    }
+
+
+def looked(of: dict[str, Any]) -> str:
+    """Which blocks were looked at: "3 blocks that were loaded for this request were"."""
+    blocks, many = _LOOKED.get(of["look"], "blocks of this request"), of["looked"] != 1
+    if of["look"] == "held":  # time and again: the number says nothing
+        return f"{blocks} were"
+    return f"{words.count(of['looked'])} {blocks if many else _one(blocks)} {'were' if many else 'was'}"
+
+
+def _one(blocks: str) -> str:
+    return blocks.replace("blocks", "block", 1).replace(" were ", " was ", 1)
+
+
+def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
+    """The parts of an explanation: what was looked at, what is to be said of all wrong blocks, and what each of them holds.
+    Where several differ in the same layers, or were left so by the same request, that is said once."""
+    layers, sources = _of_all(of["layers"]), _of_all(of["sources"])
+    told = []
+    for number, holds in enumerate(of["holds"]):
+        parts = [f"{_place(of, number)} {verb} {_content(holds, of['block_size'])}"]
+        if layers is None and of["layers"][number]:
+            parts.append(_differ(of["layers"][number]))
+        if sources is None and of["sources"][number]:
+            parts.append(f"request {of['sources'][number]} left it so")
+        told.append("; ".join(parts) + ".")
+    said = _rest(of)
+    said += [f"In each of those named here {_differ(layers)}."] if layers else []
+    said += [f"Request {sources} left these so."] if sources else []
+    return {"looked": looked(of), "of_all": "".join(f" {each}" for each in said), "told": " ".join(told)}
+
+
+def _of_all(values: list[str]) -> str | None:
+    """What several blocks have in common; None where they have nothing in common, or there is only one."""
+    return values[0] if len(values) > 1 and len(set(values)) == 1 else None
+
+
+def _differ(layers: str) -> str:
+    return f"layer {layers} differs" if layers.isdigit() else f"layers {layers} differ"
+
+
+def _rest(of: dict[str, Any]) -> list[str]:
+    """The wrong blocks that are not named, as sentences of their own."""
+    more, unlisted = of["wrong"] - len(of["blocks"]), of["unlisted"]
+    texts = [f"{words.count(more)} of them {'is' if more == 1 else 'are'} not named here."] if more else []
+    if unlisted:
+        texts.append(
+            f"{words.some(unlisted, 'more wrong block')} of this look {'is' if unlisted == 1 else 'are'} not listed."
+        )
+    return texts
+
+
+def _place(of: dict[str, Any], number: int) -> str:
+    """A wrong block and its tokens."""
+    return f"Block {of['blocks'][number]}, this request's {tokens(of['tokens'][number], of['block_size'])},"
+
+
+def tokens(first: int, size: int | None) -> str:
+    """The tokens of a block."""
+    return f"tokens from {first} on" if size is None else f"tokens {first} to {first + size}"
+
+
+def _content(holds: str, size: int | None) -> str:
+    match holds:
+        case "zeros":
+            return "zeros"
+        case "poison":
+            return "what was computed after a wrong block"
+    request, at, first = holds.rpartition("@")
+    if at and first.isdigit():
+        return f"the KV of request {request}'s {tokens(int(first), size)}"
+    return "something else, and whose it is is not known"

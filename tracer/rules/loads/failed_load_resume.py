@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from kvtrail.tracer.events.events import Schedule
+from kvtrail.tracer.events.semconv import Level
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
+from kvtrail.tracer.rules import EngineRule
+
+
+class FailedLoadResume(EngineRule[Schedule]):
+    """A request computes on top of blocks whose load failed.
+
+    Invariant: after a load error over block b, every step of a request that has b at position i of its table begins at or
+    before i x block size, until a step has computed b again, or this request's own step has begun to.
+
+    A shared block is recomputed by one of its owners. With `kv_load_failure_policy=fail` the request ends instead.
+    Source: vLLM, `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
+    (https://github.com/vllm-project/vllm/issues/49250). Needs block ids (level `detailed`), the block size, and every
+    event of the engine since the error.
+    """
+
+    id = "failed-load-resume"
+    severity = Severity.WRONG_OUTPUT
+    level = Level.DETAILED
+    classes = ("C8",)
+    hint = "The error reached one of the requests that share the block, or a wrong position was taken for the first bad one."
+    explanation = (
+        "At {0} the load of block {block} was reported as failed; it holds this request's tokens from {first_invalid} on. At"
+        " {1} the request runs from token {begins}, and nobody has computed the block since."
+    )
+
+    def judge(self, event: Schedule, engine: Engine) -> Judgement:
+        if not engine.invalid:
+            return None
+        table, size = engine.tables.get(event.request or ""), event.block_size
+        if table is None or not size:
+            return engine.missing or Unknown.LEVEL
+        for position, block in enumerate(table[: -(-event.computed // size)]):
+            if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
+                numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
+                return Drift(numbers, [engine.invalid[block], event])
+        return OK

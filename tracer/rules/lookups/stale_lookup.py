@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from kvtrail.tracer.events.contract import Breach, breach, new_at_most
+from kvtrail.tracer.events.events import Lookup
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
+from kvtrail.tracer.rules import RequestRule
+
+
+def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
+    """The earlier lookup whose result `lookup` repeats although vLLM's computed tokens have changed since, or None.
+
+    The result may be repeated as the number that was returned then, or as the length that was matched then. A connector
+    that says it has computed the answer anew repeats nothing: the same number is then a coincidence.
+    """
+    if lookup.cached is False:
+        return None
+    for earlier in reversed(account.evidence.recent_lookups):
+        if earlier.connector_id != lookup.connector_id:
+            continue
+        moved = earlier.computed != lookup.computed or bool(lookup.cached)
+        if moved and lookup.answer in (earlier.answer, earlier.matched):
+            return earlier
+    return None
+
+
+class StaleLookup(RequestRule[Lookup]):
+    """A cached lookup answer was handed out without regard to the computed tokens.
+
+    Invariant, for every call, cached answers included: e <= max(0, min(h, N) - c), where e is the answer, h the matched
+    prefix, c the computed tokens and N the request's tokens, all at the moment of the call.
+
+    Source: vLLM, `KVConnectorBase_V1.get_num_new_matched_tokens`; the incident is LMCache #2158
+    (https://github.com/LMCache/LMCache/issues/2158). Needs the event alone where the connector shows h or says that the
+    answer was cached; otherwise an earlier lookup of the same request. Answers that the connector says it computed anew
+    are left to over-report.
+    """
+
+    id = "stale-lookup"
+    severity = Severity.CRASH
+    classes = ("C1",)
+    hint = (
+        "A lookup result is remembered per request and reused after a preemption or a prefix-cache hit. Remember the"
+        " matched length, never the difference, and subtract the current num_computed_tokens at every call."
+        " LMCache: upgrade from 0.3.10 to 0.3.11 or later. Until then, KVTRAIL_GUARD=heal keeps the engine alive."
+    )
+    needs_history = False
+
+    def judge(self, event: Lookup, account: Account) -> Judgement:
+        answer = event.answer
+        if answer is None:
+            return None
+        if breach(event.total, event.computed, event.matched, answer, event.is_async) is not Breach.NOT_NEW:
+            return OK if event.matched is not None else None
+        source = earlier_source(event, account)
+        if source is None and not event.cached:
+            return None  # too much, but not stale: over-report judges it
+        numbers = {
+            "total": event.total,
+            "matched": event.matched,
+            "computed": event.computed,
+            "returned": answer,
+            "at_most": new_at_most(event.total, event.computed, event.matched),
+            "need_to_load": None if event.matched is None else event.matched - event.computed,
+        }
+        return Drift(numbers, [event] if source is None else [source, event], healed=event.refused is not None)
+
+    def explain(self, finding: Finding) -> str:
+        *earlier, last = finding.witness
+        n = finding.numbers
+        before, ending = "", ", which it had remembered."
+        if earlier:
+            first = earlier[0]
+            matched = first.numbers.get("matched")
+            held = "an unknown number of" if matched is None else str(matched)
+            answered = first.numbers.get("refused", first.numbers.get("returned"))
+            before = (
+                f"Let {first.label} = the lookup at {first:time} (epoch {first.epoch}) with {first.numbers['computed']}"
+                f" tokens computed, for which the store held {held} tokens and the connector answered {answered}. "
+            )
+            ending = f": the answer of {first.label}, handed out once more."
+            if n["returned"] == matched:
+                ending = f": the length matched at {first.label}, from which nothing was subtracted."
+        if n["matched"] is None:
+            bound = f"{n['total']} - {n['computed']} = {n['at_most']}"
+        else:
+            bound = f"max(0, {min(n['matched'], n['total'])} - {n['computed']}) = {n['at_most']}"
+        return (
+            f"{before}At {last:epoch} vLLM already had {n['computed']} of {n['total']} tokens computed, so at most {bound}"
+            f" can be new. The connector answered {n['returned']}{ending}"
+        )

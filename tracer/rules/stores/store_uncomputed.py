@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from kvtrail.tracer.events.events import Schedule, StorePlan
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
+from kvtrail.tracer.rules import RequestRule
+
+
+class StoreUncomputed(RequestRule[StorePlan]):
+    """The connector stores tokens that are not computed, or may still be rejected.
+
+    Invariant: a store's end <= n + s - d, where the step that plans it begins at n and runs s tokens of the request, d of
+    them speculative: the KV of drafts is overwritten when they are rejected. Before the first step, a store's end <= c + x
+    of the allocation.
+
+    Source: vLLM, `Scheduler.update_from_output` takes rejected tokens back; the incident is LMCache #886
+    (https://github.com/LMCache/LMCache/issues/886). Needs a probe that reads plans, and the plan alone; of a recording whose
+    plans do not say what their step runs, every step of the request.
+    """
+
+    id = "store-uncomputed"
+    severity = Severity.WRONG_OUTPUT
+    classes = ("C22",)
+    hint = "Count placeholders and drafts out: store up to the tokens computed before the step, or up to the verified ones."
+    needs_history = False
+
+    def judge(self, event: StorePlan, account: Account) -> Judgement:
+        if event.start is None or event.chunk_present:
+            return None
+        if event.scheduled is None and account.evidence.schedule is None:
+            return _before_the_first_step(event, account)
+        run: StorePlan | Schedule | Unknown = event if event.scheduled is not None else _step(event, account)
+        if isinstance(run, Unknown):
+            return run
+        end, drafted = event.start + event.count, run.drafted or 0
+        computed, scheduled = run.computed or 0, run.scheduled or 0
+        most = computed + scheduled - drafted
+        if end <= most:
+            return OK
+        numbers = {"end": end, "computed": computed, "scheduled": scheduled, "drafted": drafted, "at_most": most}
+        return Drift(numbers, [event] if run is event else [run, event])
+
+    def template(self, finding: Finding) -> str:
+        if "allocated" in finding.numbers:
+            return (
+                "At {0} {computed} tokens were computed, and at {1.label} {allocated} were to be loaded behind them; the"
+                " request has run no step since. At {2.label} the connector stores up to {end}."
+            )
+        text = (
+            "The step at {0} begins at {computed} and runs {scheduled} tokens, {drafted} of them speculative: {at_most}"
+        )
+        where = "At {1.label}" if len(finding.witness) > 1 else "In it"
+        return f"{text} are sure. {where} the connector stores up to {{end}}."
+
+
+def _step(event: StorePlan, account: Account) -> Schedule | Unknown:
+    """The step of a plan that does not say it itself."""
+    step = account.evidence.schedule
+    if not account.complete:
+        return Unknown.LOST
+    if step is None or step.scheduler_tokens is not None or event.epoch != account.epoch:
+        return Unknown.LEVEL  # not every step is recorded
+    return Unknown.LEVEL if step.blocks_ids is None and step.drafted is None else step
+
+
+def _before_the_first_step(event: StorePlan, account: Account) -> Judgement:
+    """Nothing but what was computed or loaded at the admission is there."""
+    if not account.complete:
+        return Unknown.LOST
+    # of a MultiConnector, the allocation for the chosen child
+    alloc = max(account.evidence.allocs.values(), key=lambda each: each.allocated, default=None)
+    lookup = None if alloc is None else account.last_lookup(alloc.connector_id)
+    if alloc is None or lookup is None or event.start is None or event.epoch != account.epoch:
+        return Unknown.LEVEL
+    end, most = event.start + event.count, lookup.computed + alloc.allocated
+    if end <= most:
+        return OK
+    numbers = {"end": end, "computed": lookup.computed, "allocated": alloc.allocated, "at_most": most}
+    return Drift(numbers, [lookup, alloc, event])

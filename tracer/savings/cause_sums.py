@@ -1,0 +1,98 @@
+"""Sums of the tokens of prompts by their cause: what an admission adds to its cell, and what such sums mean."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.causes.followed import Breakdown
+from kvtrail.tracer.events.events import Event, RequestStart
+from kvtrail.tracer.model.causes import Cause
+
+CAUSE = "cause:"
+"""Prefix of a measure of tokens: the cause follows, and its tier or, of an unknown one, what would tell it."""
+AGE, AGED = "cause-age:", "cause-aged:"
+"""Prefixes of what was lost: milliseconds from its loss to the admission, summed over its tokens; and these tokens."""
+TENANT = "tenant:"
+"""Prefix of a measure of tokens: a tenant follows, and the cause."""
+PLAIN, OTHER = "plain", "other"
+"""The tenant of requests that have neither cache salt nor adapter, and that of those beyond `MOST_TENANTS`."""
+MOST_TENANTS, MOST_REQUESTS = 32, 20_000
+"""Tenants that are told apart, and requests whose tenant is remembered."""
+_AGING = (Cause.EVICTED, Cause.RESET)
+
+
+@dataclass(slots=True)
+class Tenants:
+    """Whose each request is: its identity, where it has a cache salt or an adapter."""
+
+    _by_request: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
+    _known: set[str] = field(default_factory=set)
+
+    def enter(self, event: RequestStart) -> None:
+        """Note the tenant of a request that begins."""
+        if event.identity in (None, "", PLAIN):
+            return
+        tenant = event.identity.replace(":", "_")
+        if tenant not in self._known and len(self._known) >= MOST_TENANTS:
+            tenant = OTHER
+        else:
+            self._known.add(tenant)
+        self._by_request[event.engine, event.request or ""] = tenant
+        if len(self._by_request) > MOST_REQUESTS:
+            self._by_request.popitem(last=False)
+
+    def of(self, event: Event) -> str:
+        """The tenant of an event's request."""
+        return self._by_request.get((event.engine, event.request or ""), PLAIN)
+
+
+def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: str = PLAIN) -> Counter[str]:
+    """What an admission adds; `tier_of` gives the name by which a tier is counted. What belongs to no other tenant is
+    `plain`, and needs no sum of its own."""
+    measures: Counter[str] = Counter()
+    for part in breakdown.parts:
+        name = f"{part.cause}:{part.detail.why or (tier_of(part.tier) if part.tier else '')}"
+        measures[CAUSE + name] += part.tokens
+        if tenant != PLAIN:
+            measures[f"{TENANT}{tenant}:{part.cause}"] += part.tokens
+        if part.cause in _AGING and part.detail.at_ns:
+            age_ms = max(0, breakdown.event.end_ns - part.detail.at_ns) // 10**6
+            measures[AGE + name] += part.tokens * age_ms
+            measures[AGED + name] += part.tokens
+    return measures
+
+
+def causes_of(measures: Mapping[str, int]) -> dict[str, int]:
+    """Tokens by cause and tier, `evicted:host`; of those that are unknown by what would tell their cause, `unknown:lost`."""
+    return {name.removeprefix(CAUSE): tokens for name, tokens in sorted(measures.items()) if name.startswith(CAUSE)}
+
+
+def tenants_of(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Tokens by tenant and cause; empty where there is only one tenant, the plain one."""
+    tenants: dict[str, Counter[str]] = {}
+    plain: Counter[str] = Counter()
+    for name, tokens in measures.items():
+        if name.startswith(CAUSE):
+            plain[name.split(":")[1]] += tokens
+        elif name.startswith(TENANT):
+            _, tenant, cause = name.split(":")
+            tenants.setdefault(tenant, Counter())[cause] += tokens
+            plain[cause] -= tokens
+    if tenants and (rest := +plain):
+        tenants[PLAIN] = rest
+    return {tenant: dict(sorted(causes.items())) for tenant, causes in sorted(tenants.items())}
+
+
+def ages_of(measures: Mapping[str, int]) -> dict[str, float]:
+    """How many seconds before its admission a token was lost, on average, by cause."""
+    ages: dict[str, float] = {}
+    for cause in _AGING:
+        age_ms, aged = (
+            sum(value for name, value in measures.items() if name.startswith(f"{prefix}{cause}:"))
+            for prefix in (AGE, AGED)
+        )
+        if aged:
+            ages[cause.value] = age_ms / aged / 1e3
+    return ages

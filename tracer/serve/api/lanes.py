@@ -1,0 +1,168 @@
+"""The API route behind the live view: the requests in a window of time as lanes, in compact columns."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import BaseModel
+
+from kvtrail.tracer.ledger.lanes import Lane, Window, segments
+from kvtrail.tracer.ledger.phases import WORDS
+from kvtrail.tracer.liveness.recorders import SILENT_NS
+from kvtrail.tracer.serve.api.outcomes import Fates, deaths
+from kvtrail.tracer.serve.api.places import ChosenEngines
+from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.requests import MAX_NS
+from kvtrail.tracer.store import Reader
+
+MAX_MARKS = 2000
+LONGEST_NS = 400 * 86_400 * 10**9
+Moment = Annotated[int, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
+_LANE_COLUMNS = ("request", "external", "engine", "connector", "status", "verdict", "findings", "complete")
+_MARK_COLUMNS = ("rule", "title", "severity", "healed", "did")
+
+
+class LaneColumns(BaseModel):
+    """The lanes of a window. The columns of a table have the same length; microseconds count from `from_ns`, and may be
+    negative."""
+
+    from_ns: int
+    to_ns: int
+    now_ns: int
+    """The tracer's clock when it answered."""
+    phases: list[str]
+    """The names of the numbers in `segments.phase`."""
+    requests: dict[str, list[Any]]
+    """Columns `request`, `external`, `engine`, `connector`, `status`, `verdict`, `findings`, `complete`, `begin_us`,
+    `end_us`, `is_open` and `is_unsure` (open as far as is known, but spans are missing after its last one)."""
+    segments: dict[str, list[int]]
+    """Columns `lane` (an index into the requests), `phase`, `begin_us`, `end_us`."""
+    marks: dict[str, list[Any]]
+    """Findings: `lane` (-1 for one that concerns no request), `at_us`, `rule`, `title`, `severity`, `healed`, and what they
+    `did`."""
+    deaths: list[dict[str, Any]]
+    """Engines that died in the window: `engine`, `at_ns`, `ended_by` (the exception), `lost` (requests)."""
+    gaps: dict[str, list[Any]]
+    """Where spans are missing: `engine`, `begin_us`, `end_us`, `missing` (events)."""
+    engines: list[str]
+    connectors: list[str]
+    """The engines heard since this tracer started, the engines of the window, and its connectors."""
+    engine_names: dict[str, str]
+    """Those engines' names for people, by id."""
+    heard_ns: int | None
+    """When the latest event of any recorder happened."""
+    known: int
+    """Requests in the window; an estimate if `is_sample`."""
+    is_sample: bool
+    """There are more than the limit: those with findings come first, then a fair sample of the others."""
+    has_all_findings: bool
+    """False if those with findings alone were too many, so that they are a fair sample as well."""
+    is_whole: bool
+    """False if the search took too long and was stopped."""
+
+
+def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
+    """Add the route to the router of `/api`."""
+
+    @api.get("/lanes", summary="The requests in a window of time, with their phases, findings and gaps")
+    def lanes(
+        from_ns: Moment,
+        to_ns: Moment,
+        chosen: ChosenEngines,
+        limit: Annotated[int, Query(ge=1, le=5000, description="at most so many requests")] = 1000,
+        points: Annotated[int, Query(ge=100, le=20_000, description="resolution: moments across the window")] = 2000,
+        engine: str = "",
+        connector: str = "",
+        status: str = "",
+        q: Annotated[str, Query(description="part of the engine's or the external id")] = "",
+    ) -> LaneColumns:
+        if not 0 < to_ns - from_ns <= LONGEST_NS:
+            raise HTTPException(422, "to_ns must lie after from_ns, and at most 400 days after it")
+        window = Window(
+            from_ns=from_ns, to_ns=to_ns, limit=limit, engine=engine, engines=chosen, connector=connector, status=status,
+            search=q,
+        )  # fmt: skip
+        return _columns(reader, window, process, points=points)
+
+
+def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> LaneColumns:
+    now_ns = time.time_ns()
+    recorders, live = process.recorders.values(), process.running()
+    found = reader.lanes(window, live=live)
+    lanes = found.lanes
+    finest_us = (window.to_ns - window.from_ns) / 1000 / points
+    lost_ns = {r.engine: max((gap.to_ns for gap in r.gaps.within(0, now_ns)), default=0) for r in recorders}
+    is_open = [_is_open(lane, now_ns=now_ns, live=live) for lane in lanes]
+    # A missing span may be the one that ended the request, so only what lies before the last known span is certain.
+    is_unsure = [
+        open_ and (not lane.complete or lost_ns.get(lane.engine, 0) >= lane.last_ns)
+        for lane, open_ in zip(lanes, is_open, strict=True)
+    ]
+    ends_ns = [
+        now_ns if open_ and not unsure else lane.last_ns
+        for lane, open_, unsure in zip(lanes, is_open, is_unsure, strict=True)
+    ]
+    drawn = [
+        (number, segment)
+        for number, (lane, end_ns) in enumerate(zip(lanes, ends_ns, strict=True))
+        for segment in segments(lane, window=window, until_ns=end_ns, finest_us=finest_us)
+    ]
+    gaps = [(r.engine, gap) for r in recorders for gap in r.gaps.within(window.from_ns, window.to_ns)]
+    marks = [f for f in reader.marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
+    findings = Fates(process, reader).findings(marks) if marks else []
+    died = deaths(reader.launches(since_ns=window.from_ns, until_ns=window.to_ns))
+    engines = sorted({r.engine for r in recorders} | {lane.engine for lane in lanes} | {d["engine"] for d in died})
+    names = reader.names()
+    lane_numbers = {(lane.engine, lane.request): number for number, lane in enumerate(lanes)}
+
+    def us(at_ns: int) -> int:
+        return (at_ns - window.from_ns) // 1000
+
+    return LaneColumns(
+        from_ns=window.from_ns,
+        to_ns=window.to_ns,
+        now_ns=now_ns,
+        phases=list(WORDS.values()),
+        requests={
+            **{name: [getattr(lane, name) for lane in lanes] for name in _LANE_COLUMNS},
+            "begin_us": [us(lane.started_ns) for lane in lanes],
+            "end_us": [us(end_ns) for end_ns in ends_ns],
+            "is_open": is_open,
+            "is_unsure": is_unsure,
+        },
+        segments={
+            "lane": [number for number, _ in drawn],
+            "phase": [int(segment.phase) for _, segment in drawn],
+            "begin_us": [segment.begin_us for _, segment in drawn],
+            "end_us": [segment.end_us for _, segment in drawn],
+        },
+        marks={
+            "lane": [lane_numbers.get((f["engine"], f["request"]), -1) for f in findings],
+            "at_us": [us(f["first_ns"]) for f in findings],
+            **{name: [f[name] for f in findings] for name in _MARK_COLUMNS},
+        },
+        deaths=[death for death in died if window.engines is None or death["engine"] in window.engines],
+        gaps={
+            "engine": [engine for engine, _ in gaps],
+            "begin_us": [us(gap.from_ns) for _, gap in gaps],
+            "end_us": [us(gap.to_ns) for _, gap in gaps],
+            "missing": [gap.missing for _, gap in gaps],
+        },
+        engines=engines,
+        engine_names={engine: names[engine] for engine in engines if engine in names},
+        connectors=sorted({lane.connector for lane in lanes if lane.connector}),
+        heard_ns=max((r.last_ns for r in recorders), default=None),
+        known=found.known,
+        is_sample=found.is_sample,
+        has_all_findings=found.has_all_findings,
+        is_whole=found.is_whole,
+    )
+
+
+def _is_open(lane: Lane, *, now_ns: int, live: set[str]) -> bool:
+    """Whether the request is still going on, as far as is known."""
+    if lane.ended_ns is not None or lane.status == "failed":
+        return False
+    return lane.engine in live or now_ns - lane.last_ns <= SILENT_NS

@@ -1,0 +1,75 @@
+"""What the api shows of the process that it runs in, besides what is stored: a tracer's own state, or none of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Protocol
+
+from kvtrail.tracer.liveness.recorders import SILENT_NS, Recorders
+from kvtrail.tracer.model.findings import Unknown, Verdict
+from kvtrail.tracer.serve.errors import InternalErrors
+from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+
+
+class Live(Protocol):
+    """The state of a process. Times are Unix nanoseconds."""
+
+    started_ns: int
+    last_received_ns: int | None
+    spans_stored: int
+    recorders: Recorders
+    errors: InternalErrors
+    forwarder: Forwarder | None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it cannot do its work; None while all is well."""
+
+    @property
+    def events_missing(self) -> int: ...
+
+    @property
+    def spans_behind(self) -> int:
+        """Spans that are stored and not judged."""
+
+    def running(self) -> set[str]:
+        """The engines that are heard, whose open requests go on."""
+
+    def checks(self) -> Counter[tuple[str, Verdict]]:
+        """How often each rule gave each verdict, since this process started."""
+
+    def unknown(self) -> Counter[tuple[str, Unknown]]:
+        """How often each rule could not decide, by the reason, since this process started."""
+
+
+class Onlooker:
+    """The state of a process that receives nothing itself, and shows what the tracers of a fleet have stored."""
+
+    def __init__(self, reader: ClickHouseReader, errors: InternalErrors) -> None:
+        self.started_ns = time.time_ns()
+        self.last_received_ns: int | None = None
+        self.spans_stored = self.events_missing = self.spans_behind = 0
+        self.recorders = Recorders()
+        self.errors = errors
+        self.forwarder: Forwarder | None = None
+        self._reader = reader
+
+    @property
+    def trouble(self) -> str | None:
+        try:
+            self._reader.ping()
+        except StoreError as error:
+            return str(error)
+        return None
+
+    def running(self) -> set[str]:
+        return set(self._reader.heard_since(time.time_ns() - SILENT_NS))
+
+    def checks(self) -> Counter[tuple[str, Verdict]]:
+        return Counter()
+
+    def unknown(self) -> Counter[tuple[str, Unknown]]:
+        return Counter()

@@ -1,0 +1,181 @@
+"""API routes about a range of time: its findings, and what the offload did in it.
+
+An answer grows with the resolution of the range, not with the size of the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import BaseModel
+
+from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
+from kvtrail.tracer.model.findings import Severity
+from kvtrail.tracer.savings.cause_sums import tenants_of
+from kvtrail.tracer.savings.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
+from kvtrail.tracer.serve.api.outcomes import Fates
+from kvtrail.tracer.serve.api.places import ChosenEngines
+from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
+from kvtrail.tracer.store import FindingFilter, Reader
+
+DAY_NS = 24 * 3600 * 10**9
+MAX_STRETCHES = 60
+"""The most stretches of time that make up a trend."""
+Moment = Annotated[int | None, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
+
+
+class FindingsTrend(BaseModel):
+    """The number of findings by rule and time, and the values one can filter by."""
+
+    since_ns: int
+    until_ns: int
+    step_ns: int
+    counts: list[dict[str, Any]]
+    """For each `rule`, `severity` and stretch that begins at `at_ns`: the number of `findings` last seen in it."""
+    choices: dict[str, list[str]]
+    """The `rules`, `severities`, `connectors`, `engines` and `models` that have findings at all."""
+    engine_names: dict[str, str]
+    """The engines' names for people, by id."""
+
+
+class SavingsReport(BaseModel):
+    """What the offload did in a range of time. `detect.savings.Savings` explains the numbers of each part."""
+
+    since_ns: int
+    until_ns: int
+    step_s: int
+    """Length of one stretch of the trend, in seconds. Ranges are made of whole minutes, or of whole hours if they are
+    longer than six hours."""
+    worth: Savings
+    by_epoch: dict[str, Savings]
+    """By preemption epoch, `0` to `3`; `3` includes all later ones."""
+    by_place: list[dict[str, Any]]
+    """By `engine` and `connector`: their `worth`."""
+    by_tenant: dict[str, dict[str, int]]
+    """Tokens by cause, for each tenant: the identity of its requests (their cache salt and adapter, as a digest); `plain`
+    are those without. Empty where all are plain, or none is known."""
+    trend: list[dict[str, Any]]
+    """By stretch, which begins at `at_ns`: its `worth`. Stretches in which nothing happened are absent."""
+    memory: list[MemoryCurve]
+    """What memory would have bought, by engine and connector."""
+    choices: dict[str, list[str]]
+    """The `engines`, `connectors` and `models` of the range, whatever the filters are."""
+    engine_names: dict[str, str] = {}
+    """Those engines' names for people, by id."""
+
+
+def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
+    """Add the routes to the router of `/api`."""
+
+    @api.get("/findings", summary="Findings, latest first")
+    def findings(
+        chosen: ChosenEngines, request: str = "", rule: str = "", severity: str = "", connector: str = "", engine: str = "",
+        since_ns: Moment = None, until_ns: Moment = None, limit: Limit = 100,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        asked = FindingFilter(
+            request=request, rule=rule, severity=severity, connector=connector, engine=engine, engines=chosen,
+            since_ns=since_ns, until_ns=until_ns,
+        )  # fmt: skip
+        return Fates(process, reader).findings(reader.findings(asked, limit=limit))
+
+    @api.get("/findings/trend", summary="The number of findings by rule and time")
+    def trend(
+        chosen: ChosenEngines, rule: str = "", severity: str = "", connector: str = "", engine: str = "",
+        since_ns: Moment = None, until_ns: Moment = None,
+    ) -> FindingsTrend:  # fmt: skip
+        since, until = moments(since_ns, until_ns)
+        step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
+        asked = FindingFilter(
+            rule=rule,
+            severity=severity,
+            connector=connector,
+            engine=engine,
+            engines=chosen,
+            since_ns=since,
+            until_ns=until,
+        )
+        known = reader.engines()
+        places = reader.findings_places()
+        models = sorted({known[e]["model"] for e in places["engines"] if e in known and known[e]["model"]})
+        return FindingsTrend(
+            since_ns=since,
+            until_ns=until,
+            step_ns=step_ns,
+            counts=reader.findings_trend(asked, step_ns=step_ns),
+            choices={**places, "severities": [*Severity], "models": models},
+            engine_names={engine: known[engine]["name"] for engine in places["engines"] if engine in known},
+        )
+
+    @api.get("/efficiency", summary="What the offload saved over a range of time")
+    def efficiency(
+        chosen: ChosenEngines, engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
+    ) -> SavingsReport:
+        since, until = moments(since_ns, until_ns)
+        fine_s = interval_s(since, until)
+        stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
+        rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
+        if chosen is not None:
+            rows = [row for row in rows if row.engine in chosen]
+        report = savings_report(
+            rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s
+        )
+        known = reader.engines()
+        of_range = {engine: known[engine] for engine in report.choices["engines"] if engine in known}
+        report.engine_names = {engine: each["name"] for engine, each in of_range.items()}
+        report.choices["models"] = sorted({each["model"] for each in of_range.values() if each["model"]})
+        return report
+
+
+def savings_report(
+    rows: Iterable[SavingsRow], *, engine: str, connector: str, since_ns: int, until_ns: int, stretch_s: int
+) -> SavingsReport:
+    """The report on the rows of a range. An empty engine or connector means all of them."""
+    every = list(rows)
+    rates = prefill_rates(every)  # an engine's own rate, whichever of its connectors is chosen
+    chosen = [row for row in every if engine in ("", row.engine) and connector in ("", row.connector)]
+
+    def parts(key: Callable[[SavingsRow], Any]) -> list[tuple[Any, Savings]]:
+        by_key: dict[Any, list[SavingsRow]] = {}
+        for row in chosen:
+            by_key.setdefault(key(row), []).append(row)
+        return [(name, savings_of(by_key[name], rates=rates)) for name in sorted(by_key)]
+
+    measures = Counter[str]()
+    for row in chosen:
+        measures.update(row.measures)
+    return SavingsReport(
+        since_ns=since_ns,
+        until_ns=until_ns,
+        step_s=stretch_s,
+        worth=savings_of(chosen, rates=rates),
+        by_epoch={str(epoch): part for epoch, part in parts(lambda row: row.epoch)},
+        by_place=[
+            {"engine": e, "connector": c, "worth": asdict(part)}
+            for (e, c), part in parts(lambda row: (row.engine, row.connector))
+        ],
+        by_tenant=tenants_of(measures),
+        trend=[
+            {"at_ns": at_s * 10**9, "worth": asdict(part)}
+            for at_s, part in parts(lambda row: row.at_s // stretch_s * stretch_s)
+        ],
+        memory=memory_curves(chosen),
+        choices={
+            "engines": sorted({row.engine for row in every}),
+            "connectors": sorted({row.connector for row in every if row.connector}),
+        },
+    )
+
+
+def moments(since_ns: int | None, until_ns: int | None, *, length_ns: int = DAY_NS) -> tuple[int, int]:
+    """The range asked for; by default, the one of this length that ends now."""
+    until = time.time_ns() if until_ns is None else until_ns
+    since = max(0, until - length_ns) if since_ns is None else since_ns
+    if since >= until:
+        raise HTTPException(422, f"since_ns {since} is not before until_ns {until}")
+    return since, until

@@ -1,0 +1,194 @@
+"""API routes about requests: the list, one request's timeline, and a request as a file for other tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query, Response
+from msgspec import convert
+from pydantic import BaseModel
+
+from kvtrail.tracer.events import ids
+from kvtrail.tracer.events.events import Event, Unfamiliar
+from kvtrail.tracer.events.semconv import SCOPE
+from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history import history
+from kvtrail.tracer.history.perfetto import trace_events
+from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.outcomes import Outcome
+from kvtrail.tracer.serve.api.download import part_about
+from kvtrail.tracer.serve.api.outcome_filter import having
+from kvtrail.tracer.serve.api.outcomes import Fates
+from kvtrail.tracer.serve.api.places import ChosenEngines
+from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.similar import alike
+from kvtrail.tracer.store import FindingFilter, Reader, Sort
+
+MAX_FINDINGS = 1000
+"""Findings of one request that are shown."""
+MAX_NS = 2**62
+"""The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+
+
+class TimelineStep(BaseModel):
+    """One span of a request. Times are Unix nanoseconds."""
+
+    name: str
+    span_id: str
+    start_ns: int
+    end_ns: int
+    foreign: bool
+    """True for a span that no kvtrail recorder wrote, such as vLLM's `llm_request`."""
+    service: str
+    epoch: int | None = None
+    sequence: int | None = None
+    role: str = ""
+    rank: int | None = None
+    error: str | None = None
+    numbers: dict[str, Any]
+    """The numbers of the event, or the attributes of a foreign span."""
+    account: dict[str, Any] | None = None
+    """The request's account after the event; None for a foreign span."""
+
+
+class Timeline(BaseModel):
+    """A request's current account, its steps in order, and its findings. `outcome` is what became of it in one word of
+    `kvtrail.tracer.model.outcomes.Outcome`, and `reason` vLLM's own."""
+
+    request: dict[str, Any]
+    steps: list[TimelineStep]
+    findings: list[dict[str, Any]]
+    missing: int
+    """Events of this request that have not arrived, by the gaps in their numbers."""
+
+
+def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
+    """Add the routes to the router of `/api`."""
+
+    def account_of(request: str, engine: str) -> dict[str, Any]:
+        account = reader.request(request, engine=engine) or reader.request(ids.bounded(request), engine=engine)
+        if account is None:
+            raise HTTPException(404, f"no request here has {request!r} as its engine's or its external id")
+        return account
+
+    def findings_of(account: dict[str, Any]) -> list[dict[str, Any]]:
+        return reader.findings(FindingFilter(request=account["request"], engine=account["engine"]), limit=MAX_FINDINGS)
+
+    @api.get("/requests", summary="Requests, latest first, or sorted otherwise, or those that are like another")
+    def requests(
+        chosen: ChosenEngines,
+        search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
+        status: str = "",
+        outcome: Annotated[
+            Outcome | None, Query(description="what became of it; of a status, the latest 20,000 are looked at")
+        ] = None,
+        verdict: str = "",
+        engine: str = "",
+        since_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started at or after")] = None,
+        before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
+        sort: Annotated[
+            Sort, Query(description="the most first; but for `latest`, of the latest 20,000")
+        ] = Sort.LATEST,
+        near: Annotated[str, Query(description="id of a request: those like it, the most alike first")] = "",
+        near_engine: Annotated[str, Query(description="engine of that request")] = "",
+        limit: Limit = 100,
+    ) -> list[dict[str, Any]]:
+        fates = Fates(process, reader)
+        if near:
+            one = account_of(near, near_engine)
+            model = fates.engines.get(one["engine"], {}).get("model", "")
+            same = [name for name, about in fates.engines.items() if about["model"] == model]
+            found = alike(reader, one, engines=same, limit=limit)
+        else:
+            if engine:
+                chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
+            ask = partial(
+                reader.requests, search=ids.bounded(search), verdict=verdict, since_ns=since_ns, before_ns=before_ns
+            )
+            if outcome is not None:
+                return having(outcome, ask, fates, status=status, engines=chosen, sort=sort, limit=limit)
+            found = ask(status=status, engines=chosen, sort=sort, limit=limit)
+        return [fates.request(account) for account in found]
+
+    @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
+    def request(request_id: str, engine: str = "") -> Timeline:
+        account, fates = account_of(request_id, engine), Fates(process, reader)
+        return timeline(fates.request(account), reader.spans_of(account), fates.findings(findings_of(account)))
+
+    @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
+    def spans(request: str, engine: str = "") -> Response:
+        account = account_of(request, engine)
+        own, findings = reader.spans_of(account), findings_of(account)
+        part = part_about(reader, account, findings, spans=own, missing=missing_of(map(_event, own)))
+        lines = f"{otlp_json.spans_to_json_line(part)}\n"
+        return _file(lines, account["request"], ending="jsonl", media_type="application/x-ndjson")
+
+    @api.get("/perfetto", summary="A request's timeline as Chrome trace events, for ui.perfetto.dev")
+    def perfetto(request: str, engine: str = "") -> Response:
+        account = account_of(request, engine)
+        findings = convert(findings_of(account), list[Finding])
+        events = list(trace_events(history.of_spans(("", span) for span in reader.spans_of(account)), findings))
+        body = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)
+        return _file(body, account["request"], ending="perfetto.json", media_type="application/json")
+
+
+def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict[str, Any]]) -> Timeline:
+    """Rebuild a request's timeline from its stored `spans`: each event with the account after it, and the foreign spans
+    between them. Spans that are malformed, or of a kind that only a newer kvtrail knows, are left out."""
+    replayed = Account(account["engine"], account["request"])
+    # An event happened when its call ended; a foreign span is placed where it began.
+    ordered = sorted(
+        ((span, _event(span)) for span in spans),
+        key=lambda pair: (pair[0].start_ns, -1) if pair[1] is None else (pair[0].end_ns, pair[1].sequence),
+    )
+    steps = []
+    for span, event in ordered:
+        if event is not None:
+            replayed.apply(event)
+        if isinstance(event, Unfamiliar) or (event is None and span.scope == SCOPE):
+            continue
+        steps.append(_step(span, event, replayed))
+    missing = missing_of(event for _, event in ordered)
+    return Timeline(request=account, steps=steps, findings=findings, missing=missing)
+
+
+def missing_of(events: Iterable[Event | None]) -> int:
+    """How many events of a request are missing, by the gaps in the numbers of those that there are."""
+    numbers: dict[str, set[int]] = {}
+    for event in events:
+        if event is not None:
+            numbers.setdefault(event.recorder, set()).add(event.request_sequence)
+    return sum(max(seen) + 1 - len(seen) for seen in numbers.values())
+
+
+def _step(span: Span, event: Event | None, account: Account) -> TimelineStep:
+    step = TimelineStep(
+        **{name: getattr(span, name) for name in ("name", "span_id", "start_ns", "end_ns", "error")},
+        service=str(span.resource.get("service.name", "")),
+        foreign=event is None,
+        numbers=span.attributes if event is None else event.numbers(),
+    )
+    if event is not None:
+        step.epoch, step.sequence, step.role, step.rank = event.epoch, event.request_sequence, event.role, event.rank
+        step.account = account.as_dict()
+    return step
+
+
+def _event(span: Span) -> Event | None:
+    try:
+        return decode.read(span)[0]
+    except decode.MalformedSpan:
+        return None
+
+
+def _file(body: str, request: str, *, ending: str, media_type: str) -> Response:
+    # The id is the caller's own text, and few characters of it are safe in a header.
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in request)
+    headers = {"content-disposition": f'attachment; filename="{name}.{ending}"'}
+    return Response(body, media_type=media_type, headers=headers)

@@ -1,0 +1,307 @@
+"""The HTTP API, which the dashboard, scripts and people read. `/docs` shows it in a browser.
+
+The routes of this file are about the tracer itself; `api_requests`, `api_ranges`, `api_lanes` and `api_status` have the
+others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+
+from kvtrail import __version__
+from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.serve.access import Access, OnlyWithToken
+from kvtrail.tracer.serve.api import lanes, ranges, requests, status_route
+from kvtrail.tracer.serve.api.outcomes import Fates
+from kvtrail.tracer.serve.api.places import ChosenEngines
+from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
+from kvtrail.tracer.serve.api.tail import EVERY_S, Tail, numbered
+from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
+from kvtrail.tracer.serve.limits import DEFAULTS, RETRY_S, Limits
+from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.serve.receive.receivers import http_routes
+from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
+from kvtrail.tracer.store.sqlite import damage
+
+UNAVAILABLE = 503
+MAX_RECORDERS = 500
+MAX_ENGINES = 500
+"""Of the recorders and engines that are known, so many are named."""
+
+
+class Health(BaseModel):
+    """The tracer's own state. Times are Unix nanoseconds."""
+
+    status: str
+    """`ok`, or why nothing can be stored."""
+    damage: str | None
+    """How many rows of the store were met that cannot be read, and what to do; None if none was."""
+    version: str
+    started_ns: int
+    last_received_ns: int | None
+    spans_stored: int
+    """Since this tracer started."""
+    events_missing: int
+    """Declared missing: they did not arrive within the grace period."""
+    spans_behind: int
+    """Stored and not judged: after a start, until the requests that were open are read back."""
+    spool: dict[str, Any] | None
+    """What waits to be sent to ClickHouse: its `status` (`ok`, or why nothing is taken there), how many `batches` and
+    compressed `bytes` wait, the oldest since `oldest_ns`, and what was dropped as there was no room: `dropped_batches`,
+    `dropped_spans`. None if nothing is sent there."""
+    forward: dict[str, Any] | None
+    """Where spans are forwarded to: `to`, its `status` (`ok`, or why it does not take them), and how many spans are `queued`
+    and `held`. None if nothing is forwarded."""
+    recorders: list[dict[str, Any]]
+    """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
+    `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
+    that its connector holds and may hold on each worker (`held_bytes`, `memory_limit`); if there are very many, those that
+    lost events, then the latest."""
+    recorders_by_status: dict[str, int]
+    """How many there are of each status."""
+
+
+class Overview(BaseModel):
+    """Recent activity and totals. Counts are tokens, bytes, calls or requests, as the names say."""
+
+    window_s: float
+    """What was asked for, up to the whole stretch in which it begins."""
+    activity: dict[str, dict[str, int]]
+    """For each kind of event within the window: its `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
+    totals: dict[str, int]
+    """Over all requests stored."""
+    judgements: int
+    """Of rules, since the tracer started."""
+    unknown: dict[str, int]
+    """Those that could not be made, by the reason: the names of `kvtrail.tracer.model.findings.Unknown` in lower case."""
+
+
+class Fleet(BaseModel):
+    """The engines and how completely their events arrive."""
+
+    tracer: dict[str, Any]
+    """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
+    engines: list[dict[str, Any]]
+    """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
+    the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
+    `state` (one of `kvtrail.tracer.model.launches.State`), and once it has ended when (`ended_ns`), of which exception
+    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine
+    without recorders has not been heard from lately, or another process hears it. If there are very many, those with
+    recorders, then the latest."""
+    known: int
+    """How many engines there are."""
+
+
+def application(
+    process: Live,
+    reader: Reader,
+    metrics: Metrics,
+    *,
+    shipper: Shipper | None = None,
+    hosts: KnownHosts | None = None,
+    tokens: Access | None = None,
+    ending: threading.Event | None = None,
+    limits: Limits = DEFAULTS,
+) -> FastAPI:
+    """The ASGI application: API and metrics on one port, and OTLP for a pipeline. `hosts` are those that may
+    be asked for, by default all, and `tokens` who may do what; `ending` is set when the process is to
+    end."""
+    app = FastAPIOffline(  # whose pages load nothing from anywhere else
+        redoc_url=None,
+        title="kvtrail tracer",
+        version=__version__,
+        description="Token accounts of vLLM requests, and what contradicts them. Times are Unix nanoseconds.",
+    )
+    if tokens is not None:
+        app.add_middleware(OnlyWithToken, tokens=tokens)
+    app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
+    fresh = []
+    if isinstance(process, Pipeline):
+        app.include_router(http_routes(process, metrics, limits))
+        fresh = [Depends(process.catch_up)]
+        metrics.watch("store_damaged_rows", "Rows of the store that were met and cannot be read.", damage.rows)
+    _add_probes(app, process)
+
+    @app.exception_handler(StoreError)
+    def away(request: Request, error: StoreError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=UNAVAILABLE)
+
+    @app.exception_handler(sqlite3.DatabaseError)
+    def damaged(request: Request, error: sqlite3.DatabaseError) -> JSONResponse:
+        process.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        return JSONResponse({"detail": f"the store cannot be read: {error}"}, status_code=UNAVAILABLE)
+
+    @app.exception_handler(Exception)
+    def failed(request: Request, error: Exception) -> JSONResponse:
+        process.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
+
+    app.state.reader = reader
+    api = APIRouter(prefix="/api", tags=["Reading"], dependencies=fresh)
+    _add_routes(api, process, shipper, reader)
+    if isinstance(process, Pipeline):
+        _add_tail(api, process, metrics, limits, ending or threading.Event())
+    requests.add_routes(api, process, reader)
+    ranges.add_routes(api, process, reader)
+    status_route.add_routes(api, process, reader)
+    lanes.add_routes(api, process, reader)
+    app.include_router(api)
+
+    @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
+    def prometheus(request: Request) -> Response:
+        body, content_type = metrics.expose(request.headers.get("accept", ""))
+        return Response(body, media_type=content_type)
+
+    return app
+
+
+def _add_probes(app: FastAPI, process: Live) -> None:
+    @app.get("/healthz", tags=["Probes"], summary="Whether the process works: for a liveness probe")
+    def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
+    def readyz() -> JSONResponse:
+        # A damaged row costs one answer, and taking the traffic away would cost every span: it is said, and no trouble.
+        trouble = process.trouble
+        met = damage.sentence()
+        said = {"status": trouble or "ok", **({} if met is None else {"damage": met})}
+        return JSONResponse(said, status_code=200 if trouble is None else UNAVAILABLE)
+
+
+def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader) -> None:
+    def state() -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "started_ns": process.started_ns,
+            "last_received_ns": process.last_received_ns,
+            "spans_stored": process.spans_stored,
+            "events_missing": process.events_missing,
+            "spans_behind": process.spans_behind,
+        }
+
+    def recorders() -> list[dict[str, Any]]:
+        most_telling = sorted(process.recorders.values(), key=lambda r: (not (r.dropped or r.missing), -r.heard_at))
+        names = reader.names()
+        return [
+            {**recorder.as_dict(), "engine_name": names.get(recorder.engine, recorder.engine)}
+            for recorder in most_telling[:MAX_RECORDERS]
+        ]
+
+    @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
+    def health() -> Health:
+        by_status = process.recorders.count_by_status()
+        return Health(
+            status=process.trouble or "ok",
+            damage=damage.sentence(),
+            **state(),
+            spool=None if shipper is None else shipper.state(),
+            forward=None if process.forwarder is None else process.forwarder.state(),
+            recorders=recorders(),
+            recorders_by_status=by_status,
+        )
+
+    @api.get("/overview", summary="Recent activity, and totals")
+    def overview(window_s: Annotated[int, Query(ge=1, le=ACTIVITY_KEPT_S)] = 60) -> Overview:
+        now_ns, stretch_ns = time.time_ns(), ACTIVITY_S * 10**9
+        since_ns = (now_ns - window_s * 10**9) // stretch_ns * stretch_ns
+        unknown: Counter[str] = Counter()
+        for (_, reason), count in process.unknown().items():
+            unknown[reason.name.lower()] += count
+        return Overview(
+            window_s=(now_ns - since_ns) / 1e9,
+            activity=reader.activity(since_ns=since_ns),
+            totals=reader.totals(),
+            judgements=process.checks().total(),
+            unknown=dict(unknown.most_common()),
+        )
+
+    @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
+    def fleet(chosen: ChosenEngines) -> Fleet:
+        fates = Fates(process, reader)
+        known = fates.engines
+        if chosen is not None:
+            known = {name: known[name] for name in chosen if name in known}
+        by_engine: dict[str, list[dict[str, Any]]] = {}
+        for recorder in recorders():
+            by_engine.setdefault(recorder["engine"], []).append(recorder)
+        latest_first = [*known][::-1]
+        named = sorted(latest_first, key=lambda name: name not in by_engine)
+        heard = process.running()
+        return Fleet(
+            tracer={**state(), "open": sum(engine["open"] for engine in known.values())},
+            engines=[
+                {
+                    "engine": name,
+                    **known[name],
+                    **fates.engine(name),
+                    "recorders": by_engine.get(name, []),
+                    "is_heard": name in heard,
+                }
+                for name in sorted(named[:MAX_ENGINES])
+            ],
+            known=len(known),
+        )
+
+    @api.get("/rules", summary="The rules")
+    def rules() -> list[dict[str, str]]:
+        return [
+            {
+                "id": rule.id,
+                "title": rule.title,
+                "severity": rule.severity,
+                "text": (type(rule).__doc__ or "").strip(),
+                "hint": rule.hint,
+            }
+            for rule in all_rules()
+        ]
+
+    @api.get("/spans", summary="Spans in the order of their arrival")
+    def spans(after: Annotated[int, Query(ge=0, le=MAX_NS)] = 0, limit: Limit = 500) -> list[dict[str, Any]]:
+        return [numbered(number, span) for number, span in reader.tail(after=after, limit=limit)]
+
+
+def _add_tail(api: APIRouter, pipeline: Pipeline, metrics: Metrics, limits: Limits, ending: threading.Event) -> None:
+    metrics.watch("tail_readers", "Readers of the tail.", lambda: pipeline.tail.readers)
+
+    @api.get("/tail", summary="Spans as they arrive, as server-sent events")
+    async def tail(request: Request) -> Response:
+        if pipeline.tail.readers >= limits.max_readers:
+            metrics.count_rejected("http", Rejected.READERS)
+            detail = {"detail": f"{limits.max_readers} read already"}
+            return JSONResponse(detail, UNAVAILABLE, {"retry-after": str(RETRY_S)})
+        return _Tailing(pipeline.tail, request, ending)
+
+
+class _Tailing(StreamingResponse):
+    """The answer to one who reads along, until one of both sides ends."""
+
+    def __init__(self, tail: Tail, request: Request, ending: threading.Event) -> None:
+        super().__init__(self._texts(request, ending), media_type="text/event-stream")
+        self._tail = tail
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._tail.reading() as self._reader:  # before the answer begins, so that no later span is missed
+            await super().__call__(scope, receive, send)
+
+    async def _texts(self, request: Request, ending: threading.Event) -> AsyncIterator[str]:
+        while not (ending.is_set() or await request.is_disconnected()):
+            for text in self._reader.texts():
+                yield text
+            await asyncio.sleep(EVERY_S)

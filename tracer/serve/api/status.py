@@ -1,0 +1,286 @@
+"""Whether something is wrong in a range of time, in sentences. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+
+from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.model.findings import Severity, clock, day
+from kvtrail.tracer.model.launches import Launch, State
+from kvtrail.tracer.model.outcomes import HARM, Did
+from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
+from kvtrail.tracer.savings.savings import SavingsRow
+
+ENOUGH_TOKENS = 10_000
+"""Tokens that must have been asked for before and after, for a hit rate to be said to have fallen."""
+FELL_TO, FELL_BY = 0.5, 0.1
+"""A hit rate has fallen if it is less than this share of what it was, and this much below it."""
+MOST_OF_A_KIND = 5
+"""Statements of one kind; the rest are only counted."""
+
+
+class Level(StrEnum):
+    """How bad what a statement says is, worst first."""
+
+    LOST = "lost"
+    """Something is lost: requests, or an engine."""
+    WARNING = "warning"
+    CALM = "calm"
+
+
+class Statement(BaseModel):
+    """A sentence, and the page that says more."""
+
+    kind: str
+    """`death`, `silence`, `findings`, `hit-rate`, `lost-spans`, `damage`, `well` or `nothing`."""
+    level: Level
+    text: str
+    """Times are UTC."""
+    at_ns: int | None = None
+    engine: str | None = None
+    page: str
+    """Of the dashboard."""
+    query: dict[str, str] = {}
+    """What the page's address says, besides the range of time."""
+
+
+class RuleSummary(BaseModel):
+    """The findings of one rule."""
+
+    rule: str
+    title: str
+    severity: Severity
+    findings: int
+    """Last seen in the range."""
+    looked_at: int
+    """Of these, the latest, for which it is known what they did."""
+    requests: int
+    """In which those were found."""
+    healed: int
+    """Of those, how many the guard healed, each time."""
+    harmed: int
+    """Of those, how many whose request failed or was lost, or whose engine died of it."""
+    trend: list[int]
+    """Findings by stretch of `step_ns`; the first begins at `trend_from_ns`."""
+    trend_from_ns: int
+    step_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """A range of time, Unix nanoseconds, and the day on which its end lies: times of that day are told without it."""
+
+    since_ns: int
+    until_ns: int
+
+    def at(self, at_ns: int) -> str:
+        """A moment in words."""
+        time = clock(at_ns)[: len("12:00:00")]
+        return time if day(at_ns) == day(self.until_ns) else f"{day(at_ns)} {time}"
+
+
+Place = Callable[[str], str]
+"""An engine in words, by its id."""
+
+
+def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list[Statement]:
+    """What is said of engines that have died, or are silent."""
+    deaths, silences = [], []
+    for launch in sorted(launches, key=lambda each: -(each.ended_ns or 0)):
+        if launch.ended_ns is None or not range_.since_ns <= launch.ended_ns <= range_.until_ns:
+            continue
+        if launch.state is State.DIED or (launch.state is State.DRAINED and launch.lost):
+            deaths.append(_death(launch, launch.ended_ns, range_, place))
+        elif launch.state is State.SILENT or (launch.state is State.REPLACED and launch.lost):
+            silences.append(_silence(launch, launch.ended_ns, range_, place))
+    return [*_few(deaths, "engine died", "engines died"), *_few(silences, "engine fell silent", "engines fell silent")]
+
+
+def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
+    error, cause, at = launch.ended_by or "", launch.cause, range_.at(at_ns)
+    if launch.state is State.DRAINED:
+        how = f"was stopped at {at}"
+    else:
+        how = f"ended at {at} without a goodbye" if error == NO_GOODBYE else f"died at {at} of {exception(error)}"
+    why = f": {indefinite(cause.rule)}" if cause is not None else ""
+    statement = Statement(
+        kind="death",
+        level=Level.LOST,
+        text=f"Engine {place(launch.engine)} {how}, {_lost(launch)}{why}",
+        at_ns=at_ns,
+        engine=launch.engine,
+        page="fleet",
+    )
+    if cause is not None and cause.request:
+        statement.page, statement.query = "request", {"id": cause.request, "engine": launch.engine}
+    return statement
+
+
+def _silence(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
+    is_replaced = launch.state is State.REPLACED
+    how = "fell silent and was replaced" if is_replaced else "has been silent since"
+    at = f"at {range_.at(at_ns)}" if is_replaced else range_.at(at_ns)
+    why = "" if is_replaced else ": it was killed, or the network between is broken"
+    what = f", {some(launch.lost, 'request')} open" if launch.lost else ""
+    return Statement(
+        kind="silence",
+        level=Level.LOST if launch.lost else Level.WARNING,
+        text=f"Engine {place(launch.engine)} {how} {at}{what}{why}",
+        at_ns=at_ns,
+        engine=launch.engine,
+        page="fleet",
+    )
+
+
+def _lost(launch: Launch) -> str:
+    return f"{some(launch.lost, 'request')} lost" if launch.lost else "no request lost"
+
+
+def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:
+    """What is said of findings, a rule each."""
+    return _few([_of_rule(rule) for rule in rules], "rule has findings", "rules have findings")
+
+
+def _of_rule(rule: RuleSummary) -> Statement:
+    known = rule.looked_at == rule.findings
+    where = f" in {some(rule.requests, 'request')}" if known and rule.requests else ""
+    if rule.harmed:
+        did = f"{count(rule.harmed)} did harm"
+    elif rule.healed == rule.looked_at:
+        did = "healed by the guard"
+    else:
+        did = "no harm seen"
+    latest = "" if known else f" (of the latest {count(rule.looked_at)})"
+    return Statement(
+        kind="findings",
+        level=Level.LOST if rule.harmed else Level.WARNING,
+        text=f"{some(rule.findings, 'finding')} of {rule.rule}{where}: {did}{latest}",
+        page="findings",
+        query={"rule": rule.rule},
+    )
+
+
+def of_hit_rate(rows: Iterable[SavingsRow], range_: Range) -> list[Statement]:
+    """What is said of the connector's hit rate, where it has fallen and stayed low: its share of the tokens asked for that
+    vLLM's own cache did not have."""
+    stretches: dict[int, Counter[str]] = {}
+    for row in rows:
+        stretches.setdefault(row.at_s, Counter()).update(row.measures)
+    sums = [(at_s, each["taken"], each["asked"] - each["local"]) for at_s, each in sorted(stretches.items())]
+    all_taken, all_asked = sum(each[1] for each in sums), sum(each[2] for each in sums)
+    falls = []
+    taken = asked = 0
+    for at_s, more_taken, more_asked in sums:
+        if min(asked, all_asked - asked) >= ENOUGH_TOKENS:
+            before, after = taken / asked, (all_taken - taken) / (all_asked - asked)
+            if after < FELL_TO * before and before - after >= FELL_BY:
+                falls.append((before - after, at_s, before, after))
+        taken, asked = taken + more_taken, asked + more_asked
+    if not falls:
+        return []
+    _, at_s, before, after = max(falls)
+    minute = range_.at(at_s * 10**9)[: -len(":00")]
+    text = f"Hit rate fell from {percent(before)} to {percent(after)} at {minute}"
+    return [Statement(kind="hit-rate", level=Level.WARNING, text=text, at_ns=at_s * 10**9, page="efficiency")]
+
+
+def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
+    """What is said of spans that did not arrive, by engine."""
+    worst = sorted(missing.items(), key=lambda each: -each[1])
+    statements = [
+        Statement(
+            kind="lost-spans",
+            level=Level.WARNING,
+            text=f"{some(number, 'span')} of engine {place(engine)} did not arrive: what they touch is unknown",
+            engine=engine,
+            page="fleet",
+        )
+        for engine, number in worst
+    ]
+    return _few(statements, "engine lost spans", "engines lost spans")
+
+
+def of_damage(sentence: str | None) -> list[Statement]:
+    """What is said of a store that cannot be read in places."""
+    if sentence is None:
+        return []
+    text = f"{sentence[0].upper()}{sentence[1:]}"
+    return [Statement(kind="damage", level=Level.WARNING, text=text, page="fleet")]
+
+
+def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statement:
+    """What is said where nothing is wrong."""
+    sums: Counter[str] = Counter()
+    admitted, first_s = 0, range_.until_ns // 10**9
+    for row in rows:
+        sums.update(row.measures)
+        if row.measures.get("admissions"):
+            admitted += row.measures["admissions"] if row.epoch == 0 else 0
+            first_s = min(first_s, row.at_s)
+    if not running and not sums:
+        return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="fleet")
+    minutes = max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
+    parts = [some(running, "engine")] * bool(running)
+    if admitted:
+        rate = admitted / minutes
+        parts.append(f"{rate:.1f} requests/min" if rate < 10 else f"{count(rate)} requests/min")
+    if (prefill := sums["asked"] - sums["local"]) > 0:
+        parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
+    how = ": ".join(
+        filter(None, ("All well" if running else "Nothing went wrong, and no engine runs now", ", ".join(parts)))
+    )
+    return Statement(kind="well", level=Level.CALM, text=how, page="efficiency")
+
+
+def worst_first(statements: Iterable[Statement]) -> list[Statement]:
+    """Statements in the order in which they are to be read."""
+    levels = list(Level)
+    return sorted(statements, key=lambda each: levels.index(each.level))
+
+
+def summary(
+    rule: Mapping[str, Any],
+    findings: Sequence[Mapping[str, Any]],
+    counts: Mapping[int, int],
+    range_: Range,
+    *,
+    step_ns: int,
+) -> RuleSummary:
+    """The findings of a rule: those that were looked at, with what they `did`, and the `counts` of all by the stretch in
+    which each was last seen."""
+    first = range_.since_ns // step_ns * step_ns
+    stretches = range(first, range_.until_ns, step_ns)
+    return RuleSummary(
+        **{name: rule[name] for name in ("rule", "title", "severity")},
+        findings=sum(counts.values()),
+        looked_at=len(findings),
+        requests=len({(each["engine"], each["request"]) for each in findings if each["request"]}),
+        healed=sum(each["did"] is Did.HEALED for each in findings),
+        harmed=sum(each["did"] in HARM for each in findings),
+        trend=[counts.get(at_ns, 0) for at_ns in stretches],
+        trend_from_ns=first,
+        step_ns=step_ns,
+    )
+
+
+def by_weight(rules: Iterable[RuleSummary]) -> list[RuleSummary]:
+    """The rules, those first that did harm, then those that can do the worst."""
+    severities = list(Severity)
+    return sorted(rules, key=lambda each: (not each.harmed, severities.index(each.severity), -each.findings, each.rule))
+
+
+def _few(statements: Sequence[Statement], one: str, many: str) -> list[Statement]:
+    """At most `MOST_OF_A_KIND` of these, and how many more there are."""
+    more = statements[MOST_OF_A_KIND:]
+    if not more:
+        return [*statements]
+    rest = more[0].model_copy(
+        update={"text": f"{count(len(more))} more {one if len(more) == 1 else many}", "engine": None, "query": {}}
+    )
+    return [*statements[:MOST_OF_A_KIND], rest]

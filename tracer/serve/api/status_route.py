@@ -1,0 +1,99 @@
+"""The API route that says whether something is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from kvtrail.tracer.detect.detector import GRACE_NS
+from kvtrail.tracer.model.launches import State
+from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.savings.savings import HOUR_S
+from kvtrail.tracer.serve.api import status
+from kvtrail.tracer.serve.api.outcomes import Fates
+from kvtrail.tracer.serve.api.places import ChosenEngines
+from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.ranges import Moment, moments
+from kvtrail.tracer.serve.api.status import Range, RuleSummary, Statement
+from kvtrail.tracer.store import FindingFilter, Reader
+from kvtrail.tracer.store.sqlite import damage
+
+LOOKED_AT = 2_000
+"""Findings, the latest, for which it is asked what they did."""
+STRETCHES = 30
+"""Of a rule's trend."""
+
+
+class Status(BaseModel):
+    """Whether something is wrong in a range of time, and what."""
+
+    since_ns: int
+    until_ns: int
+    statements: list[Statement]
+    """Worst first. If nothing is wrong, one that says so, with the level `calm`."""
+    rules: list[RuleSummary]
+    """Those with findings: first those that did harm, then by what they can do."""
+
+
+def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
+    """Add the route to the router of `/api`."""
+
+    @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
+    def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
+        since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
+        range_, fates = Range(since_ns=since, until_ns=until), Fates(process, reader)
+        rules = _rules(reader, fates, chosen, range_)
+        rows = [row for row in reader.savings(since_ns=since, until_ns=until) if chosen is None or row.engine in chosen]
+        launches = [*reader.launches(since_ns=since, until_ns=until)]
+        launches += (each for each in fates.launches.values() if each.state is State.SILENT)
+        unique = {(each.engine, each.launch): each for each in launches if chosen is None or each.engine in chosen}
+
+        def place(engine: str) -> str:
+            name, pod = fates.name(engine), fates.engines.get(engine, {}).get("pod", "")
+            return f"{name} (pod {pod})" if pod and pod not in name else name
+
+        statements = [
+            *status.of_launches(unique.values(), range_, place),
+            *status.of_rules(rules),
+            *status.of_hit_rate(rows, range_),
+            *status.of_lost_spans(_missing(process, chosen, range_), place),
+            *status.of_damage(damage.sentence()),
+        ]
+        if not statements:
+            running = [name for name, each in fates.launches.items() if each.state is State.RUNNING]
+            running = [name for name in running if chosen is None or name in chosen]
+            statements = [status.well(rows, range_, running=len(running))]
+        return Status(since_ns=since, until_ns=until, statements=status.worst_first(statements), rules=rules)
+
+
+def _rules(reader: Reader, fates: Fates, chosen: list[str] | None, range_: Range) -> list[RuleSummary]:
+    which = FindingFilter(engines=chosen, since_ns=range_.since_ns, until_ns=range_.until_ns)
+    step_ns = max(1, -(-(range_.until_ns - range_.since_ns) // STRETCHES))
+    counts: dict[str, dict[int, int]] = {}
+    for each in reader.findings_trend(which, step_ns=step_ns):
+        counts.setdefault(each["rule"], {})[each["at_ns"]] = each["findings"]
+    if not counts:
+        return []
+    known = {rule.id: {"rule": rule.id, "title": rule.title, "severity": rule.severity} for rule in all_rules()}
+    findings = fates.findings(reader.findings(which, limit=LOOKED_AT))
+    by_rule = {rule: [each for each in findings if each["rule"] == rule] for rule in counts}
+    known |= {rule: of_rule[0] for rule, of_rule in by_rule.items() if of_rule}  # a newer kvtrail's, too
+    return status.by_weight(
+        status.summary(known[rule], by_rule[rule], counts[rule], range_, step_ns=step_ns)
+        for rule in counts
+        if rule in known
+    )
+
+
+def _missing(process: Live, chosen: list[str] | None, range_: Range) -> Counter[str]:
+    """Events that did not arrive, by engine; those that may still come are left out."""
+    missing: Counter[str] = Counter()
+    until_ns = range_.until_ns - GRACE_NS
+    for recorder in process.recorders.values():
+        if chosen is None or recorder.engine in chosen:
+            missing[recorder.engine] += sum(
+                gap.missing for gap in recorder.gaps.within(range_.since_ns, range_.until_ns) if gap.to_ns <= until_ns
+            )
+    return +missing

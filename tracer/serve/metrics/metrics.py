@@ -1,0 +1,560 @@
+"""What Prometheus sees: base units, `_total`, and few label values. No request id is ever a label.
+
+The registry is our own. vLLM may set `PROMETHEUS_MULTIPROC_DIR`, whose multiprocess mode this process has no use for.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # prometheus_client reads it when it is imported
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from kvtrail import __version__
+from kvtrail.tracer.causes.causes import GPU, STORE
+from kvtrail.tracer.causes.followed import Breakdown
+from kvtrail.tracer.events.events import (
+    Alloc,
+    BlockCheck,
+    CutOff,
+    Event,
+    Evict,
+    Load,
+    LoadError,
+    Lookup,
+    Plan,
+    Preempt,
+    Received,
+    RequestEnd,
+    Store,
+    TransferEnd,
+)
+from kvtrail.tracer.events.losses import Lost
+from kvtrail.tracer.events.semconv import CUT_OFF, Kind
+from kvtrail.tracer.liveness.recorders import INFO, EngineState
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.launches import DeathCause, Launch, State
+from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.savings.savings import Fact, TransferTimer, Wait
+from kvtrail.tracer.serve.errors import InternalErrors, Where
+from kvtrail.tracer.serve.forward.figures import Figures
+from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
+from kvtrail.tracer.serve.metrics.series import OTHER, Series
+from kvtrail.tracer.serve.shipping import Shipper
+
+disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
+CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
+TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+_LOST = frozenset(Lost)
+OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown", CUT_OFF})
+"""vLLM's finish statuses, and the end of a request whose engine ended first. What a newer vLLM adds is `other`."""
+UNSPECIFIED = "external_unspecified"
+"""vLLM's name for the source of tokens whose connector does not name one."""
+SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
+"""vLLM's names for where cached tokens come from."""
+TIERS = frozenset({"", GPU, STORE, *SOURCES})
+"""The caches that a cause can mean; others are counted as one."""
+LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
+"""Why blocks are looked at."""
+FIRST, RESUMED = "first", "resumed"
+_CONNECTOR = ("engine", "connector")
+_EPOCH = (*_CONNECTOR, "epoch")
+
+TRANSPORTS = ("grpc", "http")
+
+
+class Rejected(StrEnum):
+    """Why a request is turned away."""
+
+    BUSY = "busy"
+    MEMORY = "memory"
+    CONNECTIONS = "connections"
+    READERS = "readers"
+    TOO_LARGE = "too_large"
+    SLOW = "slow"
+    CUT_OFF = "cut_off"
+    MALFORMED = "malformed"
+    STORE = "store"
+
+
+Checks = Mapping[tuple[str, Verdict], int]
+"""How often each rule, by its id, reached each verdict."""
+Reasons = Mapping[tuple[str, Unknown], int]
+"""How often each rule, by its id, could not decide, by the reason."""
+
+
+class _ChecksCollector(Collector):
+    def __init__(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
+        self._checks, self._reasons = checks, reasons
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily("kvtrail_checks", "Verdicts of the rules.", labels=("rule", "verdict"))
+        for (rule, verdict), count in self._checks().items():
+            family.add_metric((rule, verdict), count)
+        yield family
+        text = "Judgements that the rules could not make, by the reason."
+        family = CounterMetricFamily("kvtrail_unknown", text, labels=("rule", "reason"))
+        for (rule, reason), count in self._reasons().items():
+            family.add_metric((rule, reason.name.lower()), count)
+        yield family
+
+
+class _SpoolCollector(Collector):
+    def __init__(self, shipper: Shipper) -> None:
+        self._shipper = shipper
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        waiting = self._shipper.outbox.waiting()
+        oldest_s = max(0.0, time.time() - waiting.oldest_ns / 1e9) if waiting.oldest_ns else 0.0
+        for name, text, value in (
+            ("batches", "Batches that wait to be sent to ClickHouse.", waiting.batches),
+            ("bytes", "Compressed bytes of them.", waiting.bytes),
+            ("oldest_seconds", "Age of the oldest of them, or 0.", oldest_s),
+        ):
+            yield GaugeMetricFamily(f"kvtrail_spool_{name}", text, value)
+        for name, text, value in (
+            ("sent_spans", "Spans that were sent to ClickHouse.", self._shipper.sent_spans),
+            ("failures", "Times that ClickHouse did not take what was sent; it is sent again.", self._shipper.failures),
+            ("dropped_spans", "Spans that were not sent, as the spool was full.", waiting.dropped_spans),
+        ):
+            yield CounterMetricFamily(f"kvtrail_spool_{name}", text, value)
+
+
+class Metrics:
+    """The sidecar's metrics. `docs/metrics.md` lists them, and a test checks that both agree."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._series = Series()
+        self._transfers = TransferTimer()
+        self._info_shown: dict[str, tuple[str, ...]] = {}
+        counter = partial(Counter, namespace="kvtrail", registry=self.registry)
+        gauge = partial(Gauge, namespace="kvtrail", registry=self.registry)
+        histogram = partial(Histogram, namespace="kvtrail", registry=self.registry)
+        durations = partial(Durations, namespace="kvtrail", registry=self.registry)
+
+        # What the connectors do.
+        self.lookups = counter("lookups", "Lookups, by their answer.", (*_CONNECTOR, "answer"))
+        self.lookup_tokens = counter("lookup_tokens_returned", "Tokens that lookups returned.", _CONNECTOR)
+        self.admissions = counter("admissions", "Lookups whose answer led to an allocation.", _EPOCH)
+        self.queried = counter("queried_tokens", "Tokens that the connector was asked for at admissions.", _EPOCH)
+        self.hits = counter("hit_tokens", "External tokens that blocks were allocated for.", (*_EPOCH, "source"))
+        self.local = counter("local_hit_tokens", "Tokens that vLLM's prefix cache held at admissions.", _EPOCH)
+        self.recomputed = counter(
+            "recomputed_tokens", "Tokens that the connector held at admissions and the engine still computed.", _EPOCH
+        )
+        self.load_tokens = counter("load_tokens", "Tokens loaded from the connector's store.", _CONNECTOR)
+        self.load_bytes = counter("load_bytes", "Bytes loaded from the connector's store.", _CONNECTOR)
+        self.load_failures = counter("load_failures", "Failed loads, by who reported it.", (*_CONNECTOR, "report"))
+        self.store_tokens = counter("store_tokens", "Tokens copied to the connector's store.", _CONNECTOR)
+        self.store_bytes = counter("store_bytes", "Bytes copied to the connector's store.", _CONNECTOR)
+        self.blocks_checked = counter(
+            "blocks_checked",
+            "KV blocks whose bytes were compared, by why and how they were.",
+            (*_CONNECTOR, "look", "verdict"),
+        )
+        self.evicted = counter("evicted_chunks", "Chunks evicted from the connector's store.", _CONNECTOR)
+        self.prompt_tokens = counter(
+            "prompt_tokens", "Tokens of requests at admissions, by why they were reused or computed.",
+            (*_CONNECTOR, "cause", "tier"),
+        )  # fmt: skip
+        self.preemptions = counter("preemptions", "Preemptions of requests.", _CONNECTOR)
+        self.requests = counter("requests", "Requests that ended, by outcome.", (*_CONNECTOR, "outcome"))
+        self.errors = counter("connector_errors", "Calls of the connector that raised.", (*_CONNECTOR, "call"))
+        self.healed = counter("lookups_healed", "Lookup answers that the guard replaced.", _CONNECTOR)
+        self.lookup_seconds = durations(
+            "lookup_duration_seconds", "Time of a lookup on the scheduler's thread.", _CONNECTOR, buckets=CALL_SECONDS
+        )
+        self.wait_seconds = durations(
+            "wait_duration_seconds",
+            "Time that requests waited for an asynchronous load, from its allocation.",
+            _CONNECTOR,
+            buckets=TRANSFER_SECONDS,
+        )
+        self.load_seconds = durations(
+            "load_duration_seconds", "Duration of loads.", _CONNECTOR, buckets=TRANSFER_SECONDS
+        )
+        self.store_seconds = durations(
+            "store_duration_seconds", "Duration of stores.", _CONNECTOR, buckets=TRANSFER_SECONDS
+        )
+        self.findings = counter(
+            "findings",
+            "Contradictions found, one for each rule, request and epoch.",
+            (*_CONNECTOR, "rule", "severity"),
+        )
+
+        # What the sidecar received.
+        self.spans_received = counter("spans_received", "Spans received, by transport.", ("transport",))
+        self.spans_foreign = counter("spans_foreign", "Spans received that no kvtrail recorder wrote.")
+        self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
+        self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that no recorder would write.")
+        self.spans_refused = counter("spans_refused", "Spans that could not be read at all, and were not stored.")
+        self.unfamiliar = counter(
+            "unfamiliar", "What only another version of kvtrail knows: spans, and attributes.", ("engine", "what")
+        )
+        self.internal_errors = InternalErrors(
+            counter("internal_errors", "Errors of the tracer itself, by where.", ("where",))
+        )
+        self.store_failures = counter("store_failures", "Writes that the store refused; the sender retries.")
+        self.events_received = counter("events_received", "Events received.", ("engine",))
+        self.events_missing = counter(
+            "events_missing", "Events that never arrived, by the gaps in their sequence numbers.", ("engine",)
+        )
+        self.events_dropped = counter("events_dropped", "Events that the recorders report as dropped.", ("engine",))
+        self.events_dropped_by_reason = counter(
+            "events_dropped_by_reason", "The same, by the reason.", ("engine", "reason")
+        )
+        self.lag_seconds = histogram(
+            "event_lag_seconds",
+            "Time from the end of an engine's oldest event in a batch until the batch is stored.",
+            ("engine",),
+            buckets=LAG_SECONDS,
+        )
+        self._rejected = counter(
+            "rejected", "OTLP requests that were turned away, by the reason.", ("transport", "reason")
+        )
+        for transport in TRANSPORTS:
+            for why in Rejected:
+                self._rejected.labels(transport, why)
+        self.trace_file_lost = counter("trace_file_lost", "Requests that are stored, and missing in the trace file.")
+        self.trace_file_waiting = gauge("trace_file_waiting_bytes", "Bytes of requests that wait to be copied.")
+        self.log_left_out = counter("log_messages_left_out", "Messages that were too many of their kind for the log.")
+        self.tail_skipped = counter("tail_skipped", "Spans that readers of the tail were not shown.")
+        self._waiting = gauge("requests_waiting", "OTLP requests that are taken in or wait.", ("transport",))
+        self.ingest_seconds = histogram(
+            "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS
+        )
+        gauge("build_info", "The tracer's version; always 1.", ("version",)).labels(__version__).set(1)
+        ProcessCollector(registry=self.registry)
+
+        # What the sidecar forwards.
+        self.forwarding = Figures(counter, gauge)
+
+        # The state of the engines.
+        self.deaths = counter("engine_deaths", "Launches of an engine that died, by the cause.", ("engine", "cause"))
+        self.lost_requests = counter(
+            "engine_lost_requests", "Requests that were lost with an engine, by the cause.", ("engine", "cause")
+        )
+        self.lost_contact = gauge(
+            "engine_lost_contact_timestamp_seconds",
+            "Last sign of an engine that fell silent, while nothing explains it.",
+            ("engine",),
+        )
+        self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
+        states: tuple[tuple[str, str, Callable[[EngineState], float | None]], ...] = (
+            (
+                "engine_last_received_timestamp_seconds",
+                "Arrival of an engine's latest span.",
+                lambda s: s.heard_ns / 1e9,
+            ),
+            ("engine_recorders", "Recorders of an engine that have not ended.", lambda s: s.recorders),
+            ("events_outstanding", "Events whose number is known and that have not arrived.", lambda s: s.outstanding),
+            ("recorder_untold", "What an engine's recorders could not tell.", lambda s: s.untold),
+            ("recorder_probes_off", "Probes of connectors that have switched themselves off.", lambda s: s.probes_off),
+            ("open_loads", "Asynchronous loads that have not been received.", lambda s: s.open_loads),
+            ("open_load_oldest_seconds", "Age of the oldest open load, or 0.", lambda s: s.open_load_oldest_ns / 1e9),
+            ("overdue_loads", "Open loads that are late: findings of `stuck-load`.", lambda s: s.overdue_loads),
+            ("kept_requests", "Ended requests whose blocks are still held.", lambda s: s.kept_requests),
+            ("kept_blocks", "Blocks held for them, where the recorder names them.", lambda s: s.kept_blocks),
+            ("kept_oldest_seconds", "Time since the oldest of them ended, or 0.", lambda s: s.kept_oldest_ns / 1e9),
+            ("overdue_frees", "Kept requests that are late: findings of `late-free`.", lambda s: s.overdue_frees),
+            ("held_bytes", "Host memory that a connector holds, on each worker.", lambda s: s.held_bytes),
+            ("held_limit_bytes", "Host memory that it may hold, on each worker.", lambda s: s.memory_limit),
+        )
+        self._states = [(gauge(name, text, ("engine",)), read) for name, text, read in states]
+
+        # An alert sees no increase in a series that begins at 1.
+        moved = (self.load_tokens, self.load_bytes, self.store_tokens, self.store_bytes)
+        by_epoch = (self.admissions, self.queried, self.local, self.recomputed)
+        self._begin_at_0: list[tuple[Counter, tuple[str, ...]]] = [
+            *((metric, ()) for metric in (self.healed, self.preemptions, self.evicted, self.lookup_tokens, *moved)),
+            *((metric, (epoch,)) for metric in by_epoch for epoch in (FIRST, RESUMED)),
+            *((self.hits, (epoch, UNSPECIFIED)) for epoch in (FIRST, RESUMED)),
+            *((self.lookups, (answer,)) for answer in ("hit", "miss", "later", "error")),
+            *((self.errors, (call,)) for call in (Kind.LOOKUP, Kind.ALLOC)),
+            *((self.load_failures, (report,)) for report in ("blocks", "completion")),
+            *((self.requests, (outcome,)) for outcome in ("stopped", "length_capped", "aborted")),
+            *((self.findings, (rule.id, rule.severity)) for rule in all_rules()),
+        ]
+
+    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Add a gauge that is read when Prometheus scrapes."""
+        Gauge(name, text, namespace="kvtrail", registry=self.registry).set_function(read)
+
+    def watch_waiting(self, transport: str, read: Callable[[], float]) -> None:
+        """Show how many requests wait over a transport, which is read when Prometheus scrapes."""
+        self._waiting.labels(transport).set_function(read)
+
+    def count_rejected(self, transport: str, why: Rejected) -> None:
+        """Count a request that was turned away."""
+        self._rejected.labels(transport, why).inc()
+
+    def watch_checks(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
+        """Add the counters of verdicts and of reasons, which are read when Prometheus scrapes."""
+        self.registry.register(_ChecksCollector(checks, reasons))
+
+    def watch_spool(self, shipper: Shipper) -> None:
+        """Add the metrics of what waits to be sent to ClickHouse, which are read when Prometheus scrapes."""
+        self.registry.register(_SpoolCollector(shipper))
+
+    def expose(self, accept: str) -> tuple[bytes, str]:
+        """The page in a format that the `accept` header allows, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def count_received(self, engine: str, *, events: int, oldest_ns: int, stored_ns: int) -> None:
+        """Count an engine's events in one batch. The oldest ended at `oldest_ns`; `stored_ns` is this machine's clock."""
+        self._series.at(self.events_received, engine).inc(events)
+        self._series.at(self.lag_seconds, engine).observe(max(0, stored_ns - oldest_ns) / 1e9)
+
+    def count_lost(self, engine: str, *, missing: int = 0, dropped: int = 0) -> None:
+        """Count events that never arrived, or that a recorder says it dropped."""
+        self._series.at(self.events_missing, engine).inc(missing)
+        self._series.at(self.events_dropped, engine).inc(dropped)
+
+    def count_dropped_by(self, engine: str, why: str, events: int) -> None:
+        """Count events that a recorder says it dropped for this reason; one that only another version knows is `other`."""
+        reason = why if why in _LOST else OTHER
+        self._series.at(self.events_dropped_by_reason, engine, reason).inc(events)
+
+    def count_unknown(self, engine: str, *, what: str) -> None:
+        """Count a `span` or an `attribute` that only another version of kvtrail knows."""
+        self._series.at(self.unfamiliar, engine, what).inc()
+
+    def count_finding(self, finding: Finding) -> None:
+        """Count a new finding."""
+        connector = self._series.connector(finding.connector)
+        series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
+        series.inc(1, _exemplar(finding.trace_id))
+        of = finding.numbers
+        if "owner_engine" in of:
+            # Its worker did not know them; what engines of equal caches have computed shows it.
+            self._series.at(self.blocks_checked, finding.engine, connector, of["look"], "wrong").inc(of["wrong"])
+
+    def count_batch(self, events: Iterable[Event], facts: Iterable[Fact]) -> None:
+        """Count what the events of a batch report, and its admissions, preemptions and waits. Each series is added to once,
+        whatever the number of events: looking for it costs more than the sum. What fails is not counted."""
+        batch: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
+        for event in events:
+            if event.connector:  # a recorder's heartbeat belongs to no connector
+                try:
+                    self._count_event(event, batch[event.engine, event.connector])
+                except Exception as error:
+                    self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted")
+        for fact in facts:
+            event = fact if isinstance(fact, Preempt) else fact.event
+            if event.connector:
+                try:
+                    self._count_fact(fact, batch[event.engine, event.connector])
+                except Exception as error:
+                    self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted in full")
+        for (engine, connector), counts in batch.items():
+            self._add(engine, connector, counts)
+
+    def _count_event(self, event: Event, counts: _Counts) -> None:
+        """Count what one event of a connector reports."""
+        if event.error is not None:
+            counts.add(self.errors, 1, event.kind)
+        if count := _COUNT.get(event.kind):
+            count(self, event, counts)
+
+    def _count_fact(self, fact: Fact, counts: _Counts) -> None:
+        if isinstance(fact, Preempt):
+            counts.add(self.preemptions, 1)
+            return
+        if isinstance(fact, Breakdown):
+            for part in fact.parts:
+                counts.add(self.prompt_tokens, part.tokens, part.cause, part.tier if part.tier in TIERS else OTHER)
+            return
+        if isinstance(fact, Wait):
+            counts.time(self.wait_seconds, fact.event, fact.lasted_ns)
+            return
+        lookup, alloc = fact.lookup, fact.event
+        epoch = _epoch(alloc)
+        counts.add(self.admissions, 1, epoch)
+        counts.add(self.queried, max(0, lookup.total - lookup.computed), epoch)
+        counts.add(self.local, lookup.computed, epoch)
+        for source, tokens in _sources(alloc).items():
+            counts.add(self.hits, tokens, epoch, source)
+        if lookup.matched is not None and fact.is_alone:
+            # The last token is computed in any case: there are no logits without it.
+            usable = min(lookup.matched, lookup.total - 1)
+            counts.add(self.recomputed, max(0, usable - lookup.computed - alloc.allocated), epoch)
+
+    def _count_lookup(self, event: Lookup, counts: _Counts) -> None:
+        answer = "later" if event.returned is None else "hit" if event.returned else "miss"
+        counts.add(self.lookups, 1, "error" if event.error else answer)
+        counts.add(self.lookup_tokens, max(0, event.returned or 0))
+        counts.time(self.lookup_seconds, event, event.end_ns - event.start_ns)
+        if event.refused is not None:
+            counts.add(self.healed, 1)
+
+    def _count_load(self, event: Load, counts: _Counts) -> None:
+        self._count_copy(event, counts, self.load_tokens, self.load_bytes, self.load_seconds)
+
+    def _count_store(self, event: Store, counts: _Counts) -> None:
+        self._count_copy(event, counts, self.store_tokens, self.store_bytes, self.store_seconds)
+
+    def _count_copy(
+        self, event: Load | Store, counts: _Counts, tokens: Counter, bytes_: Counter, seconds: Durations
+    ) -> None:
+        counts.add(tokens, event.count)
+        counts.add(bytes_, event.bytes or 0)
+        if event.end_ns > event.start_ns:  # a log line has one moment only
+            counts.time(seconds, event, event.end_ns - event.start_ns)
+
+    def _count_plan(self, event: Plan, counts: _Counts) -> None:
+        self._transfers.begin(event)
+
+    def _count_transfer_end(self, event: TransferEnd, counts: _Counts) -> None:
+        if (transfer := self._transfers.end(event)) is not None:
+            counts.time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
+
+    def _count_load_error(self, event: LoadError, counts: _Counts) -> None:
+        counts.add(self.load_failures, 1, "blocks")
+
+    def _count_block_check(self, event: BlockCheck, counts: _Counts) -> None:
+        look = event.check_look if event.check_look in LOOKS else OTHER
+        right = event.looked - event.check_unknown - event.wrong
+        for verdict, blocks in (("right", right), ("wrong", event.wrong), ("unknown", event.check_unknown)):
+            counts.add(
+                self.blocks_checked, blocks, look, verdict
+            )  # also 0: an alert sees no increase in what begins at 1
+
+    def _count_received(self, event: Received, counts: _Counts) -> None:
+        if event.failed:
+            counts.add(self.load_failures, 1, "completion")
+
+    def _count_evict(self, event: Evict, counts: _Counts) -> None:
+        counts.add(self.evicted, 1)
+
+    def _count_end(self, event: RequestEnd | CutOff, counts: _Counts) -> None:
+        outcome = event.outcome or "unknown"
+        counts.add(self.requests, 1, outcome if outcome in OUTCOMES else OTHER)
+
+    def _add(self, engine: str, connector: str, counts: _Counts) -> None:
+        """Add a batch's counts to the series of a connector. If it is new, its series begin at 0."""
+        is_new, label = self._series.is_new(engine, connector), self._series.connector(connector)
+        if is_new:
+            for metric, labels in self._begin_at_0:
+                self._series.at(metric, engine, label, *labels)
+            self.count_lost(engine)
+        for (counter, *rest), amount in counts.sums.items():
+            self._series.at(counter, engine, label, *rest).inc(amount)
+        for histogram, durations in counts.durations.items():
+            self._series.at(histogram, engine, label).observe(durations)
+
+    def describe(self, engine: str, info: tuple[str, ...]) -> None:
+        """Show how an engine describes itself, with the labels `INFO`. An engine that shares the label `other` does not."""
+        if not self._series.has_own(engine):
+            return
+        shown = self._info_shown.get(engine)
+        if shown is None:
+            self._begin_deaths(engine)
+        elif shown != info:
+            self._series.remove(self._info, engine, *shown)
+        self._info_shown[engine] = info
+        self._series.at(self._info, engine, *info).set(1)
+
+    def _begin_deaths(self, engine: str) -> None:
+        """Show that an engine has not died: an alert sees no increase in a series that begins at 1."""
+        for cause in DeathCause:
+            self._series.at(self.deaths, engine, cause).inc(0)
+            self._series.at(self.lost_requests, engine, cause).inc(0)
+
+    def count_launch(self, before: Launch | None, now: Launch) -> None:
+        """Count what a launch that has changed says of its engine: its death, the requests lost with it, and its silence. All
+        that was lost may be known only a while later."""
+        self._begin_deaths(now.engine)
+        if now.death is not None:
+            is_known = before is not None and before.death is now.death
+            self._series.at(self.deaths, now.engine, now.death).inc(not is_known)
+            counted = before.lost if before is not None and is_known else 0
+            self._series.at(self.lost_requests, now.engine, now.death).inc(max(0, now.lost - counted))
+        if not self._series.has_own(now.engine):
+            return
+        if now.state is State.SILENT:
+            self._series.at(self.lost_contact, now.engine).set((now.ended_ns or 0) / 1e9)
+        else:
+            self._series.remove(self.lost_contact, now.engine)
+
+    def show(self, state: EngineState) -> None:
+        """Set the gauges of an engine. An engine that shares the label `other` has none."""
+        if not self._series.has_own(state.engine):
+            return
+        self.describe(state.engine, state.info)
+        for gauge, read in self._states:
+            if (value := read(state)) is not None:  # what nobody knows has no series
+                self._series.at(gauge, state.engine).set(value)
+
+    def retire(self, engine: str) -> None:
+        """Remove the series of an engine that has been silent for long."""
+        self._info_shown.pop(engine, None)
+        self._series.retire(engine)
+
+
+_COUNT: dict[str, Callable[..., None]] = {
+    Kind.LOOKUP: Metrics._count_lookup,
+    Kind.LOAD: Metrics._count_load,
+    Kind.STORE: Metrics._count_store,
+    Kind.LOAD_PLAN: Metrics._count_plan,
+    Kind.STORE_PLAN: Metrics._count_plan,
+    Kind.TRANSFER_END: Metrics._count_transfer_end,
+    Kind.LOAD_ERROR: Metrics._count_load_error,
+    Kind.BLOCK_CHECK: Metrics._count_block_check,
+    Kind.RECEIVED: Metrics._count_received,
+    Kind.EVICT: Metrics._count_evict,
+    Kind.REQUEST: Metrics._count_end,
+    Kind.CUT_OFF: Metrics._count_end,
+}
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What a batch says of one connector of an engine.
+
+    Attributes:
+        sums: what is added to a counter, by the counter and its labels after engine and connector.
+        durations: by histogram.
+    """
+
+    sums: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
+    durations: defaultdict[Durations, list[Duration]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, metric: Counter, amount: int, *labels: str) -> None:
+        self.sums[(metric, *labels)] += amount
+
+    def time(self, metric: Durations, event: Event, lasted_ns: int) -> None:
+        self.durations[metric].append((lasted_ns, event.trace_id))
+
+
+def _sources(event: Alloc) -> dict[str, int]:
+    """The allocated external tokens by source, as the connector reports them, if its numbers add up."""
+    tokens: dict[str, int] = {}
+    for source in event.hit_sources or ():
+        name, _, count = source.partition(":")
+        if name in SOURCES and count.isdecimal():
+            tokens[name] = tokens.get(name, 0) + int(count)
+    return tokens if sum(tokens.values()) == event.allocated else {UNSPECIFIED: event.allocated}
+
+
+def _exemplar(trace_id: str) -> dict[str, str] | None:
+    """The exemplar that leads from a number to a trace; None if there is no trace id."""
+    return {"trace_id": trace_id} if len(trace_id) == TRACE_ID_LENGTH else None
+
+
+def _epoch(event: Event) -> str:
+    return RESUMED if event.epoch else FIRST

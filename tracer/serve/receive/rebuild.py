@@ -1,0 +1,58 @@
+"""Makes everything that a store derives from its log again: rows, lanes, totals, sums and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtrail.tracer.detect.detector import GRACE_NS
+from kvtrail.tracer.serve.limits import MOST_REQUESTS
+from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.store import StoreInUse
+from kvtrail.tracer.store.sqlite.store import SqliteWriter
+
+
+def rebuild(path: Path, *, on_spans: Callable[[int], None] = lambda spans: None) -> int:
+    """Drop what was derived, and judge the log again; returns how many spans it has. `on_spans` hears how many are left.
+
+    Where it is ended before, the next start of a tracer goes on with it.
+
+    Raises:
+        StoreInUse: a tracer uses the store.
+        StoreError: it cannot be read or written.
+    """
+    try:
+        writer, clock = SqliteWriter(path), _TimeOfLog()
+    except StoreInUse:
+        raise StoreInUse(f"a tracer uses the store {path}; end it first") from None
+    writer.forget_derived()
+    pipeline = Pipeline(writer, Metrics(), max_requests=MOST_REQUESTS, resume=False, clock=clock)
+    spans = pipeline.spans_behind
+
+    def judged(number: int) -> None:
+        clock.now_ns = max(clock.now_ns, writer.ended_ns(number))
+        pipeline.tidy()
+        on_spans(pipeline.spans_behind)
+
+    try:
+        pipeline.resume(judged)
+        clock.now_ns += GRACE_NS + 1  # what is missing now does not come
+        pipeline.tidy()
+        while writer.fold(some=True):
+            pass
+    finally:
+        pipeline.close()
+    return spans
+
+
+class _TimeOfLog:
+    """The time at which what is judged now came, nearly: when the last of its spans ended."""
+
+    now_ns = 0
+
+    def time_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns

@@ -1,0 +1,83 @@
+"""The sums of what the offload saved and of what memory would have saved, event by event; each counts once, however often it
+is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kvtrail.tracer.capacity.live_needs import STRETCH_S, LiveNeeds
+from kvtrail.tracer.causes.followed import Breakdown
+from kvtrail.tracer.events.events import Event, RequestEnd, Reset, Schedule, Store
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.savings.savings import SavingsCounter
+from kvtrail.tracer.serve.errors import InternalErrors, Where
+
+
+class Sums:
+    """Listens to a detector.
+
+    Attributes:
+        savings: the sums to be written.
+        is_recalling: while a start reads back: what is summed up already is followed all the same, since what comes is
+            compared with it.
+    """
+
+    def __init__(self, summed_before: Mapping[str, int], errors: InternalErrors) -> None:
+        """`summed_before` has by recorder the highest number that is in the sums of an earlier tracer."""
+        self.savings = SavingsCounter()
+        self.is_recalling = False
+        self._needs, self._errors = LiveNeeds(), errors
+        self._follow: dict[type[Event], Callable[[Any], Mapping[str, int]]] = {
+            Schedule: self._needs.ran,
+            RequestEnd: self._needs.ended,
+            Store: self._needs.stored,
+        }
+        self._summed_before = dict(summed_before)
+        self._read_back: set[tuple[str, int]] = set()
+
+    def will_come_again(self, events: Iterable[Event]) -> None:
+        """Events are about to be read back."""
+        self._read_back.update((event.recorder, event.sequence) for event in events if event.request is not None)
+
+    def come_first(self, events: Iterable[Event]) -> None:
+        """Events are about to be judged for the first time, though their numbers were known before."""
+        for event in events:
+            if event.sequence <= self._summed_before.get(event.recorder, -1):
+                self._summed_before[event.recorder] = event.sequence - 1
+
+    def enter(self, event: Event, account: Account) -> None:
+        """Enter an event into phases and savings. If it was read back, its sums are stored already."""
+        try:
+            account.phases.enter(event)
+        except Exception as error:
+            self._errors.count(Where.PHASES, error, f"a phase of {account.request} is not shown")
+        try:
+            follow = self._follow.get(type(event))
+            if self._read_back and (id_ := (event.recorder, event.sequence)) in self._read_back:
+                self._read_back.discard(id_)
+                self.savings.recall(event, account)
+                if self.is_recalling and follow:
+                    follow(event)
+            else:
+                self.savings.enter(event, account)
+                if follow and (needs := follow(event)):
+                    self.savings.cells.add(event, needs, stretch_s=STRETCH_S)
+        except Exception as error:
+            self._errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
+
+    def explain(self, by: Event, breakdown: Breakdown) -> None:
+        """Sum up the parts of a prompt, which an event has made final, unless an earlier tracer has done it."""
+        event = breakdown.event
+        try:
+            if by.sequence > self._summed_before.get(by.recorder, -1):
+                self.savings.explain(breakdown)
+                self.savings.cells.add(event, self._needs.admitted(breakdown), stretch_s=STRETCH_S)
+            elif self.is_recalling:
+                self._needs.admitted(breakdown)
+        except Exception as error:
+            self._errors.count(Where.SAVINGS, error, f"the causes of span {event.span_id} are not summed up")
+
+    def reset(self, event: Reset) -> None:
+        """A connector was asked to forget what it holds."""
+        self._needs.reset(event)
