@@ -23,7 +23,10 @@ PACKAGES = ("connector", "tracer", "dashboard")
 SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashboard": {"dashboard", "tracer"}}
 ROOMS = {
-    "tracer": ["model", "causes", "ingest", "detect", "capacity", "store", "replay", "serve", "reports", "commands"],
+    "tracer": [
+        "events", "model", "causes", "ingest", "ledger", "rules", "detect", "savings", "capacity", "store", "history",
+        "liveness", "serve", "reports", "commands",
+    ],
     "connector": [
         "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults", "registration",
         "simulate", "demo", "commands",
@@ -31,7 +34,7 @@ ROOMS = {
     "dashboard": ["client", "content", "command", "live", "views"],
 }  # fmt: skip
 """A room may import those before it. The OffloadConnector (`offload`) knows nothing of how it is traced."""
-PURE = ["model", "causes", "detect", "capacity"]
+PURE = ["events", "model", "causes", "ledger", "rules", "detect", "savings", "capacity", "liveness"]
 WRITTEN = (".py", ".md", ".toml", ".yml", ".yaml", ".json", ".js", ".html", ".css", ".txt")
 UNWRITTEN = {
     ".git", ".venv", ".cache", ".demo", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "build",

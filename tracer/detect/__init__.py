@@ -1,18 +1,4 @@
-"""From events to findings: the account of each request, the state of each engine, and the rules that judge them.
+"""Asks the rules: events in any order are put in order, entered into the ledger, and judged.
 
-In: events, in any order. Out: findings and verdicts, and phases, lanes and savings to show. Pure: no I/O, no clock.
+In: events. Out: findings and verdicts. Pure: no I/O, no clock.
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from kvtrail.tracer.events.events import UNFAMILIAR
-from kvtrail.tracer.events.semconv import Kind
-
-_NAMES: dict[str, str] = {**{kind: kind.name.lower() for kind in Kind}, UNFAMILIAR: "unfamiliar"}
-
-
-def handlers(cls: type) -> dict[str, Callable[..., None]]:
-    """The methods of a class that enter events, by kind: `_enter_lookup` enters events of `Kind.LOOKUP`."""
-    return {kind: getattr(cls, method) for kind, name in _NAMES.items() if hasattr(cls, method := f"_enter_{name}")}

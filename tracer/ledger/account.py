@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.events.events import (
     Alloc,
     BlockCheck,
@@ -38,6 +37,7 @@ from kvtrail.tracer.events.events import (
     Unfamiliar,
     Unlock,
 )
+from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.ledger.phases import Phases
 from kvtrail.tracer.model.findings import Unknown

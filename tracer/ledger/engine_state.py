@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
@@ -42,6 +41,7 @@ from kvtrail.tracer.events.events import (
     Unfamiliar,
     Unlock,
 )
+from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER, grown

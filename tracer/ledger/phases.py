@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
 
-from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.events.events import (
     Alloc,
     Event,
@@ -29,6 +28,7 @@ from kvtrail.tracer.events.events import (
     StorePlan,
     TransferEnd,
 )
+from kvtrail.tracer.events.handlers import handlers
 
 MOST_CHANGES = 256
 """Changes, and transfers, remembered of one request; beyond that the shorter half is forgotten."""

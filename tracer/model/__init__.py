@@ -1,4 +1,4 @@
-"""The vocabulary: attributes, events, the arithmetic of a lookup, findings, and their words.
+"""What is concluded from events: findings, causes, outcomes, names of engines, and the words for all of them.
 
-Pure data and functions. Everybody imports it, and it imports nobody.
+Pure data and functions. The rooms below it, the connector and the dashboard share it.
 """

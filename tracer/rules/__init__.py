@@ -258,11 +258,11 @@ class RuleSet:
 
 @cache
 def all_rules() -> Sequence[Rule]:
-    """Every rule in this folder, by id."""
+    """Every rule in these folders, by id."""
     modules = [
-        importlib.import_module(f"{__name__}.{info.name}")
-        for info in pkgutil.iter_modules(__path__)
-        if info.name != "__main__"
+        importlib.import_module(info.name)
+        for info in pkgutil.walk_packages(__path__, f"{__name__}.")
+        if not info.name.endswith("__main__")
     ]
     classes = {
         value

@@ -14,7 +14,6 @@ from functools import partial
 from typing import NamedTuple
 
 from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import (
     Alloc,
@@ -32,6 +31,7 @@ from kvtrail.tracer.events.events import (
     Store,
     TransferEnd,
 )
+from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
 from kvtrail.tracer.savings.cause_sums import Tenants, ages_of, causes_of, measures_of
 

@@ -13,7 +13,7 @@ from stores import FleetTracer, clickhouse
 from traffic import Engine, served
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.detect import rules
+from kvtrail.tracer import rules
 from kvtrail.tracer.history.audit import audit_stored
 
 S = 10**9

@@ -1,0 +1,1 @@
+"""Rules about the bytes in KV blocks."""

@@ -1,0 +1,1 @@
+"""Rules about what a connector answered, and what it and the engine count of it."""

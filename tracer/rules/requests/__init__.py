@@ -1,0 +1,1 @@
+"""Rules about the whole of a request: that it is admitted, goes on, and is not ended by a failing call."""

@@ -1,0 +1,1 @@
+"""Rules about what a connector stores, under which key, and what it evicts or locks."""
