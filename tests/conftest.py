@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from memory import MemoryTransport
-from processes import SLOW_S, Tracer, dashboard, serve
+from processes import SLOW_S, SharedDashboard, Tracer, serve, shared_dashboard
 
 from kvtrail.connector.recording import exporter, recorder
 
@@ -21,7 +22,7 @@ from kvtrail.connector.simulate.tiny_model import prepare_environment
 from kvtrail.tracer.store.sqlite import damage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
     from kvtrail.tracer.events.events import Event
 
@@ -62,11 +63,18 @@ def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
         tracer.end()
 
 
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDashboard]:
+    """One dashboard for all tests of this process that do not need one with other options."""
+    with shared_dashboard(tmp_path_factory.mktemp("dashboard")) as pages:
+        yield pages
+
+
 @pytest.fixture
-def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Starts real dashboards: takes a tracer's address and returns the dashboard's; ends each of them with the test."""
-    with ExitStack() as started:
-        yield lambda tracer_url: started.enter_context(dashboard(tmp_path, tracer_url))
+def shown(pages: SharedDashboard, tmp_path: Path) -> Iterator[Tracer]:
+    """A tracer with an empty store, which the shared dashboard shows."""
+    with pages.showing(tmp_path) as tracer:
+        yield tracer
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +96,33 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def page(chromium: Browser) -> Iterator[Page]:
-    """An empty page that shares nothing with those before it, for the tests next to `browser`."""
+@pytest.fixture(scope="module")
+def browsing(chromium: Browser) -> Iterator[BrowserContext]:
+    """What the pages of a module share: the browser's cache. Without it each page compiles Streamlit's scripts again."""
     from browser import SLOW_MS
 
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
-    page = context.new_page()
-    page.set_default_timeout(SLOW_MS)
-    yield page
+    context.set_default_timeout(SLOW_MS)
+    yield context
     context.close()
+
+
+@pytest.fixture
+def page(browsing: BrowserContext) -> Iterator[Page]:
+    """An empty page that knows nothing of those before it, for the tests next to `browser`."""
+    page = browsing.new_page()
+    page.add_init_script(
+        f"""const test = {json.dumps(str(uuid.uuid4()))};
+        if (location.protocol.startsWith("http") && localStorage.getItem("test") !== test) {{
+            localStorage.clear();
+            localStorage.setItem("test", test);
+        }}"""
+    )
+    yield page
+    for each in browsing.pages:
+        each.close()
+    browsing.clear_cookies()
+    browsing.clear_permissions()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,6 +59,13 @@ class Demo:
 
         until(is_there, why=self.output)
 
+    def interrupt(self) -> None:
+        """End it by Ctrl-C, which it takes well."""
+        self.process.send_signal(signal.SIGINT)
+        assert self.finish() == 0, self.output()
+        assert "nothing is left running" in self.output()
+        assert "Traceback" not in self.output()
+
     def finish(self) -> int:
         return self.process.wait(SLOW_S)
 
@@ -78,11 +86,20 @@ def demo(folder: Path, *arguments: str, metrics_port: int = 0) -> Iterator[Demo]
     run = Demo(folder, *arguments, metrics_port=metrics_port)
     try:
         yield run
+        if run.process.poll() is None:
+            run.interrupt()
     finally:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGINT)
             run.finish()
         until(lambda: children_left(folder) == [], why=lambda: children_left(folder))
+
+
+def total(output: str, what: str) -> int:
+    """A number of the demo's summary."""
+    found = re.search(rf"^  {what}\s+([\d,]+)", output, flags=re.MULTILINE)
+    assert found is not None, output
+    return int(found[1].replace(",", ""))
 
 
 def children_left(folder: Path) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,33 @@ SLOW_S = 240.0
 """What a slow machine needs at most; only what hangs takes so long."""
 
 
+_reserved: deque[socket.socket] = deque()
+MOST_RESERVED = 200
+"""How many of the latest ports of `free_port` are kept from others: each costs a descriptor."""
+
+
+def reserved_port() -> socket.socket:
+    """A socket whose port nobody else is given while it is open.
+
+    It is bound and never listens. Linux lets a server listen beside it, since both set SO_REUSEADDR, as servers do; to others
+    that look for a free port, the kernel included, this one is taken.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
+def port_of(reserved: socket.socket) -> int:
+    return int(reserved.getsockname()[1])
+
+
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system gives to connections: none of these takes it meanwhile."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
+    """A port for a server that sets SO_REUSEADDR; it is reserved, so nobody else takes it meanwhile."""
+    _reserved.append(reserved_port())
+    if len(_reserved) > MOST_RESERVED:
+        _reserved.popleft().close()
+    return port_of(_reserved[-1])
 
 
 @dataclass
@@ -70,6 +90,11 @@ class Tracer:
                 self.process.wait(SLOW_S)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+    def restart(self) -> None:
+        """Start one that was killed again: the same ports and the same store."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.process.args, stdout=log, stderr=log)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -155,6 +180,37 @@ def dashboard(folder: Path, tracer_url: str, *arguments: str, ca: Path | None = 
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@dataclass(frozen=True)
+class SharedDashboard:
+    """A dashboard for many tests. It shows the tracer that listens on its `http_port`, one after the other.
+
+    A page that is opened later knows nothing of earlier tracers: Streamlit keeps what was shown with each page's session.
+    """
+
+    url: str
+    http_port: int
+    traces: str
+    """Where its links to traces lead."""
+
+    @contextlib.contextmanager
+    def showing(self, folder: Path) -> Iterator[Tracer]:
+        """A tracer of its own with an empty store, which this dashboard shows."""
+        tracer = serve(folder, http_port=self.http_port)
+        try:
+            yield tracer
+        finally:
+            tracer.kill()
+
+
+@contextlib.contextmanager
+def shared_dashboard(folder: Path) -> Iterator[SharedDashboard]:
+    traces = "http://jaeger.example:16686/trace/{trace_id}"
+    with contextlib.closing(reserved_port()) as reserved:
+        http_port = port_of(reserved)
+        with dashboard(folder, f"http://127.0.0.1:{http_port}", "--traces", traces) as url:
+            yield SharedDashboard(url, http_port, traces)
 
 
 def _wait_for(ready: Callable[[], bool], tracer: Tracer) -> None:

@@ -7,9 +7,11 @@ they arrive.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from kvtrail.tracer.events import events as e
@@ -104,21 +106,36 @@ class Engine:
         yield event(e.Schedule, done, done, computed=total, scheduled=1, **steps)
 
 
+class Recording:
+    """What an engine records as time goes on.
+
+    Attributes:
+        from_ns: when its first request begins.
+        every_ms: the mean time from one request to the next.
+        stale_every: so many requests come to one stale answer; 0 for none.
+    """
+
+    def __init__(self, engine: Engine, *, from_ns: int, every_ms: float = 400.0, stale_every: int = 0) -> None:
+        self._engine, self._every_ms, self._stale_every = engine, every_ms, stale_every
+        self._next_ns = from_ns
+        self._ahead: list[Event] = []
+        self._numbers = count()
+
+    def until(self, to_ns: int) -> list[Event]:
+        """The events since the last call that have happened by then, numbered in the order in which they happened."""
+        engine = self._engine
+        while self._next_ns < to_ns:
+            is_stale = bool(self._stale_every) and engine.begun % self._stale_every == self._stale_every - 1
+            self._ahead += engine.request(self._next_ns, is_stale=is_stale)
+            self._next_ns += int(engine.random.expovariate(1 / self._every_ms) * MS)
+        self._ahead.sort(key=lambda event: event.end_ns)
+        happened = bisect_right(self._ahead, to_ns, key=lambda event: event.end_ns)
+        events, self._ahead = self._ahead[:happened], self._ahead[happened:]
+        for event in events:
+            event.sequence = next(self._numbers)
+        return events
+
+
 def served(engine: Engine, *, from_ns: int, to_ns: int, every_ms: float = 400.0, stale_every: int = 0) -> list[Event]:
     """What an engine records in a stretch of time, without what would happen after it."""
-    recorded: list[Event] = []
-    at = from_ns
-    while at < to_ns:
-        is_stale = bool(stale_every) and engine.begun % stale_every == stale_every - 1
-        events = engine.request(at, is_stale=is_stale)
-        recorded += events
-        at += int(engine.random.expovariate(1 / every_ms) * MS)
-    return until(recorded, to_ns)
-
-
-def until(events: list[Event], to_ns: int) -> list[Event]:
-    """The events that have happened by then, numbered in the order in which they happened."""
-    happened = sorted((event for event in events if event.end_ns <= to_ns), key=lambda event: event.end_ns)
-    for number, event in enumerate(happened):
-        event.sequence = number
-    return happened
+    return Recording(engine, from_ns=from_ns, every_ms=every_ms, stale_every=stale_every).until(to_ns)

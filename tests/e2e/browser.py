@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -15,8 +16,8 @@ from playwright import sync_api as playwright
 from processes import until
 
 __all__ = [
-    "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drawn", "holds",
-    "needs_chromium", "open_row", "playwright", "rows", "see", "see_table", "shoot",
+    "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drag", "drawn",
+    "holds", "needs_chromium", "open_row", "playwright", "query_of", "rows", "see", "see_table", "shoot", "switch_scheme",
 ]  # fmt: skip
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -31,8 +32,23 @@ HEAD_PX, ROW_PX = 35, 26
 ROWS = """key => [...document.querySelectorAll(`.st-key-${key} [data-testid=stDataFrame] canvas table tbody tr`)]
     .map(row => [...row.querySelectorAll('[role=gridcell], td, th')].map(cell => cell.innerText.trim()))"""
 """A table is a canvas; within it is a table for those who cannot see it."""
+HAS_CLICKED = """([key, was]) => location.href !== was
+    || document.querySelector(`.st-key-${key} [data-testid=stDataFrame] canvas [aria-selected=true]`) !== null"""
+"""Whether a click has reached a table: a cell of it is selected, or the click has led somewhere already."""
+LOST_AFTER_MS = 10_000
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+IS_DRAWN = """() => document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'
+    && document.querySelector('[data-testid=stSkeleton]') === null"""
+"""Whether Streamlit runs nothing for a page, and has sent all of it."""
+IS_IN_SCHEME = """scheme => {
+  const isLight = colour => colour.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) > 460;
+  const { backgroundColor } = getComputedStyle(document.querySelector('[data-testid=stApp]'));
+  const labels = [...document.querySelectorAll('svg.marks .role-axis-label text')];
+  return isLight(backgroundColor) === (scheme === 'light')
+    && (labels.length === 0 || labels.some(each => isLight(getComputedStyle(each).fill) === (scheme === 'dark')));
+}"""
+"""Whether a page and its charts are drawn in a scheme."""
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")
 
 
@@ -41,10 +57,9 @@ def see(page: playwright.Page, text: str | re.Pattern[str]) -> None:
 
 
 def drawn(page: playwright.Page) -> None:
-    """Wait until all of a page is drawn, of which a part is seen."""
-    run = page.get_by_test_id("stApp")
-    playwright.expect(run).to_have_attribute("data-test-script-state", "notRunning")
-    playwright.expect(page.get_by_test_id("stSkeleton")).to_have_count(0)
+    """Wait until all of a page is drawn, of which a part is seen. Asked at each frame: a slow machine rests between two
+    refreshes for a moment only."""
+    page.wait_for_function(IS_DRAWN)
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -54,6 +69,17 @@ def shoot(page: playwright.Page, name: str, *, at_rest: bool = True) -> None:
         drawn(page)
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png")
+
+
+def switch_scheme(page: playwright.Page, scheme: Scheme) -> None:
+    """Have a page shown light or dark, and wait until it is."""
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function(IS_IN_SCHEME, arg=scheme)
+
+
+def query_of(page: playwright.Page) -> dict[str, list[str]]:
+    """The query of the page's address."""
+    return parse_qs(urlsplit(page.url).query)
 
 
 def holds(check: Callable[[], None]) -> None:
@@ -76,6 +102,17 @@ def box_of(element: playwright.Locator) -> playwright.FloatRect:
     return box
 
 
+def drag(element: playwright.Locator, begin: float, end: float, *, height: float = 0.5) -> None:
+    """Press the mouse on an element and let go elsewhere on it: at shares of its width, on one share of its height."""
+    element.scroll_into_view_if_needed()
+    box, mouse = box_of(element), element.page.mouse
+    y = box["y"] + box["height"] * height
+    mouse.move(box["x"] + box["width"] * begin, y)
+    mouse.down()
+    mouse.move(box["x"] + box["width"] * end, y, steps=8)
+    mouse.up()
+
+
 def rows(page: playwright.Page, key: str) -> list[list[str]]:
     shown: list[list[str]] = page.evaluate(ROWS, key)
     return shown
@@ -88,7 +125,19 @@ def see_table(page: playwright.Page, key: str) -> list[list[str]]:
 
 
 def open_row(page: playwright.Page, key: str, row: int = 0) -> None:
-    """Click a row of a table, once the page is drawn. The table is a canvas, so that is a click on a place."""
+    """Click a row of a table, which leads to another address. The table is a canvas, so that is a click on a place.
+
+    A click is lost on a table that is drawn again at this moment: then it is clicked again, as a person would.
+    """
+    until(lambda: len(rows(page, key)) > row)
     drawn(page)
-    table = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame")
-    table.click(position={"x": 60, "y": HEAD_PX + ROW_PX * (row + 0.5)})
+    table, was = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame"), page.url
+
+    def click() -> None:
+        table.click(position={"x": 60, "y": HEAD_PX + ROW_PX * (row + 0.5)})
+        try:
+            page.wait_for_function(HAS_CLICKED, arg=[key, was], timeout=LOST_AFTER_MS)
+        except playwright.TimeoutError as lost:
+            raise AssertionError(f"row {row} of {key} takes no click") from lost
+
+    holds(click)

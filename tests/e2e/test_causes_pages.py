@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import needs_chromium, playwright, see, shoot
+from browser import holds, needs_chromium, playwright, query_of, see, shoot
 from evicted_story import ABOUT, CHUNK, STORY
 from history import goodbyes, history
-from processes import dashboard, serve
-from test_dashboard_page import now
+from processes import SharedDashboard
+from stories import now
 from wire import encoded
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
@@ -19,18 +18,12 @@ pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def site(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a dashboard whose tracer has heard the story a moment ago."""
-    folder = tmp_path_factory.mktemp("causes")
-    tracer = serve(folder)
-    try:
+    with pages.showing(tmp_path_factory.mktemp("causes")) as tracer:
         events = history(STORY, chunk=CHUNK)
-        told = [*events, *goodbyes(events)]
-        tracer.post(encoded(now(told), ABOUT))
-        with dashboard(folder, tracer.url) as url:
-            yield url
-    finally:
-        tracer.end()
+        tracer.post(encoded(now([*events, *goodbyes(events)]), ABOUT))
+        yield pages.url
 
 
 def test_the_request_tells_each_part_and_leads_to_what_explains_it(page: playwright.Page, site: str) -> None:
@@ -45,13 +38,17 @@ def test_the_request_tells_each_part_and_leads_to_what_explains_it(page: playwri
             re.compile("96 to 120unaligned"),
         ]
     )
-    widths = bar.locator(".parts a").evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
-    assert widths[0] / widths[1] == pytest.approx(2, abs=0.05)
+
+    def the_first_is_twice_as_wide() -> None:
+        widths = bar.locator(".parts a").evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
+        assert widths[0] / widths[1] == pytest.approx(2, abs=0.05)
+
+    holds(the_first_is_twice_as_wide)
     shoot(page, "causes-request")
     bar.get_by_role("link", name=re.compile("^tokens 64 to 96: evicted from the connector's store")).focus()
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"/live\?"))
-    assert {"from", "to"} <= parse_qs(urlsplit(page.url).query).keys()
+    assert {"from", "to"} <= query_of(page).keys()
 
 
 def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page, site: str) -> None:

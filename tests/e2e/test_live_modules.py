@@ -11,15 +11,15 @@ pytest.importorskip("streamlit", reason="the component is Streamlit's")
 pytestmark = needs_chromium
 
 
-@pytest.fixture
-def ask(page: playwright.Page) -> Any:
+@pytest.fixture(scope="module")
+def ask(chromium: playwright.Browser) -> Any:
     """Evaluates an expression over the modules."""
     from kvtrail.dashboard.live.component import script
 
     names = "rangeOf, zoomed, panned, pinched, centred, showing, fitted, between, ticks, clock, lasting, count"
     names += ", Rows, modelOf, requestAt, spent, counts, stepped, linkTo, rangeText, deathsText, Live"
     text = script().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
-    page.goto("about:blank")
+    page = chromium.new_page()
     page.add_script_tag(content=text, type="module")
     page.wait_for_function("window.live")
     return lambda expression: page.evaluate(f"() => {{ const m = window.live; return ({expression}); }}")
@@ -94,7 +94,9 @@ def test_clocks_and_lengths(ask: Any) -> None:
 
 
 OPENED = """(() => {
-  const sent = [];
+  const sent = [], timers = new Map(), { setTimeout, clearTimeout } = window;
+  window.setTimeout = (call) => timers.set(timers.size + 1, call).size;
+  window.clearTimeout = (id) => timers.set(id, () => {});
   const send = (name, value) => sent.push([name, value]);
   const live = Object.create(m.Live.prototype);
   Object.assign(live, { view: {}, model: { requests: { request: ['r'], engine: ['e'] } }, redraw() {} });
@@ -102,7 +104,9 @@ OPENED = """(() => {
   live.change({ span_ms: 1, fit: true });
   live.change({ span_ms: 2, fit: true });
   live.open(0);
-  return new Promise((done) => setTimeout(() => done(sent), 500));
+  timers.forEach((call) => call());
+  Object.assign(window, { setTimeout, clearTimeout });
+  return sent;
 })()"""
 
 

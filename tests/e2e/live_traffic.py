@@ -1,4 +1,4 @@
-"""Made-up traffic that keeps coming while somebody looks at a page."""
+"""Live traffic: made-up requests that keep arriving while a page is open."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from processes import Tracer
-from traffic import Engine, served
+from traffic import Engine, Recording
 from wire import encoded
 
 from kvtrail.tracer.events.events import Event, Heartbeat
 
 S = 10**9
 EVERY_S = 0.5
-LONGEST_S = 900
-"""What is made up for the future; no test watches for longer."""
 CHAT = {"service.name": "chat", "kvtrail.model": "llama"}
 """What the engines of a chat say of themselves."""
 
@@ -28,7 +26,7 @@ def post(tracer: Tracer, events: Sequence[Event], about: Mapping[str, str] | Non
 
 
 @contextmanager
-def coming(
+def live_traffic(
     tracer: Tracer,
     *engines: tuple[Engine, float, int],
     seconds: int = 120,
@@ -36,26 +34,16 @@ def coming(
 ) -> Iterator[None]:
     """Engines that have served for so many seconds, and go on: each with the milliseconds between its requests, and how many
     of them come to one stale answer (0 for none)."""
-    begun_ns = time.time_ns()
-    recorded = [
-        served(
-            engine,
-            from_ns=begun_ns - seconds * S,
-            to_ns=begun_ns + LONGEST_S * S,
-            every_ms=every_ms,
-            stale_every=stale_every,
-        )
+    from_ns = time.time_ns() - seconds * S
+    recordings = [
+        Recording(engine, from_ns=from_ns, every_ms=every_ms, stale_every=stale_every)
         for engine, every_ms, stale_every in engines
     ]
     ended = threading.Event()
 
     def send_what_has_happened() -> None:
-        now_ns = time.time_ns()
-        for events in recorded:
-            happened = sum(event.end_ns <= now_ns for event in events)
-            if happened:
-                post(tracer, events[:happened], about)
-                del events[:happened]
+        for recording in recordings:
+            post(tracer, recording.until(time.time_ns()), about)
 
     def go_on() -> None:
         while not ended.wait(EVERY_S):
@@ -73,11 +61,11 @@ def coming(
 
 def chatting(tracer: Tracer, *engines: str) -> AbstractContextManager[None]:
     """These engines serve a chat; every fifth request fails of LMCache #2158."""
-    return coming(tracer, *((Engine(name), 400, 5) for name in engines), seconds=20, about=CHAT)
+    return live_traffic(tracer, *((Engine(name), 400, 5) for name in engines), seconds=20, about=CHAT)
 
 
 def goodbye(engine: Engine, *, sequence: int, at_ns: int, ended_by: str | None = None) -> Heartbeat:
-    """The last sign of life of an engine's recorder, and of what the engine ended."""
+    """The last heartbeat of an engine's recorder, and of what the engine ended."""
     return Heartbeat(
         engine=engine.name, recorder=f"recorder-of-{engine.name}", sequence=sequence, connector="", role="", rank=0,
         start_ns=at_ns, end_ns=at_ns, recorder_closed=True, recorder_recorded=sequence, scheduler_step=0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from browser import SLOW_MS, box_of, playwright, see
+from browser import SLOW_MS, playwright, see
 from processes import until
 
 
@@ -51,14 +51,6 @@ def address_at_rest(page: playwright.Page) -> str:
 
     until(unchanged)
     return seen[-1]
-
-
-def drag(page: playwright.Page, begin: tuple[int, int], end: tuple[int, int]) -> None:
-    box = box_of(page.locator(".field canvas"))
-    page.mouse.move(box["x"] + begin[0], box["y"] + begin[1])
-    page.mouse.down()
-    page.mouse.move(box["x"] + end[0], box["y"] + end[1], steps=5)
-    page.mouse.up()
 
 
 def span_s(page: playwright.Page) -> float:

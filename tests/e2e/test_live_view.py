@@ -1,29 +1,33 @@
-"""What was wrong with the live view when somebody looked at it as a designer and on call; live traffic runs beside.
+"""The live view, with live traffic: searching, folding, findings, dead engines, keys, fingers, time; empty and incomplete.
 
-Screenshots are left in test-artifacts/, for people to look at.
+Nothing is mocked. Screenshots are left in test-artifacts/, for people to look at. test_live_demo.py has a real engine.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from browser import SCHEMES, Scheme, box_of, holds, needs_chromium, playwright, see, shoot
-from coming import S, coming, goodbye, post
-from on_live import address_at_rest, pixels, ready, shown_range, span_s, wait_for_answers
-from processes import Tracer, until
+from browser import SCHEMES, SLOW_MS, Scheme, box_of, drag, holds, needs_chromium, playwright, see, shoot
+from connection import Connection
+from contrast import unreadable
+from live_page import address_at_rest, pixels, ready, shown_range, span_s, wait_for_answers
+from live_traffic import S, goodbye, live_traffic, post
+from processes import SharedDashboard, Tracer, until
 from traffic import Engine, served
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
+TEXTS = (
+    ".state", ".facts", ".legend li", ".heads .name", ".heads .holds", ".what p", ".what strong", ".typed", ".q",
+)  # fmt: skip
 LAPTOP: playwright.ViewportSize = {"width": 1440, "height": 900}
 PHONE: playwright.ViewportSize = {"width": 390, "height": 844}
-Start = Callable[..., Tracer]
-Show = Callable[[str], str]
+TOUCHED: playwright.ViewportSize = {"width": 412, "height": 840}
 
 
 def old_request(tracer: Tracer) -> str:
@@ -41,30 +45,13 @@ def opened(page: playwright.Page, url: str, query: str = "") -> None:
     wait_for_answers(page, 1)
 
 
-def test_a_search_falls_through_to_all_time(page: playwright.Page, start_tracer: Start, start_dashboard: Show) -> None:
-    tracer = start_tracer()
-    old = old_request(tracer)
-    with coming(tracer, (Engine("engine-a"), 800, 0)):
-        opened(page, start_dashboard(tracer.url))
-        page.keyboard.press("/")
-        page.keyboard.type(old[:12])
-        see(page, "Not in this time")
-        shoot(page, "live-elsewhere")
-        page.get_by_role("button", name=re.compile(r"^yesterday · \d{4}-\d\d-\d\d \d\d:\d\d:\d\d · finished")).click()
-        playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·")
-        page.wait_for_url(re.compile(f"q={old}.*from=|from=.*q={old}"))
-        page.get_by_role("searchbox").fill("nobody-has-this")
-        see(page, "Neither in this time nor at any other.")
-
-
 def test_the_second_engine_is_announced_and_engines_fold(
-    page: playwright.Page, start_tracer: Start, start_dashboard: Show
+    page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
-    tracer = start_tracer()
-    with coming(tracer, (Engine("engine-a"), 150, 0), (Engine("engine-b"), 900, 20)):
-        url = start_dashboard(tracer.url)
-        opened(page, url)
-        until(lambda: span_s(page) <= 180, why=lambda: "the window does not fit itself to what there is")
+    begun_s = time.monotonic()
+    with live_traffic(shown, (Engine("engine-a"), 150, 0), (Engine("engine-b"), 900, 20)):
+        opened(page, pages.url)
+        until(lambda: span_s(page) <= 2 * (120 + time.monotonic() - begun_s), why=lambda: f"{span_s(page)} s are shown")
         below = page.locator(".more.below")
         playwright.expect(below).to_contain_text(re.compile(r"engine-b, \d+ requests · \d+ findings? below"))
         overview = page.locator(".map canvas")
@@ -75,7 +62,7 @@ def test_the_second_engine_is_announced_and_engines_fold(
         playwright.expect(second).to_be_in_viewport()
 
         first = page.get_by_role("button", name=re.compile(r"engine-a [\d,]+ requests"))
-        page.mouse.move(700, 500)
+        page.locator(".field canvas").hover()
         page.mouse.wheel(0, -5000)
         first.click()
         playwright.expect(first).to_have_attribute("aria-expanded", "false")
@@ -87,12 +74,10 @@ def test_the_second_engine_is_announced_and_engines_fold(
 
 
 def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
-    page: playwright.Page, start_tracer: Start, start_dashboard: Show
+    page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
-    tracer = start_tracer()
-    with coming(tracer, (Engine("engine-a"), 700, 12)):
-        url = start_dashboard(tracer.url)
-        opened(page, url)
+    with live_traffic(shown, (Engine("engine-a"), 700, 12)):
+        opened(page, pages.url)
         page.keyboard.press("n")
         see(page, "A cached lookup answer was handed out without regard to the computed tokens")
         holds(partial(is_below, page.locator(".detail"), page.locator(".field")))
@@ -105,12 +90,15 @@ def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
             page.emulate_media(color_scheme=scheme)
             until(partial(is_drawn_in, page, scheme))
             shoot(page, f"live-phone-{scheme}")
-            for entry in page.locator(".legend li").all():
-                box = box_of(entry)
-                assert box["x"] >= 0
-                assert box["x"] + box["width"] <= PHONE["width"]
-            unreadable = {name: ratio for name, ratio in contrasts(page).items() if ratio < 4.5}
-            assert unreadable == {}, scheme
+            holds(partial(legend_is_whole_and_readable, page, PHONE["width"]))
+
+
+def legend_is_whole_and_readable(page: playwright.Page, width: int) -> None:
+    for entry in page.locator(".legend li").all():
+        box = box_of(entry)
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    assert unreadable(page, TEXTS) == {}
 
 
 def is_below(lower: playwright.Locator, upper: playwright.Locator) -> None:
@@ -124,56 +112,17 @@ def is_drawn_in(page: playwright.Page, scheme: Scheme) -> bool:
     return bool((page.locator(".field canvas").evaluate(corner) < 128) == (scheme == "dark"))
 
 
-def contrasts(page: playwright.Page) -> dict[str, float]:
-    """The contrast of the page's small texts with their background, by WCAG's formula."""
-    return dict(page.evaluate(CONTRASTS, TEXTS))
-
-
-TEXTS = (
-    ".state", ".facts", ".legend li", ".heads .name", ".heads .holds", ".what p", ".what strong", ".typed", ".q",
-)  # fmt: skip
-CONTRASTS = """(names) => {
-  const root = document.querySelector('[data-testid=stBidiComponentIsolated]').shadowRoot;
-  const pen = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
-  const colour = (layers) => {
-    for (const layer of layers) {
-      pen.fillStyle = layer;
-      pen.fillRect(0, 0, 1, 1);
-    }
-    return pen.getImageData(0, 0, 1, 1).data;
-  };
-  const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-  const weighed = (part, n) => linear(part / 255) * [0.2126, 0.7152, 0.0722, 0][n];
-  const light = (data) => [...data].map(weighed).reduce((sum, each) => sum + each);
-  const behind = (element) => {
-    const layers = [];
-    for (let each = element; each; each = each.parentElement ?? each.getRootNode().host) {
-      layers.unshift(getComputedStyle(each).backgroundColor);
-    }
-    return ['white', ...layers];
-  };
-  return Object.fromEntries(names.map((name) => {
-    const element = root.querySelector(name);
-    const layers = behind(element);
-    const [text, back] = [[...layers, getComputedStyle(element).color], layers].map((each) => light(colour(each)));
-    return [name, (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05)];
-  }));
-}"""
-
-
 def test_an_engine_that_died_is_said_in_red_and_is_a_line(
-    page: playwright.Page, start_tracer: Start, start_dashboard: Show
+    page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
-    tracer = start_tracer()
-    url = start_dashboard(tracer.url)
     dead = Engine("llama-a")
-    with coming(tracer, (Engine("llama-b"), 900, 0)):
-        opened(page, url)
+    with live_traffic(shown, (Engine("llama-b"), 900, 0)):
+        opened(page, pages.url)
         playwright.expect(page.locator(".state")).to_have_text("Live")
         died_ns = time.time_ns() - 20 * S
         events = served(dead, from_ns=died_ns - 60 * S, to_ns=died_ns, every_ms=500)
         error = "AssertionError: Mismatch in tokens to load"
-        post(tracer, [*events, goodbye(dead, sequence=len(events), at_ns=died_ns, ended_by=error)])
+        post(shown, [*events, goodbye(dead, sequence=len(events), at_ns=died_ns, ended_by=error)])
         state = page.locator(".state")
         said = re.compile(r"^Engine llama-a died \d\d:\d\d:\d\d of AssertionError, \d+ requests? lost$")
         playwright.expect(state).to_have_text(said)
@@ -183,7 +132,7 @@ def test_an_engine_that_died_is_said_in_red_and_is_a_line(
         until(lambda: red_lines(page) >= 1, why=lambda: "no line goes through the lanes")
         for scheme in SCHEMES:
             page.emulate_media(color_scheme=scheme)
-            page.wait_for_timeout(500)  # the picture is drawn anew
+            until(partial(is_drawn_in, page, scheme))
             shoot(page, f"live-died-{scheme}")
 
 
@@ -210,11 +159,11 @@ def red_lines(page: playwright.Page) -> int:
 
 
 def test_lanes_keep_their_rows_and_keys_go_through_them(
-    page: playwright.Page, start_tracer: Start, start_dashboard: Show
+    page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
-    tracer = start_tracer()
-    with coming(tracer, (Engine("engine-a"), 250, 0)):
-        opened(page, start_dashboard(tracer.url))
+    connection = Connection(page)
+    with live_traffic(shown, (Engine("engine-a"), 250, 0)):
+        opened(page, pages.url)
         # Closer in, a while ago, and paused: what has left the picture holds rows that a page opened for the first time would
         # give away.
         for key in ["+"] * 4 + ["ArrowLeft"] * 6:
@@ -223,10 +172,10 @@ def test_lanes_keep_their_rows_and_keys_go_through_them(
         page.keyboard.press("Space")
         see(page, "Paused at")
         page.wait_for_url(re.compile("paused="))
-        picture = still(page)
+        picture = still(page, connection)
         page.goto(page.url)
         see(page, "Paused at")
-        assert differing(page, still(page), picture) < 50, (
+        assert differing(page, still(page, connection), picture) < 50, (
             "pixels: a moment in an address is rounded to the microsecond"
         )
 
@@ -268,12 +217,12 @@ def differing(page: playwright.Page, *pictures: str) -> int:
     )
 
 
-def still(page: playwright.Page) -> str:
-    """The picture, once it is the same for a while."""
+def still(page: playwright.Page, connection: Connection) -> str:
+    """The picture, once refreshes do not change it."""
     seen = [pixels(page)]
 
     def unchanged() -> bool:
-        page.wait_for_timeout(1500)
+        connection.wait_for_refreshes()
         seen.append(pixels(page))
         return seen[-1] == seen[-2]
 
@@ -281,10 +230,9 @@ def still(page: playwright.Page) -> str:
     return seen[-1]
 
 
-def test_time_is_typed_brushed_and_shared(page: playwright.Page, start_tracer: Start, start_dashboard: Show) -> None:
-    tracer = start_tracer()
-    with coming(tracer, (Engine("engine-a"), 700, 15)):
-        opened(page, start_dashboard(tracer.url))
+def test_time_is_typed_brushed_and_shared(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
+    with live_traffic(shown, (Engine("engine-a"), 700, 15)):
+        opened(page, pages.url)
         typed = page.get_by_label("Time, UTC")
         typed.fill("never")
         typed.press("Enter")
@@ -324,11 +272,92 @@ def clocks(*seconds_ago: int) -> list[str]:
 def brushed(page: playwright.Page) -> None:
     """Drag a new range in the overview, left of the one that is shown."""
     before = page.url
-    box = box_of(page.locator(".map"))
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + 40, y)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 140, y, steps=4)
-    page.mouse.up()
+    drag(page.locator(".map"), 0.03, 0.1)
     page.wait_for_url(lambda url: url != before)  # it follows the picture
     address_at_rest(page)
+
+
+def test_search_filters_and_help(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
+    old = old_request(shown)
+    with live_traffic(shown, (Engine("engine-a"), 1200, 30), (Engine("engine-b"), 2500, 0)):
+        opened(page, pages.url)
+        page.keyboard.press("?")
+        see(page, "zoom to the selection")
+        shoot(page, "live-help")
+        page.keyboard.press("Escape")
+        playwright.expect(page.locator(".help")).to_be_hidden()
+
+        page.keyboard.press("/")
+        page.keyboard.type("chat-0030")
+        page.wait_for_url(re.compile("q=chat-0030"))
+        playwright.expect(page.locator(".facts")).to_contain_text("· 2 requests")
+        page.get_by_label("Engine", exact=True).select_option("engine-b")
+        playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·")
+        page.get_by_role("searchbox").fill("nobody-has-this")
+        see(page, "Neither in this time nor at any other.")
+        shoot(page, "live-nothing-fits")
+        page.get_by_role("button", name="Clear search and filters").click()
+        ready(page)
+
+        page.keyboard.press("/")
+        page.keyboard.type(old[:12])
+        see(page, "Not in this time")
+        shoot(page, "live-elsewhere")
+        page.get_by_role("button", name=re.compile(r"^yesterday · \d{4}-\d\d-\d\d \d\d:\d\d:\d\d · finished")).click()
+        playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·")
+        page.wait_for_url(re.compile(f"q={old}.*from=|from=.*q={old}"))
+
+
+def test_fingers_move_and_zoom(chromium: playwright.Browser, pages: SharedDashboard, shown: Tracer) -> None:
+    now_ns = time.time_ns()
+    post(shown, served(Engine("engine-a"), from_ns=now_ns - 120 * S, to_ns=now_ns, every_ms=1200, stale_every=30))
+    with closing(chromium.new_context(has_touch=True, viewport=TOUCHED)) as context:
+        phone = context.new_page()
+        phone.set_default_timeout(SLOW_MS)
+        now = datetime.now(UTC)
+        begin, end = (f"{now - timedelta(seconds=ago):%Y-%m-%dT%H:%M:%SZ}" for ago in (100, 20))
+        phone.goto(f"{pages.url}/live?from={begin}&to={end}")
+        ready(phone)
+        until(lambda: span_s(phone) == 80)
+        shoot(phone, "live-phone")
+        for name in ("Help", "Copy link", "Zoom in"):
+            button = box_of(phone.get_by_role("button", name=name))
+            assert button["x"] + button["width"] <= TOUCHED["width"], name
+        swipe(phone, [(150, 150), (200, 150)], [(100, 150), (250, 150)])
+        until(lambda: span_s(phone) < 30)
+        zoomed, was = span_s(phone), shown_range(phone)
+        swipe(phone, [(100, 150)], [(250, 150)])
+        until(lambda: shown_range(phone) != was)
+        assert shown_range(phone) < was, "dragged to the right: what was before"
+        assert abs(span_s(phone) - zoomed) <= 1
+        assert "/request" not in phone.url, "no tap"
+
+
+def swipe(page: playwright.Page, begin: list[tuple[int, int]], end: list[tuple[int, int]], steps: int = 8) -> None:
+    """Fingers go down on the canvas, move, and are lifted."""
+    box = box_of(page.locator(".field canvas"))
+    session = page.context.new_cdp_session(page)
+    for step in range(steps + 1):
+        share = step / steps
+        points = [
+            {"x": box["x"] + x1 + (x2 - x1) * share, "y": box["y"] + y1 + (y2 - y1) * share, "id": number}
+            for number, ((x1, y1), (x2, y2)) in enumerate(zip(begin, end, strict=True))
+        ]
+        kind = "touchMove" if step else "touchStart"
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+
+
+def test_empty_and_incomplete(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
+    page.goto(f"{pages.url}/live")
+    see(page, "No requests yet")
+    shoot(page, "live-empty")
+
+    now_ns = time.time_ns()
+    events = served(Engine("engine-a"), from_ns=now_ns - 100 * S, to_ns=now_ns, every_ms=1500)
+    post(shown, events[:150] + events[190:])
+    see(page, re.compile(r"40 spans missing between \d\d:\d\d:\d\d"))
+    shoot(page, "live-incomplete")
+    post(shown, events[150:190])  # they were only late
+    playwright.expect(page.locator(".facts")).not_to_contain_text("missing")

@@ -1,4 +1,4 @@
-"""Ten tasks of somebody on call, each from the first page on, in three clicks at most.
+"""Tasks of somebody on call, each from the first page on, in three clicks at most.
 
 A real engine has died of LMCache #2158, and requests of two others keep coming. The screenshots are left in test-artifacts/;
 docs/dashboard.md shows them.
@@ -10,14 +10,13 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import forks
 import pytest
 import real_engines
 from browser import needs_chromium, open_row, playwright, rows, see, shoot
-from coming import chatting
-from processes import SLOW_S, Tracer, dashboard, serve, until
+from live_traffic import chatting
+from processes import SLOW_S, SharedDashboard, until
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the engine that dies is driven by vLLM's scheduler")
@@ -57,37 +56,30 @@ class Person:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tasks")
-
-
-@pytest.fixture(scope="module")
-def site(folder: Path) -> Iterator[tuple[Tracer, str]]:
-    """A tracer that has heard a real engine die, and hears two others; and the dashboard's address."""
-    tracer = serve(folder)
-    about = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}", "OTEL_SERVICE_NAME": "vllm"}
-    try:
+def url(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a dashboard whose tracer has heard a real engine die, and hears two others."""
+    folder = tmp_path_factory.mktemp("tasks")
+    with pages.showing(folder) as tracer:
+        about = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}", "OTEL_SERVICE_NAME": "vllm"}
         process = forks.start(
             real_engines.drive, folder, "stale", environment={**os.environ, **about}, out=folder / "engine.log"
         )
         process.join(SLOW_S)
         assert process.exitcode == 0, (folder / "engine.log").read_text()
-        with chatting(tracer, "llama-a", "llama-b"), dashboard(folder, tracer.url) as url:
-            yield tracer, url
-    finally:
-        tracer.end()
+        with chatting(tracer, "llama-a", "llama-b"):
+            yield pages.url
 
 
 @pytest.fixture
-def person(page: playwright.Page, site: tuple[Tracer, str]) -> Iterator[Person]:
+def person(page: playwright.Page, url: str) -> Iterator[Person]:
     page.set_viewport_size({"width": 1440, "height": 900})
-    somebody = Person(page, site[1])
+    somebody = Person(page, url)
     somebody.open()
     yield somebody
     assert somebody.clicks <= MOST_CLICKS
 
 
-def test_1_an_engine_died_and_why(person: Person) -> None:
+def test_an_engine_died_and_why(person: Person) -> None:
     person.click(person.died())
     see(person.page, re.compile(r"^Request "))
     see(person.page, re.compile("AssertionError: "))
@@ -95,7 +87,7 @@ def test_1_an_engine_died_and_why(person: Person) -> None:
     shoot(person.page, "task-01-died")
 
 
-def test_2_is_the_offload_worth_its_memory(person: Person) -> None:
+def test_is_the_offload_worth_its_memory(person: Person) -> None:
     person.go("Efficiency")
     see(person.page, re.compile(r"[Ww]orth its memory"))
     see(
@@ -107,7 +99,7 @@ def test_2_is_the_offload_worth_its_memory(person: Person) -> None:
     shoot(person.page, "task-02-worth")
 
 
-def test_3_a_request_by_a_part_of_its_id(person: Person) -> None:
+def test_a_request_by_a_part_of_its_id(person: Person) -> None:
     person.go("Requests")
     person.page.get_by_placeholder("Part of an id, or a whole trace id").fill("bug-0")
     until(lambda: {row[0][:5] for row in rows(person.page, "requests_table")} == {"bug-0"})
@@ -117,7 +109,7 @@ def test_3_a_request_by_a_part_of_its_id(person: Person) -> None:
     shoot(person.page, "task-03-found")
 
 
-def test_4_a_finding_is_understood_without_our_words(person: Person) -> None:
+def test_a_finding_is_understood_without_our_words(person: Person) -> None:
     person.click(person.died())
     see(person.page, "could: crash")
     proof = person.page.get_by_test_id("stVerticalBlock").filter(has_text="could: crash").last
@@ -129,10 +121,11 @@ def test_4_a_finding_is_understood_without_our_words(person: Person) -> None:
     shoot(person.page, "task-04-understood")
 
 
-def test_5_what_is_seen_is_shared(person: Person, site: tuple[Tracer, str]) -> None:
+def test_what_is_seen_is_shared(person: Person) -> None:
     page = person.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     person.click(page.get_by_role("button", name="Copy link"))
+    see(page, "Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert re.search(r"from=20\d\d-.*to=20\d\d-", copied), "the range does not move with the clock"
     page.goto(copied)
@@ -140,7 +133,7 @@ def test_5_what_is_seen_is_shared(person: Person, site: tuple[Tracer, str]) -> N
     shoot(page, "task-05-shared")
 
 
-def test_6_a_request_is_compared_with_one_like_it(person: Person) -> None:
+def test_a_request_is_compared_with_one_like_it(person: Person) -> None:
     person.click(person.died())
     person.click(person.page.get_by_role("link", name="Compare"))
     see(person.page, re.compile("Near in time"))
@@ -150,7 +143,7 @@ def test_6_a_request_is_compared_with_one_like_it(person: Person) -> None:
     shoot(person.page, "task-06-compared")
 
 
-def test_7_with_the_keyboard_only(person: Person) -> None:
+def test_with_the_keyboard_only(person: Person) -> None:
     page = person.page
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -162,37 +155,7 @@ def test_7_with_the_keyboard_only(person: Person) -> None:
     assert person.clicks == 0
 
 
-def test_8_the_tracer_goes_away_and_comes_back(page: playwright.Page, tmp_path: Path, site: tuple[Tracer, str]) -> None:
-    store = tmp_path / "kvtrail.db"
-    tracer = serve(tmp_path, store=store)
-    with chatting(tracer, "llama-c"):
-        until(lambda: tracer.get("/api/overview", window_s=60)["totals"]["requests"] > 0)
-    with dashboard(tmp_path, tracer.url) as url:
-        page.goto(url)
-        see(page, re.compile("finding of stale-lookup|findings of stale-lookup|All well"))
-        tracer.kill()
-        see(page, re.compile("does not answer.*Below is what was last known"))
-        shoot(page, "task-08-away")
-        again = serve(tmp_path, store=store, grpc_port=tracer.grpc_port, http_port=tracer.http_port)
-        try:
-            playwright.expect(page.get_by_text("does not answer")).to_have_count(0)
-        finally:
-            again.end()
-
-
-def test_9_an_empty_store_says_how_to_begin(page: playwright.Page, tmp_path: Path) -> None:
-    tracer = serve(tmp_path)
-    try:
-        with dashboard(tmp_path, tracer.url) as url:
-            page.goto(url)
-            see(page, "No requests yet")
-            see(page, f"OTEL_EXPORTER_OTLP_ENDPOINT={tracer.url}")
-            shoot(page, "task-09-empty")
-    finally:
-        tracer.end()
-
-
-def test_10_two_engines_side_by_side(person: Person) -> None:
+def test_two_engines_side_by_side(person: Person) -> None:
     person.go("Live")
     person.click(person.page.get_by_role("button", name="Fold all"))
     for engine in ("llama-a", "llama-b"):

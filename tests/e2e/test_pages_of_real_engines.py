@@ -9,41 +9,36 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import real_engines
-from browser import needs_chromium, open_row, playwright, see, shoot
-from processes import Tracer, serve
-from test_dashboard_page import feed
+from browser import needs_chromium, open_row, playwright, see
+from processes import SharedDashboard, Tracer
 
 from kvtrail.tracer.history.audit import audit
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")
 pytestmark = needs_chromium
-TRACES = "http://jaeger.example:16686/trace/{trace_id}"
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
+def busy(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
     """A tracer that has seen four engines come, and two of them die."""
     folder = tmp_path_factory.mktemp("busy")
-    tracer = serve(folder)
-    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}", "OTEL_SERVICE_NAME": "vllm"}
-    try:
+    with pages.showing(folder) as tracer:
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}", "OTEL_SERVICE_NAME": "vllm"}
         real_engines.run_all(folder, {**os.environ, **endpoint})
         yield tracer
-    finally:
-        tracer.end()
 
 
 @pytest.fixture
-def url(busy: Tracer, start_dashboard: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("KVTRAIL_DASHBOARD_TRACES", TRACES)
-    return start_dashboard(busy.url)
+def url(busy: Tracer, pages: SharedDashboard) -> str:
+    """The address of the dashboard, which shows it."""
+    return pages.url
 
 
 def stale(tracer: Tracer) -> Any:
@@ -112,12 +107,12 @@ def test_two_requests_side_by_side(page: playwright.Page, busy: Tracer, url: str
 
 
 def test_a_request_goes_to_its_trace_and_is_taken_along(
-    page: playwright.Page, busy: Tracer, url: str, tmp_path: Path
+    page: playwright.Page, busy: Tracer, pages: SharedDashboard, url: str, tmp_path: Path
 ) -> None:
     finding = stale(busy)
     page.goto(f"{url}/request?id={finding['request']}")
     trace = page.get_by_role("link", name="Trace", exact=True)
-    playwright.expect(trace).to_have_attribute("href", TRACES.format(trace_id=finding["trace_id"]))
+    playwright.expect(trace).to_have_attribute("href", pages.traces.format(trace_id=finding["trace_id"]))
     see(page, "Every step")  # while a page is drawn for the first time, what its buttons fetch may be forgotten again
     page.get_by_role("button", name="Copy or download").click()
     see(page, finding["trace_id"])
@@ -129,28 +124,3 @@ def test_a_request_goes_to_its_trace_and_is_taken_along(
     assert "stale-lookup" in {f.rule for f in audit([tmp_path / "answer.jsonl"]).findings}
     assert json.loads((tmp_path / "answer.perfetto.json").read_text())["traceEvents"]
     assert json.loads((tmp_path / "answer.json").read_text())["request"]["request"] == finding["request"]
-
-
-def test_empty_and_disconnected(
-    page: playwright.Page,
-    start_tracer: Callable[..., Tracer],
-    start_dashboard: Callable[[str], str],
-) -> None:
-    tracer = start_tracer()
-    url = start_dashboard(tracer.url)
-    empty = {"findings": "No findings from", "efficiency": "No lookup was traced", "fleet": "No requests yet"}
-    for path, text in empty.items():
-        page.goto(f"{url}/{path}")
-        see(page, text)
-        shoot(page, f"{path}-empty")
-    feed(tracer, "L 640 c0 h512 -> 512\nA 512\nS 512+128\nend", request="chat-1-0123abcd", engine="engine-a")
-    see(page, "of 1 engine ever")
-    tracer.kill()
-    see(page, "does not answer")
-    see(page, "of 1 engine ever")  # what was known stays
-    shoot(page, "fleet-away")
-    for path in ("findings", "efficiency"):
-        page.goto(f"{url}/{path}?from=now-6h&to=now")
-        see(page, "does not answer")
-        assert page.get_by_test_id("stException").count() == 0
-    shoot(page, "efficiency-away")
