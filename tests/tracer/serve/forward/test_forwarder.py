@@ -20,7 +20,6 @@ from kvtrail.connector.recording.encoder import field
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest.protobuf import attributes
-from kvtrail.tracer.serve.forward import forwarder as forwarders
 from kvtrail.tracer.serve.forward.forwarder import HOLD_S, LINGER_S, Forwarder
 from kvtrail.tracer.serve.forward.pieces import Piece, joined
 from kvtrail.tracer.serve.forward.sender import Sender
@@ -448,8 +447,8 @@ def test_late_spans_follow_what_was_decided(sidecar: Sidecar) -> None:
     assert len(sidecar.outbox.spans("kv.load")) == 1
 
 
-def test_ended_requests_are_not_remembered_for_ever(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarders, "MOST_ENDED", 3)
+def test_ended_requests_are_not_remembered_for_ever(sidecar: Sidecar) -> None:
+    sidecar.forwarder._ended.most = 3
     for number in range(10):
         sidecar.hear(named(WELL, f"r-{number}-0123abcd"))
     sidecar.later()
