@@ -22,8 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import real_lmcache
+from causes_not_recorded import EVERYTHING, NOT_RECORDED, heard
 from causes_reference import CONNECTORS, REFUSED, Admission, Tally, compare, missed, run
-from causes_untold import EVERYTHING, UNTOLD, heard
 
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.tracer.causes.causes import Causes
@@ -45,10 +45,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--profile", action="append", choices=sorted(PROFILES))
     parser.add_argument("--connector", action="append", choices=[*CONNECTORS, "LMCache"])
-    parser.add_argument("--untold", action="append", choices=[*UNTOLD, TOGGLED], help="what is left out")
+    parser.add_argument("--untold", action="append", choices=[*NOT_RECORDED, TOGGLED], help="what is left out")
     options = parser.parse_args()
     profiles = options.profile or [name for name in PROFILES if name not in LEFT_OUT]
-    chosen = options.untold or [*UNTOLD, TOGGLED]
+    chosen = options.untold or [*NOT_RECORDED, TOGGLED]
     print("| connector | profile | told | missed tokens | right | unknown | wrong |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
     for connector in options.connector or (*CONNECTORS, "LMCache"):

@@ -176,8 +176,8 @@ def _exception(error: str, at_ns: int) -> bytes:
     """A recorded error, `Class: message`, as an event of its span, named as in
     https://opentelemetry.io/docs/specs/semconv/exceptions/exceptions-spans/."""
     type_, _, text = error.partition(": ")
-    told = field(3, key_value("exception.type", type_)) + field(3, key_value("exception.message", text))
-    return field(11, _EVENT_TIME.pack(0x09, at_ns) + field(2, b"exception") + told)
+    exception = field(3, key_value("exception.type", type_)) + field(3, key_value("exception.message", text))
+    return field(11, _EVENT_TIME.pack(0x09, at_ns) + field(2, b"exception") + exception)
 
 
 class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):

@@ -113,8 +113,8 @@ def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], 
     for name, secret in {layer: secrets[layer], **secrets}.items():
         number = secret.number(words)
         if number is not None and number < len(contents.prefixes):
-            whose = f"the KV of {contents.prefixes.name(number)}"
-            return whose if name == layer else f"{whose} in {name}"
+            owner = f"the KV of {contents.prefixes.name(number)}"
+            return owner if name == layer else f"{owner} in {name}"
     differ = int((words != expected).sum())
     if 2 * differ < words.size:
         return f"its own KV, but for {differ} of its {words.size} numbers"

@@ -89,10 +89,10 @@ class InMemoryExporter:
             number, epoch = row[semconv.REQUEST_SEQUENCE.key], row[semconv.EPOCH.key]
             own = tuple(row.get(attribute.key) for attribute in FIELDS[semconv.Kind.SCHEDULE])
             request, sampled = row[semconv.REQUEST_ID.key], row.get(semconv.SAMPLED.key, True)
-            whose = (self._minutes_root(identity, end_ns), b"", request, sampled)
+            owner = (self._minutes_root(identity, end_ns), b"", request, sampled)
             yield self._event(
                 (
-                    semconv.Kind.SCHEDULE.value, source, whose, row[semconv.SEQUENCE.key], number, epoch,
+                    semconv.Kind.SCHEDULE.value, source, owner, row[semconv.SEQUENCE.key], number, epoch,
                     start_ns, end_ns, None, own,
                 )
             )  # fmt: skip

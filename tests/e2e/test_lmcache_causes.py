@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import real_lmcache
+from causes_not_recorded import EVERYTHING, NOTHING_LACKS
 from causes_reference import missed
-from causes_untold import EVERYTHING, NOTHING_LACKS
 
 ARISE = ("evicted store", "evicted gpu", "stranded store", "new")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import cpu
+from causes_not_recorded import NOT_RECORDED, heard
 from causes_reference import Reference, StoreView, compare, number_them
-from causes_untold import UNTOLD, heard
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.simulate import in_memory, tiny_model
@@ -95,7 +95,7 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
         return reckoned(events, task["sizes"])
     number_them(reference.admissions, events)
     said = {}
-    for untold in UNTOLD:
+    for untold in NOT_RECORDED:
         tally = compare(reference.admissions, heard(events, untold, seed=task["seed"]))
         said[untold] = [[*pair, tokens] for pair, tokens in tally.items()]
     return {"said": said}

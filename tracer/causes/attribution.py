@@ -9,7 +9,7 @@ from operator import is_not
 from msgspec import Struct
 
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
-from kvtrail.tracer.model.causes import NOTHING, Cause, Detail, Part, Untold
+from kvtrail.tracer.model.causes import NOTHING, Cause, Detail, NotRecorded, Part
 
 MOST_PARTS = 200
 """Parts of a prompt; beyond that, neighbours of one cause and tier are one part, with what explains the first."""
@@ -24,7 +24,7 @@ class AdmissionContext(Struct, eq=False):
         allocated: those that the connector was to load.
         sources: these by tier, where the connector names tiers.
         block_size: tokens of a block.
-        chain: the hashes of its full blocks; None where they are not known, which `untold` explains.
+        chain: the hashes of its full blocks; None where they are not known, which `not_recorded` explains.
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
         pending_by: the request that goes on furthest, and its admission.
         is_last_open: whether a running request may have computed the final block, which nobody reports.
@@ -39,11 +39,11 @@ class AdmissionContext(Struct, eq=False):
     sources: Sequence[tuple[str, int]]
     block_size: int
     chain: Sequence[bytes] | None
-    untold: Untold = Untold.BLOCK_HASHES
+    not_recorded: NotRecorded = NotRecorded.BLOCK_HASHES
     pending: int = 0
     pending_by: BlockChange | None = None
     is_last_open: bool = False
-    shadow: Untold | None = None
+    shadow: NotRecorded | None = None
     has_groups: bool = False
     promised: tuple[int, int] = (0, 0)
     failed: BlockChange | None = None
@@ -164,7 +164,7 @@ class Attribution:
         aligned = self._full * size
         if asked.chain is None or len(asked.chain) < self._full or not size:
             aligned = aligned if size else asked.total
-            runs.add(Cause.UNKNOWN, "", end, aligned, why=asked.untold)
+            runs.add(Cause.UNKNOWN, "", end, aligned, why=asked.not_recorded)
         elif end < aligned:
             self._blocks(end)
         runs.add(Cause.UNALIGNED, "", max(end, aligned), asked.total)
@@ -257,14 +257,14 @@ class Attribution:
         """Enter a block, and those behind it with the same known about them: the first cause that is true of them."""
         add, vllm, asked = self._runs.add, self._vllm, self._context
         if asked.is_last_open and end == asked.total and (fact is None or fact.state is not BlockState.HELD):
-            add(Cause.UNKNOWN, "", start, end, why=Untold.CACHE_EVENTS)
+            add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CACHE_EVENTS)
             return
         if fact is None and block >= asked.pending and not self._stores_know(block) and not self._is_shadowed(block):
             add(Cause.NEW, "", start, end)
             return
         if fact is not None and fact.state is BlockState.HELD:
             if asked.has_groups:
-                add(Cause.UNKNOWN, "", start, end, why=Untold.GROUPS)
+                add(Cause.UNKNOWN, "", start, end, why=NotRecorded.GROUPS)
                 return
             add(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, start, end, fact)
             return
@@ -307,19 +307,19 @@ class Attribution:
 
     def _may_be_held(
         self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[_View, BlockChange | None]]
-    ) -> Untold | None:
+    ) -> NotRecorded | None:
         """Why it is not known whether a cache holds it; None if it is known."""
         is_hole = block == self._hole and (block + 1) * self._context.block_size < self._context.total
         if fact is not None and not is_hole:  # the lookup itself says that vLLM does not hold the hole
             if fact.state is BlockState.UNSURE:
                 return self._vllm.why
             if fact.state is BlockState.COMPUTED:
-                return Untold.CACHE_EVENTS
+                return NotRecorded.CACHE_EVENTS
         for view, chunk in chunks:
             if not view.store.is_reported:
-                return Untold.PROBE
+                return NotRecorded.PROBE
             if chunk is not None and chunk.state is BlockState.UNSURE:
-                return Untold.CONTRADICTION if chunk is _CONTRADICTED else view.store.cache.why
+                return NotRecorded.CONTRADICTION if chunk is _CONTRADICTED else view.store.cache.why
         return self._context.shadow if self._is_shadowed(block) else None
 
     def _is_shadowed(self, block: int) -> bool:
@@ -351,16 +351,16 @@ class Attribution:
                 self._runs.add(Cause.UNKNOWN, "", start, end, why=cache.why)
                 return
         if fact is not None and fact.state is BlockState.COMPUTED:  # evicted or reset, and nobody says when
-            self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.CACHE_EVENTS)
+            self._runs.add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CACHE_EVENTS)
             return
         if not losses:
             self._runs.add(Cause.NEW, "", start, end)
             return
         cache, loss = max(losses, key=lambda each: each[1].number)
         if loss.state not in _CAUSES:  # a chunk that is held was not stored
-            self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.CONTRADICTION)
+            self._runs.add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CONTRADICTION)
         elif sum(other.number == loss.number for _, other in losses) > 1:
-            self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.ORDER)
+            self._runs.add(Cause.UNKNOWN, "", start, end, why=NotRecorded.ORDER)
         else:
             unstored = unstored if cache is self._vllm else ""
             self._runs.add(_CAUSES[loss.state], cache.name, start, end, loss, unstored=unstored)

@@ -9,7 +9,7 @@ from enum import IntEnum
 from msgspec import Struct
 
 from kvtrail.tracer.causes.eviction_history import EvictionHistory
-from kvtrail.tracer.model.causes import Untold
+from kvtrail.tracer.model.causes import NotRecorded
 
 MOST_KEYS = 200_000
 """Keys of a cache that are remembered with the events that reported them; of older ones only what happened to them."""
@@ -85,7 +85,7 @@ class CacheModel:
         self.reports_changes = False
         self.size = self.listed_at = 0
         self.whole_from = 0
-        self.why = Untold.LATE
+        self.why = NotRecorded.LATE
         self._cleared: list[BlockChange] = []
         """When it was emptied, the latest `MOST_RESETS` times."""
         self._listed = -1
@@ -121,7 +121,7 @@ class CacheModel:
         self._listed = fact.number
         self.record(keys, fact)
 
-    def lose(self, number: int, why: Untold) -> None:
+    def lose(self, number: int, why: NotRecorded) -> None:
         """What happened before this number may not have been reported."""
         self.whole_from, self.why = number, why
 

@@ -41,7 +41,7 @@ from kvtrail.tracer.events.events import (
 from kvtrail.tracer.events.hash_chains import Chains, split_hashes
 from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 from kvtrail.tracer.ledger.facts import Breakdown, tiers_of
-from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
+from kvtrail.tracer.model.causes import Cause, Detail, NotRecorded, Part
 
 GPU = "gpu"
 """The tier of vLLM's own prefix cache."""
@@ -87,7 +87,7 @@ class Causes:
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
         self._stored: OrderedDict[int, tuple[str, list[Key]]] = OrderedDict()
         """The chunks of stores that are under way, by the transfer's number."""
-        self._lost: tuple[int, Untold] | None = None
+        self._lost: tuple[int, NotRecorded] | None = None
         """The number of the latest loss of events, and why they are missing."""
         self._fresh: dict[bytes, None] | None = None
         """Blocks that were named for the first time since something was missed: all that happened to them is known."""
@@ -111,7 +111,7 @@ class Causes:
         if enter := _ENTER.get(kind):
             enter(self, event)
 
-    def lose(self, why: Untold, *, before: Event) -> None:
+    def lose(self, why: NotRecorded, *, before: Event) -> None:
         """Events are missing before this one: whatever they may have changed is not known any more."""
         self._follow(self._admitting)
         self._number += 1
@@ -127,7 +127,7 @@ class Causes:
         self._shadow_ns = before.end_ns + SHADOW_NS
 
     def _enter_unfamiliar(self, event: Unfamiliar) -> None:
-        self.lose(Untold.LOST, before=event)
+        self.lose(NotRecorded.LOST, before=event)
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
         self._unprobed.update(event.recorder_probes_off or ())
@@ -141,7 +141,9 @@ class Causes:
         name = event.request or ""
         request = self._requests.get(name)
         if request is None:
-            request = self._requests[name] = RequestState(untold=Untold.LOST if self._lost is None else self._lost[1])
+            request = self._requests[name] = RequestState(
+                not_recorded=NotRecorded.LOST if self._lost is None else self._lost[1]
+            )
             if len(self._requests) > MOST_OPEN:
                 self._drop(next(iter(self._requests)))
         if event.epoch > request.epoch:
@@ -158,7 +160,7 @@ class Causes:
         self._drop(event.request or "")
         request = self._of(event)
         request.block_size, request.prompt = event.block_size or 0, event.total or 0
-        request.untold = Untold.BLOCK_HASHES if event.block_after is None else Untold.CHAIN
+        request.not_recorded = NotRecorded.BLOCK_HASHES if event.block_after is None else NotRecorded.CHAIN
         self._chains.add(request.chain, event)
         if self._fresh and not request.chain.is_whole:
             self._fresh = {}  # its prompt may be like one of those that were named before
@@ -207,7 +209,7 @@ class Causes:
             sources=self._sources(request, allocated),
             block_size=size,
             chain=chain if full else (),
-            untold=request.untold,
+            not_recorded=request.not_recorded,
             is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
             shadow=self._shadow(event, request),
             has_groups=self._has_groups,
@@ -224,7 +226,7 @@ class Causes:
         if lookup.cache_identity is not None and chain and self._fleet.has_several(lookup.cache_identity):
             parts = self._elsewhere(lookup.cache_identity, chain, size, parts)
         if lookup.computed + allocated > lookup.total:  # more was given than there is: `over-report` has found it
-            contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=Untold.CONTRADICTION))
+            contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=NotRecorded.CONTRADICTION))
             parts = [contradicted] if lookup.total else []
         split = Breakdown(event, lookup, parts, chain, is_final=not allocated)
         self.breakdowns.append(split)
@@ -248,7 +250,7 @@ class Causes:
                 made.append(Part(Cause.ELSEWHERE, "", part.start, tokens, Detail(engine=engine)))
                 part = replace(part, start=part.start + tokens, tokens=part.tokens - tokens)
             if part.cause is Cause.NEW and not is_all_heard:
-                part = replace(part, cause=Cause.UNKNOWN, detail=Detail(why=Untold.FLEET))
+                part = replace(part, cause=Cause.UNKNOWN, detail=Detail(why=NotRecorded.FLEET))
             if part.tokens:
                 made.append(part)
         return made
@@ -305,14 +307,14 @@ class Causes:
         others = (request for other, request in self._requests.items() if other != name)
         return any(request.chain.of(last) == chain[last] for request in others)
 
-    def _shadow(self, event: Alloc, request: RequestState) -> Untold | None:
+    def _shadow(self, event: Alloc, request: RequestState) -> NotRecorded | None:
         """Why requests may be computing of whose prompts nothing is known; None if there are none."""
         if event.end_ns < self._shadow_ns:
             return self._lost[1] if self._lost else None
         for name in self._computing:
             other = self._requests.get(name)
             if other is not None and other is not request and not other.chain.is_whole:
-                return other.untold
+                return other.not_recorded
         return None
 
     def _is_fresh(self, key: Key) -> bool:
@@ -398,7 +400,7 @@ class Causes:
             )
         else:
             self._number += 1
-            self._vllm.lose(self._number, request.untold)
+            self._vllm.lose(self._number, request.not_recorded)
             self._fresh = {}
 
     # Caches.
@@ -424,9 +426,9 @@ class Causes:
         changes, self._changes = self._changes, []
         while changes:
             event = changes.pop(0)
-            cache, whose = self._vllm, by
+            cache, owner = self._vllm, by
             if event.pool_tier is not None:
-                cache, whose = self._store(event.connector_id), event.pushed_by or ""
+                cache, owner = self._store(event.connector_id), event.pushed_by or ""
                 cache.name, cache.reports_changes = event.pool_tier, True
             if event.cache_whole:
                 parts = [event]
@@ -434,7 +436,7 @@ class Causes:
                     parts.append(changes.pop(0))
                 self._list(cache, parts)
             elif not event.group:
-                self._change(cache, event, whose)
+                self._change(cache, event, owner)
 
     def _stop_following(self, event: PrefixCache) -> None:
         """From now on nobody reports what a cache gains and loses: what it holds is not known any more."""
@@ -443,10 +445,10 @@ class Causes:
         self._fresh = {}
         if event.pool_tier is None:
             self._vllm = CacheModel(GPU)
-            self._vllm.lose(self._number, Untold.CACHE_EVENTS)
+            self._vllm.lose(self._number, NotRecorded.CACHE_EVENTS)
         else:
             store = self._stores[event.connector_id] = CacheModel(event.pool_tier)
-            store.lose(self._number, Untold.PROBE)
+            store.lose(self._number, NotRecorded.PROBE)
 
     def _list(self, cache: CacheModel, events: Sequence[PrefixCache]) -> None:
         """A cache is reported as a whole. Where it is not what it was believed to be, something was not reported before."""
@@ -459,7 +461,7 @@ class Causes:
         )
         if cache.is_reported and not is_known and cache.whole_from <= cache.listed_at:
             self._number += 1
-            cache.lose(self._number, Untold.LATE)
+            cache.lose(self._number, NotRecorded.LATE)
         fact = self._fact(BlockState.HELD, events[0])
         cache.is_reported, cache.size, cache.listed_at = True, len(held), fact.number
         if not is_known:
@@ -469,7 +471,7 @@ class Causes:
         if not cache.is_reported:  # the whole comes later
             cache.is_reported = True
             self._number += 1
-            cache.lose(self._number, self._lost[1] if self._lost else Untold.LATE)
+            cache.lose(self._number, self._lost[1] if self._lost else NotRecorded.LATE)
         is_store = event.pool_tier is not None
         hashes, known = split_hashes(event.block_hashes), 0
         for emptied, changes in groupby(event.cache_changes, key=_is_reset):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kvtrail.tracer.causes.cache_model import BlockChange
 from kvtrail.tracer.events.hash_chains import Chain
 from kvtrail.tracer.ledger.facts import Breakdown, Offers
-from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
+from kvtrail.tracer.model.causes import Cause, Detail, NotRecorded, Part
 
 
 class RequestState(Struct, eq=False):
@@ -18,7 +18,7 @@ class RequestState(Struct, eq=False):
 
     Attributes:
         chain: the hashes of its blocks.
-        untold: why they are not known, if they are not.
+        not_recorded: why they are not known, if they are not.
         block_size: tokens of each; 0 where they are not known.
         prompt: its tokens when it began; 0 where that was not reported.
         deferred: the connectors that have answered 'ask me later' since the last admission.
@@ -35,7 +35,7 @@ class RequestState(Struct, eq=False):
     """
 
     chain: Chain = field(default_factory=Chain)
-    untold: Untold = Untold.LOST
+    not_recorded: NotRecorded = NotRecorded.LOST
     block_size: int = 0
     prompt: int = 0
     epoch: int = 0
@@ -47,7 +47,7 @@ class RequestState(Struct, eq=False):
     reached: int = 0
     failed: BlockChange | None = None
     failed_from: int | None = None
-    doubt: Untold | None = None
+    doubt: NotRecorded | None = None
     lost: tuple[int, int] = (0, 0)
     computing: int = 0
 
@@ -67,7 +67,7 @@ def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None
     return made
 
 
-def doubted(parts: Iterable[Part], why: Untold) -> list[Part]:
+def doubted(parts: Iterable[Part], why: NotRecorded) -> list[Part]:
     """The parts of a prompt of which nobody knows whether its load has failed."""
     return [
         Part(Cause.UNKNOWN, "", part.start, part.tokens, Detail(why=why)) if part.cause is Cause.LOADED else part

@@ -28,7 +28,7 @@ from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
-from kvtrail.tracer.model.causes import Untold
+from kvtrail.tracer.model.causes import NotRecorded
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
 from kvtrail.tracer.rules import Rule, RuleSet, all_rules
 
@@ -413,10 +413,10 @@ class Detector:
                 heard = max(order.expected, self._came_before.get(event.recorder, -1) + 1)
                 if order.expected == 0 or number <= heard:
                     engine.lose(Unknown.LATE, before=event)
-                    recorder.causes.lose(Untold.LATE, before=event)
+                    recorder.causes.lose(NotRecorded.LATE, before=event)
                 else:
                     engine.lose(Unknown.LOST, before=event)
-                    recorder.causes.lose(Untold.LOST, before=event)
+                    recorder.causes.lose(NotRecorded.LOST, before=event)
                     self.lost[event.engine] += number - heard
             self._enter_engine(event, recorder)
             order.expected = number + 1
@@ -459,7 +459,7 @@ class Detector:
                 causes.enter(event)
             except Exception as error:
                 self._judgements.failed("causes", error)
-                causes.lose(Untold.LOST, before=event)
+                causes.lose(NotRecorded.LOST, before=event)
             if causes.breakdowns:
                 self._explain(event, causes)
         if type(event) is Reset and self._on_reset is not None:  # `isinstance` of a struct is slow

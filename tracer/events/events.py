@@ -99,7 +99,7 @@ Hashes = Annotated[
     bytes,
     _on_wire(
         "kvtrail.block.hashes",
-        "The last 8 bytes of vLLM's hash of each full block, in the order of their tokens. Each is told once and"
+        "The last 8 bytes of vLLM's hash of each full block, in the order of their tokens. Each is reported once and"
         " then referred to.",
     ),
 ]
@@ -209,11 +209,13 @@ class RequestStart(Event, kw_only=True, gc=False):
         AnyCount | None, _on_wire("kvtrail.request.priority", "The request's priority; absent where it has none.")
     ] = None
     block_hashes: Hashes | None = None
-    """Those that were not told before; `chains` has the whole chain."""
+    """Those that were not reported before; `chains` has the whole chain."""
     block_first: FirstBlock | None = None
     block_after: Annotated[
         bytes | None,
-        _on_wire("kvtrail.block.after", "The hash of the block before that one, whose chain other requests have told."),
+        _on_wire(
+            "kvtrail.block.after", "The hash of the block before that one, whose chain other requests have reported."
+        ),
     ] = None
     identity: Identity | None = None
     block_seen: Annotated[
@@ -247,7 +249,7 @@ class RequestEnd(Event, kw_only=True, gc=False):
     blocks_ids: BlockIds | None = None
     scheduler_step: Step | None = None
     block_hashes: Hashes | None = None
-    """Of the blocks that were filled since its last ones were told."""
+    """Of the blocks that were filled since its last ones were reported."""
     block_first: FirstBlock | None = None
     handoff: Annotated[
         bool | None,
@@ -305,7 +307,7 @@ class Lookup(Event, kw_only=True, gc=False):
     chunk_keys: ChunkKeys | None = None
     scheduler_step: Step | None = None
     block_hashes: Hashes | None = None
-    """Of the blocks that its output has filled since its last ones were told."""
+    """Of the blocks that its output has filled since its last ones were reported."""
     block_first: FirstBlock | None = None
 
     @property
@@ -555,7 +557,7 @@ class Evict(Event, kw_only=True, gc=False):
 
 
 class Reset(Event, kw_only=True, gc=False):
-    """`reset_cache`: the connector was told to forget what it holds."""
+    """`reset_cache`: the connector was asked to forget what it holds."""
 
     kind = Kind.RESET
     succeeded: Annotated[
@@ -572,8 +574,8 @@ class CacheReset(Event, kw_only=True, gc=False):
 
 
 class PrefixCache(Event, kw_only=True, gc=False):
-    """What vLLM's own prefix cache has stored and removed since the last of these, in order. It is told before each
-    lookup and each allocation, and else within a second: what is told between a lookup and its allocation was changed by
+    """What vLLM's own prefix cache has stored and removed since the last of these, in order. It is reported before each
+    lookup and each allocation, and else within a second: what is reported between a lookup and its allocation was changed by
     that allocation. With a tier: what the connector's store, which is that tier, has gained and lost."""
 
     kind = Kind.PREFIX_CACHE
@@ -593,7 +595,7 @@ class PrefixCache(Event, kw_only=True, gc=False):
         bool,
         _on_wire(
             "kvtrail.cache.whole",
-            "All that the cache holds is told anew, in this event and those that follow it at the same moment: nothing"
+            "All that the cache holds is reported again, in this event and those that follow it at the same moment: nothing"
             " else is held.",
         ),
     ] = False
@@ -602,7 +604,7 @@ class PrefixCache(Event, kw_only=True, gc=False):
 
 
 class Holdings(Event, kw_only=True, gc=False):
-    """A part of the list of all chunks in the connector's store, told anew so that a gap is not for ever."""
+    """A part of the list of all chunks in the connector's store, reported again so that a gap is not for ever."""
 
     kind = Kind.HOLDINGS
     chunk_keys: ChunkKeys = ()
@@ -614,7 +616,7 @@ class Holdings(Event, kw_only=True, gc=False):
 
 class BlockCheck(Event, kw_only=True, gc=False):
     """A worker compared what KV blocks of a request hold with what was computed under their hashes. Wrong blocks are
-    listed, up to 64; right ones are only counted, and told now and then."""
+    listed, up to 64; right ones are only counted, and reported now and then."""
 
     kind = Kind.BLOCK_CHECK
     # Names and numbers about a block have one place in each of the arrays.
@@ -629,7 +631,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
         Keys,
         _check(
             "hashes",
-            "Of blocks told for other engines, the last 16 hexadecimal digits of the hash: all that the request"
+            "Of blocks reported for other engines, the last 16 hexadecimal digits of the hash: all that the request"
             " `computed` while it had met no wrong block, and the unknown ones of those that it `loaded`.",
         ),
     ] = ()
@@ -692,13 +694,13 @@ class BlockCheck(Event, kw_only=True, gc=False):
 
     @property
     def looked(self) -> int:
-        """How many blocks were looked at: a recorder may have counted wrong ones before it told them."""
+        """How many blocks were looked at: a recorder may have counted wrong ones before it reported them."""
         return max(self.check_blocks, self.check_unknown + self.wrong)
 
     def numbers(self) -> dict[str, Any]:
-        """Without what is told for other engines, which is much and says nothing to a person."""
-        told = super().numbers().items()
-        return {name: value for name, value in told if name not in _FOR_OTHER_ENGINES and value not in ((), "")}
+        """Without what is reported for other engines, which is much and says nothing to a person."""
+        reported = super().numbers().items()
+        return {name: value for name, value in reported if name not in _FOR_OTHER_ENGINES and value not in ((), "")}
 
 
 _FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tokens", "check_slim"})
@@ -713,7 +715,7 @@ class Failure(Event, kw_only=True, gc=False):
 
 
 class Heartbeat(Event, kw_only=True, gc=False):
-    """A recorder's sign of life, with its own losses."""
+    """A recorder's heartbeat, with its own losses."""
 
     kind = Kind.HEARTBEAT
     recorder_recorded: Annotated[
@@ -723,7 +725,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
     recorder_dropped: Annotated[
         Count, _on_wire("kvtrail.recorder.dropped", "Events dropped since this recorder began.")
     ] = 0
-    recorder_closed: Annotated[bool, _on_wire("kvtrail.recorder.closed", "The last sign of life of this recorder.")] = (
+    recorder_closed: Annotated[bool, _on_wire("kvtrail.recorder.closed", "The last heartbeat of this recorder.")] = (
         False
     )
     recorder_clock_offset: Annotated[
@@ -739,7 +741,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
         Keys | None,
         _on_wire(
             "kvtrail.recorder.untold",
-            "What could not be told since this recorder began, by kind: `kv.lookup:3`. Where an event is missing for"
+            "What could not be recorded since this recorder began, by kind: `kv.lookup:3`. Where an event is missing for"
             " it, so is its number. `probe.<question>`: what a connector's probe could not answer.",
         ),
     ] = None
@@ -754,7 +756,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
         Keys | None,
         _on_wire(
             "kvtrail.idle.requests",
-            "Open requests, and ended ones whose blocks are kept, that had no event since the last sign of life: as"
+            "Open requests, and ended ones whose blocks are kept, that had no event since the last heartbeat: as"
             " many as fit, the others in the next ones.",
         ),
     ] = None
@@ -766,7 +768,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
         str | None,
         _on_wire(
             "kvtrail.recorder.ended_by",
-            "With the last sign of life: the exception that ended the engine, its class and the beginning of its text;"
+            "With the last heartbeat: the exception that ended the engine, its class and the beginning of its text;"
             " absent where the engine ended in good order.",
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""Chains of block hashes: a prompt's hashes are told once in an engine, and requests that share them refer to them."""
+"""Chains of block hashes: a prompt's hashes are reported once in an engine, and requests that share them refer to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from struct import unpack_from
 from msgspec import Struct
 
 from kvtrail.tracer.events.events import Lookup, RequestEnd, RequestStart
-from kvtrail.tracer.events.semconv import HASH_BYTES, MOST_TOLD
+from kvtrail.tracer.events.semconv import HASH_BYTES, MOST_REPORTED
 
 _ROOT = b""
 """What comes before the first block of all chains."""
@@ -48,7 +48,7 @@ class Chain(Struct):
 
 
 class _Run(Struct, gc=False):
-    """Blocks that were told at once, each following the one before it.
+    """Blocks that were reported at once, each following the one before it.
 
     Attributes:
         before: the block before the first of them.
@@ -59,13 +59,13 @@ class _Run(Struct, gc=False):
 
 
 class Chains:
-    """What is before each block, as one engine has told it.
+    """What is before each block, as one engine has reported it.
 
     It remembers as many hashes as recorders refer to, and at most twice as many. What was lost or forgotten is unknown:
     nothing is made up in its place.
     """
 
-    def __init__(self, most: int = MOST_TOLD) -> None:
+    def __init__(self, most: int = MOST_REPORTED) -> None:
         self._most = most
         self._runs: dict[bytes, _Run] = {}
         """By each of their blocks."""
@@ -73,28 +73,30 @@ class Chains:
         """Forgotten as soon as there are as many newer ones as may be."""
 
     def add(self, chain: Chain, event: Telling) -> None:
-        """Add to a request's chain what one of its events tells; its start begins it anew. What follows a hole is left
+        """Add to a request's chain what one of its events reports; its start begins it again. What follows a hole is left
         out."""
-        told, first = split_hashes(event.block_hashes), event.block_first or 0
+        reported, first = split_hashes(event.block_hashes), event.block_first or 0
         after = event.block_after if isinstance(event, RequestStart) else None
         if isinstance(event, RequestStart):
             chain.first, chain.hashes = 0, []
-        if not told and not after:
+        if not reported and not after:
             return
-        before = _ROOT if first == 0 else after or chain.of(first - 1) or (self._before(told[0]) if told else None)
+        before = (
+            _ROOT if first == 0 else after or chain.of(first - 1) or (self._before(reported[0]) if reported else None)
+        )
         if not chain.hashes:
             chain.hashes = self._up_to(before, first)
             chain.first = first - len(chain.hashes)
         if before is not None:
-            self._remember(_Run(before, told))
-        elif len(told) > 1:
-            self._remember(_Run(told[0], told[1:]))
+            self._remember(_Run(before, reported))
+        elif len(reported) > 1:
+            self._remember(_Run(reported[0], reported[1:]))
         if first <= chain.end:
-            chain.hashes[max(0, first - chain.first) :] = told
+            chain.hashes[max(0, first - chain.first) :] = reported
 
     def _up_to(self, block: bytes | None, count: int) -> list[bytes]:
-        """The hashes up to this block's, `count` in all; as many as are known. No more than are remembered: what was told may
-        go in a circle."""
+        """The hashes up to this block's, `count` in all; as many as are known, and no more than are remembered.
+        What was reported may go in a circle."""
         count = min(count, 2 * self._most)
         parts: list[list[bytes]] = []
         while count and block:

@@ -1,4 +1,4 @@
-"""Why a recorder drops events, as its signs of life, the metrics and the pages name it."""
+"""Why a recorder drops events, as its heartbeats, the metrics and the pages name it."""
 
 from __future__ import annotations
 

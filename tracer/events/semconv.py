@@ -251,7 +251,7 @@ SLIM = Attribute(
 HEARTBEATS = Attribute(
     "kvtrail.recorder.heartbeats",
     str,
-    "Whether the recorder sends signs of life: `spans`, always; `off`, never. Absent where the receiver's answer decides.",
+    "Whether the recorder sends heartbeats: `spans`, always; `off`, never. Absent where the receiver's answer decides.",
 )
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
@@ -301,8 +301,8 @@ FINDING_WITNESS = Attribute(
 
 HASH_BYTES = 8
 """Recorded of a block's hash, its last ones: enough to recognize it, and what vLLM's KV events have of it."""
-MOST_TOLD = 65_536
-"""Hashes that a recorder refers to at most, before it tells them anew."""
+MOST_REPORTED = 65_536
+"""Hashes that a recorder refers to at most, before it reports them again."""
 
 
 def external_id(request_id: str) -> str:

@@ -18,7 +18,7 @@ class Lack(StrEnum):
     HIT_SOURCES = "hit_sources"
     """Nobody says where a hit comes from."""
     BLOCK_TABLES = "block_tables"
-    """The connector does not get the KV cache manager, so no block table is told anew after a loss."""
+    """The connector does not get the KV cache manager, so no block table is reported again after a loss."""
     STATISTICS = "statistics"
     """Requests carry no statistics of their prefill."""
     PREFIX_CACHE = "prefix_cache"

@@ -16,7 +16,7 @@ _STEP = (
 
 _ENGINE = (
     "Root of what a recorder says in a minute and that concerns no request: steps of several requests, evictions,"
-    " what a store holds, signs of life. It lasts the whole minute, comes with the first of its children, and says nothing"
+    " what a store holds, heartbeats. It lasts the whole minute, comes with the first of its children, and says nothing"
     " itself: it has no number, and no rule asks for it."
 )
 
@@ -45,7 +45,7 @@ def as_markdown() -> str:
         " and the event `exception`, as OpenTelemetry's conventions have it.\n",
         f"## On every span\n\n{head}{rows(semconv.COMMON)}\n",
         f"## On the resource\n\n{head}{rows(semconv.RESOURCE)}\n",
-        "## On the resource of a minimized trace\n\nA trace with these is no recording but a part of one, numbered anew by"
+        "## On the resource of a minimized trace\n\nA trace with these is no recording but a part of one, numbered again by"
         f" `kvtrail minimize`.\n\n{head}{rows(semconv.MINIMIZED)}\n",
         "## On the resource of a part that is about one request\n\nA trace with these was downloaded from the page of a"
         " request, and is no recording. Its numbers are closed up where other events were left out, and the ids of its"

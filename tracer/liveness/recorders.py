@@ -63,7 +63,7 @@ class RecorderState:
         received: how many events arrived.
         dropped: how many events the recorder says it dropped.
         dropped_by: the same by the reason that it gives.
-        untold: what the recorder reports that it could not record, and how often, by kind.
+        `untold`: what the recorder reports that it could not record, and how often, by kind.
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
         probes_off: the connectors whose probe has switched itself off.
         gives_signs: whether a heartbeat ever came.

@@ -114,7 +114,7 @@ def name(cause: str) -> str:
 
 
 def unknown_reason(why: str) -> str:
-    """Why a cause is unknown, by a value of `causes.Untold`."""
+    """Why a cause is unknown, by a value of `causes.NotRecorded`."""
     return _UNKNOWN_REASONS.get(why, why)
 
 

@@ -43,7 +43,7 @@ REUSED = (Cause.HELD, Cause.LOADED)
 """The causes of tokens that are not computed."""
 
 
-class Untold(StrEnum):
+class NotRecorded(StrEnum):
     """Why a cause is unknown: what would show it."""
 
     BLOCK_HASHES = "block_hashes"
@@ -73,7 +73,7 @@ class Detail(Struct, frozen=True, gc=False):
     """The details of a part. Empty fields are not known, or do not apply.
 
     Attributes:
-        why: for `unknown`, what would show the cause (`Untold`).
+        why: for `unknown`, what would show the cause (`NotRecorded`).
         at_ns: when it happened, Unix nanoseconds.
         span_id: the event that shows it.
         request: the request for which room was made, or that computes the block now.

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from causes_not_recorded import EVERYTHING, NOT_RECORDED, NOTHING_LACKS, heard
 from causes_reference import CONNECTORS, REFUSED, Tally, compare, missed, run
-from causes_untold import EVERYTHING, NOTHING_LACKS, UNTOLD, heard
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
@@ -55,7 +55,7 @@ def scenarios(seeds: int) -> Iterator[Scenario]:
 def test_causes_are_those_that_the_caches_show(connector: str, seeds: int) -> None:
     played = [run(scenario, connector, seed=seed) for seed, scenario in enumerate(scenarios(seeds))]
     said: dict[str, Tally] = {}
-    for untold in UNTOLD:
+    for untold in NOT_RECORDED:
         said[untold] = Counter()
         for number, (admissions, events) in enumerate(played):
             said[untold] += compare(admissions, heard(events, untold, seed=number))

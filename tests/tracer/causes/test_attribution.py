@@ -10,7 +10,7 @@ import pytest
 
 from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel
-from kvtrail.tracer.model.causes import Cause, Part, Untold
+from kvtrail.tracer.model.causes import Cause, NotRecorded, Part
 
 
 class BlockByBlock(Attribution):
@@ -37,7 +37,7 @@ def cache(rng: random.Random, name: str, chain: list[bytes]) -> CacheModel:
         )
         cache.record(chain[first : rng.randrange(first, len(chain)) + 1], told)
         if rng.random() < 0.15:
-            cache.lose(number, Untold.LOST)
+            cache.lose(number, NotRecorded.LOST)
     return cache
 
 
@@ -71,7 +71,7 @@ def asked(rng: random.Random) -> tuple[AdmissionContext, CacheModel, list[Store]
         pending=rng.choice((0, rng.randrange(full + 1))),
         pending_by=BlockChange(BlockState.STORING, 99),
         is_last_open=rng.random() < 0.15,
-        shadow=rng.choice((None, None, None, Untold.LOST)),
+        shadow=rng.choice((None, None, None, NotRecorded.LOST)),
         has_groups=rng.random() < 0.1,
         promised=rng.choice(((0, 0), (promised, rng.randrange(promised, total + 1)))),
         failed=BlockChange(BlockState.FAILED, 98, 5),

@@ -9,7 +9,7 @@ import pytest
 from kvtrail.tracer.causes import cache_model as memories
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel
 from kvtrail.tracer.causes.eviction_history import EvictionHistory
-from kvtrail.tracer.model.causes import Untold
+from kvtrail.tracer.model.causes import NotRecorded
 
 
 def key(number: int) -> bytes:
@@ -64,7 +64,7 @@ def test_after_a_loss_an_emptied_cache_holds_nothing_old() -> None:
     cache = CacheModel("gpu")
     cache.is_reported = True
     cache.record([key(1)], BlockChange(BlockState.HELD, 1))
-    cache.lose(5, Untold.LOST)
+    cache.lose(5, NotRecorded.LOST)
     assert states(cache, range(3)) == [BlockState.UNSURE] * 3
     cache.clear(BlockChange(BlockState.RESET, 7))
     assert states(cache, range(3)) == [BlockState.ABSENT] * 3

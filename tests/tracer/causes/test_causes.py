@@ -17,7 +17,7 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.capabilities import Capability, declaration
 from kvtrail.tracer.events.events import Event, Evict, Heartbeat, Lookup, StorePlan
 from kvtrail.tracer.ledger.facts import Breakdown
-from kvtrail.tracer.model.causes import Cause, Part, Untold
+from kvtrail.tracer.model.causes import Cause, NotRecorded, Part
 
 TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
 
@@ -31,7 +31,7 @@ def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Brea
             lost = True
             continue
         if lost:
-            causes.lose(Untold.LOST, before=event)
+            causes.lose(NotRecorded.LOST, before=event)
             lost = False
         causes.enter(event)
     return list(dict.fromkeys(causes.breakdowns))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvtrail.tracer.model.cause_words import runs, sentence
-from kvtrail.tracer.model.causes import Cause, Untold
+from kvtrail.tracer.model.causes import Cause, NotRecorded
 
 NOW_NS = 1_700_000_000 * 10**9
 
@@ -56,8 +56,8 @@ def test_every_cause_has_words(cause: Cause) -> None:
     assert sentence({"cause": cause.value, "tier": "cpu"}, at_ns=NOW_NS) != cause.value
 
 
-@pytest.mark.parametrize("why", Untold)
-def test_every_unknown_cause_has_a_reason(why: Untold) -> None:
+@pytest.mark.parametrize("why", NotRecorded)
+def test_every_unknown_cause_has_a_reason(why: NotRecorded) -> None:
     said = sentence({"cause": "unknown", "tier": "", "why": why.value}, at_ns=NOW_NS)
     assert said.startswith("not known: ")
     assert said != f"not known: {why.value}"

@@ -14,7 +14,7 @@ from kvtrail.tracer.model.findings import clock
 MOST_REQUESTS = 10_000
 """The most stories kept; beyond that the least remarkable one is dropped, and of those the least recently used."""
 MOST_MOMENTS = 200
-MOST_TOLD = 5
+MOST_REPORTED = 5
 """Stories that an audit prints."""
 NOT_NAMED = ""
 
@@ -99,7 +99,7 @@ class Stories:
 
     def digest(self) -> list[str]:
         """A few stories, the remarkable ones first, and how many there are beyond them."""
-        chosen = sorted(self.all(), key=lambda story: not story.remarkable)[:MOST_TOLD]
+        chosen = sorted(self.all(), key=lambda story: not story.remarkable)[:MOST_REPORTED]
         lines = [line for story in chosen for line in (*story.lines(), "")]
         if left := len(self._stories) + self.forgotten - len(chosen):
             lines += [f"And of {left} more; `kvtrail import --story` tells of them all.", ""]

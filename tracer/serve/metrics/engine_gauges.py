@@ -20,7 +20,7 @@ class EngineGauges:
         recorders: how many of its recorders have neither closed nor terminated, as far as they send heartbeats or have
             reported a moment ago.
         outstanding: events whose sequence number is known and that have not arrived (yet).
-        untold: how often its recorders could not record something.
+        not_recorded: how often its recorders could not record something.
         probes_off: how many connectors' probes have switched themselves off, in all of its recorders.
         open_loads: asynchronous loads that have not been received.
         open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has stopped reporting does
@@ -39,7 +39,7 @@ class EngineGauges:
     heard_ns: int = 0
     recorders: int = 0
     outstanding: int = 0
-    untold: int = 0
+    not_recorded: int = 0
     probes_off: int = 0
     open_loads: int = 0
     open_load_oldest_ns: int = 0
@@ -61,7 +61,7 @@ def engine_gauges(recorders: Iterable[RecorderState], detector: Detector) -> lis
         state.info = recorder.info  # of the one that was met last, as in the store
         state.recorders += recorder.contact in (Contact.RUNNING, Contact.LOST)
         state.outstanding += recorder.missing
-        state.untold += sum(recorder.untold.values())
+        state.not_recorded += sum(recorder.untold.values())
         state.probes_off += len(recorder.probes_off)
         state.held_bytes = _most(state.held_bytes, recorder.held_bytes)
         state.memory_limit = _most(state.memory_limit, recorder.memory_limit)

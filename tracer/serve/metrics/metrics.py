@@ -262,7 +262,7 @@ class Metrics:
             ),
             ("engine_recorders", "Recorders of an engine that have not ended.", lambda s: s.recorders),
             ("events_outstanding", "Events whose number is known and that have not arrived.", lambda s: s.outstanding),
-            ("recorder_untold", "What an engine's recorders could not tell.", lambda s: s.untold),
+            ("recorder_untold", "What an engine's recorders could not record.", lambda s: s.not_recorded),
             ("recorder_probes_off", "Probes of connectors that have switched themselves off.", lambda s: s.probes_off),
             ("open_loads", "Asynchronous loads that have not been received.", lambda s: s.open_loads),
             ("open_load_oldest_seconds", "Age of the oldest open load, or 0.", lambda s: s.open_load_oldest_ns / 1e9),

@@ -25,7 +25,7 @@ from kvtrail.tracer.store.clickhouse.sums import Sums
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
-_WHOSE = ("engine", *schema.DIMENSIONS)
+_OWNER = ("engine", *schema.DIMENSIONS)
 _OF_ACCOUNT = (
     "request", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns", "lookups",
     "longest_match", "loaded", "stored", "epoch",
@@ -33,9 +33,9 @@ _OF_ACCOUNT = (
 _OF_FINDING = ("id", "request", "connector", "rule", "severity", "first_ns", "last_ns")
 _SUMMED = ("loaded", "stored")
 """What outgrows 64 bits only if a recorder says so, and is cut."""
-_REQUESTS = (*_WHOSE, *_OF_ACCOUNT, "account", "written")
-_FINDINGS = (*_WHOSE, *_OF_FINDING, "body", "written")
-_LANES = (*_WHOSE, *lanes.FIELDS, "tier", "written")
+_REQUESTS = (*_OWNER, *_OF_ACCOUNT, "account", "written")
+_FINDINGS = (*_OWNER, *_OF_FINDING, "body", "written")
+_LANES = (*_OWNER, *lanes.FIELDS, "tier", "written")
 _ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
 _LAUNCHES = (*launches.FIELDS, "cause", "tracer", "written")
 

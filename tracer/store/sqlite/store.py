@@ -202,7 +202,7 @@ class SqliteWriter:
         yield from self._drop_log(before_ns)
         yield from self._drop_rows(before_ns)
         if most_bytes is not None:
-            with self._told("bound"):
+            with self._reported("bound"):
                 self._room.bound(most_bytes)
         if self._room.is_short():
             yield from self._make_room(before_ns)
@@ -210,7 +210,7 @@ class SqliteWriter:
 
     def is_filling(self) -> bool:
         """Whether it comes near to its bound, and should be pruned soon."""
-        with self._told("read"):
+        with self._reported("read"):
             return self._room.is_short()
 
     def _make_room(self, before_ns: int = 0) -> Iterator[int]:
@@ -360,7 +360,7 @@ class SqliteWriter:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._check_place()
-        with self._told("write to"):
+        with self._reported("write to"):
             self._room.make_for_wal()
             self._db.execute("BEGIN")
             try:
@@ -382,7 +382,7 @@ class SqliteWriter:
             )
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _reported(self, what: str) -> Iterator[None]:
         """Tell the database's own trouble as a StoreError."""
         try:
             yield
@@ -396,7 +396,7 @@ class SqliteWriter:
             raise StoreError(f"cannot {what} the store {self.path}: {error}") from error
 
     def _query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
-        with self._told("read"):
+        with self._reported("read"):
             return rows_of(self._db, select, where, values, tail)
 
     def _pragma(self, name: str) -> int:

@@ -18,7 +18,7 @@ LATE = 2 * BATCH
 """How far an event may come behind its place."""
 EVERYTHING, RESTARTED = "everything told", "tracer restarted"
 
-Untell = Callable[[Sequence[Event], random.Random], Sequence[Event]]
+LeaveOut = Callable[[Sequence[Event], random.Random], Sequence[Event]]
 
 
 def _whole(events: Sequence[Event], rng: random.Random) -> Sequence[Event]:
@@ -58,11 +58,11 @@ def _emptied(event: Event) -> Event:
     return Heartbeat(**common)
 
 
-def _losing(share: float) -> Untell:
+def _losing(share: float) -> LeaveOut:
     return lambda events, rng: [event for event in events if rng.random() >= share]
 
 
-def _losing_batches(share: float) -> Untell:
+def _losing_batches(share: float) -> LeaveOut:
     return lambda events, rng: [event for some in _batches(events) if rng.random() >= share for event in some]
 
 
@@ -75,7 +75,7 @@ def _shuffled(events: Sequence[Event], rng: random.Random) -> Sequence[Event]:
     return [events[number] for _, number in sorted(places)]
 
 
-UNTOLD: Mapping[str, Untell] = {
+NOT_RECORDED: Mapping[str, LeaveOut] = {
     EVERYTHING: _whole,
     "spans out of order": _shuffled,
     "no cache events": _without_cache_events,
@@ -97,7 +97,7 @@ NOTHING_LACKS = (EVERYTHING, "spans out of order")
 
 def heard(events: Sequence[Event], what: str, *, seed: int) -> list[Breakdown]:
     """What a tracer says of the admissions in a recording of which this is left out; the latest of each."""
-    told = UNTOLD[what](events, random.Random(seed))
+    told = NOT_RECORDED[what](events, random.Random(seed))
     if what != RESTARTED:
         return _Hearing().hear(told)
     half = len(told) // 2
