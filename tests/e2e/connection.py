@@ -38,7 +38,7 @@ class Connection:
     def __init__(self, page: playwright.Page) -> None:
         self._page = page
         self._asked: Counter[str] = Counter()  # refreshes, by part
-        self._inputs: list[str] = []  # the parts of the page in which they were made
+        self._inputs: list[tuple[str, int]] = []  # the part of the page in which it was made, and the runs started before
         self._started = 0  # runs
         self._ends: dict[int, int] = {}  # of runs, by their numbers: how they ended
         self._drawn = 0  # runs of which the page has been sent the end
@@ -60,7 +60,8 @@ class Connection:
         inputs = len(self._inputs)
         yield
         self._until(lambda: len(self._inputs) > inputs)
-        started, ended = self._started, OF_PART if self._inputs[-1] else OF_PAGE
+        part, started = self._inputs[-1]
+        ended = OF_PART if part else OF_PAGE
         self._until(lambda: any(number > started and end == ended for number, end in self._ends.items()))
 
     @contextmanager
@@ -85,7 +86,7 @@ class Connection:
                 if sent.rerun_script.is_auto_rerun:
                     self._asked[part] += 1
                 else:
-                    self._inputs.append(part)
+                    self._inputs.append((part, self._started))
             server.send(message)
 
         def from_server(message: str | bytes) -> None:
