@@ -38,7 +38,7 @@ class Connection:
     def __init__(self, page: playwright.Page) -> None:
         self._page = page
         self._asked: Counter[str] = Counter()  # refreshes, by part
-        self._inputs: list[tuple[str, int]] = []  # the part of the page in which it was made, and the runs started before
+        self._inputs: list[tuple[str, int]] = []  # each by its part of the page, and the runs that had started
         self._started = 0  # runs
         self._ends: dict[int, int] = {}  # of runs, by their numbers: how they ended
         self._drawn = 0  # runs of which the page has been sent the end
