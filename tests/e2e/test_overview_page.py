@@ -81,7 +81,7 @@ def test_from_an_empty_store_to_a_finding(page: playwright.Page, pages: SharedDa
     assert "id=chat-7-0123abcd" in page.url
     see(page, "At L2")
     see(page, "The connector answered 256")
-    see(page, "A call about this request raised. Mismatch in tokens to load")
+    see(page, "A call for this request raised. Mismatch in tokens to load")
     playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2)
     shoot(page, "request")
 
