@@ -1,6 +1,6 @@
 """One odd span costs one span: recorded spans with one or two things changed, through the sidecar, its store and its api.
 
-`tests/oddities.py` says what is changed and what must hold. A seed is one store: three lives of a sidecar, each with 60
+`tests/malformed_input.py` has what is changed and what must hold. A seed is one store: three lives of a sidecar, each with 60
 requests, some of them over HTTP, and every question of the api at its end. What fails is printed with its seed; exit code 1.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from oddities import tried
+from malformed_input import tried
 
 
 def main() -> None:

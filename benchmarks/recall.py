@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from history import heartbeats, rules_found
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
+from incidents.holdout import FIRST, HOLDOUT, Holdout
 from incidents.incident import Incident, Scenario
-from incidents.unseen import FIRST, UNSEEN, Unseen
 
 from kvtrail.connector.faults import BY_RULE, FAULTS, VARIANTS
 from kvtrail.tracer.detect.detector import Detector
@@ -45,7 +45,7 @@ A measure of what rules find needs incidents that they were not made with. Twice
 the rule that should find them, before any of them was judged:
 
 - At first, with 35 rules, 48 incidents: the right rule found 14 of the 21 that events can decide and a recorder can show.
-- Then, with 46 rules, {incidents} others (`tests/incidents/unseen`): the right rule found {found} of the {decidable} that
+- Then, with 46 rules, {incidents} others (`tests/incidents/holdout`): the right rule found {found} of the {decidable} that
   events can decide, and {shown_found} of the {shown} of these that a recorder or an imported log of today shows. Findings
   of another rule: {false}.
 
@@ -94,9 +94,9 @@ def table() -> dict[str, Counter[str]]:
 
 def not_at_hand() -> str:
     """What was found of incidents that no rule was made with."""
-    now = sum(incident.rule in rules_found(incident.judged()) for incident in UNSEEN if incident.rule is not None)
+    now = sum(incident.rule in rules_found(incident.judged()) for incident in HOLDOUT if incident.rule is not None)
     first = {name.replace(" and ", "_"): count for name, count in FIRST.items()}
-    return NOT_AT_HAND.format(incidents=len(UNSEEN), now=now, gaps=sum(bool(each.gap) for each in UNSEEN), **first)
+    return NOT_AT_HAND.format(incidents=len(HOLDOUT), now=now, gaps=sum(bool(each.gap) for each in HOLDOUT), **first)
 
 
 def seconds_to_verdict(scenario: Scenario, rule: str) -> float | None:
@@ -115,7 +115,7 @@ def how_soon() -> str:
     """How many incidents each way of knowing finds, and how soon."""
     waits: defaultdict[KnownBy, list[float]] = defaultdict(list)
     rules = {rule.id: rule for rule in all_rules()}
-    incidents: list[Incident | Unseen] = [*INCIDENTS, *UNSEEN]
+    incidents: list[Incident | Holdout] = [*INCIDENTS, *HOLDOUT]
     for incident in incidents:
         if incident.rule is not None and (seconds := seconds_to_verdict(incident, incident.rule)) is not None:
             waits[rules[incident.rule].known_by].append(seconds)
@@ -140,7 +140,7 @@ def page() -> str:
     """The page, as Markdown."""
     rows = table()
     rows["all"] = sum(rows.values(), Counter())
-    incidents: list[Incident | Unseen] = [*INCIDENTS, *UNSEEN]
+    incidents: list[Incident | Holdout] = [*INCIDENTS, *HOLDOUT]
     lines = [
         HEAD,
         f"| class | {' | '.join(COLUMNS)} |",

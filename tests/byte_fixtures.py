@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from looking import Engine, Tokens
+from checking import Engine, Tokens
 from memory import MemoryTransport
 
 from kvtrail.connector.recording import exporter

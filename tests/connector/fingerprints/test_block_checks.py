@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from looking import (
+from checking import (
     ALL,
     CHUNK_BYTES,
     FAULTS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from looking import (
+from checking import (
     CHUNK_BYTES,
     FULL_HIT,
     JOBS,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import oddities
+import malformed_input
 import pytest
 from fastapi.testclient import TestClient
 from history import history
@@ -90,7 +90,7 @@ def failing(*_: Any, **__: Any) -> NoReturn:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_odd_spans_cost_themselves_alone(tmp_path: Path, seed: int) -> None:
-    tried = oddities.tried(tmp_path, seed, lives=2, batches=4)
+    tried = malformed_input.tried(tmp_path, seed, lives=2, batches=4)
     assert tried.inputs > 100
     assert tried.malformed > 50
     assert not tried.errors

@@ -6,24 +6,24 @@ import pytest
 from history import rules_found
 
 from incidents.corpus import INCIDENTS
-from incidents.unseen import FIRST, UNSEEN, Unseen
+from incidents.holdout import FIRST, HOLDOUT, Holdout
 
 
-@pytest.mark.parametrize("incident", UNSEEN, ids=lambda incident: incident.id)
-def test_an_incident_that_was_not_at_hand_is_found_by_the_rule_expected(incident: Unseen) -> None:
+@pytest.mark.parametrize("incident", HOLDOUT, ids=lambda incident: incident.id)
+def test_an_incident_that_was_not_at_hand_is_found_by_the_rule_expected(incident: Holdout) -> None:
     found = set(rules_found(incident.judged()))
     assert found <= {incident.rule, *incident.also}
     assert incident.rule is None or incident.rule in found
 
 
 def test_none_of_them_is_among_those_at_hand() -> None:
-    assert not {incident.url for incident in UNSEEN} & {incident.url for incident in INCIDENTS}
-    assert len({incident.url for incident in UNSEEN}) == len(UNSEEN)
+    assert not {incident.url for incident in HOLDOUT} & {incident.url for incident in INCIDENTS}
+    assert len({incident.url for incident in HOLDOUT}) == len(HOLDOUT)
 
 
 def test_what_is_said_of_the_first_time_is_about_this_set() -> None:
-    decidable = [incident for incident in UNSEEN if incident.rule is not None or incident.gap]
+    decidable = [incident for incident in HOLDOUT if incident.rule is not None or incident.gap]
     assert FIRST["decidable"] == len(decidable)
     assert FIRST["shown"] == sum(incident.shown for incident in decidable if not incident.gap)
-    for incident in UNSEEN:
+    for incident in HOLDOUT:
         assert [incident.rule is not None, bool(incident.why), bool(incident.gap)].count(True) == 1, incident.id

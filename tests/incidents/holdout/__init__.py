@@ -12,7 +12,7 @@ from incidents.incident import Scenario, lmcache, sglang, vllm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unseen(Scenario):
+class Holdout(Scenario):
     """A public incident that was not at hand.
 
     Attributes:
@@ -41,8 +41,8 @@ shows; how many of both their rule found; and findings of other rules. Missed we
 bytedance-sglang-638 and LMCache-1379. The false one was a phantom-hit in lmdeploy-4930, whose history let a lookup name keys
 in a store that two engines write, as no probe does; it names none now."""
 
-UNSEEN = [
-    Unseen(
+HOLDOUT = [
+    Holdout(
         id="vllm-39702",
         of="C7",
         url=vllm(39702),
@@ -53,7 +53,7 @@ UNSEEN = [
         """,
         rule="failed-call",
     ),
-    Unseen(
+    Holdout(
         id="vllm-51805",
         of="C22",
         url=vllm(51805),
@@ -67,7 +67,7 @@ UNSEEN = [
         """,
         rule="failed-call",
     ),
-    Unseen(
+    Holdout(
         id="vllm-44304",
         of="C22",
         url=vllm(44304, "pull"),
@@ -83,7 +83,7 @@ UNSEEN = [
         shown=False,
         also=("plan-blocks",),
     ),
-    Unseen(
+    Holdout(
         id="LMCache-1690",
         of="C7",
         url=lmcache(1690),
@@ -95,7 +95,7 @@ UNSEEN = [
         """,
         rule="short-load",
     ),
-    Unseen(
+    Holdout(
         id="LMCache-1034",
         of="C13",
         url=lmcache(1034),
@@ -109,7 +109,7 @@ UNSEEN = [
         """,
         gap="Locks of chunks, by request.",
     ),
-    Unseen(
+    Holdout(
         id="LMCache-5095",
         of="C14",
         url=lmcache(5095, "pull"),
@@ -124,7 +124,7 @@ UNSEEN = [
         rule="double-free",
         shown=False,
     ),
-    Unseen(
+    Holdout(
         id="LMCache-2785",
         of="C13",
         url=lmcache(2785, "pull"),
@@ -140,7 +140,7 @@ UNSEEN = [
         """,
         gap="Locks of chunks, by request.",
     ),
-    Unseen(
+    Holdout(
         id="LMCache-1756",
         of="N8",
         url=lmcache(1756),
@@ -161,7 +161,7 @@ UNSEEN = [
         """,
         gap="The state of a tier: units in use, free and in all.",
     ),
-    Unseen(
+    Holdout(
         id="vllm-43226",
         of="C17",
         url=vllm(43226),
@@ -177,7 +177,7 @@ UNSEEN = [
         """,
         rule="stray-completion",
     ),
-    Unseen(
+    Holdout(
         id="vllm-49089",
         of="C17",
         url=vllm(49089),
@@ -191,7 +191,7 @@ UNSEEN = [
         """,
         rule="stray-completion",
     ),
-    Unseen(
+    Holdout(
         id="vllm-56194",
         of="C17",
         url=vllm(56194, "pull"),
@@ -210,7 +210,7 @@ UNSEEN = [
         """,
         rule="stray-completion",
     ),
-    Unseen(
+    Holdout(
         id="vllm-41863",
         of="C12",
         url=vllm(41863, "pull"),
@@ -222,7 +222,7 @@ UNSEEN = [
         """,
         rule="failed-call",
     ),
-    Unseen(
+    Holdout(
         id="vllm-49146",
         of="C17",
         url=vllm(49146, "pull"),
@@ -234,7 +234,7 @@ UNSEEN = [
         """,
         rule="failed-call",
     ),
-    Unseen(
+    Holdout(
         id="vllm-36958",
         of="C13",
         url=vllm(36958, "pull"),
@@ -249,7 +249,7 @@ UNSEEN = [
         later_s=900,
         rule="late-free",
     ),
-    Unseen(
+    Holdout(
         id="sglang-27631",
         of="C7",
         url=sglang(27631, "pull"),
@@ -264,7 +264,7 @@ UNSEEN = [
         rule="evicted-hit",
         shown=False,
     ),
-    Unseen(
+    Holdout(
         id="bytedance-sglang-638",
         of="C7",
         url="https://github.com/bytedance-iaas/sglang/pull/638",
@@ -280,7 +280,7 @@ UNSEEN = [
         rule="evicted-hit",
         shown=False,
     ),
-    Unseen(
+    Holdout(
         id="vllm-42694",
         of="C24",
         url=vllm(42694, "pull"),
@@ -298,7 +298,7 @@ UNSEEN = [
         rule="reset-hit",
         shown=False,
     ),
-    Unseen(
+    Holdout(
         id="LMCache-1379",
         of="C11",
         url=lmcache(1379),
@@ -311,7 +311,7 @@ UNSEEN = [
         rule="rank-disagreement",
         shown=False,
     ),
-    Unseen(
+    Holdout(
         id="sglang-10214",
         of="C11",
         url=sglang(10214, "pull"),
@@ -323,7 +323,7 @@ UNSEEN = [
         rule="rank-disagreement",
         shown=False,
     ),
-    Unseen(
+    Holdout(
         id="local-inference-vllm-133",
         of="C4",
         url="https://github.com/local-inference-lab/vllm/pull/133",
@@ -340,7 +340,7 @@ UNSEEN = [
         """,
         rule="failed-call",
     ),
-    Unseen(
+    Holdout(
         id="vllm-25562",
         of="C17",
         url=vllm(25562),
@@ -356,7 +356,7 @@ UNSEEN = [
         """,
         rule="stray-completion",
     ),
-    Unseen(
+    Holdout(
         id="vllm-56640",
         of="C12",
         url=vllm(56640, "pull"),
@@ -368,7 +368,7 @@ UNSEEN = [
         later_s=300,
         rule="stuck-load",
     ),
-    Unseen(
+    Holdout(
         id="vllm-35943",
         of="C12",
         url=vllm(35943),
@@ -380,7 +380,7 @@ UNSEEN = [
         later_s=600,
         rule="stuck-load",
     ),
-    Unseen(
+    Holdout(
         id="llmd-593",
         of="C25",
         url="https://github.com/llm-d/llm-d-kv-cache/pull/593",
@@ -389,7 +389,7 @@ UNSEEN = [
         """,
         gap="The counts of an index that follows KV events.",
     ),
-    Unseen(
+    Holdout(
         id="LMCache-2971",
         of="C10",
         url=lmcache(2971),
@@ -400,7 +400,7 @@ UNSEEN = [
         """,
         gap="Prefetches of a connector whose lookups say what they matched.",
     ),
-    Unseen(
+    Holdout(
         id="LMCache-1403",
         of="C23",
         url=lmcache(1403, "pull"),
@@ -411,7 +411,7 @@ UNSEEN = [
         rule="key-mismatch",
         shown=False,
     ),
-    Unseen(
+    Holdout(
         id="LMCache-2327",
         of="C4",
         url=lmcache(2327),
@@ -428,7 +428,7 @@ UNSEEN = [
         """,
         rule="failed-call",
     ),
-    Unseen(
+    Holdout(
         id="sglang-24580",
         of="C16",
         url=sglang(24580, "pull"),
@@ -444,7 +444,7 @@ UNSEEN = [
         """,
         rule="block-reuse",
     ),
-    Unseen(
+    Holdout(
         id="vllm-45497",
         of="C8",
         url=vllm(45497, "pull"),
@@ -455,7 +455,7 @@ UNSEEN = [
         """,
         why="The scheduler itself dies in its recovery; no call of the connector raises, and a dead engine says nothing.",
     ),
-    Unseen(
+    Holdout(
         id="vllm-42695",
         of="C24",
         url=vllm(42695, "pull"),
@@ -466,7 +466,7 @@ UNSEEN = [
         """,
         why="The connector was never told of the reset; a hit after a reset of vLLM's own cache alone is legal.",
     ),
-    Unseen(
+    Holdout(
         id="LMCache-4612",
         of="C1",
         url=lmcache(4612, "pull"),
@@ -481,7 +481,7 @@ UNSEEN = [
         """,
         why="After a preemption the connector looks nothing up, so it does not say what it holds.",
     ),
-    Unseen(
+    Holdout(
         id="LMCache-2821",
         of="C21",
         url=lmcache(2821, "pull"),
@@ -495,7 +495,7 @@ UNSEEN = [
         """,
         why="The generated tokens are not stored; that this was asked for is told by no event.",
     ),
-    Unseen(
+    Holdout(
         id="vllm-ascend-14055",
         of="C16",
         url="https://github.com/vllm-project/vllm-ascend/issues/14055",
@@ -510,7 +510,7 @@ UNSEEN = [
         """,
         why="The blocks are given away while a step, no transfer, is still in flight; when a step ends is told by no event.",
     ),
-    Unseen(
+    Holdout(
         id="vllm-44592",
         of="C1",
         url=vllm(44592, "pull"),
@@ -523,7 +523,7 @@ UNSEEN = [
         """,
         why="The request had opted out of reading the cache, which is told by no event.",
     ),
-    Unseen(
+    Holdout(
         id="lmdeploy-4930",
         of="N1",
         url="https://github.com/InternLM/lmdeploy/issues/4930",
@@ -535,7 +535,7 @@ UNSEEN = [
         """,
         why="The two engines differ in the format of their KV, which an identity of adapter and salt does not tell.",
     ),
-    Unseen(
+    Holdout(
         id="LMCache-2540",
         of="C21",
         url=lmcache(2540),
