@@ -19,7 +19,7 @@ def test_a_request_that_was_lost_is_not_said_to_end_yet() -> None:
     assert unknown.of_request(lost) == (
         "It was open when its engine ended: its caller got no end. So its verdict stays unknown."
     )
-    assert "It passes when the request ends" in unknown.of_request({**lost, "outcome": "running"})
+    assert "It resolves when the request ends" in unknown.of_request({**lost, "outcome": "running"})
 
 
 def test_the_share_and_the_reasons_of_what_could_not_be_judged() -> None:
