@@ -148,6 +148,12 @@ class Evidence:
     sent: Sent | None = None
     """The last completed asynchronous store after the end."""
 
+    offers: Offers = field(default_factory=Offers)
+    """The connectors' answers for the admission that is coming, or has come and not run yet."""
+    admitted: Sequence[Offer] = ()
+    """The offers with which the request began to run for the first time, until it is preempted."""
+    preempted: int = -1
+    """The epoch that is known to have ended by a preemption."""
     reached: int = 0
     """Tokens whose KV was there when the request was last preempted, as far as that is known."""
 
@@ -161,6 +167,8 @@ class Evidence:
         self.allocs.clear()
         self.repeated_hits.clear()
         self.received_by = frozenset()
+        self.offers.clear()
+        self.admitted = ()
 
 
 @dataclass(slots=True)
@@ -229,12 +237,6 @@ class Account:
     """Such admissions as an earlier tracer has explained them for good, as JSON-ready data: it knew more of the caches."""
     missing: Unknown | None = None
     """Why events of this request are missing; None while none are."""
-    offers: Offers = field(default_factory=Offers)
-    """The connectors' answers for the admission that is coming, or has come and not run yet."""
-    admitted: Sequence[Offer] = ()
-    """The offers with which it began to run for the first time, until it is preempted."""
-    preempted: int = -1
-    """The epoch whose end by a preemption is known."""
     evidence: Evidence = field(default_factory=Evidence)
     phases: Phases = field(default_factory=Phases)
     """Filled by the live pipeline, not by `apply`."""
@@ -351,8 +353,8 @@ class Account:
         self.total = event.total or self.total
         if event.free_delayed:
             self.evidence.end = event
-        unused = self.offers.unused()
-        self.offers.clear()
+        unused = self.evidence.offers.unused()
+        self.evidence.offers.clear()
         return Ended(event, unused)
 
     def _enter_cut_off(self, event: CutOff) -> None:
@@ -379,7 +381,7 @@ class Account:
             del recent[0]
         if self.prompt is not None and event.error is None:  # from a log only a part of what happens is known
             self._note_wait(event)
-        return self.offers.look_up(event)
+        return self.evidence.offers.look_up(event)
 
     def _note_wait(self, event: Lookup) -> None:
         """The request waits for an answer of the connector, or for blocks."""
@@ -427,7 +429,7 @@ class Account:
             # A lookup from before a gap may not be the one before this allocation.
             if last is not None and is_async and last.sequence >= evidence.known_from:
                 evidence.loading = event
-        return self.offers.allocate(event)
+        return self.evidence.offers.allocate(event)
 
     def _enter_schedule(self, event: Schedule) -> Ran:
         evidence = self.evidence
@@ -450,9 +452,9 @@ class Account:
             evidence.short = None
         evidence.schedule = event
         evidence.asked = evidence.deferred = evidence.load_error = None
-        admitted = self.offers.use()
+        admitted = self.evidence.offers.use()
         if admitted and not event.epoch:
-            self.admitted = admitted
+            self.evidence.admitted = admitted
         return Ran(event, admitted)
 
     def _recompute(self, first: Schedule) -> None:
@@ -466,9 +468,9 @@ class Account:
 
     def _enter_preempt(self, event: Preempt) -> Preempted | None:
         self.status = "preempted"
-        if self.preempted == event.epoch:
+        if self.evidence.preempted == event.epoch:
             return None
-        self.preempted = event.epoch
+        self.evidence.preempted = event.epoch
         return Preempted(event)
 
     def _enter_load(self, event: Load) -> Copied:
@@ -541,7 +543,7 @@ class Account:
             evidence.failed_ever = True
         if evidence.load_failed:
             evidence.loaded = ()
-        offer = self.offers.get(event.connector_id)
+        offer = self.evidence.offers.get(event.connector_id)
         if offer is None or offer.alloc is None or not offer.alloc.allocated or not offer.lookup.is_async:
             return None
         return LoadReceived(event, offer.alloc)
@@ -567,19 +569,16 @@ class Account:
 
     def _enter_stats(self, event: Stats) -> Counted | None:
         is_repeated, self.evidence.stats = self.evidence.stats is not None, event
-        return Counted(event, self.admitted, is_repeated) if self.admitted else None
+        return Counted(event, self.evidence.admitted, is_repeated) if self.evidence.admitted else None
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self.computed = self.matched = self.returned = self.allocated = self.scheduled = self.begun = None
         self.stored_ranges = []
-        self.offers.clear()
-        self.admitted = ()
         self.evidence.begin_epoch()
 
 
-_NOT_SHOWN = ("offers", "admitted", "preempted", "evidence", "phases", "recalled")
-_NAMES = [f.name for f in fields(Account) if f.name not in _NOT_SHOWN]
+_NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases", "recalled")]
 _ENTER = handlers(Account)
 _STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
 

@@ -129,7 +129,7 @@ def test_what_a_part_does_not_show_by_itself_it_carries_and_an_audit_says_so(sid
     result = run("audit", str(path))
     assert result.exit_code == 1
     assert (
-        f"is what their tracer recorded, since the part of the recording that is at hand does not show it by itself: {name}."
+        f"their tracer recorded, since the part of the recording that was read does not show them by itself: {name}."
         in (" ".join(result.output.split()))
     )
     as_data = json.loads(run("audit", "--json", str(path)).output)
