@@ -121,7 +121,7 @@ def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
             "SIGHUP: allow-host is now ('two.test',)\n",
         )
         assert (asked("one.test"), asked("two.test")) == (403, 200)
-        reads("serve: {allow-host: [two.test]}\n", "nothing has changed")
+        reads("serve: {allow-host: [two.test]}\n", "no option has changed")
         reads("", "allow-host is now ()")
     finally:
         tracer.end()
