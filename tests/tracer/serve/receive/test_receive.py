@@ -197,7 +197,7 @@ def test_a_second_tracer_on_the_same_store_is_refused(start_tracer: Start) -> No
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--grpc-port", "99999"], ["--http-port", "0"], ["--retain-hours", "nan"], ["--retain-hours", "1e300"],
+    [["--grpc-port", "99999"], ["--http-port", "-1"], ["--retain-hours", "nan"], ["--retain-hours", "1e300"],
      ["--max-requests", "0"], ["--grpc-port", "5000", "--http-port", "5000"]],
 )  # fmt: skip
 def test_bad_options_are_refused(tmp_path: Path, arguments: list[str]) -> None:
