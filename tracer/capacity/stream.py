@@ -130,7 +130,7 @@ class Streams:
     def _looked_up(self, event: Lookup) -> None:
         request = self._of(event)
         self._chains[event.engine].add(request.chain, event)
-        request.offers.look_up(event)
+        request.offers.enter(event)
         if event.error is None and event.returned is not None:
             request.total = event.total
 

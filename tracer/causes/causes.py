@@ -183,7 +183,7 @@ class Causes:
             self._ran(event, request, event.total - 1)
         if event.connector_id in request.offers or request.offers.allocs:  # the connectors are asked once more
             request.offers.clear()
-        request.offers.look_up(event)
+        request.offers.enter(event)
         if event.error is None and event.returned is None:
             request.deferred.add(event.connector_id)
 

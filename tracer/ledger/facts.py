@@ -197,20 +197,30 @@ class Offers(dict[str, Offer]):
 
     __slots__ = ()
 
-    def look_up(self, event: Lookup) -> LookedUp:
+    def enter(self, event: Lookup) -> None:
         """Enter a lookup, which replaces the connector's offer."""
-        before = self.get(event.connector_id)
-        unused = deferred_ns = lasted_ns = None
-        if before is not None and before.alloc is None:
-            unused, deferred_ns = before.lookup, before.deferred_ns
+        offer = self.get(event.connector_id)
         if event.error is not None:
-            self.pop(event.connector_id, None)
-            return LookedUp(event, None, unused)
-        if event.returned is None:
-            deferred_ns = deferred_ns or event.end_ns
-        elif deferred_ns is not None:
-            lasted_ns, deferred_ns = max(0, event.end_ns - deferred_ns), None
-        self[event.connector_id] = Offer(event, deferred_ns)
+            if offer is not None:
+                del self[event.connector_id]
+        elif offer is None or offer.alloc is not None:
+            self[event.connector_id] = Offer(event, event.end_ns if event.returned is None else None)
+        else:  # asked again before it was used
+            offer.lookup = event
+            if event.returned is not None:
+                offer.deferred_ns = None
+            elif offer.deferred_ns is None:
+                offer.deferred_ns = event.end_ns
+
+    def look_up(self, event: Lookup) -> LookedUp:
+        """Enter a lookup; returns what it comes to."""
+        before = self.get(event.connector_id)
+        unused = lasted_ns = None
+        if before is not None and before.alloc is None:
+            unused = before.lookup
+            if before.deferred_ns is not None and event.returned is not None and event.error is None:
+                lasted_ns = max(0, event.end_ns - before.deferred_ns)
+        self.enter(event)
         return LookedUp(event, lasted_ns, unused)
 
     def allocate(self, event: Alloc) -> Admitted | None:
