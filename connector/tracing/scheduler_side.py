@@ -203,7 +203,8 @@ class SchedulerInstrumentation(Instrumentation):
     def on_lookup_error(self, request: Any, computed: int, start_ns: int, error: Exception) -> None:
         """`get_num_new_matched_tokens` has raised."""
         context = self._recorder.contexts.of(request)
-        values = (request.num_tokens, computed, *(None,) * 6, self._step, None, None)
+        known = {"total": request.num_tokens, "computed": computed, "scheduler_step": self._step}
+        values = tuple(known.get(attribute.field) for attribute in FIELDS[Kind.LOOKUP])
         self._record_error(Kind.LOOKUP, self._call_source, context, start_ns, values, error)
 
     def on_step(self, connector: Any, output: Any, metadata: Any) -> None:

@@ -309,7 +309,7 @@ class Account:
         self.causes = (*[each for each in self.causes if each.event.epoch != epoch], breakdown)
 
     def apply(self, event: Event) -> Fact | None:
-        """Enter one event, the next in the request's order; returns the fact that it establishes, if it does."""
+        """Enter one event, the next in the request's order; returns the fact that it establishes, if any."""
         evidence, kind = self.evidence, event.kind
         if event.end_ns > self.last_ns:
             self.last_ns = event.end_ns

@@ -32,12 +32,12 @@ class Offer(Struct, eq=False):
 
     Attributes:
         lookup: the latest one of this connector.
-        deferred_ns: when the connector first answered 'ask me later'; None once it has answered.
+        deferred_since_ns: when the connector first answered 'ask me later'; None once it has answered.
         alloc: the allocation that used the answer; None while there is none.
     """
 
     lookup: Lookup
-    deferred_ns: int | None = None
+    deferred_since_ns: int | None = None
     alloc: Alloc | None = None
 
 
@@ -51,17 +51,17 @@ class LookedUp(Struct, eq=False):
     """A connector was asked.
 
     Attributes:
-        deferred_ns: how long it had answered 'ask me later' before this answer; None if it had not.
+        deferred_for_ns: how long it had answered 'ask me later' before this answer; None if it had not.
         unused: its answer before, if no allocation used it.
     """
 
     event: Lookup
-    deferred_ns: int | None
+    deferred_for_ns: int | None
     unused: Lookup | None
 
 
 class Admitted(Struct, eq=False):
-    """A request was given blocks, also for what a connector offered.
+    """Blocks were allocated for a request, including those for a connector's offer.
 
     Attributes:
         offer: the offer of this connector.
@@ -74,7 +74,7 @@ class Admitted(Struct, eq=False):
 
     @property
     def lookup(self) -> Lookup:
-        """The lookup that this allocation answers."""
+        """The lookup whose answer this allocation used."""
         return self.offer.lookup
 
     @property
@@ -84,7 +84,7 @@ class Admitted(Struct, eq=False):
 
 
 class LoadReceived(Struct, eq=False):
-    """An asynchronous load has ended, for better or worse."""
+    """An asynchronous load has ended, with success or failure."""
 
     event: Received
     alloc: Alloc
@@ -99,7 +99,7 @@ class Ran(Struct, eq=False):
     """A step runs a request.
 
     Attributes:
-        admitted: the offers that were used, if it is the first step since; empty for the others.
+        admitted: the offers used, if this is the first step after an admission; otherwise empty.
     """
 
     event: Schedule
@@ -208,9 +208,9 @@ class Offers(dict[str, Offer]):
         else:  # asked again before it was used
             offer.lookup = event
             if event.returned is not None:
-                offer.deferred_ns = None
-            elif offer.deferred_ns is None:
-                offer.deferred_ns = event.end_ns
+                offer.deferred_since_ns = None
+            elif offer.deferred_since_ns is None:
+                offer.deferred_since_ns = event.end_ns
 
     def look_up(self, event: Lookup) -> LookedUp:
         """Enter a lookup; returns what it comes to."""
@@ -218,8 +218,8 @@ class Offers(dict[str, Offer]):
         unused = lasted_ns = None
         if before is not None and before.alloc is None:
             unused = before.lookup
-            if before.deferred_ns is not None and event.returned is not None and event.error is None:
-                lasted_ns = max(0, event.end_ns - before.deferred_ns)
+            if before.deferred_since_ns is not None and event.returned is not None and event.error is None:
+                lasted_ns = max(0, event.end_ns - before.deferred_since_ns)
         self.enter(event)
         return LookedUp(event, lasted_ns, unused)
 
@@ -238,7 +238,7 @@ class Offers(dict[str, Offer]):
         return [offer.alloc for offer in self.values() if offer.alloc is not None]
 
     def use(self) -> Sequence[Offer]:
-        """The request runs: the offers that were used. None is left."""
+        """The request runs: return the offers that were used, and forget all."""
         if not self:
             return ()
         admitted = [offer for offer in self.values() if offer.alloc is not None]

@@ -52,7 +52,7 @@ class SavingsCounter:
 
     cells: Cells = field(default_factory=Cells)
     facts: list[Fact | Breakdown] = field(default_factory=list)
-    _speakers: dict[str, str] = field(default_factory=dict)
+    _aggregating_connectors: dict[str, str] = field(default_factory=dict)
     """By recorder, the connector that answers for all others. What its children report of a request is not counted again."""
     _tenants: Tenants = field(default_factory=Tenants)
     _tiers: dict[str, set[str]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class SavingsCounter:
     def forget(self, recorders: Iterable[str]) -> None:
         """Drop what is held of recorders that have ended."""
         for recorder in recorders:
-            self._speakers.pop(recorder, None)
+            self._aggregating_connectors.pop(recorder, None)
             self._prefill_timer.forget(recorder)
 
     def recall(self, fact: Fact, account: Account) -> None:
@@ -87,11 +87,11 @@ class SavingsCounter:
 
     def _is_repeated(self, event: Event) -> bool:
         """Whether the event repeats what a connector reports that answers for this one."""
-        return self._speakers.get(event.recorder, event.connector_id) != event.connector_id
+        return self._aggregating_connectors.get(event.recorder, event.connector_id) != event.connector_id
 
     def _own(self, offers: Sequence[Offer]) -> Sequence[Offer]:
         """The offers that are not repeated by a connector that answers for all."""
-        if not self._speakers:
+        if not self._aggregating_connectors:
             return offers
         return [offer for offer in offers if not self._is_repeated(offer.lookup)]
 
@@ -100,15 +100,15 @@ class SavingsCounter:
 
     def _enter_looked_up(self, fact: LookedUp, account: Account) -> None:
         event = fact.event
-        if event.recorder not in self._speakers and event.has(Capability.ANSWERS_FOR_CHILDREN):
-            self._speakers[event.recorder] = event.connector_id
+        if event.recorder not in self._aggregating_connectors and event.has(Capability.ANSWERS_FOR_CHILDREN):
+            self._aggregating_connectors[event.recorder] = event.connector_id
         if self._is_repeated(event):
             return
         if fact.unused is not None and account.complete:
             self._count_unused(fact.unused)
         measures = {"lookups": 1, "lookup_ns": max(0, event.end_ns - event.start_ns)}
-        if fact.deferred_ns is not None:
-            measures["postponed_ns"] = fact.deferred_ns
+        if fact.deferred_for_ns is not None:
+            measures["postponed_ns"] = fact.deferred_for_ns
         elif event.error is None and event.returned is None:
             measures["lookups_postponed"] = 1
         self.cells.add(event, measures)
@@ -121,8 +121,7 @@ class SavingsCounter:
         event, lookup = fact.event, fact.lookup
         if self._is_repeated(event):
             return
-        fact.others = self._own(fact.others)
-        self.facts.append(fact)
+        self.facts.append(Admitted(event, fact.offer, self._own(fact.others)))
         local = min(lookup.computed, lookup.total)
         measures = {"admissions": 1, "asked": lookup.total, "local": local, "taken": event.allocated}
         if not event.allocated and account.complete:
@@ -171,7 +170,7 @@ class SavingsCounter:
 
     def _enter_counted(self, fact: Counted, _: Account) -> None:
         event, admitted = fact.event, self._own(fact.admitted)
-        is_known = event.recorder in self._speakers
+        is_known = event.recorder in self._aggregating_connectors
         if (self._is_repeated(event) if is_known else fact.is_repeated) or not admitted:
             return
         if event.reported is None or event.from_connector is None:
@@ -197,15 +196,15 @@ class SavingsCounter:
 
     def _enter_copied(self, fact: Copied, _: Account) -> None:
         event = fact.event
-        way = event.kind.value.removeprefix("kv.")
+        direction = event.kind.value.removeprefix("kv.")
         measures = {}
         if event.rank == 0:  # every rank copies its share of the same tokens
-            measures[f"{way}_tokens"] = event.count
+            measures[f"{direction}_tokens"] = event.count
         if event.role != SCHEDULER:  # the lines of a log have no duration
             took_ns = max(0, event.end_ns - event.start_ns)
-            measures[f"{way}_ns"] = took_ns
+            measures[f"{direction}_ns"] = took_ns
             if event.bytes is not None:
-                measures |= {f"{way}_bytes": event.bytes, f"{way}_bytes_ns": took_ns}
+                measures |= {f"{direction}_bytes": event.bytes, f"{direction}_bytes_ns": took_ns}
         self.cells.add(event, measures)
 
 

@@ -98,7 +98,7 @@ class Judge:
         return self.detector.unknown - self._unknown_before
 
     def judge(self, fresh: Sequence[Event], again: Sequence[Event] = ()) -> None:
-        """Judge events. Those that were received before show nothing new, but of a request that is held: its detector
+        """Judge events. One that was received before is passed on only if its request is still in memory; the detector then
         decides."""
         accounts = self.detector.accounts
         again = [event for event in again if (event.engine, event.request) in accounts]
@@ -120,8 +120,8 @@ class Judge:
         return not self.dirty.keys().isdisjoint(self.detector.over(before_ns=before_ns))
 
     def forget(self, *, before_ns: int, unwritten: Collection[Key], gone: Iterable[RecorderState]) -> None:
-        """Forget the requests that ended before, but for those whose rows are not written, and all of the recorders that are
-        gone; what requests these left open is abandoned."""
+        """Forget requests that ended before then, except those with unwritten rows. Forget recorders that are gone, and
+        abandon the requests that they left open."""
         with self._errors.caught(Where.TIDY):
             if not self.is_recalling and self.detector.forget_finished(before_ns=before_ns, but=unwritten):
                 self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
@@ -183,7 +183,7 @@ class Judge:
             yield
         except Exception as error:
             self.may_settle = False
-            self._errors.count(Where.RECALL, error, "requests that were open are not known again")
+            self._errors.count(Where.RECALL, error, "requests that were open could not be restored")
 
     def _recall(self, stored: Iterable[Event]) -> None:
         """Feed events whose findings were reported, and whose sums are stored."""

@@ -55,8 +55,8 @@ class Pipeline:
         clock: Clock | None = None,
     ) -> None:
         """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
-        Without `resume`, the caller is to call this method. By the `clock`, what is missing is given up and what has ended
-        is forgotten."""
+        If `resume` is False, the caller must call `resume()`. `clock` decides when missing events are given up and finished
+        requests forgotten."""
         self.metrics, self.errors, self.forwarder = metrics, metrics.internal_errors, forwarder
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
@@ -95,8 +95,8 @@ class Pipeline:
         )
 
     def ingest(self, payload: bytes, *, transport: str) -> Refused | None:
-        """Process a request: an `ExportTraceServiceRequest` in binary form. When this returns, it is stored, but for spans
-        that could not be read: these are returned.
+        """Process a request: an `ExportTraceServiceRequest` in binary form. When this returns, it is stored, except for spans
+        that could not be read, which are returned.
 
         Raises:
             MalformedOtlp: the bytes are no such request, or none of its spans can be read.
@@ -115,7 +115,7 @@ class Pipeline:
             engines, rows = self.engines.descriptions(came), self.storage.rows_are_due()
             found = self.storage.commit(came, engines, rows=rows)
             self._receiver.confirm(came)
-            self._hand_on(came, found)
+            self._publish(came, found)
         self.metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
@@ -168,8 +168,8 @@ class Pipeline:
                 self._trace_file.close()
             self.storage.close()
 
-    def _hand_on(self, came: Received, found: Sequence[Finding]) -> None:
-        """Give on a request that is stored, and count it."""
+    def _publish(self, came: Received, found: Sequence[Finding]) -> None:
+        """Pass a stored batch to the forwarder and the trace file, and count it."""
         if self.forwarder is not None:
             with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):
                 self.forwarder.received(came.payload, came.fresh, found)
