@@ -53,10 +53,10 @@
     end handoff computed 600           it was to be handed on to another engine; 600 of its tokens were computed
     end handoff output 1 computed 0 []     after a token of output; no blocks are left
     cut off                            its engine ended before it did
-    wait 130                           so many seconds pass, in which every recorder gives signs of life
+    wait 130                           so many seconds pass, in which every recorder sends heartbeats
     wait 130 idle                      the same, and the scheduler makes no step; `busy`: it makes some
-    wait 130 spare                     the same, and it reports to have had the means to run one more request; `full`:
-    it had none wait 130 paused                    the scheduler is paused, and makes no step
+    wait 130 spare                     the same, and it reports spare capacity for one more request; `full`: it had none
+    wait 130 paused                    the scheduler is paused, and makes no step
     wait 130 silent                    nothing is heard of anybody
     b: L 749 ...                       another request of the same engine
     @nixl L 749 ...                    a child of a MultiConnector

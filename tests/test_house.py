@@ -28,8 +28,8 @@ ROOMS = {
         "history", "serve", "reports", "commands",
     ],
     "connector": [
-        "bounded", "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults",
-        "registration", "simulate", "demo", "commands",
+        "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults", "registration",
+        "simulate", "demo", "commands",
     ],
     "dashboard": ["client", "content", "command", "live", "views"],
 }  # fmt: skip

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.fingerprints.bloom_filter import BloomFilter, Key
 from kvtrail.connector.fingerprints.mismatch import CONTAMINATED, UNKNOWN, ZEROS, Match, Mismatch, Origin
+from kvtrail.tracer.events.bounded import BoundedDict
 
 MAX_HASHES = 65_536
 """Hashes remembered."""
@@ -39,7 +39,7 @@ class FullReference:
     def __init__(self, *, own: bool) -> None:
         """`own`: this engine alone writes to the connector's store."""
         self._own = own
-        self._by_hash: BoundedDict[Key, _Versions] = BoundedDict(MAX_HASHES, self._forget)
+        self._by_hash: BoundedDict[Key, _Versions] = BoundedDict(MAX_HASHES, on_drop=self._forget)
         self._origins: dict[int, tuple[Origin, Key]] = {}
         """Contents that were computed rightly."""
         self._contaminated: dict[int, Key] = {}

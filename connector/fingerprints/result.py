@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.fingerprints.mismatch import Mismatch, Origin
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, Check
 from kvtrail.connector.fingerprints.slim import ROW
+from kvtrail.tracer.events.bounded import BoundedDict
 
 DRIFT, ROT, EARLY = "drift", "rot", "early"
 MAX_REMEMBERED = 65_536

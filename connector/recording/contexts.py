@@ -13,9 +13,9 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision, Sampler
 from opentelemetry.trace import NonRecordingSpan, SpanContext, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.recording.ring import Identity
 from kvtrail.tracer.events import ids, semconv
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.semconv import Kind
 
 try:

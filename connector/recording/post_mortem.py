@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.recording.contexts import MAX_REQUESTS, root_ids
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of, sequence_of
 from kvtrail.connector.settings import Heartbeats
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import FIELDS, place
 from kvtrail.tracer.events.semconv import (
     CUT_OFF,

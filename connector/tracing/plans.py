@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import Any
 
-from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.known.probe import Evicted, Planned, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.reading import ids_in
 from kvtrail.connector.tracing.steps import run_of
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")

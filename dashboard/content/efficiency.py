@@ -1,7 +1,7 @@
 """What the offload saves: the sources of tokens; spared tokens, copies and waits.
 
 A `Row` named `sums` holds the API's sums over a time range, engines and connectors: `worth` in `/api/efficiency`, defined in
-tracer/savings/savings.py.
+tracer/savings/sums.py.
 """
 
 from __future__ import annotations

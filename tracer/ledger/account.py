@@ -466,12 +466,10 @@ class Account:
             reached = total - 1 if has_output else min(reached, total - 1)
         self.recomputed += max(0, reached - first.computed)
 
-    def _enter_preempt(self, event: Preempt) -> Preempted | None:
+    def _enter_preempt(self, event: Preempt) -> Preempted:
         self.status = "preempted"
-        if self.evidence.preempted == event.epoch:
-            return None
-        self.evidence.preempted = event.epoch
-        return Preempted(event)
+        is_repeated, self.evidence.preempted = self.evidence.preempted == event.epoch, event.epoch
+        return Preempted(event, is_repeated)
 
     def _enter_load(self, event: Load) -> Copied:
         self.loaded += event.count

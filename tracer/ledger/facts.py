@@ -107,9 +107,14 @@ class Ran(Struct, eq=False):
 
 
 class Preempted(Struct, eq=False):
-    """A request was preempted: once, however many children of a MultiConnector report it."""
+    """A connector reports that a request was preempted.
+
+    Attributes:
+        is_repeated: whether another connector reported it before.
+    """
 
     event: Preempt
+    is_repeated: bool
 
 
 class Counted(Struct, eq=False):

@@ -30,7 +30,6 @@ _DRAWN_BITS = 16
 """The lowest bits depend on the hash: only the others can be compared with another block's."""
 _GROUP_SHIFTS = range(_DRAWN_BITS, 64, 8)
 _ALL = (1 << 64) - 1
-Scope = tuple[str, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)

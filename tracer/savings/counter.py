@@ -89,6 +89,13 @@ class SavingsCounter:
         """Whether the event repeats what a connector reports that answers for this one."""
         return self._aggregating_connectors.get(event.recorder, event.connector_id) != event.connector_id
 
+    def _is_counted_elsewhere(self, fact: Preempted | Counted) -> bool:
+        """Whether another connector's report of the same is the one that counts: that of the connector that answers for all,
+        or else the first."""
+        if fact.event.recorder in self._aggregating_connectors:
+            return self._is_repeated(fact.event)
+        return fact.is_repeated
+
     def _own(self, offers: Sequence[Offer]) -> Sequence[Offer]:
         """The offers that are not repeated by a connector that answers for all."""
         if not self._aggregating_connectors:
@@ -170,8 +177,7 @@ class SavingsCounter:
 
     def _enter_counted(self, fact: Counted, _: Account) -> None:
         event, admitted = fact.event, self._own(fact.admitted)
-        is_known = event.recorder in self._aggregating_connectors
-        if (self._is_repeated(event) if is_known else fact.is_repeated) or not admitted:
+        if self._is_counted_elsewhere(fact) or not admitted:
             return
         if event.reported is None or event.from_connector is None:
             return
@@ -185,6 +191,8 @@ class SavingsCounter:
         self.cells.add(event, measures)
 
     def _enter_preempted(self, fact: Preempted, _: Account) -> None:
+        if self._is_counted_elsewhere(fact):
+            return
         self.facts.append(fact)
         self.cells.add(fact.event, {"preemptions": 1})
 

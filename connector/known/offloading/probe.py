@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
-from kvtrail.connector.bounded import BoundedDict
 from kvtrail.connector.known.probe import Evicted, Planned, Probe, ProbeEvent, Seen
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.semconv import Kind
 
 MAX_PENDING = 65_536

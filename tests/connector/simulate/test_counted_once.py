@@ -92,6 +92,13 @@ def test_hits_are_those_of_vllm(tmp_path: Path, outer: str, child: str) -> None:
     assert worth.taken >= counted["hits"], "after preemptions it counts, too"
     if outer == "MultiConnector":
         return  # each of its children counts what it was asked
+    preempted = {
+        sample.labels["connector"]
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "kvtrail_preemptions_total" and sample.value
+    }
+    assert preempted == {"MultiConnector"}, "it answers for its children, who report first"
     assert ours["kvtrail_queried_tokens_total"] == counted["queries"]
     assert ours["kvtrail_admissions_total"] == REQUESTS
     assert worth.admissions == REQUESTS + counted["preempted"]

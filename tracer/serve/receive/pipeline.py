@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
@@ -103,9 +104,10 @@ class Pipeline:
             StoreError: nothing was stored, and the sender should try again.
         """
         started_s = time.perf_counter()
+        digest = sha256(payload).digest()  # before the lock: other threads go on meanwhile
         self.recovery.wait()
         with self._lock:
-            came = self._receiver.receive(payload)
+            came = self._receiver.receive(payload, digest)
             self.metrics.spans_received.labels(transport).inc(came.spans)
             if came.is_repeated:
                 self.metrics.spans_repeated.inc(came.spans)

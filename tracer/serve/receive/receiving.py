@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -91,13 +90,12 @@ class Receiver:
         """By recorder, the highest number that was received."""
         return {recorder: numbers.last for recorder, numbers in self._numbers.items()}
 
-    def receive(self, payload: bytes) -> Received:
-        """Decode a request, and compare it with what is stored. It counts as stored once it is confirmed.
+    def receive(self, payload: bytes, digest: bytes) -> Received:
+        """Decode a request with this digest, and compare it with what is stored. It counts as stored once it is confirmed.
 
         Raises:
             MalformedOtlp: the bytes are no such request, or none of its spans can be read.
         """
-        digest = sha256(payload).digest()
         came = self._decoded(payload, digest)
         if digest in self._receipts:
             came.is_repeated = True

@@ -43,7 +43,6 @@ _STRETCH_BITS = 18
 _KEY_BYTES = 8
 _COMPRESSION = 3
 _FRESH = "FROM chunks INDEXED BY chunks_fresh WHERE keys IS NOT NULL"
-_LATEST_NS = 2**63 - 1
 
 
 def request_key(engine: str, request: str) -> bytes:

@@ -7,7 +7,6 @@ A single connection writes and checkpoints; all others are read-only. This also 
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import time
@@ -40,8 +39,6 @@ from kvtrail.tracer.store.sqlite import (
 from kvtrail.tracer.store.sqlite.database import Database, rows_of
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.room import Room
-
-logger = logging.getLogger("kvtrail")
 
 PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 50, 1_000
 """How much is dropped in one transaction, so that none holds ingest for long."""
