@@ -7,7 +7,7 @@ would; a restart of this process forgets all of them, and `memory:begun` marks i
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, log2
@@ -16,6 +16,7 @@ from kvtrail.tracer.capacity.accesses import Access, keys_of, wanted_of
 from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
 from kvtrail.tracer.capacity.stream import LMCACHE
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Alloc, Reset, Store
 from kvtrail.tracer.events.hash_chains import split_hashes
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
@@ -73,8 +74,8 @@ class OnlineMissRatioCurve:
 
     def __init__(self, *, most_followed: int = MOST_FOLLOWED) -> None:
         self._most_followed = most_followed
-        self._distances: OrderedDict[Owner, ReuseDistances] = OrderedDict()
-        self._running: OrderedDict[Owner, _Running] = OrderedDict()
+        self._distances = BoundedDict[Owner, ReuseDistances](MOST_CONNECTORS)
+        self._running = BoundedDict[Owner, _Running](MOST_RUNNING)
         """Admitted requests, by engine and request."""
 
     def admitted(self, breakdown: Breakdown) -> Counter[str]:
@@ -86,8 +87,6 @@ class OnlineMissRatioCurve:
         done = (lookup.computed + event.allocated) // size
         running = _Running(event, breakdown.chain, size, lookup.block_size or size, done)
         self._running[event.engine, event.request or ""] = running
-        if len(self._running) > MOST_RUNNING:
-            self._running.popitem(last=False)
         keys = running.keys(lookup.total)
         wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
         return self._accessed(running, Access(keys, wanted, done))
@@ -138,8 +137,6 @@ class OnlineMissRatioCurve:
             distances = self._distances[owner] = ReuseDistances(
                 evicts_tails_first=event.connector not in LMCACHE, most_chunks=self._most_followed, groups=GROUPS
             )
-            if len(self._distances) > MOST_CONNECTORS:
-                self._distances.popitem(last=False)
         self._distances.move_to_end(owner)
         for distance in distances.enter(access):
             measures[_measure(distance)] += round(distance.tokens)

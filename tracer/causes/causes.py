@@ -17,6 +17,7 @@ from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Sto
 from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
@@ -85,7 +86,7 @@ class Causes:
         """Those of which the next step will tell something: the others go on."""
         self._computing: dict[str, BlockChange] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
-        self._stored: OrderedDict[int, tuple[str, list[Key]]] = OrderedDict()
+        self._stored = BoundedDict[int, tuple[str, list[Key]]](MOST_OPEN)
         """The chunks of stores that are under way, by the transfer's number."""
         self._lost: tuple[int, NotRecorded] | None = None
         """The number of the latest loss of events, and why they are missing."""
@@ -505,8 +506,6 @@ class Causes:
         else:
             cache.record(keys, self._fact(BlockState.STORING, event, event.request or ""))
             self._stored[event.transfer_id] = (event.connector_id, keys)
-            if len(self._stored) > MOST_OPEN:
-                self._stored.popitem(last=False)
 
     def _keys(self, event: StorePlan) -> list[Key]:
         """The keys of the chunks that a plan stores, or has no room for: where it names tokens, by the request's chain."""

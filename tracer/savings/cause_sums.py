@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause
@@ -27,7 +28,7 @@ _AGING = (Cause.EVICTED, Cause.RESET)
 class Tenants:
     """Whose each request is: its identity, where it has a cache salt or an adapter."""
 
-    _by_request: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
+    _by_request: BoundedDict[tuple[str, str], str] = field(default_factory=lambda: BoundedDict(MOST_REQUESTS))
     _known: set[str] = field(default_factory=set)
 
     def enter(self, event: RequestStart) -> None:
@@ -40,8 +41,6 @@ class Tenants:
         else:
             self._known.add(tenant)
         self._by_request[event.engine, event.request or ""] = tenant
-        if len(self._by_request) > MOST_REQUESTS:
-            self._by_request.popitem(last=False)
 
     def of(self, event: Event) -> str:
         """The tenant of an event's request."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import LoadPlan, Plan, TransferEnd
 
 MOST_OPEN = 100_000
@@ -24,14 +24,12 @@ class TransferTimer:
     are lost, are not counted. Transfers may outlast their request."""
 
     def __init__(self) -> None:
-        self._plans: OrderedDict[tuple[str, str | None, int], Plan] = OrderedDict()
+        self._plans = BoundedDict[tuple[str, str | None, int], Plan](MOST_OPEN)
 
     def begin(self, plan: Plan) -> None:
         """Note a transfer, if it has a number."""
         if plan.transfer_id is not None:
             self._plans[plan.engine, plan.request, plan.transfer_id] = plan
-            if len(self._plans) > MOST_OPEN:
-                self._plans.popitem(last=False)
 
     def end(self, event: TransferEnd) -> TimedTransfer | None:
         """The transfer that has ended; None if its plan is not known."""
