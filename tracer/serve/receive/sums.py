@@ -48,7 +48,8 @@ class Sums:
 
     def enter(self, event: Event, account: Account) -> None:
         """Enter an event into the phases of its request, after its fact was summed up."""
-        self._read_back.discard((event.recorder, event.sequence))
+        if self._read_back:
+            self._read_back.discard((event.recorder, event.sequence))
         try:
             account.phases.enter(event)
         except Exception as error:
@@ -59,7 +60,7 @@ class Sums:
         event = fact.event
         try:
             follow = self._follow.get(type(fact))
-            if (event.recorder, event.sequence) in self._read_back:
+            if self._read_back and (event.recorder, event.sequence) in self._read_back:
                 self.savings.recall(fact, account)
                 if self.is_recalling and follow:
                     follow(fact)
