@@ -9,12 +9,13 @@
     rank 1 h256                        what rank 1 answered to the lookup that comes
     group 1 h48 at 32,48               what KV cache group 1 holds: up to 48 tokens, objects that end at 32 and 48
     A 256 [1 2 5-8]                    an allocation for 256 external tokens, and the block table
-    A 256 [1-8 | 20-27]                the tables of two KV cache groups
+    A 256 [1-8 | 20-27]                the tables of two KV cache groups; 0 is the null block
     A 256 !Mismatch ...                an allocation that raised
     S 336+48 [4] drafts 3              a step: from 336, 48 tokens; blocks that it adds; speculative tokens among them
     P free 7                           a preemption: the next epoch begins; free blocks after it
     plan load 0+64 [1 2] keys a #7     the connector's plan: tokens, blocks, keys, number of the transfer
     plan store 64+64 [3 4] present     `present`: the store held it already
+    plan load 0+64 [1 2 | 8] at 0,32   of two KV cache groups, from these tokens on
     done #7                            the transfer has ended; `failed` after it
     flush #7                           the workers must wait for it
     load 0/130                         a worker's load: tokens, of how many; `rank 1` after it; `!text` an error
@@ -80,6 +81,7 @@ from msgspec import structs
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import events as e
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, CacheGroup, declaration
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.history import History, Moment, in_order
 from kvtrail.tracer.ingest.logs.export import span_of
@@ -103,12 +105,24 @@ def _number(text: str | None) -> int | None:
 
 
 def _blocks(text: str | None) -> tuple[int, ...] | None:
-    """The ids of the only KV cache group; None of several, which the recorder does not tell."""
-    return None if text is None or "|" in text else _ids(text)
+    """The ids of all KV cache groups."""
+    return None if text is None else _ids(text.replace("|", " "))
 
 
-def _blocks_count(text: str | None) -> int | None:
-    return None if text is None or "|" not in text else sum(len(_ids(group)) for group in text.split("|"))
+def _in_groups(text: str | None) -> Fields:
+    """A table, with how many blocks each group has."""
+    by_group = None if text is None or "|" not in text else tuple(len(_ids(group)) for group in text.split("|"))
+    return {"blocks_ids": _blocks(text), "blocks_by_group": by_group}
+
+
+def groups_declared(text: str) -> str | None:
+    """`full 32, window 32 128`: kinds of KV cache groups, each with its block size and window."""
+    kinds = {"full": FULL, "window": SLIDING, "chunked": CHUNKED, "state": MAMBA}
+    words = [group.split() for group in text.split(",")]
+    return declaration(
+        CacheGroup(kinds.get(kind, kind), int(size), int(window[0]) if window else None)
+        for kind, size, *window in words
+    )
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -162,7 +176,8 @@ def _plan(m: re.Match[str]) -> Fields:
     return {
         "start": _number(m["start"]),
         "count": int(m["count"]),
-        "blocks_ids": _blocks(m["blocks"]),
+        **_in_groups(m["blocks"]),
+        "group_starts": None if m["at"] is None else tuple(map(int, m["at"].split(","))),
         "chunk_keys": _keys(m["keys"]),
         "transfer_id": _number(m["job"]),
     }
@@ -172,7 +187,7 @@ def _end(m: re.Match[str]) -> Fields:
     return {
         "outcome": m["outcome"] or "stopped",
         "free_delayed": bool(m["delayed"]),
-        "blocks_ids": _blocks(m["blocks"]),
+        **_in_groups(m["blocks"]),
         "computed": _number(m["computed"]),
         "output": _number(m["output"]),
         "handoff": True if m["handoff"] else None,
@@ -219,7 +234,8 @@ def _check(m: re.Match[str]) -> Fields:
 
 _BLOCKS = r"(?: \[(?P<blocks>[\d |-]*)\])?"
 _ERROR = r"(?: !(?P<error>.*))?"
-_PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS + r"(?: keys (?P<keys>\S+))?(?: #(?P<job>\d+))?"
+_PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS
+_PLAN += r"(?: at (?P<at>[\d,]+))?(?: keys (?P<keys>\S+))?(?: #(?P<job>\d+))?"
 LINES: list[Line] = [
     (
         r"L (?P<total>\d+) c(?P<computed>\d+)(?: h(?P<matched>\d+|\?))? -> (?:(?P<answer>-?\d+|later)|!(?P<error>.*))"
@@ -239,15 +255,14 @@ LINES: list[Line] = [
         r"A (?P<allocated>\d+)" + _BLOCKS + _ERROR,
         e.Alloc,
         lambda m: {
-            "allocated": int(m["allocated"]), "blocks_ids": _blocks(m["blocks"]), "error": m["error"],
-            "blocks_count": _blocks_count(m["blocks"]),
+            "allocated": int(m["allocated"]), **_in_groups(m["blocks"]), "error": m["error"],
         },
     ),
     (
         r"S (?P<computed>\d+)\+(?P<scheduled>\d+)" + _BLOCKS + r"(?: drafts (?P<drafted>\d+))?",
         e.Schedule,
         lambda m: {
-            "computed": int(m["computed"]), "scheduled": int(m["scheduled"]), "blocks_ids": _blocks(m["blocks"]),
+            "computed": int(m["computed"]), "scheduled": int(m["scheduled"]), **_in_groups(m["blocks"]),
             "drafted": _number(m["drafted"]),
         },
     ),
@@ -289,7 +304,7 @@ LINES: list[Line] = [
         },
     ),
     (r"R(?P<failed> failed)?", e.Received, lambda m: {"failed": bool(m["failed"])}),
-    (r"error \[(?P<blocks>[\d -]*)\]", e.LoadError, lambda m: {"blocks_ids": _blocks(m["blocks"])}),
+    (r"error \[(?P<blocks>[\d |-]*)\]", e.LoadError, lambda m: _in_groups(m["blocks"])),
     (
         r"prefetch (?P<start>\d+)\+(?P<count>\d+)(?: keys (?P<keys>\S+))?",
         e.Prefetch,
@@ -372,8 +387,9 @@ def history(
     from_log: bool = False,
     cache_identity: str | None = None,
     capabilities: str | None = None,
+    groups: str | None = None,
 ) -> list[Event]:
-    """The events that the text describes."""
+    """The events that the text describes. `groups` are the engine's, as `groups_declared` reads them."""
     events: list[Event] = []
     epochs: dict[str, int] = {}
     numbers: Counter[tuple[str, str | None]] = Counter()
@@ -394,6 +410,7 @@ def history(
             "external": about and about.rpartition("-")[0], "request_sequence": numbers[by, about],
             "epoch": epochs.get(about or "", 0), "block_size": block, "chunk_size": chunk,
             "cache_identity": cache_identity, "capabilities": capabilities,
+            "groups": None if groups is None else groups_declared(groups),
         }  # fmt: skip
         now_ns += MILLISECOND_NS
         numbers[by, about] += 1

@@ -42,9 +42,10 @@ class Evicted(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A transfer that the scheduler's side asks of its workers: tokens, blocks of the first KV cache group, chunk keys, and
-    its number if it runs between steps. `present` chunks are in the store already and are not copied. A store of 0 tokens
-    says that there was no room from its start on."""
+    """A transfer that the scheduler's side asks of its workers: tokens, blocks, chunk keys, and its number if it runs between
+    steps. `present` chunks are in the store already and are not copied. A store of 0 tokens says that there was no room from
+    its start on. With several KV cache groups, the blocks of one group come after those of another: `by_group` says how many
+    each has, and `group_starts` of which token the first one is, where that is known."""
 
     request_id: str
     start: int | None
@@ -53,6 +54,8 @@ class Planned(NamedTuple):
     keys: tuple[str, ...] | None = None
     job: int | None = None
     present: bool | None = None
+    by_group: tuple[int, ...] | None = None
+    group_starts: tuple[int, ...] | None = None
 
 
 class ProbeEvent(NamedTuple):

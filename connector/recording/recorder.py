@@ -183,7 +183,7 @@ class Recorder:
         computed: tuple[int, ...],
         scheduled: tuple[int, ...],
         drafted: tuple[int, ...],
-        blocks: Sequence[Sequence[int]] | None,
+        blocks: Sequence[Sequence[Sequence[int]]],
         step: int,
         tokens: int,
     ) -> None:
@@ -192,16 +192,17 @@ class Recorder:
 
         Args:
             computed, scheduled, drafted: tokens, by row.
-            blocks: that the step adds, by row; None if there are several KV cache groups.
+            blocks: that the step adds, by row and KV cache group.
             step: the number of the step.
             tokens: of the step in all.
         """
         if len(contexts) > MOST_ROWS:
             for first in range(0, len(contexts), MOST_ROWS):
                 rows = slice(first, first + MOST_ROWS)
-                columns = computed[rows], scheduled[rows], drafted[rows], None if blocks is None else blocks[rows]
+                columns = computed[rows], scheduled[rows], drafted[rows], blocks[rows]
                 self.record_step(source, contexts[rows], at_ns, *columns, step, tokens)
             return
+        added = tuple(chain.from_iterable(blocks))
         taken = tuple(islice(self._numbers, len(contexts)))  # in one go: no other thread gets a number in between
         values = (
             tuple(map(_NAME, contexts)),
@@ -210,9 +211,10 @@ class Recorder:
             computed,
             None if scheduled.count(1) == len(scheduled) else scheduled,
             drafted if any(drafted) else None,
-            None if blocks is None else tuple(map(len, blocks)),
-            None if blocks is None else tuple(chain.from_iterable(blocks)) or None,
+            tuple(map(len, added)),
+            tuple(chain.from_iterable(added)) or None,
             None if all(map(_SAMPLED, contexts)) else tuple(map(_SAMPLED, contexts)),
+            None if len(added) == len(contexts) else len(added) // len(contexts),
             step,
             tokens,
         )

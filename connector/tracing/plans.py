@@ -77,13 +77,14 @@ class Plans:
         """A load or a store is planned. Adds the request to `callers` if its trace is a caller's: its root there,
         and whether that is sampled."""
         try:
-            request_id, start, tokens, blocks, keys, job, present = plan
+            request_id, start, tokens, blocks, keys, job, present, by_group, group_starts = plan
             context: RequestContext = self._recorder.contexts.of_id(request_id)
             if job is not None:
                 self._jobs[job] = request_id
             if context.has_caller:
                 callers[request_id] = (context.root, context.sampled)
-            values = (start, tokens, blocks if context.detailed else None, keys, job, *run_of(context, output))
+            in_blocks = (blocks, by_group, group_starts) if context.detailed else (None, None, None)
+            values = (start, tokens, *in_blocks, keys, job, *run_of(context, output))
             self._record(kind, context, at_ns, values if kind is Kind.LOAD_PLAN else (*values, present))
         except Exception:
             self._not_recorded(kind, ids_in((plan,)))

@@ -27,7 +27,7 @@ from kvtrail.connector.tracing.plans import Plans
 from kvtrail.connector.tracing.prefix_cache import PrefixCacheEvents, can_be_followed
 from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
 from kvtrail.connector.tracing.spare import spare_capacity
-from kvtrail.connector.tracing.steps import Steps, first_group, held_at_end
+from kvtrail.connector.tracing.steps import Steps, held_at_end, in_groups
 from kvtrail.tracer.events import contract
 from kvtrail.tracer.events.events import FIELDS
 from kvtrail.tracer.events.semconv import Kind
@@ -189,11 +189,11 @@ class SchedulerInstrumentation(Instrumentation):
         if context.detailed_epoch != context.epoch:
             context.detailed_epoch, context.detailed = context.epoch, self._level.detailed and context.recorded
         context.blocks = blocks
-        table = first_group(blocks.get_block_ids()) if context.detailed else None
+        table, by_group = in_groups(blocks.get_block_ids()) if context.detailed else (None, None)
         groups = getattr(blocks, "blocks", None)
         count = None if groups is None else sum(map(len, groups))
         sources = hit_sources(connector, request, external) if external and error is None else None
-        values = (request.num_tokens, external, count, table, None, None, sources, self._step)
+        values = (request.num_tokens, external, count, table, by_group, None, None, sources, self._step)
         if error is None:
             self._recorder.record(KIND_NAMES[Kind.ALLOC], self._call_source, context, start_ns, monotonic_ns(), values)
         else:
@@ -283,7 +283,7 @@ class SchedulerInstrumentation(Instrumentation):
     def _record_load_errors(self, output: Any, at_ns: int) -> None:
         if invalid := getattr(output, "invalid_block_ids", None):
             for context, blocks in self._holders(invalid):
-                self._record(Kind.LOAD_ERROR, context, at_ns, (blocks,))
+                self._record(Kind.LOAD_ERROR, context, at_ns, in_groups(blocks))
                 self._steps.watch(context.request_id)
 
     @fail_open(Kind.EVICT, concerns_all=True)
@@ -316,11 +316,11 @@ class SchedulerInstrumentation(Instrumentation):
                 outcome = request.status.name.removeprefix("FINISHED_").lower()
                 delayed = bool(answer[0])
                 handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
-                held = held_at_end(blocks) if handoff and context.epoch and blocks is not None else None
+                held = held_at_end(blocks) if handoff and context.epoch and blocks is not None else (None, None)
                 hashes = self._hashes.since(context, request)
                 used = (getattr(request, "num_prompt_tokens", None), context.cached)
                 lease_s = self._lease_s(context.request_id) if delayed else None
-                values = (*counts, outcome, delayed, held, self._step, *hashes, handoff, lease_s, *used)
+                values = (*counts, outcome, delayed, *held, self._step, *hashes, handoff, lease_s, *used)
             except Exception:  # an end without its numbers is an end all the same
                 self._not_recorded(Kind.REQUEST, (), gap=False)
                 values = _END_UNKNOWN
@@ -349,12 +349,13 @@ class SchedulerInstrumentation(Instrumentation):
     def _record_seen(self, seen: Seen, metadata: Any, output: Any, at_ns: int) -> None:
         self._plans.seen(seen, metadata, output, at_ns)
 
-    def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:
-        """The requests that were given some of these blocks, and those blocks. Rare: only after a failed load."""
+    def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, list[list[int]]]]:
+        """The requests that were given some of these blocks, and those blocks by KV cache group. Rare: only after a failed
+        load."""
         for context in list(self._recorder.contexts.open.values()):
             if context.request is not None and context.blocks is not None:
-                table = first_group(context.blocks.get_block_ids()) or ()
-                if held := tuple(block for block in table if block in blocks):
+                held = [[block for block in ids if block in blocks] for ids in context.blocks.get_block_ids()]
+                if any(held):
                     context.epoch = context.request.num_preemptions
                     yield context, held
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any
 
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.semconv import Kind
 
 _PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value
@@ -50,9 +51,6 @@ class Steps:
         self._tables: deque[str] = deque()
         """The requests whose table is recorded again, one a step: so that none that is lost is unknown for ever."""
         self._next_scan_ns = 0
-        self._has_groups = False
-        """Whether requests have been seen with blocks of several KV cache groups, of which a step without new blocks says
-        nothing."""
 
     def watch(self, request_id: str) -> None:
         """Record every step of this request from now on, until it ends."""
@@ -108,13 +106,13 @@ class Steps:
         self, context: RequestContext, output: Any, run: tuple[int, int, bool], blocks: Any, number: int, at_ns: int
     ) -> None:
         """The first step of a request's epoch, with its whole block table."""
-        table = drafted = None
+        table = by_group = drafted = None
         if context.detailed:
             drafted = len(output.scheduled_spec_decode_tokens.get(context.request_id, ()))
-            table = first_group(blocks)
-            self._has_groups = self._has_groups or table is None
+            table, by_group = in_groups(blocks)
             context.table_ns = at_ns
-        values = (*run, drafted, table, None if table is None else True, number, output.total_num_scheduled_tokens)
+        whole = None if table is None else True
+        values = (*run, drafted, table, by_group, whole, number, output.total_num_scheduled_tokens)
         self._record(_SCHEDULE, context, at_ns, values)
 
     def _record_later(self, output: Any, number: int, at_ns: int) -> Collection[RequestContext]:
@@ -148,7 +146,7 @@ class Steps:
             tuple(map(running.num_computed_tokens.__getitem__, rows)),
             tokens,
             tuple([len(drafts.get(request_id, ())) for request_id in recorded]) if drafts else (),
-            None if self._has_groups else _first_groups(list(map(running.new_block_ids.__getitem__, rows))),
+            _added(list(map(running.new_block_ids.__getitem__, rows))),
             number,
             output.total_num_scheduled_tokens,
         )
@@ -177,9 +175,10 @@ class Steps:
         ):
             return
         run = run_of(context, output)
-        if run[1] and (table := first_group(manager.get_block_ids(context.request_id))) is not None:
+        if run[1]:
             context.table_ns = at_ns
-            values = (run[0], run[1], False, run[2], table, True, number, output.total_num_scheduled_tokens)
+            table = in_groups(manager.get_block_ids(context.request_id))
+            values = (run[0], run[1], False, run[2], *table, True, number, output.total_num_scheduled_tokens)
             self._record(_SCHEDULE, context, at_ns, values)
 
     def _rows_to_record(self, output: Any) -> list[int]:
@@ -219,34 +218,39 @@ def run_of(context: RequestContext, output: Any) -> Run:
     return computed, scheduled, len(output.scheduled_spec_decode_tokens.get(context.request_id, ()))
 
 
-def first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
-    """Block ids of the first KV cache group; None if there are several groups, whose ids mean different pools."""
+InGroups = tuple[tuple[int, ...], tuple[int, ...] | None]
+"""Block ids, those of one KV cache group after those of another, and how many each has; None where there is one."""
+
+
+def in_groups(blocks: Sequence[Sequence[int]] | None) -> InGroups:
+    """The ids of a block table, by KV cache group, as events have them."""
     if blocks is None:
-        return ()
-    return tuple(blocks[0]) if len(blocks) == 1 else None
+        return (), None
+    if len(blocks) == 1:
+        return tuple(blocks[0]), None
+    return tuple(chain.from_iterable(blocks)), tuple(map(len, blocks))
 
 
-def held_at_end(blocks: Any) -> tuple[int, ...] | None:
-    """The block ids that a connector is given at a request's end, as a list, or a tuple of one for each KV cache group. Of
-    several groups it is only recorded that there are none."""
-    groups = (blocks,) if isinstance(blocks, list) else blocks
-    return first_group(groups) if any(groups) else ()
+def held_at_end(blocks: Any) -> InGroups:
+    """The block ids that a connector is given at a request's end, as a list, or a tuple of one for each KV cache group."""
+    return in_groups((blocks,) if isinstance(blocks, list) else blocks)
 
 
-def _first_groups(added: Sequence[Sequence[Sequence[int]] | None]) -> list[Sequence[int]] | None:
-    """The same for several requests; an engine has as many groups for one as for any other."""
-    some = next(filter(None, added), None)
-    if some is not None and len(some) != 1:
-        return None
-    return [() if groups is None else groups[0] for groups in added]
+def _added(blocks: Sequence[Sequence[Sequence[int]] | None]) -> list[Sequence[Sequence[int]]]:
+    """The blocks that a step adds to requests, by KV cache group. vLLM has None where it adds none; how many groups there are
+    is then seen from another request."""
+    some = next(filter(None, blocks), None)
+    none: Sequence[Sequence[int]] = ((),) * (1 if some is None else len(some))
+    return [none if each is None else each for each in blocks]
 
 
 def _left_free(pool: Any, output: Any) -> int | None:
-    """The blocks that preemptions left free: those that are free after the step, and those that it used. None where that
-    cannot be seen: another vLLM may keep its blocks elsewhere."""
+    """The blocks that preemptions left free: those that are free after the step, and those that it used; too many, where the
+    step has also given back what a window has left behind. None where that cannot be seen: another vLLM may keep its blocks
+    elsewhere."""
     used = [new.block_ids for new in output.scheduled_new_reqs]
     used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
-    if not hasattr(pool, "get_num_free_blocks") or any(len(groups) != 1 for groups in used):
+    if not hasattr(pool, "get_num_free_blocks"):
         return None
     free: int = pool.get_num_free_blocks()
-    return free + sum(len(groups[0]) for groups in used)
+    return free + sum(block != NULL_BLOCK for groups in used for ids in groups for block in ids)

@@ -36,12 +36,13 @@ from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Heartbeats, Settings, Switch, Unsampled
 from kvtrail.connector.tracing import block_checks
 from kvtrail.connector.tracing.block_checks import BlockChecks
+from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.connector.vllm_version import unsupported
-from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events import cache_groups, semconv
 from kvtrail.tracer.events.unsupported import Lack, declaration
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -401,6 +402,16 @@ def _chunk_size(probe: Probe, connector: Any) -> int | None:
         return None
 
 
+def _groups_declared(kv_cache_config: Any, spread: int) -> str | None:
+    try:
+        return cache_groups.declaration(groups_in(kv_cache_config, spread))
+    except Exception:
+        logger.exception(
+            "kvtrail: the KV cache groups cannot be read: rules about blocks are unknown for several of them"
+        )
+        return None
+
+
 def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
     """What a replay needs to know of the engine; what another vLLM calls differently is left out."""
     import vllm
@@ -419,6 +430,7 @@ def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, An
         semconv.SERVED_MODEL.key: getattr(vllm_config.model_config, "served_model_name", None),
         semconv.ENGINE_VERSION.key: vllm.__version__,
         semconv.POOL_BLOCKS.key: getattr(kv_cache_config, "num_blocks", None),
+        semconv.GROUPS.key: _groups_declared(kv_cache_config, int(spread)),
         semconv.MAX_BATCHED.key: getattr(scheduler, "max_num_batched_tokens", None),
         semconv.MAX_SEQUENCES.key: getattr(scheduler, "max_num_seqs", None),
         semconv.MAX_LENGTH.key: getattr(vllm_config.model_config, "max_model_len", None),

@@ -23,6 +23,7 @@ class Scenario:
         connector: the connector's name in the events.
         later_s: how long after the last event the rules with a deadline are applied, in seconds.
         cache_identity: of all engines' caches, where bytes are comparable.
+        groups: the engine's KV cache groups, where there are several: `full 32, window 32 128`.
     """
 
     of: str
@@ -32,6 +33,7 @@ class Scenario:
     block: int = BLOCK_SIZE
     later_s: float = 0.0
     cache_identity: str | None = None
+    groups: str | None = None
 
     def events(self) -> list[Event]:
         """The history's events."""
@@ -41,6 +43,7 @@ class Scenario:
             chunk=self.chunk,
             block=self.block,
             cache_identity=self.cache_identity,
+            groups=self.groups,
         )
 
     def judged(self, rules: Sequence[Rule] | None = None) -> Detector:

@@ -41,6 +41,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.hash_chains import Chains, split_hashes
 from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
+from kvtrail.tracer.ledger.block_table import BlockTable
 from kvtrail.tracer.ledger.facts import Breakdown, tiers_of
 from kvtrail.tracer.model.causes import Cause, Detail, NotRecorded, Part
 
@@ -372,9 +373,12 @@ class Causes:
         request = self._of(event)
         request.failed = self._fact(BlockState.FAILED, event)
         if request.open is not None:
-            failed, table = set(event.blocks_ids), request.open.event.blocks_ids or ()
-            at = next((n for n, block in enumerate(table) if block in failed), len(table))
-            request.failed_from = max(request.promised[0], at * request.block_size)
+            failed = set(event.blocks_ids)
+            first = [
+                size * next((n for n, block in enumerate(ids) if block in failed), len(ids))
+                for size, ids in BlockTable(request.open.event).sized()
+            ]
+            request.failed_from = max(request.promised[0], min(first, default=0))
 
     def _enter_preempt(self, event: Preempt) -> None:
         self._ran(event, self._of(event), event.computed or 0)

@@ -108,7 +108,18 @@ FirstBlock = Annotated[
 ]
 BlocksCount = Annotated[Count, _on_wire("kvtrail.blocks.count", "KV blocks concerned.")]
 BlockIds = Annotated[
-    Ids, _on_wire("kvtrail.blocks.ids", "KV block ids of the first KV cache group, in the order of their tokens.")
+    Ids,
+    _on_wire(
+        "kvtrail.blocks.ids",
+        "KV block ids, in the order of their tokens; of several KV cache groups those of the first one, then those of the"
+        " next. 0 is vLLM's null block: a place without KV.",
+    ),
+]
+BlocksByGroup = Annotated[
+    Ids,
+    _on_wire(
+        "kvtrail.blocks.by_group", "How many of the block ids each KV cache group has; absent where there is one group."
+    ),
 ]
 ChunkKeys = Annotated[
     Keys, _on_wire("kvtrail.chunk.keys", "Keys of chunks, shortened hex, in the order of their tokens.")
@@ -187,6 +198,8 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
     """What the engine does not show: the value of `semconv.LACKS`."""
     cache_identity: str | None = None
     """What its KV and the hashes of its blocks depend on besides the tokens, where its recorder says so."""
+    groups: str | None = None
+    """The engine's KV cache groups: the value of `semconv.GROUPS`."""
 
     def has(self, capability: Capability) -> bool:
         """Whether the connector of this event has a capability."""
@@ -247,6 +260,7 @@ class RequestEnd(Event, kw_only=True, gc=False):
         bool | None, _on_wire("kvtrail.free.delayed", "The connector keeps the blocks after the request has finished.")
     ] = None
     blocks_ids: BlockIds | None = None
+    blocks_by_group: BlocksByGroup | None = None
     scheduler_step: Step | None = None
     block_hashes: Hashes | None = None
     """Of the blocks that were filled since its last ones were reported."""
@@ -324,6 +338,7 @@ class Alloc(Event, kw_only=True, gc=False):
     allocated: Annotated[Tokens, _tokens("allocated", "External tokens for which the scheduler allocated blocks.")]
     blocks_count: BlocksCount | None = None
     blocks_ids: BlockIds | None = None
+    blocks_by_group: BlocksByGroup | None = None
     computed: Computed | None = None
     """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
     matched: Matched | None = None
@@ -348,6 +363,7 @@ class Schedule(Event, kw_only=True, gc=False):
     drafted: Drafted | None = None
     blocks_ids: BlockIds | None = None
     """The blocks that the step adds to the request's table; all of them on the first step, and with `blocks_whole`."""
+    blocks_by_group: BlocksByGroup | None = None
     blocks_whole: Annotated[
         bool,
         _on_wire("kvtrail.blocks.whole", "The blocks are all of the request's table, not only what the step adds."),
@@ -415,6 +431,16 @@ class Plan(Event, kw_only=True, gc=False):
     """None where the connector names blocks, but not whose tokens they are."""
     count: TransferTokens
     blocks_ids: BlockIds | None = None
+    blocks_by_group: BlocksByGroup | None = None
+    group_starts: Annotated[
+        tuple[Tokens, ...] | None,
+        _on_wire(
+            "kvtrail.tokens.starts",
+            "First token position of each KV cache group's blocks in a plan; absent where there is one group, or the"
+            " connector does not say.",
+            "group_starts",
+        ),
+    ] = None
     chunk_keys: ChunkKeys | None = None
     transfer_id: TransferId | None = None
     computed: Computed | None = None
@@ -460,6 +486,7 @@ class LoadError(Event, kw_only=True, gc=False):
 
     kind = Kind.LOAD_ERROR
     blocks_ids: BlockIds = ()
+    blocks_by_group: BlocksByGroup | None = None
 
 
 class RankLookup(Event, kw_only=True, gc=False):

@@ -100,7 +100,11 @@ ROW_DRAFTED = Attribute(
 ROW_COUNTS = Attribute(
     "kvtrail.step.blocks.counts",
     tuple,
-    "KV blocks that the step adds to each request; absent where there are several KV cache groups.",
+    "KV blocks that the step adds to each request, or to each of its KV cache groups, request after request, where there are"
+    " several.",
+)
+ROW_GROUPS = Attribute(
+    "kvtrail.step.groups", int, "How many KV cache groups each request has blocks in; absent where it is one."
 )
 ROW_BLOCKS = Attribute(
     "kvtrail.step.blocks.ids", tuple, "The ids of these blocks, row after row; absent where no row has any."
@@ -110,8 +114,9 @@ ROW_SAMPLED = Attribute(
 )
 ROWS: tuple[Attribute, ...] = (
     ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS, ROW_COMPUTED, ROW_SCHEDULED, ROW_DRAFTED, ROW_COUNTS, ROW_BLOCKS, ROW_SAMPLED,
+    ROW_GROUPS,
 )  # fmt: skip
-"""The columns of `STEP_SPAN`, arrays with one element for each row, `ROW_BLOCKS` apart."""
+"""The columns of `STEP_SPAN`: arrays with one element for each row, but for those of blocks."""
 
 ENGINE_SPAN = "kv.engine"
 """The root of what concerns no request. Who reads it passes it over: no event is of this kind."""
@@ -183,6 +188,13 @@ SERVED_MODEL = Attribute(
 )
 ENGINE_VERSION = Attribute("kvtrail.vllm.version", str, "vLLM's version.")
 VERSION = Attribute("kvtrail.version", str, "Version of the kvtrail that recorded.")
+GROUPS = Attribute(
+    "kvtrail.groups",
+    str,
+    "JSON: the KV cache groups of the model, in vLLM's order: `kind`, `block_size`, `window`, `layers` and `page_bytes` of"
+    " each (docs/groups.md). Absent where one group of full attention is all.",
+    "groups",
+)
 POOL_BLOCKS = Attribute("kvtrail.blocks.total", int, "KV blocks of the engine's pool, the null block included.")
 MAX_BATCHED = Attribute("kvtrail.scheduler.max_batched_tokens", int, "Tokens of a step at most.")
 MAX_SEQUENCES = Attribute("kvtrail.scheduler.max_sequences", int, "Requests that run at once at most.")
@@ -257,7 +269,7 @@ RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
     MAX_SEQUENCES, MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
     CONNECTOR_CLASS, CAPABILITIES, PATIENCE, SAMPLED_ONLY, LAUNCH, LACKS, CACHE_IDENTITY, FINGERPRINTS, SLIM,
-    HEARTBEATS,
+    HEARTBEATS, GROUPS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

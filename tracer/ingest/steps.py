@@ -15,6 +15,8 @@ from kvtrail.tracer.events.events import KEYS
 
 MOST_ROWS = 16_384
 """The most rows of a step. More are taken for damage: no engine runs that many requests at once."""
+MAX_GROUPS = 64
+"""The most KV cache groups of a model. More are taken for damage: models of today have up to ten."""
 MOST_SHARED = 2**19
 """Attributes of a step times its rows: each row has them all. Recorders write a dozen."""
 _COLUMNS = frozenset(column.key for column in semconv.ROWS)
@@ -72,16 +74,15 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
             common[name] = default
         else:
             names.append(name)
-            columns.append(_column(key, column, count))
+            columns.append(_column(key, column, count, count))
     if semconv.ROW_COUNTS.key in attributes:
-        names.append(KEYS["blocks_ids"])
-        columns.append(_blocks(attributes, count))
+        _add_blocks(names, columns, attributes, count)
     rows = [common | dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     for row in rows:
         if isinstance(request := row[semconv.REQUEST_ID.key], str):
             row[semconv.EXTERNAL_ID.key] = semconv.external_id(request)
     if semconv.ROW_SAMPLED.key in attributes:
-        sampled = _column(semconv.ROW_SAMPLED.key, attributes[semconv.ROW_SAMPLED.key], count)
+        sampled = _column(semconv.ROW_SAMPLED.key, attributes[semconv.ROW_SAMPLED.key], count, count)
         for row, is_sampled in zip(rows, sampled, strict=True):
             if is_sampled is not True:
                 row[semconv.SAMPLED.key] = is_sampled
@@ -89,17 +90,22 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
     return [(f"{(base + number) % _IDS:016x}", row) for number, row in enumerate(rows)]
 
 
-def _column(key: str, column: Any, count: int) -> Any:
+def _column(key: str, column: Any, length: int, count: int) -> Any:
+    """A column of this length, of a step of `count` rows."""
     if not isinstance(column, list | tuple):
         raise Unfit(key, f"is {_SHORT.repr(column)}, but must be an array")
-    if len(column) != count:
-        raise Unfit(key, f"has {len(column)} elements, but the step has {count} rows")
+    if len(column) != length:
+        groups = "" if length == count else f" of {length // count} groups"
+        raise Unfit(key, f"has {len(column)} elements, but the step has {count} rows{groups}")
     return column
 
 
-def _blocks(attributes: Mapping[str, Any], count: int) -> list[Any]:
-    """The block ids of each row."""
-    counts = _column(semconv.ROW_COUNTS.key, attributes[semconv.ROW_COUNTS.key], count)
+def _add_blocks(names: list[str], columns: list[Any], attributes: Mapping[str, Any], count: int) -> None:
+    """Add the block ids of each row; of several KV cache groups also how many each of them has."""
+    groups = attributes.get(semconv.ROW_GROUPS.key, 1)
+    if type(groups) is not int or not 1 <= groups <= MAX_GROUPS:
+        raise Unfit(semconv.ROW_GROUPS.key, f"is {_SHORT.repr(groups)}, but must be a number from 1 to {MAX_GROUPS}")
+    counts = _column(semconv.ROW_COUNTS.key, attributes[semconv.ROW_COUNTS.key], count * groups, count)
     ids = attributes.get(semconv.ROW_BLOCKS.key, ())
     if not isinstance(ids, list | tuple):
         raise Unfit(semconv.ROW_BLOCKS.key, f"is {_SHORT.repr(ids)}, but must be an array")
@@ -107,5 +113,12 @@ def _blocks(attributes: Mapping[str, Any], count: int) -> list[Any]:
         raise Unfit(semconv.ROW_COUNTS.key, f"holds {_SHORT.repr(wrong[0])}, but must hold counts")
     if sum(counts) != len(ids):
         raise Unfit(semconv.ROW_BLOCKS.key, f"has {len(ids)} elements, but the rows have {sum(counts)} blocks")
+    names.append(KEYS["blocks_ids"])
+    if groups > 1:
+        by_group = list(zip(*[iter(counts)] * groups, strict=True))
+        names.append(KEYS["blocks_by_group"])
+        counts = list(map(sum, by_group))
     ends = list(accumulate(counts))
-    return [ids[end - each : end] for end, each in zip(ends, counts, strict=True)]
+    columns.append([ids[end - each : end] for end, each in zip(ends, counts, strict=True)])
+    if groups > 1:
+        columns.append(by_group)

@@ -36,6 +36,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
+from kvtrail.tracer.ledger.block_table import BlockTable, names_all_blocks
 from kvtrail.tracer.ledger.facts import (
     Admitted,
     Began,
@@ -86,10 +87,8 @@ class Evidence:
     """The last allocation of the epoch, by connector."""
     schedule: Schedule | None = None
     """The last step of the epoch."""
-    blocks: list[int] | None = None
+    blocks: BlockTable | None = None
     """The block table, as allocations and steps published it; None where they did not."""
-    has_groups: bool = False
-    """Whether the engine has several KV cache groups; the block table is then the first group's alone. Over all epochs."""
     loading: Alloc | None = None
     """The allocation whose asynchronous load has not been received."""
     received: Received | None = None
@@ -414,8 +413,7 @@ class Account:
         self.allocated = event.allocated
         self.total = event.total or self.total
         if event.blocks_ids is not None:
-            evidence.blocks = list(event.blocks_ids)
-            evidence.has_groups = evidence.has_groups or (event.blocks_count or 0) > len(event.blocks_ids)
+            evidence.blocks = BlockTable(event) if names_all_blocks(event) else None
         if event.allocated and event.error is None:
             self._count_load(event)
         # A second, empty allocation follows an asynchronous load, and does not count.
@@ -444,9 +442,9 @@ class Account:
         self.status = "running"
         if event.blocks_ids or (last is None and event.blocks_ids is not None):  # most steps add none
             if event.blocks_whole or (last is None and self.missing is None):
-                evidence.blocks = list(event.blocks_ids)
+                evidence.blocks = BlockTable(event)
             elif evidence.blocks is not None:
-                evidence.blocks = grown(evidence.blocks, event.blocks_ids)
+                evidence.blocks.add(event)
         evidence.ran_ahead = bool(event.scheduler_async) and evidence.short is not None and not evidence.ran_ahead
         if not evidence.ran_ahead:
             evidence.short = None
@@ -591,21 +589,6 @@ def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tupl
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
     joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
     return sorted([*apart, joined])
-
-
-def grown(table: list[int] | None, added: Sequence[int]) -> list[int]:
-    """A block table after a step that added blocks to it; without a table, the blocks are the table. Several connectors may
-    record the same step."""
-    if table is None:
-        return list(added)
-    if grows(table, added):
-        table.extend(added)
-    return table
-
-
-def grows(table: Sequence[int], added: Sequence[int]) -> bool:
-    """Whether the blocks that a step adds are new to a table."""
-    return bool(added) and (not table or table[-1] != added[-1])
 
 
 def _same(one: Lookup, other: Lookup) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
@@ -41,7 +42,8 @@ from kvtrail.tracer.events.events import (
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ledger.account import SCHEDULER, grown
+from kvtrail.tracer.ledger.account import SCHEDULER
+from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into, names_all_blocks
 from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
 from kvtrail.tracer.ledger.deadline_clocks import DeadlineClocks
 from kvtrail.tracer.ledger.given_up import ASKED_AGAIN_NS, GivenUp, GivenUps
@@ -79,7 +81,7 @@ class Engine:
     """Whether the scheduler's last call of a connector raised: vLLM ends then, and nothing more is to be expected."""
     met: set[str] = field(default_factory=set)
     """Open requests whose events are all known: they have begun since events were last missing."""
-    tables: dict[str, list[int]] = field(default_factory=dict)
+    tables: dict[str, BlockTable] = field(default_factory=dict)
     """Block tables of the requests that hold blocks, where they are known."""
     untold: set[str] = field(default_factory=set)
     """Requests with an open transfer whose tables are not known."""
@@ -227,15 +229,18 @@ class Engine:
             self._contest(event, event.blocks_ids)
             if self.invalid:
                 self._renew(request, event.blocks_ids)
-            self.tables[request] = list(event.blocks_ids)
-            self.untold.discard(request)
+            if names_all_blocks(event):
+                self.tables[request] = BlockTable(event)
+                self.untold.discard(request)
+            else:
+                self.tables.pop(request, None)
         lookup = self.last_lookup(event)
         if event.allocated and event.error is None and lookup is not None and lookup.is_async:
             self.loads[request] = event
             self.flow.loads(event)
             self._ends(event, "load").begin(request, event)
             if event.blocks_ids is not None:
-                self._open(event, event.blocks_ids[first_loaded(event) :])
+                self._open(event, loaded_into(event))
 
     def _enter_schedule(self, event: Schedule) -> None:
         request = event.request or ""
@@ -244,15 +249,15 @@ class Engine:
         first = request in self.admitted
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
             if first or not event.blocks_whole:  # a table that is reported again gives nothing
-                self._contest(event, event.blocks_ids)
+                self._contest(event, event.blocks_ids, are_new=not first)
             if first or event.blocks_whole:
-                self.tables[request] = list(event.blocks_ids)
+                self.tables[request] = BlockTable(event)
                 self.untold.discard(request)
             elif request in self.tables:
-                self.tables[request] = grown(self.tables[request], event.blocks_ids)
+                self.tables[request].add(event)
         self.admitted.discard(request)
         if self.invalid and event.block_size:
-            self._recompute(request, event, event.block_size)
+            self._recompute(request, event)
 
     def _renew(self, request: str, blocks: Iterable[int]) -> None:
         """Forget the failed load of a block that no other request holds: it is given out afresh."""
@@ -262,7 +267,7 @@ class Engine:
                 del self.invalid[block]
                 self.recomputing.pop(block, None)
 
-    def _recompute(self, request: str, event: Schedule, size: int) -> None:
+    def _recompute(self, request: str, event: Schedule) -> None:
         """Forget the failed loads of blocks that a step computes: those after its first token, and those begun before."""
         end = event.computed + event.scheduled
         table = self.tables.get(request)
@@ -270,15 +275,16 @@ class Engine:
             self.invalid.clear()
             self.recomputing.clear()
             return
-        for position in range(event.computed // size, min(len(table), -(-end // size))):
-            block = table[position]
-            if block not in self.invalid:
-                continue
-            begun = self.recomputing.setdefault(block, set())
-            if position * size >= event.computed:
-                begun.add(request)
-            if request in begun and end >= (position + 1) * size:
-                del self.invalid[block], self.recomputing[block]
+        for size, ids in table.sized():
+            for position in range(event.computed // size, min(len(ids), -(-end // size))):
+                block = ids[position]
+                if block not in self.invalid:
+                    continue
+                begun = self.recomputing.setdefault(block, set())
+                if position * size >= event.computed:
+                    begun.add(request)
+                if request in begun and end >= (position + 1) * size:
+                    del self.invalid[block], self.recomputing[block]
 
     def _enter_preempt(self, event: Preempt) -> None:
         self.preemptions.append(event)
@@ -472,19 +478,23 @@ class Engine:
         else:
             self.keys(event.connector_id).stored(event.chunk_keys)
 
-    def _contest(self, event: Event, blocks: Iterable[int]) -> None:
-        """Note open transfers of other requests over blocks given to this one, unless the others hold the block too."""
+    def _contest(self, event: Event, blocks: Iterable[int], *, are_new: bool = False) -> None:
+        """Note open transfers of other requests over blocks given to this one, unless the others hold the block too. Blocks
+        that `are_new` come from the pool, and not from its prefix cache: another holds none that it may have given back."""
         if not self.transfers:
             return
         for block in blocks:
             for owner, transfer in self.transfers.get(block, {}).items():
-                if owner != event.request and block not in self.tables.get(owner, ()):
-                    number = transfer.transfer_id if isinstance(transfer, Plan) else None
-                    key = owner if number is None else number
-                    if owner in self.untold:
-                        self.undecided.add(key)
-                    else:
-                        self.contested.setdefault(key, (block, event))
+                table = self.tables.get(owner)
+                holds = table is not None and table.holds(block)
+                if owner == event.request or holds is True:
+                    continue
+                number = transfer.transfer_id if isinstance(transfer, Plan) else None
+                key = owner if number is None else number
+                if owner in self.untold or (holds is None and not are_new):
+                    self.undecided.add(key)
+                else:
+                    self.contested.setdefault(key, (block, event))
 
     def _settle(self, key: int | str) -> None:
         """A transfer has ended, or is waited for."""
@@ -500,7 +510,8 @@ class Engine:
         if request not in self.tables and request not in self.met and self.missing is not None:
             self.untold.add(request)
         for block in blocks:
-            self.transfers.setdefault(block, {})[request] = event
+            if block != NULL_BLOCK:
+                self.transfers.setdefault(block, {})[request] = event
 
     def _close(self, event: Event, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -509,13 +520,6 @@ class Engine:
                 del held[event.request or ""]
                 if not held:
                     del self.transfers[block]
-
-
-def first_loaded(event: Alloc) -> int:
-    """The first block of an allocation that the load writes; without a block size, all of them may be."""
-    if not event.block_size or event.total is None:
-        return 0
-    return max(0, len(event.blocks_ids or ()) - -(-event.allocated // event.block_size))
 
 
 _ENTER = handlers(Engine)

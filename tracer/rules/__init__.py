@@ -39,6 +39,17 @@ class KnownBy(StrEnum):
     """Something that could have happened did not, for a long time."""
 
 
+class Groups(StrEnum):
+    """What a rule says of a model with several KV cache groups."""
+
+    INDEPENDENT = "independent of them"
+    """It judges calls and counts of tokens, which are the same for all groups."""
+    EACH = "judged for each of them"
+    FULL = "judged for the first group of full attention"
+    """Its blocks hold all tokens; what other groups store and load is part of the same transfers."""
+    UNKNOWN = "not judged"
+
+
 E = TypeVar("E", bound=Event, contravariant=True)
 """The events that a rule judges: those of its kinds."""
 
@@ -60,6 +71,7 @@ class Rule(ABC):
     """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the engine as a
     whole is recorded incompletely. If False, the rule decides this itself."""
     known_by: ClassVar[KnownBy] = KnownBy.COUNT
+    groups: ClassVar[Groups] = Groups.INDEPENDENT
     level: ClassVar[Level] = Level.BASIC
     """The least level of recording at which it finds its drift."""
     steps_back: ClassVar[bool] = False
@@ -277,6 +289,7 @@ def page(rule: Rule) -> str:
     """A rule's part of the documentation page."""
     text = inspect.cleandoc(type(rule).__doc__ or "")
     about = f"Severity: {rule.severity}. Level: `{rule.level}`. Known by {rule.known_by}."
+    about += f" Several [groups](groups.md): {rule.groups}."
     return f"## `{rule.id}`\n\n{about}\n\n{text}\n\nUsually: {rule.hint}\n"
 
 

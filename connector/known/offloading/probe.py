@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from kvtrail.connector.known.probe import Evicted, Planned, Probe, ProbeEvent, Seen
@@ -24,6 +24,8 @@ MAX_FETCHED = 65_536
 """Chunks remembered as fetched into host memory."""
 HOST = "cpu"
 """The tier that chunks are fetched into."""
+FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec")
+"""vLLM's specifications of groups whose blocks hold all tokens of a request."""
 _GROUP_BYTES, _HASH_BYTES = 4, 8
 """A key is the hash of a chunk's last block, of which the end is recorded, and the number of the KV cache group."""
 
@@ -69,8 +71,12 @@ class OffloadingProbe(Probe):
             return None
         size = connector._vllm_config.cache_config.block_size
         scheduler = None if self.chunk_size(connector) is None else connector.connector_scheduler
-        loads = [_planned(scheduler, number, job, job.dst_spec, size) for number, job in metadata.load_jobs.items()]
-        stores = [_planned(scheduler, number, job, job.src_spec, size) for number, job in metadata.store_jobs.items()]
+        groups = getattr(connector.connector_scheduler.config, "kv_group_configs", ())
+        planned = partial(_planned_in_groups, connector.connector_scheduler, groups)
+        if len(groups) < 2:
+            planned = partial(_planned, scheduler, size)
+        loads = [planned(number, job, job.dst_spec) for number, job in metadata.load_jobs.items()]
+        stores = [planned(number, job, job.src_spec) for number, job in metadata.store_jobs.items()]
         evicted = self.forgotten(connector)
         events = self._take_fetches(connector) if self._fetches else ()
         return Seen(loads, stores, evicted, flushed=tuple(metadata.jobs_to_flush or ()), events=events)
@@ -209,17 +215,45 @@ def _held(connector: Any) -> Collection[bytes] | None:
     return held if isinstance(held, dict) else None
 
 
-def _planned(scheduler: Any, number: int, job: Any, in_vllm: Any, size: int) -> Planned:
-    """`in_vllm` names the blocks of the KV cache groups; of several groups, only how many there are is recorded. Without the
-    `scheduler` no chunks are seen. Those that are in the store already are left out: where some in the middle are, the
-    position is unknown."""
+def _planned(scheduler: Any, size: int, number: int, job: Any, in_vllm: Any) -> Planned:
+    """`in_vllm` names the blocks. Without the `scheduler` no chunks are seen. Those that are in the store already are left
+    out: where some in the middle are, the position is unknown."""
     blocks = tuple(int(block) for block in in_vllm.block_ids)
-    if len(in_vllm.group_sizes) != 1:
-        return Planned(job.req_id, None, len(blocks) * size, None, None, number)
     keys, in_one = (None, False) if scheduler is None else _keys(scheduler, number, job)
     first = getattr(in_vllm, "block_indices", None)
     start = int(first[0]) * size if in_one and first is not None else None
     return Planned(job.req_id, start, len(blocks) * size, blocks, keys, number)
+
+
+def _planned_in_groups(scheduler: Any, configs: Sequence[Any], number: int, job: Any, in_vllm: Any) -> Planned:
+    """The same of several KV cache groups, some of which the connector may leave out. Its tokens are those of the first group
+    of full attention, whose blocks hold all of them."""
+    blocks, sizes = tuple(int(block) for block in in_vllm.block_ids), tuple(map(int, in_vllm.group_sizes))
+    if [config.group_idx for config in configs] != list(range(len(configs))):
+        return Planned(job.req_id, None, 0, None, None, number)
+    starts = tuple(
+        int(index) * config.tokens_per_block for index, config in zip(in_vllm.block_indices, configs, strict=True)
+    )
+    is_known = in_vllm is job.dst_spec or all(
+        _is_one_run(scheduler, number, job, *each) for each in enumerate(zip(configs, sizes, strict=True))
+    )
+    full = next((n for n, config in enumerate(configs) if type(config.kv_cache_spec).__name__ in FULL_ATTENTION), None)
+    tokens = 0 if full is None else sizes[full] * configs[full].tokens_per_block
+    start = starts[full] if full is not None and is_known and tokens else None
+    return Planned(job.req_id, start, tokens, blocks, None, number, None, sizes, starts if is_known else None)
+
+
+def _is_one_run(scheduler: Any, number: int, job: Any, group: int, stored: tuple[Any, int]) -> bool:
+    """Whether a store's blocks of a group follow each other: chunks that the store holds are left out, and so are blocks that
+    a window has left behind."""
+    config, blocks = stored
+    if blocks < 2:
+        return True
+    keys: Sequence[bytes] = scheduler._req_status[job.req_id].group_states[group].offload_keys
+    wanted = scheduler._jobs[number].keys
+    places = [place for place, key in enumerate(keys) if key in wanted]
+    is_whole = bool(places) and places[-1] - places[0] == len(places) - 1
+    return is_whole and len(places) * config.tokens_per_chunk == blocks * config.tokens_per_block
 
 
 def _keys(scheduler: Any, number: int, job: Any) -> tuple[tuple[str, ...] | None, bool]:

@@ -62,7 +62,7 @@ def test_true_in_a_list_of_numbers_spoils_no_other_list(monkeypatch: pytest.Monk
     encoder = Encoder({}, 1, 0)
 
     def block_ids(*blocks: Any) -> Any:
-        values = (blocks,)
+        values = (blocks, None)
         event = (Kind.LOAD_ERROR.value, b"", (b"r" * 24, b"", "r", True), 0, 0, 0, 0, 0, None, values)
         (span,) = protobuf.spans(next(encoder.requests([event], 1)))
         return span.attributes["kvtrail.blocks.ids"]

@@ -261,7 +261,7 @@ def test_a_request_goes_out_in_parts_of_the_size_asked_for(monkeypatch: pytest.M
 def step_of(recorder: Recorder, count: int) -> None:
     """Record a step of so many requests."""
     contexts = [recorder.contexts.of(a_request(f"step-{n}")) for n in range(count)]
-    recorder.record_step(b"", contexts, 1, (16,) * count, (1,) * count, (), [(n,) for n in range(count)], 0, count)
+    recorder.record_step(b"", contexts, 1, (16,) * count, (1,) * count, (), [((n,),) for n in range(count)], 0, count)
 
 
 def test_a_dropped_step_counts_as_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_a_step_of_very_many_rows_is_sent_in_parts() -> None:
     contexts = [recorder.contexts.of(a_request(f"{n:0{ids.MOST}}")) for n in range(count)]
     blocks = [(n, n + 1) if n % 3 else () for n in range(count)]
     numbers = tuple(range(count))
-    recorder.record_step(b"", contexts, 1, numbers, numbers, (2,) * count, blocks, 7, count)
+    recorder.record_step(b"", contexts, 1, numbers, numbers, (2,) * count, [[each] for each in blocks], 7, count)
     assert recorder.flush(SLOW_S)
     recorder.close(SLOW_S)
     assert max(map(len, transport.payloads)) < 2 * MIB, "a receiver may refuse what has more than four"

@@ -22,6 +22,7 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf, steps
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.ledger.block_table import blocks_by_group
 
 SOURCE = attribute(semconv.CONNECTOR.key, "OffloadConnector") + attribute(semconv.ROLE.key, "scheduler")
 
@@ -30,7 +31,7 @@ def recorded(
     *,
     scheduled: tuple[int, ...] = (1, 40, 4),
     drafted: tuple[int, ...] = (0, 0, 3),
-    blocks: Sequence[tuple[int, ...]] | None = ((7,), (8, 9), ()),
+    blocks: Sequence[Sequence[tuple[int, ...]]] = (((7,),), ((8, 9),), ((),)),
 ) -> bytes:
     """A lookup, a step of three requests, and a lookup, as a recorder sends them."""
     transport = MemoryTransport()
@@ -86,16 +87,25 @@ def test_each_row_is_an_event_with_its_own_numbers() -> None:
     assert not any(key.startswith("kvtrail.step.") for span in spans for key in span.attributes)
 
 
-def test_several_groups_have_no_blocks_and_what_is_usual_takes_no_room() -> None:
-    payload = recorded(scheduled=(1, 1, 1), drafted=(), blocks=None)
+def test_what_is_usual_takes_no_room() -> None:
+    payload = recorded(scheduled=(1, 1, 1), drafted=(), blocks=[((),)] * 3)
     rows = [event for event in ProtobufDecoder().decoded(payload).events if isinstance(event, Schedule)]
-    assert [(e.scheduled, e.drafted, e.blocks_ids) for e in rows] == [(1, 0, None)] * 3
+    assert [(e.scheduled, e.drafted, e.blocks_ids, e.blocks_by_group) for e in rows] == [(1, 0, (), None)] * 3
     request = ExportTraceServiceRequest.FromString(payload)
     (step,) = [s for s in request.resource_spans[0].scope_spans[0].spans if s.name == semconv.STEP_SPAN]
     columns = {pair.key for pair in step.attributes if pair.key.startswith("kvtrail.step.")}
     assert columns == {
-        a.key for a in (semconv.ROW_REQUESTS, semconv.ROW_NUMBERS, semconv.ROW_EPOCHS, semconv.ROW_COMPUTED)
-    }
+        a.key
+        for a in (
+            semconv.ROW_REQUESTS, semconv.ROW_NUMBERS, semconv.ROW_EPOCHS, semconv.ROW_COMPUTED, semconv.ROW_COUNTS,
+        )
+    }  # fmt: skip
+
+
+def test_an_older_recorder_says_nothing_of_the_blocks_of_several_groups() -> None:
+    payload = changed(changed(recorded(), semconv.ROW_COUNTS.key, None), semconv.ROW_BLOCKS.key, None)
+    rows = [event for event in ProtobufDecoder().decoded(payload).events if isinstance(event, Schedule)]
+    assert [(e.blocks_ids, e.blocks_by_group) for e in rows] == [(None, None)] * 3
 
 
 def test_all_readers_take_the_same_events_out_of_it() -> None:
@@ -121,8 +131,8 @@ ROW = st.tuples(
 )
 
 
-@given(rows=st.lists(ROW, min_size=1, max_size=30, unique_by=lambda row: row[0]), groups=st.booleans())
-def test_columns_are_read_as_they_were_recorded(rows: list[Any], groups: bool) -> None:
+@given(rows=st.lists(ROW, min_size=1, max_size=30, unique_by=lambda row: row[0]), groups=st.integers(1, 4))
+def test_columns_are_read_as_they_were_recorded(rows: list[Any], groups: int) -> None:
     """Over both wires, and out of the engine's process as `marshal` writes it."""
     waiting: list[Any] = []
     recorder = a_recorder(MemoryTransport())
@@ -132,17 +142,18 @@ def test_columns_are_read_as_they_were_recorded(rows: list[Any], groups: bool) -
     for context, row in zip(contexts, rows, strict=True):
         context.sampled = row[-1]
     _, _, computed, scheduled, drafted, blocks, _ = zip(*rows, strict=True)
-    recorder.record_step(SOURCE, contexts, 10, computed, scheduled, drafted, None if groups else blocks, 12, 46)
+    in_groups = [[ids[n::groups] for n in range(groups)] for ids in blocks]
+    recorder.record_step(SOURCE, contexts, 10, computed, scheduled, drafted, in_groups, 12, 46)
     recorder.close(SLOW_S)
     resource = {semconv.ENGINE_ID.key: "engine", semconv.RECORDER_ID.key: recorder.id}
     (payload,) = Encoder(resource, 2**63 - 3, 0).requests(marshal.loads(marshal.dumps(waiting[:1])), 1)
     for decoded in (ProtobufDecoder().decoded(payload), JsonDecoder().decoded(otlp_json.to_json_line(payload))):
         assert decoded.malformed == []
         assert [
-            (e.request, e.epoch, e.computed, e.scheduled, e.drafted, e.blocks_ids, e.sampled is not False)
+            (e.request, e.epoch, e.computed, e.scheduled, e.drafted, blocks_by_group(e), e.sampled is not False)
             for e in decoded.events
             if isinstance(e, Schedule)
-        ] == [(*row[:5], None if groups else row[5], row[6]) for row in rows]
+        ] == [(*row[:5], each, row[6]) for row, each in zip(rows, in_groups, strict=True)]
 
 
 @pytest.mark.parametrize(

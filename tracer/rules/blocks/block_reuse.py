@@ -4,7 +4,7 @@ from kvtrail.tracer.events.events import Alloc, Plan, Received, StorePlan, Trans
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.rules import EngineRule, Groups
 
 
 class BlockReuse(EngineRule[TransferEnd | Received]):
@@ -23,6 +23,7 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
 
     id = "block-reuse"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     level = Level.DETAILED
     classes = ("C16",)
     hint = "The blocks were freed at the preemption or the end although a copy was under way: fence them, or delay the free."

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtrail.tracer.events.cache_groups import groups_of
 from kvtrail.tracer.events.events import Load, Store
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.rules import Groups, RequestRule
 
 
 class BlockShortage(RequestRule[Load | Store]):
@@ -16,11 +17,13 @@ class BlockShortage(RequestRule[Load | Store]):
     a block holds.
 
     Two ranges of tokens would share a block: what is stored for one is the KV of the other, and is wrong when it is
-    loaded. Source: a block of vLLM belongs to one position of a request. Needs the event alone.
+    loaded. Source: a block of vLLM belongs to one position of a request. Needs the event alone. Of several KV cache groups it
+    is not known how many blocks each has.
     """
 
     id = "block-shortage"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.UNKNOWN
     classes = ("C4", "C5")
     hint = (
         "The connector's own list of a request's blocks has some twice, and is out of step with vLLM's. LMCache, 0.3.10 to"
@@ -35,7 +38,7 @@ class BlockShortage(RequestRule[Load | Store]):
     )
 
     def judge(self, event: Load | Store, account: Account) -> Judgement:
-        if event.blocks_count is None or not event.block_size:
+        if event.blocks_count is None or not event.block_size or len(groups_of(event.groups)) > 1:
             return None
         if event.count <= event.blocks_count * event.block_size:
             return OK

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import RequestEnd, Schedule
 from kvtrail.tracer.events.semconv import Level
-from kvtrail.tracer.ledger.account import Account, grows
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.block_table import BlockTable, Room
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
-
-NULL_BLOCK = 0
-"""vLLM's placeholder for a block that a sliding window has left behind."""
+from kvtrail.tracer.rules import Groups, RequestRule
 
 
 class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
@@ -20,14 +19,16 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
     tokens n, and the blocks that it holds then are in T.
 
     A table grows after the allocation, with every step that needs it, so neither its length at the allocation nor the
-    blocks added since prove anything; a resumed request begins a new table. Source: vLLM, `KVCacheManager.allocate_slots`
-    and `SchedulerOutput`; the incidents are dynamo #8490 (https://github.com/ai-dynamo/dynamo/pull/8490) and LMCache
-    #1732 (https://github.com/LMCache/LMCache/issues/1732). Needs the blocks that steps add (level `detailed`), of an
-    engine with one KV cache group, and the block size that it really uses, which context parallelism multiplies.
+    blocks added since prove anything; a resumed request begins a new table. With several KV cache groups this holds for each,
+    since a table has a place for what a window leaves out, too. Source: vLLM, `KVCacheManager.allocate_slots` and
+    `SchedulerOutput`; the incidents are dynamo #8490 (https://github.com/ai-dynamo/dynamo/pull/8490) and LMCache
+    #1732 (https://github.com/LMCache/LMCache/issues/1732). Needs the blocks that steps add (level `detailed`), and
+    the block sizes that the engine really uses, which context parallelism multiplies.
     """
 
     id = "unreported-blocks"
     severity = Severity.CRASH
+    groups = Groups.EACH
     level = Level.DETAILED
     classes = ("C4", "C5")
     hint = (
@@ -39,19 +40,18 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
         evidence = account.evidence
         table = evidence.blocks
         if isinstance(event, RequestEnd):
-            return None if table is None else _at_end(event, table, has_groups=evidence.has_groups)
-        if event.blocks_ids is None or not event.block_size or event.epoch < account.epoch or evidence.has_groups:
+            return None if table is None else _at_end(event, table)
+        if event.blocks_ids is None or not event.block_size or event.epoch < account.epoch:
             return None
-        first = evidence.schedule is None or event.blocks_whole or event.epoch > account.epoch
-        added = event.blocks_ids
-        held = [] if first or table is None else table
-        length, end = len(held), event.computed + event.scheduled
-        if end > length * event.block_size and grows(held, added):
-            length += len(added)
-        if end <= length * event.block_size:
+        end = event.computed + event.scheduled
+        if evidence.schedule is None or event.blocks_whole or event.epoch > account.epoch or table is None:
+            lacking = BlockTable(event).lacks(end)
+        elif lacking := table.lacks(end):
+            lacking = table.with_added(event).lacks(end)
+        if lacking is None:
             return OK
-        numbers = {"computed": event.computed, "scheduled": event.scheduled, "end": end, "table_length": length}
-        return Drift({**numbers, "room": length * event.block_size}, [event])
+        numbers = {"computed": event.computed, "scheduled": event.scheduled, "end": end}
+        return Drift({**numbers, **_too_short(lacking)}, [event])
 
     def template(self, finding: Finding) -> str:
         if "untold" in finding.numbers:
@@ -73,13 +73,16 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
         return {"blocks": ", ".join(map(str, finding.numbers.get("untold", ())[:6]))}
 
 
-def _at_end(event: RequestEnd, table: list[int], *, has_groups: bool) -> Judgement:
+def _at_end(event: RequestEnd, table: BlockTable) -> Judgement:
     if event.blocks_ids:
         untold = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
-        return Drift({"untold": untold, "table_length": len(table)}, [event]) if untold else OK
-    if event.computed is None or not event.block_size or has_groups:
+        return Drift({"untold": untold, "table_length": sum(map(len, table.groups))}, [event]) if untold else OK
+    if event.computed is None or not event.block_size:
         return None
-    room = len(table) * event.block_size
-    if event.computed <= room:
-        return OK
-    return Drift({"computed": event.computed, "table_length": len(table), "room": room}, [event])
+    lacking = table.lacks(event.computed)
+    return OK if lacking is None else Drift({"computed": event.computed, **_too_short(lacking)}, [event])
+
+
+def _too_short(lacking: Room) -> dict[str, int]:
+    numbers = {"table_length": lacking.blocks, "room": lacking.tokens}
+    return numbers if lacking.group is None else {**numbers, "group": lacking.group}

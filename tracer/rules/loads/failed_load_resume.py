@@ -4,14 +4,15 @@ from kvtrail.tracer.events.events import Schedule
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.rules import EngineRule, Groups
 
 
 class FailedLoadResume(EngineRule[Schedule]):
     """A request computes on top of blocks whose load failed.
 
-    Invariant: after a load error over block b, every step of a request that has b at position i of its table begins at or
-    before i x block size, until a step has computed b again, or this request's own step has begun to.
+    Invariant: after a load error over block b, every step of a request that has b at position i of a KV cache group's table
+    begins at or before i x the group's block size, until a step has computed b again, or this request's own step has begun
+    to. A block before the window of the step is not needed.
 
     A shared block is recomputed by one of its owners. With `kv_load_failure_policy=fail` the request ends instead.
     Source: vLLM, `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
@@ -21,6 +22,7 @@ class FailedLoadResume(EngineRule[Schedule]):
 
     id = "failed-load-resume"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     level = Level.DETAILED
     classes = ("C8",)
     hint = "The error reached one of the requests that share the block, or a wrong position was taken for the first bad one."
@@ -32,11 +34,13 @@ class FailedLoadResume(EngineRule[Schedule]):
     def judge(self, event: Schedule, engine: Engine) -> Judgement:
         if not engine.invalid:
             return None
-        table, size = engine.tables.get(event.request or ""), event.block_size
-        if table is None or not size:
+        table = engine.tables.get(event.request or "")
+        if table is None or not event.block_size:
             return engine.missing or Unknown.LEVEL
-        for position, block in enumerate(table[: -(-event.computed // size)]):
-            if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
-                numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
-                return Drift(numbers, [engine.invalid[block], event])
+        for number, (size, ids) in enumerate(table.sized()):
+            needed = table.needed_from(number, event.computed)
+            for position, block in enumerate(ids[needed : -(-event.computed // size)], needed):
+                if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
+                    numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
+                    return Drift(numbers, [engine.invalid[block], event])
         return OK

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.events.events import LoadPlan
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.rules import Groups, RequestRule
 
 
 class LoadRange(RequestRule[LoadPlan]):
@@ -20,6 +20,7 @@ class LoadRange(RequestRule[LoadPlan]):
 
     id = "load-range"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.FULL
     classes = ("C5",)
     hint = "Lookup and load disagree about chunks: one rounds up where the other rounds down, or a window is counted twice."
 

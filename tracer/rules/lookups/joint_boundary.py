@@ -7,7 +7,7 @@ from typing import Any
 from kvtrail.tracer.events.events import Lookup, RankLookup
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.rules import Groups, RequestRule
 
 
 class JointBoundary(RequestRule[Lookup]):
@@ -24,6 +24,7 @@ class JointBoundary(RequestRule[Lookup]):
 
     id = "joint-boundary"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     classes = ("C5", "N2")
     hint = (
         "Take the largest length that all groups have, not the smallest of their longest matches, and look again after each"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Alloc
 from kvtrail.tracer.events.semconv import Level
-from kvtrail.tracer.ledger.engine_state import Engine, first_loaded
+from kvtrail.tracer.ledger.block_table import loaded_into
+from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.rules import EngineRule, Groups
 
 
 class UnloadedHit(EngineRule[Alloc]):
@@ -19,12 +20,13 @@ class UnloadedHit(EngineRule[Alloc]):
     that the loading request has given up is judged by `block-reuse`, a request that runs on after a failed load by
     `failed-load-resume`. Source: vLLM, `KVCacheManager.allocate_slots` with `delay_cache_blocks`, and
     `Scheduler._update_waiting_for_remote_kv`, which caches the blocks; the incident is bytedance-iaas/sglang #768
-    (https://github.com/bytedance-iaas/sglang/pull/768). Needs block ids (level `detailed`) of one KV cache group, and every
-    event of the engine while the load is open.
+    (https://github.com/bytedance-iaas/sglang/pull/768). Needs block ids (level `detailed`), and every event of the
+    engine while the load is open.
     """
 
     id = "unloaded-hit"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     level = Level.DETAILED
     classes = ("C16",)
     hint = (
@@ -43,7 +45,8 @@ class UnloadedHit(EngineRule[Alloc]):
         shared: dict[str, list[int]] = {}
         for block in event.blocks_ids:
             for owner in engine.transfers.get(block, ()):
-                if owner != event.request and block in engine.tables.get(owner, ()):
+                table = engine.tables.get(owner)
+                if owner != event.request and table is not None and table.holds(block):
                     shared.setdefault(owner, []).append(block)
         for owner, blocks in shared.items():
             load = engine.loads.get(owner)
@@ -51,7 +54,7 @@ class UnloadedHit(EngineRule[Alloc]):
                 continue  # they are stored, or loaded within a step
             if not load.block_size or load.total is None:
                 return Unknown.UNSEEN
-            into = frozenset(load.blocks_ids[first_loaded(load) :] if load.blocks_ids else ())
+            into = frozenset(loaded_into(load))
             hit = [block for block in blocks if block in into]
             if hit:
                 numbers = {"owner": owner, "loading": load.allocated, "shared": len(hit), "block": hit[0]}

@@ -6,7 +6,7 @@ from kvtrail.tracer.events.events import StorePlan
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.rules import EngineRule, Groups
 
 
 class StoreFailedLoad(EngineRule[StorePlan]):
@@ -21,6 +21,7 @@ class StoreFailedLoad(EngineRule[StorePlan]):
 
     id = "store-failed-load"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     level = Level.DETAILED
     classes = ("C8", "C22")
     hint = "The store is planned from what was to be loaded. Drop a request's pending stores when its load fails."

@@ -6,7 +6,7 @@ from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import Store, StorePlan
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.rules import Groups, RequestRule
 
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
@@ -36,6 +36,7 @@ class StoreGap(RequestRule[Store | StorePlan]):
 
     id = "store-gap"
     severity = Severity.WASTED_WORK
+    groups = Groups.FULL
     classes = ("C21",)
     hint = (
         "The store cursor was moved by something that stored nothing: a failed store, a hit counted twice, an eviction."

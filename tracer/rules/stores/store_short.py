@@ -5,7 +5,7 @@ from kvtrail.tracer.events.events import RequestEnd, StorePlan
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.rules import Groups, RequestRule
 from kvtrail.tracer.rules.stores.store_gap import held_until
 
 
@@ -25,6 +25,7 @@ class StoreShort(RequestRule[RequestEnd]):
 
     id = "store-short"
     severity = Severity.WASTED_WORK
+    groups = Groups.FULL
     level = Level.DETAILED
     classes = ("C21",)
     hint = (

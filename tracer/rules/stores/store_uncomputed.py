@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.events.events import Schedule, StorePlan
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.rules import Groups, RequestRule
 
 
 class StoreUncomputed(RequestRule[StorePlan]):
@@ -20,6 +20,7 @@ class StoreUncomputed(RequestRule[StorePlan]):
 
     id = "store-uncomputed"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.FULL
     classes = ("C22",)
     hint = "Count placeholders and drafts out: store up to the tokens computed before the step, or up to the verified ones."
     needs_history = False

@@ -6,7 +6,7 @@ from kvtrail.tracer.events.events import Alloc, LoadPlan, StorePlan
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.rules import EngineRule, Groups
 
 
 class StoreUnderLoad(EngineRule[StorePlan]):
@@ -22,6 +22,7 @@ class StoreUnderLoad(EngineRule[StorePlan]):
 
     id = "store-under-load"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     level = Level.DETAILED
     classes = ("C16", "C19", "C22")
     hint = (

@@ -77,7 +77,8 @@ def engine_gauges(recorders: Iterable[RecorderState], detector: Detector) -> lis
             waiting.overdue_loads += "stuck-load" in late
         if evidence.end is not None:
             waiting.kept_requests += 1
-            waiting.kept_blocks += len(evidence.end.blocks_ids or evidence.blocks or ())
+            held = evidence.end.blocks_ids or ()
+            waiting.kept_blocks += len(held) or (0 if evidence.blocks is None else evidence.blocks.held)
             waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
             waiting.overdue_frees += "late-free" in late
     return list(states.values())

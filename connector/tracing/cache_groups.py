@@ -1,0 +1,30 @@
+"""The KV cache groups of the engine, read from vLLM's configuration: declared once, on the resource."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
+
+_KINDS = {
+    "SlidingWindowSpec": SLIDING, "ChunkedLocalAttentionSpec": CHUNKED, "MambaSpec": MAMBA, "FullAttentionSpec": FULL,
+    "RSWASpec": "RSWASpec",  # a kind of full attention that gives back a gap in the middle
+}  # fmt: skip
+"""By vLLM's class of a group's specification, or a base of it."""
+_WINDOWS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
+
+
+def groups_in(kv_cache_config: Any, spread: int) -> list[CacheGroup]:
+    """The groups, in vLLM's order; a block's tokens are spread over `spread` ranks by context parallelism."""
+    return [
+        _group(group.kv_cache_spec, len(group.layer_names), spread)
+        for group in getattr(kv_cache_config, "kv_cache_groups", ())
+    ]
+
+
+def _group(spec: Any, layers: int, spread: int) -> CacheGroup:
+    inner = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)  # of layers that differ in their sizes only
+    kind = next((_KINDS[cls.__name__] for cls in type(inner).__mro__ if cls.__name__ in _KINDS), type(inner).__name__)
+    window = getattr(inner, _WINDOWS[kind], None) if kind in _WINDOWS else None
+    per_layer = 1 if inner is not spec else layers
+    return CacheGroup(kind, int(spec.block_size) * spread, window, layers, int(spec.page_size_bytes) * per_layer)

@@ -1,0 +1,78 @@
+"""The KV cache groups of a model: its layers by what they keep of a request's tokens.
+
+vLLM gives each group a block table of its own; all groups take their blocks from one pool, so that a block's id is one
+block's in all of them, and 0 is the null block's. A recorder declares the groups in the resource attribute `semconv.GROUPS`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+NULL_BLOCK = 0
+"""vLLM's placeholder in a block table for a block that is not there, as one that a sliding window has left behind."""
+FULL, SLIDING, CHUNKED, MAMBA = "full_attention", "sliding_window", "chunked_local_attention", "mamba"
+"""The kinds of groups whose use of blocks is known. Any other is named after vLLM's class."""
+
+
+class CacheGroup(NamedTuple):
+    """A KV cache group. What is not known of it is None."""
+
+    kind: str = FULL
+    block_size: int | None = None
+    """Tokens of a block; of a recurrent group those after which a state may be cached."""
+    window: int | None = None
+    """Tokens that attention reaches back, the one that it is computed for included; or of a chunk of chunked attention."""
+    layers: int | None = None
+    page_bytes: int | None = None
+    """Bytes of a block, over all of the group's layers."""
+
+    @property
+    def has_place_for_all(self) -> bool:
+        """Whether a block table of this group has a place for each token of a request, be it one without a block."""
+        return self.kind in (FULL, SLIDING, CHUNKED, MAMBA)
+
+    def needed_from(self, computed: int, block_size: int) -> int:
+        """The first place in a block table whose block a step needs that begins after so many computed tokens. vLLM gives the
+        ones before it back, in that step or a later one."""
+        if self.kind == FULL:
+            return 0
+        if self.kind == SLIDING and self.window:
+            return max(0, computed - self.window + 1) // block_size
+        if self.kind == CHUNKED and self.window:
+            return computed // self.window * self.window // block_size
+        blocks = -(-computed // block_size)
+        return max(0, blocks - 1) if self.kind == MAMBA else blocks  # a recurrent group needs its last state
+
+
+ONE = (CacheGroup(),)
+"""An engine that declares no groups has one of full attention."""
+
+
+def declaration(groups: Iterable[CacheGroup]) -> str | None:
+    """The attribute's value; None where there is nothing to declare: one group of full attention."""
+    known = [{name: value for name, value in group._asdict().items() if value is not None} for group in groups]
+    if not known or (len(known) == 1 and known[0]["kind"] == FULL):
+        return None
+    return json.dumps(known, separators=(",", ":"))
+
+
+@lru_cache(maxsize=256)
+def groups_of(declared: str | None) -> tuple[CacheGroup, ...]:
+    """The groups of an engine; `declared` is the attribute's value, if its recorder wrote any."""
+    if declared is None:
+        return ONE
+    try:
+        groups = tuple(_group(each) for each in json.loads(declared))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ONE
+    return groups or ONE
+
+
+def _group(declared: dict[str, Any]) -> CacheGroup:
+    sizes = {name: declared.get(name) for name in ("block_size", "window", "layers", "page_bytes")}
+    return CacheGroup(
+        str(declared["kind"]), **{name: value for name, value in sizes.items() if type(value) is int and value > 0}
+    )

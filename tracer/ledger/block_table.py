@@ -1,0 +1,134 @@
+"""The block table of a request, as allocations and steps announced it: the one home of what a request's blocks are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK, CacheGroup, groups_of
+from kvtrail.tracer.events.events import Alloc, LoadError, Plan, RequestEnd, Schedule
+
+WithBlocks = Alloc | LoadError | Plan | RequestEnd | Schedule
+"""Events that name blocks by KV cache group."""
+
+
+class Room(NamedTuple):
+    """What a table has room for: blocks, and the tokens that they hold; of which KV cache group, where there are several."""
+
+    blocks: int
+    tokens: int
+    group: int | None
+
+
+class BlockTable:
+    """The blocks of a request by KV cache group, in the order of their tokens; blocks that vLLM has given back since may be
+    among them.
+
+    Attributes:
+        groups: the block ids of each group. A group may have the null block at a place whose tokens it does not need.
+        kinds: what the groups are.
+    """
+
+    __slots__ = ("block_size", "groups", "kinds")
+
+    def __init__(self, event: WithBlocks) -> None:
+        """The table that an event names, as a whole."""
+        self.groups = [list(ids) for ids in blocks_by_group(event)]
+        self.kinds: Sequence[CacheGroup] = groups_of(event.groups)
+        self.block_size = event.block_size
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.groups)
+
+    def __contains__(self, block: int) -> bool:
+        return any(block in ids for ids in self.groups)
+
+    def add(self, event: WithBlocks) -> None:
+        """A step adds blocks to it. Several connectors may record the same step."""
+        added = blocks_by_group(event)
+        if len(added) == len(self.groups) and self.grows(added):
+            for ids, more in zip(self.groups, added, strict=True):
+                ids.extend(more)
+
+    def with_added(self, event: WithBlocks) -> BlockTable:
+        """The table after such a step; this one stays as it is."""
+        table = copy(self)
+        table.groups = [ids.copy() for ids in self.groups]
+        table.add(event)
+        return table
+
+    def lacks(self, tokens: int) -> Room | None:
+        """The room of the first group that has no place for all of these tokens; None where all of them have."""
+        for number, ids in enumerate(self.groups):
+            size = self.size_of(number)
+            if size and number < len(self.kinds) and self.kinds[number].has_place_for_all and tokens > len(ids) * size:
+                return Room(len(ids), len(ids) * size, number if len(self.groups) > 1 else None)
+        return None
+
+    def grows(self, added: Sequence[Sequence[int]]) -> bool:
+        """Whether blocks, by group, are new to the table."""
+        for ids, more in zip(self.groups, added, strict=False):
+            if more and more[-1] != NULL_BLOCK:
+                return not ids or ids[-1] != more[-1]
+        return any(added)
+
+    def size_of(self, group: int) -> int | None:
+        """Tokens of a block of a group; None where that is not known."""
+        return (self.kinds[group].block_size if group < len(self.kinds) else None) or self.block_size
+
+    def sized(self) -> Iterator[tuple[int, list[int]]]:
+        """The blocks of each group, with the tokens of a block, where these are known."""
+        for number, ids in enumerate(self.groups):
+            if size := self.size_of(number):
+                yield size, ids
+
+    @property
+    def held(self) -> int:
+        """How many blocks the request holds for certain."""
+        certain = (block for n, ids in enumerate(self.groups) for block in ids[self.certain_from(n) :])
+        return sum(block != NULL_BLOCK for block in certain)
+
+    def holds(self, block: int) -> bool | None:
+        """Whether the request holds a block; None where it may have been given back."""
+        for number, ids in enumerate(self.groups):
+            if block in ids and block != NULL_BLOCK:
+                return len(ids) - 1 - ids[::-1].index(block) >= self.certain_from(number) or None
+        return False
+
+    def certain_from(self, group: int) -> int:
+        """The first place in a group's table whose block the request holds for certain: which tokens are computed is not
+        known step by step, but they are no more than the table has room for."""
+        return self.needed_from(group, len(self.groups[group]) * (self.size_of(group) or 0))
+
+    def needed_from(self, group: int, computed: int) -> int:
+        """The first place in a group's table whose block a step needs that begins after so many tokens."""
+        size = self.size_of(group)
+        if not size or group >= len(self.kinds):
+            return len(self.groups[group])
+        return self.kinds[group].needed_from(computed, size)
+
+
+def names_all_blocks(event: Alloc) -> bool:
+    """Whether an allocation names the blocks of all KV cache groups: a log may know of one alone."""
+    return event.blocks_by_group is not None or (event.blocks_count or 0) <= len(event.blocks_ids or ())
+
+
+def loaded_into(event: Alloc) -> list[int]:
+    """The blocks that an allocation's load writes: the last of each group. Without a block size, all of them may be."""
+    table, known = BlockTable(event), event.total is not None
+    into: list[int] = []
+    for number, ids in enumerate(table.groups):
+        size = table.size_of(number) if known else None
+        into += ids if size is None else ids[max(0, len(ids) - -(-event.allocated // size)) :]
+    return [block for block in into if block != NULL_BLOCK]
+
+
+def blocks_by_group(event: WithBlocks) -> list[Sequence[int]]:
+    """The blocks that an event names, by KV cache group."""
+    ids, counts = event.blocks_ids or (), event.blocks_by_group
+    if counts is None:
+        return [ids]
+    ends = list(accumulate(counts))
+    return [ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
