@@ -253,4 +253,5 @@ def _left_free(pool: Any, output: Any) -> int | None:
     if not hasattr(pool, "get_num_free_blocks"):
         return None
     free: int = pool.get_num_free_blocks()
-    return free + sum(block != NULL_BLOCK for groups in used for ids in groups for block in ids)
+    used_blocks: int = sum(block != NULL_BLOCK for groups in used for ids in groups for block in ids)
+    return free + used_blocks
