@@ -17,9 +17,9 @@ from fleet import Recorder, Request, Shape, Shapes
 from msgspec import structs
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.facts import Fact
 from kvtrail.tracer.ledger.lanes import Lane, lane_of
 from kvtrail.tracer.model.findings import Finding, Verdict, clock
 from kvtrail.tracer.savings.counter import SavingsCounter
@@ -162,7 +162,7 @@ class Stories:
         self._recorder = Recorder(engine, dice, model=model, connector=connector)
         self._dice, self._at_ns = dice, S
         self._savings, self._decoder = SavingsCounter(), ProtobufDecoder()
-        self._detector = Detector(listener=self._enter, on_fact=self._savings.enter)
+        self._detector = Detector(on_fact=self._enter)
         shapes = Shapes(dice, connector)
         for shape in reversed(shapes.first):
             self._story(shape)
@@ -223,5 +223,6 @@ class Stories:
         places = ((step, place) for step, told in enumerate(shape.steps) for place in range(len(told)))
         return {self._recorder.span_id(first + number).hex(): each for number, each in enumerate(places)}
 
-    def _enter(self, event: Event, account: Account) -> None:
-        account.phases.enter(event)
+    def _enter(self, fact: Fact, account: Account) -> None:
+        self._savings.enter(fact, account)
+        account.phases.enter(fact)

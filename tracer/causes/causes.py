@@ -265,7 +265,7 @@ class Causes:
         named: list[tuple[str, int]] = []
         left = allocated
         for alloc in request.offers.allocs:
-            for tier, tokens in tiers_of(alloc):
+            for tier, tokens in tiers_of(alloc).items():
                 if count := min(left, tokens):
                     named.append((tier, count))
                     left -= count

@@ -133,12 +133,9 @@ class SavingsCounter:
         measures = {"admissions": 1, "asked": lookup.total, "local": local, "taken": event.allocated}
         if not event.allocated and account.complete:
             self._count_unused(lookup)
-        left = event.allocated
-        for tier, tokens in tiers_of(event):
-            measure = TIER + self._tier(event.connector, tier)
+        for tier, tokens in (tiers_of(event) or {UNNAMED: event.allocated}).items():
+            measure = TIER + (UNNAMED if tier == UNNAMED else self._tier(event.connector, tier))
             measures[measure] = measures.get(measure, 0) + tokens
-            left -= tokens
-        measures[TIER + UNNAMED] = measures.get(TIER + UNNAMED, 0) + left
         self.cells.add(event, measures)
 
     def _tier(self, connector: str, name: str) -> str:
@@ -158,10 +155,10 @@ class SavingsCounter:
             {"waits": 1, "waited_ns": fact.waited_ns, "failed": fact.alloc.allocated if event.failed else 0},
         )
 
-    def _enter_ran(self, fact: Ran, account: Account) -> None:
+    def _enter_ran(self, fact: Ran, _: Account) -> None:
         event = fact.event
         if not self._is_repeated(event):
-            measured = self._prefill_timer.enter(event, account.total or 0)
+            measured = self._prefill_timer.enter(event, fact.total or 0)
             if measured is not None:
                 self.cells.add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
         for offer in self._own(fact.admitted):

@@ -20,8 +20,8 @@ class TimedTransfer:
 
 
 class TransferTimer:
-    """Times numbered transfers. It takes events in the order of their arrival; transfers whose events come out of order, or
-    are lost, are not counted. Transfers may outlast their request."""
+    """Times numbered transfers. It pairs events itself, since transfers may outlast their request and its account. Transfers
+    whose events come out of order, or are lost, are not counted."""
 
     def __init__(self) -> None:
         self._plans = BoundedDict[tuple[str, str | None, int], Plan](MOST_OPEN)

@@ -175,10 +175,10 @@ def test_what_a_request_has_generated_is_found_by_the_next_turn() -> None:
 def test_tokens_that_were_not_computed_are_in_no_store() -> None:
     online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(8)]
     online.admitted(admission(prompt))
-    online.ran(Ran(step(0, 130), ()))
+    online.ran(Ran(step(0, 130), (), 200))
     again = online.admitted(admission(prompt))
     assert again["memory::"] == 128, "two of four chunks were computed"
-    online.ran(Ran(step(0, 200), ()))
+    online.ran(Ran(step(0, 200), (), 200))
     assert online.admitted(admission(prompt))["memory::"] == 64
 
 

@@ -77,7 +77,7 @@ class Judge:
         self.savings = self.sums.savings
         self.detector = Detector(
             max_requests=max_requests,
-            listener=self.sums.enter,
+            listener=self.sums.entered,
             on_fact=self.sums.sum_up,
             on_causes=self.sums.explain,
             on_reset=self.sums.reset,
