@@ -8,17 +8,16 @@ would; a restart of this process forgets all of them, and `memory:begun` marks i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import ceil, inf, log2
+from typing import NamedTuple
 
-from kvtrail.tracer.capacity.accesses import Access, keys_of, wanted_of
+from kvtrail.tracer.capacity.accesses import LMCACHE, Access, RequestPrefix
 from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
-from kvtrail.tracer.capacity.stream import LMCACHE
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Alloc, Reset, Store
-from kvtrail.tracer.events.hash_chains import split_hashes
+from kvtrail.tracer.events.hash_chains import Chain, split_hashes
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
 
 MOST_FOLLOWED = 4096
@@ -47,26 +46,11 @@ Owner = tuple[str, str]
 """An engine, and one of its connectors or requests."""
 
 
-@dataclass(slots=True)
-class _Running:
-    """An admitted request.
-
-    Attributes:
-        admission: its latest allocation.
-        chain: the hashes of its full blocks, as far as they are known.
-        chunk_size, block_size: tokens of a chunk of the store, and of a block.
-        done: the number of its chunks that have been computed or loaded.
-    """
+class _Running(NamedTuple):
+    """An admitted request: its latest allocation, and what of it can be stored."""
 
     admission: Alloc
-    chain: Sequence[bytes]
-    chunk_size: int
-    block_size: int
-    done: int
-
-    def keys(self, tokens: int) -> Sequence[bytes]:
-        """The keys of the full chunks among its first tokens, as far as they are known."""
-        return keys_of(self.chain, tokens, chunk_size=self.chunk_size, block_size=self.block_size)
+    prefix: RequestPrefix
 
 
 class OnlineMissRatioCurve:
@@ -84,12 +68,9 @@ class OnlineMissRatioCurve:
         size = lookup.chunk_size or lookup.block_size or 0
         if not size or not breakdown.chain:
             return Counter()
-        done = (lookup.computed + event.allocated) // size
-        running = _Running(event, breakdown.chain, size, lookup.block_size or size, done)
+        running = _Running(event, RequestPrefix(Chain(hashes=breakdown.chain), size, lookup.block_size or size))
         self._running[event.engine, event.request or ""] = running
-        keys = running.keys(lookup.total)
-        wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
-        return self._accessed(running, Access(keys, wanted, done))
+        return self._accessed(running, running.prefix.admit(lookup, event))
 
     def ran(self, fact: Ran) -> Counter[str]:
         """A step runs a request: what it computes can be stored."""
@@ -104,14 +85,15 @@ class OnlineMissRatioCurve:
         if running is None:
             return Counter()
         if event.block_hashes:
-            running.chain = [*running.chain[: event.block_first or 0], *split_hashes(event.block_hashes)]
+            chain = running.prefix.chain = Chain(
+                hashes=list(running.prefix.chain.hashes)
+            )  # the other is the breakdown's
+            chain.extend(event.block_first or 0, split_hashes(event.block_hashes))
         return self._computed(running, event.computed or 0)
 
     def _computed(self, running: _Running, computed: int) -> Counter[str]:
-        if computed // running.chunk_size <= running.done or len(keys := running.keys(computed)) <= running.done:
-            return Counter()
-        running.done = len(keys)
-        return self._accessed(running, Access(keys))
+        access = running.prefix.compute(computed)
+        return Counter() if access is None else self._accessed(running, access)
 
     def reset(self, event: Reset) -> None:
         """A connector was asked to empty its store."""
@@ -130,7 +112,7 @@ class OnlineMissRatioCurve:
         """Enter an access."""
         event = running.admission
         owner = (event.engine, event.connector_id)
-        measures = Counter({CHUNKS: len(access.keys), CHUNK_TOKENS: len(access.keys) * running.chunk_size})
+        measures = Counter({CHUNKS: len(access.keys), CHUNK_TOKENS: len(access.keys) * running.prefix.chunk_size})
         distances = self._distances.get(owner)
         if distances is None:
             measures[BEGUN] = 1

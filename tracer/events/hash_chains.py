@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import unpack_from
 
 from msgspec import Struct
@@ -41,6 +42,11 @@ class Chain(Struct):
     def is_whole(self) -> bool:
         """Whether it is known from the request's first block on."""
         return self.first == 0 and bool(self.hashes)
+
+    def extend(self, first: int, reported: Sequence[bytes]) -> None:
+        """Add the hashes of a block and the following ones, in place of those known of them; not behind a hole."""
+        if reported and first <= self.end:
+            self.hashes[max(0, first - self.first) :] = reported
 
     def of(self, block: int) -> bytes | None:
         """The hash of a block; None where it is unknown."""
@@ -91,8 +97,7 @@ class Chains:
             self._remember(_Run(before, reported))
         elif len(reported) > 1:
             self._remember(_Run(reported[0], reported[1:]))
-        if first <= chain.end:
-            chain.hashes[max(0, first - chain.first) :] = reported
+        chain.extend(first, reported)
 
     def _up_to(self, block: bytes | None, count: int) -> list[bytes]:
         """The hashes up to this block's, `count` in all; as many as are known, and no more than are remembered.

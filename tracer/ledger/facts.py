@@ -187,7 +187,7 @@ class Breakdown(Struct, eq=False):
     event: Alloc
     lookup: Lookup
     parts: list[Part]
-    chain: Sequence[bytes] | None
+    chain: list[bytes] | None
     is_final: bool = False
 
     @property
