@@ -161,6 +161,7 @@ class Causes:
         self._drop(event.request or "")
         request = self._of(event)
         request.block_size, request.prompt = event.block_size or 0, event.total or 0
+        request.identity = event.identity
         request.not_recorded = NotRecorded.BLOCK_HASHES if event.block_after is None else NotRecorded.CHAIN
         self._chains.add(request.chain, event)
         if self._fresh and not request.chain.is_whole:
@@ -229,7 +230,7 @@ class Causes:
         if lookup.computed + allocated > lookup.total:  # more was given than there is: `over-report` has found it
             contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=NotRecorded.CONTRADICTION))
             parts = [contradicted] if lookup.total else []
-        split = Breakdown(event, lookup, parts, chain, is_final=not allocated)
+        split = Breakdown(event, lookup, parts, chain, not allocated, request.identity)
         self.breakdowns.append(split)
         if allocated:
             request.open, request.steps, request.doubt = split, 0, None

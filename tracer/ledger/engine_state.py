@@ -50,7 +50,7 @@ from kvtrail.tracer.ledger.recorded_time import RecordedTime
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.ledger.transfer_ends import TransferEnds
 from kvtrail.tracer.ledger.transfer_flow import TransferFlow
-from kvtrail.tracer.ledger.writers import Writers
+from kvtrail.tracer.ledger.writers import Identity, Writers
 from kvtrail.tracer.model.findings import Unknown
 
 MOST_KEYS = 100_000
@@ -77,7 +77,7 @@ class Engine:
     """Whether the recorder has said goodbye."""
     raised: bool = False
     """Whether the scheduler's last call of a connector raised: vLLM ends then, and nothing more is to be expected."""
-    met: set[str] = field(default_factory=set)
+    met: dict[str, Identity] = field(default_factory=dict)
     """Open requests whose events are all known: they have begun since events were last missing."""
     tables: dict[str, list[int]] = field(default_factory=dict)
     """Block tables of the requests that hold blocks, where they are known."""
@@ -209,7 +209,7 @@ class Engine:
         self.lose(Unknown.NEWER, before=event)
 
     def _enter_request_start(self, event: RequestStart) -> None:
-        self.met.add(event.request or "")
+        self.met[event.request or ""] = Identity(event.identity, event.adapter_version)
         self.writers.enter_start(event)
 
     def _enter_lookup(self, event: Lookup) -> None:
@@ -298,8 +298,7 @@ class Engine:
             self._holds_nothing(request)
         self.lookups.pop(request, None)
         self.own_chunks.enter_end(request)
-        self.writers.enter_end(request)
-        self.met.discard(request)
+        self.met.pop(request, None)
         self.fetched.pop(request, None)
         if event.outcome == "aborted":
             for ends in self.transfer_ends.values():
@@ -330,9 +329,9 @@ class Engine:
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         self.storing.add(event.connector_id)
-        if event.request in self.met:
+        if (identity := self.met.get(event.request or "")) is not None:
             self.own_chunks.enter_plan(event)
-        self.writers.enter_store(event)
+            self.writers.enter_store(event, identity)
         if event.transfer_id is not None:
             self._begin(event, "store")
         else:

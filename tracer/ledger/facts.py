@@ -182,6 +182,7 @@ class Breakdown(Struct, eq=False):
         parts: in order; they make up the request's tokens at the lookup.
         chain: the hashes of its full blocks; None where they are not known.
         is_final: whether nothing changes any more: before that, what was promised may not be loaded.
+        identity: the request's cache salt and adapter, if it has any and its start was recorded.
     """
 
     event: Alloc
@@ -189,6 +190,7 @@ class Breakdown(Struct, eq=False):
     parts: list[Part]
     chain: list[bytes] | None
     is_final: bool = False
+    identity: str | None = None
 
     @property
     def is_whole(self) -> bool:

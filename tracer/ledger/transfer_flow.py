@@ -21,7 +21,8 @@ MOST_LOADS = 4096
 
 @dataclass(slots=True)
 class TransferFlow:
-    """The transfers of one engine. Where events are missing, it may know of too many open loads, and of too many ends."""
+    """The transfers of one engine. Unlike those of `Engine`, its open loads are kept where events are missing: too many of
+    them, and too many ends, make a rule more patient, too few would accuse."""
 
     _loads: dict[str, Alloc] = field(default_factory=dict)
     """Asynchronous loads by request, of which no end is known."""

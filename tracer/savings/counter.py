@@ -16,7 +16,6 @@ from kvtrail.tracer.events.events import Event, Lookup
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
 from kvtrail.tracer.ledger.facts import (
     Admitted,
-    Began,
     Breakdown,
     Copied,
     Counted,
@@ -68,7 +67,7 @@ class SavingsCounter:
         event = breakdown.event
         self.facts.append(breakdown)
         tier_of = partial(self._tier, event.connector)
-        self.cells.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(event)))
+        self.cells.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(breakdown.identity)))
 
     def forget(self, recorders: Iterable[str]) -> None:
         """Drop what is held of recorders that have ended."""
@@ -101,9 +100,6 @@ class SavingsCounter:
         if not self._aggregating_connectors:
             return offers
         return [offer for offer in offers if not self._is_repeated(offer.lookup)]
-
-    def _enter_began(self, fact: Began, _: Account) -> None:
-        self._tenants.enter(fact.event)
 
     def _enter_looked_up(self, fact: LookedUp, account: Account) -> None:
         event = fact.event
@@ -214,7 +210,6 @@ class SavingsCounter:
 
 
 _ENTER: dict[Any, Callable[[SavingsCounter, Any, Account], None]] = {
-    Began: SavingsCounter._enter_began,
     LookedUp: SavingsCounter._enter_looked_up,
     Admitted: SavingsCounter._enter_admitted,
     LoadReceived: SavingsCounter._enter_load_received,

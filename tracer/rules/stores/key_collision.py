@@ -35,8 +35,7 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
     )
 
     def judge(self, event: Lookup | LoadPlan | StorePlan, engine: Engine) -> Judgement:
-        request = event.request or ""
-        identity, version = engine.writers.identities.get(request), engine.writers.adapters.get(request)
+        identity, version = engine.met.get(event.request or "", (None, None))
         if identity is None or not event.chunk_keys:
             return None
         is_known = False
