@@ -169,7 +169,7 @@ def serve(
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
-    from kvtrail.tracer.serve.exposure import Unsafe
+    from kvtrail.tracer.serve.bind_address import Unsafe
     from kvtrail.tracer.serve.forward.target import BadTarget
     from kvtrail.tracer.serve.receive.receivers import PortTaken
     from kvtrail.tracer.serve.server import Changeable

@@ -22,7 +22,7 @@ from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, engine_gauges
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.metrics.series import OTHER
-from kvtrail.tracer.serve.receive.receiving import MOST_RECORDERS, Received
+from kvtrail.tracer.serve.receive.receiving import MOST_RECORDERS, ReceivedRequest
 
 logger = logging.getLogger("kvtrail")
 
@@ -61,7 +61,7 @@ class Engines:
         """The engines that report, whose open requests go on."""
         return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}
 
-    def descriptions(self, came: Received) -> dict[str, dict[str, str]]:
+    def descriptions(self, came: ReceivedRequest) -> dict[str, dict[str, str]]:
         """How engines describe themselves, where the store has not noted that a moment ago."""
         found: dict[str, dict[str, str]] = {}
         due_ns = time.monotonic_ns() - NOTE_ENGINE_NS
@@ -71,7 +71,7 @@ class Engines:
                 found.setdefault(decoded.events[0].engine, {}).update(about)
         return found
 
-    def count(self, came: Received, *, now_ns: int) -> None:
+    def count(self, came: ReceivedRequest, *, now_ns: int) -> None:
         """Count a request, which was stored at `now_ns`."""
         metrics = self._metrics
         metrics.spans_repeated.inc(len(came.again))
@@ -164,7 +164,7 @@ class Engines:
                 text = "%r, which kvtrail %r has recorded, is not known to this one: it is stored and counted, and not judged"
                 logger.warning(text, short, version[:LONGEST_UNKNOWN] or "of another version")
 
-    def _log(self, came: Received) -> None:
+    def _log(self, came: ReceivedRequest) -> None:
         """Count and log what is wrong with spans."""
         for malformed in came.malformed:
             self._metrics.spans_malformed.inc()

@@ -24,7 +24,7 @@ from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
 from kvtrail.tracer.serve.receive.judging import Clock, Judge
-from kvtrail.tracer.serve.receive.receiving import Received, Receiver
+from kvtrail.tracer.serve.receive.receiving import ReceivedRequest, Receiver
 from kvtrail.tracer.serve.receive.recovery import Recovery
 from kvtrail.tracer.serve.receive.storing import Storage
 from kvtrail.tracer.serve.receive.trace_copy import TraceCopy
@@ -170,7 +170,7 @@ class Pipeline:
                 self._trace_file.close()
             self.storage.close()
 
-    def _publish(self, came: Received, found: Sequence[Finding]) -> None:
+    def _publish(self, came: ReceivedRequest, found: Sequence[Finding]) -> None:
         """Pass a stored batch to the forwarder and the trace file, and count it."""
         if self.forwarder is not None:
             with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):

@@ -22,7 +22,7 @@ from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.judging import Judge
-from kvtrail.tracer.serve.receive.receiving import Received
+from kvtrail.tracer.serve.receive.receiving import ReceivedRequest
 from kvtrail.tracer.store import ACTIVITY_S, Activity, Amounts, Batch, StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
@@ -147,7 +147,7 @@ class Storage:
             self._catching_up.release()
 
     def commit(
-        self, came: Received | None = None, engines: Mapping[str, Mapping[str, str]] | None = None, *, rows: bool
+        self, came: ReceivedRequest | None = None, engines: Mapping[str, Mapping[str, str]] | None = None, *, rows: bool
     ) -> list[Finding]:
         """Write a request of spans with how its `engines` describe themselves, findings and sums, and with `rows` those of
         some requests; returns these findings. What could not be written goes with the next batch. The caller holds the lock.
