@@ -238,7 +238,15 @@ def test_recorders_are_live_silent_or_closed() -> None:
         ],
         now_ns=now_ns,
     )
-    states = ["live", "silent for 45 s", "closed", "ended of an error", "terminated", "silent for 2 min", "quiet"]
+    states = [
+        "live",
+        "no heartbeat for 45 s",
+        "closed",
+        "ended of an error",
+        "terminated",
+        "no heartbeat for 2 min",
+        "quiet",
+    ]
     assert [row["State"] for row in shown] == states
     assert shown[0]["Received"] == 1234
 
