@@ -33,7 +33,7 @@ import psutil
 from fleet import Engine, Finding
 from sending import Client, GrpcClient, HttpClient, Sender, Sent
 
-MOST_FINDINGS = 10_000
+MAX_FINDINGS = 10_000
 """What the api lists at once."""
 SAMPLE_S = 0.5
 PROBE_S = 0.5
@@ -271,7 +271,7 @@ def verify(url: str, sent: Sent, engines: Sequence[Engine]) -> list[str]:
         planted = {finding for finding, _ in sent.acknowledged}
         found: set[Finding] = set()
         for engine in engines:
-            asked: dict[str, Any] = {"engine": engine.name, "limit": MOST_FINDINGS}
+            asked: dict[str, Any] = {"engine": engine.name, "limit": MAX_FINDINGS}
             found |= {(each["rule"], each["request"]) for each in api.get("/api/findings", params=asked).json()}
         totals = api.get("/api/overview").json()["totals"]
         incomplete = api.get("/api/requests", params={"verdict": "unknown", "limit": 1}).json()

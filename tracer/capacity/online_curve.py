@@ -20,9 +20,9 @@ from kvtrail.tracer.events.events import Alloc, Reset, Store
 from kvtrail.tracer.events.hash_chains import Chain, split_hashes
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
 
-MOST_FOLLOWED = 4096
+MAX_FOLLOWED = 4096
 """Chunks of one connector that are followed at a time; about 300 bytes each."""
-MOST_CONNECTORS = 256
+MAX_CONNECTORS = 256
 """Connectors that are followed at a time; the least recently used is dropped first, and starts again if it comes back."""
 GROUPS = 16
 """Into which the chunks of a sample are sorted, to estimate its error."""
@@ -38,7 +38,7 @@ BEGUN = f"{PREFIX}begun"
 """Counting of a connector starts here: chunks used before count as never used."""
 STORED_TOKENS, STORED_BYTES = f"{PREFIX}stored_tokens", f"{PREFIX}stored_bytes"
 """What the first worker has stored, where it reports bytes: together they give the bytes of a chunk."""
-MOST_RUNNING = 100_000
+MAX_RUNNING = 100_000
 """Requests that are followed to their end."""
 STRETCH_S = 600
 """Seconds that one sum covers: sums by the minute would have too many capacities in them."""
@@ -56,10 +56,10 @@ class _Running(NamedTuple):
 class OnlineMissRatioCurve:
     """Follows the accesses to each connector's store. Each method returns the measures to add."""
 
-    def __init__(self, *, most_followed: int = MOST_FOLLOWED) -> None:
+    def __init__(self, *, most_followed: int = MAX_FOLLOWED) -> None:
         self._most_followed = most_followed
-        self._distances = BoundedDict[Owner, ReuseDistances](MOST_CONNECTORS)
-        self._running = BoundedDict[Owner, _Running](MOST_RUNNING)
+        self._distances = BoundedDict[Owner, ReuseDistances](MAX_CONNECTORS)
+        self._running = BoundedDict[Owner, _Running](MAX_RUNNING)
         """Admitted requests, by engine and request."""
 
     def admitted(self, breakdown: Breakdown) -> Counter[str]:

@@ -48,9 +48,9 @@ GPU = "gpu"
 """The tier of vLLM's own prefix cache."""
 STORE = "store"
 """The tier of a connector that has named none."""
-MOST_OPEN = 100_000
+MAX_OPEN = 100_000
 """Requests, and transfers, that are followed at a time; beyond that the longest untouched is dropped."""
-MOST_FRESH = 500_000
+MAX_FRESH = 500_000
 """Blocks remembered as named for the first time since events were missing."""
 SHADOW_NS = 60 * 10**9
 """How long after a loss a request may still compute a prompt of which nothing is known any more."""
@@ -86,7 +86,7 @@ class Causes:
         """Those of which the next step will tell something: the others go on."""
         self._computing: dict[str, BlockChange] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
-        self._stored = BoundedDict[int, tuple[str, list[Key]]](MOST_OPEN)
+        self._stored = BoundedDict[int, tuple[str, list[Key]]](MAX_OPEN)
         """The chunks of stores that are under way, by the transfer's number."""
         self._lost: tuple[int, NotRecorded] | None = None
         """The number of the latest loss of events, and why they are missing."""
@@ -145,7 +145,7 @@ class Causes:
             request = self._requests[name] = RequestState(
                 not_recorded=NotRecorded.LOST if self._lost is None else self._lost[1]
             )
-            if len(self._requests) > MOST_OPEN:
+            if len(self._requests) > MAX_OPEN:
                 self._drop(next(iter(self._requests)))
         if event.epoch > request.epoch:
             self._settle(request)
@@ -167,8 +167,8 @@ class Causes:
         if self._fresh and not request.chain.is_whole:
             self._fresh = {}  # its prompt may be like one of those that were named before
         if self._fresh is not None and event.block_seen is not None and request.chain.is_whole:
-            if len(self._fresh) >= MOST_FRESH:
-                for key in list(islice(self._fresh, MOST_FRESH // 8)):
+            if len(self._fresh) >= MAX_FRESH:
+                for key in list(islice(self._fresh, MAX_FRESH // 8)):
                     del self._fresh[key]
             self._fresh.update(dict.fromkeys(request.chain.hashes[event.block_seen :]))
 

@@ -34,7 +34,7 @@ from kvtrail.tracer.rules import Rule, RuleSet, all_rules
 
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, from its arrival, in nanoseconds."""
-MOST_REQUESTS = 1_000_000
+MAX_REQUESTS = 1_000_000
 """Accounts held by default."""
 
 
@@ -57,7 +57,7 @@ class Detector:
         self,
         *,
         rules: Sequence[Rule] | None = None,
-        max_requests: int = MOST_REQUESTS,
+        max_requests: int = MAX_REQUESTS,
         listener: Callable[[Event, Account], None] | None = None,
         on_fact: Callable[[Fact, Account], None] | None = None,
         on_causes: Callable[[Event, Breakdown], None] | None = None,

@@ -26,7 +26,7 @@ from kvtrail.tracer.events.structs import Meta, Struct
 
 MOST = 2**50
 """A count beyond this is taken for damage, so that sums of counts fit into 64 bits."""
-MOST_EVENTS = 2**40
+MAX_EVENTS = 2**40
 """A recorder's number beyond this is taken for damage: 10,000 events a second reach it in three years."""
 LONGEST_NAME = 1_000
 LONGEST_ID = 65_536
@@ -42,7 +42,7 @@ Nanoseconds = Count
 AnyCount = Annotated[int, Meta(ge=-MOST, le=MOST)]
 """What a connector or an engine reports about itself is recorded as it is, however wrong: it may be negative."""
 AnyTokens = AnyCount
-Number = Annotated[int, Meta(ge=0, le=MOST_EVENTS)]
+Number = Annotated[int, Meta(ge=0, le=MAX_EVENTS)]
 Time = Annotated[int, Meta(ge=0, lt=LATEST_NS)]
 """Unix nanoseconds."""
 Offset = Annotated[int, Meta(gt=-LATEST_NS, lt=LATEST_NS)]

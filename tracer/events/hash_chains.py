@@ -8,7 +8,7 @@ from struct import unpack_from
 from msgspec import Struct
 
 from kvtrail.tracer.events.events import Lookup, RequestEnd, RequestStart
-from kvtrail.tracer.events.semconv import HASH_BYTES, MOST_REPORTED
+from kvtrail.tracer.events.semconv import HASH_BYTES, MAX_REPORTED
 
 _ROOT = b""
 """What comes before the first block of all chains."""
@@ -71,7 +71,7 @@ class Chains:
     nothing is made up in its place.
     """
 
-    def __init__(self, most: int = MOST_REPORTED) -> None:
+    def __init__(self, most: int = MAX_REPORTED) -> None:
         self._most = most
         self._runs: dict[bytes, _Run] = {}
         """By each of their blocks."""

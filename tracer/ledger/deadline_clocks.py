@@ -23,7 +23,7 @@ BEAT_NS = 5 * 10**9
 HOLDS_NS = 660 * 10**9
 """A load, or a hold on blocks after the end, that has been open for so long keeps no engine busy: it has a finding by
 then."""
-MOST_MOMENTS = 4096
+MAX_MOMENTS = 4096
 """Remembered of each clock: the last hours."""
 
 
@@ -43,8 +43,8 @@ class CountedTime:
             sums.append(0)
         at.append(until_ns)
         sums.append(sums[-1] + counted_ns)
-        if len(at) > MOST_MOMENTS:
-            del at[: MOST_MOMENTS // 2], sums[: MOST_MOMENTS // 2]
+        if len(at) > MAX_MOMENTS:
+            del at[: MAX_MOMENTS // 2], sums[: MAX_MOMENTS // 2]
 
     def between(self, from_ns: int, until_ns: int) -> int:
         """What counts of the time between two moments, as far as it is known by the later one: so it is the same whenever

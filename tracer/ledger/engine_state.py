@@ -53,9 +53,9 @@ from kvtrail.tracer.ledger.transfer_flow import TransferFlow
 from kvtrail.tracer.ledger.writers import Identity, Writers
 from kvtrail.tracer.model.findings import Unknown
 
-MOST_KEYS = 100_000
+MAX_KEYS = 100_000
 """Chunk keys remembered with the contents that they stand for."""
-MOST_FETCHES = 10_000
+MAX_FETCHES = 10_000
 """Requests of which it is remembered what was fetched for them."""
 
 
@@ -378,7 +378,7 @@ class Engine:
             self.writers.of.pop((event.connector_id, event.chunk_key), None)
 
     def _enter_prefetch(self, event: Prefetch) -> None:
-        if event.chunk_keys and len(self.fetched) < MOST_FETCHES:
+        if event.chunk_keys and len(self.fetched) < MAX_FETCHES:
             known = self.fetched.setdefault(event.request or "", {})
             known.update({(event.connector_id, key): (event, None) for key in event.chunk_keys})
 
@@ -397,7 +397,7 @@ class Engine:
         keys.listed(event.chunk_keys, first=event.holdings_first, last=event.holdings_last)
 
     def _enter_key(self, event: Key) -> None:
-        if event.chunk_content is None or len(self.contents) >= MOST_KEYS:
+        if event.chunk_content is None or len(self.contents) >= MAX_KEYS:
             return
         known = self.contents.setdefault((event.chunk_parent, event.chunk_content), event)
         if event.start_ns < known.start_ns:

@@ -28,7 +28,7 @@ from kvtrail.tracer.ledger.facts import (
     Transferred,
 )
 
-MOST_CHANGES = 256
+MAX_CHANGES = 256
 """Changes, and transfers, remembered of one request; beyond that the shorter half is forgotten."""
 
 
@@ -110,7 +110,7 @@ class Phases:
         if self._changes and self._changes[-1][1] is phase:
             return
         self._changes.append((at_ns, phase))
-        if len(self._changes) > MOST_CHANGES:
+        if len(self._changes) > MAX_CHANGES:
             self._thin()
 
     def _thin(self) -> None:
@@ -125,9 +125,9 @@ class Phases:
 
     def _transfer(self, from_ns: int, to_ns: int, phase: Phase) -> None:
         self._transfers.append((from_ns, to_ns, phase))
-        if len(self._transfers) > MOST_CHANGES:
+        if len(self._transfers) > MAX_CHANGES:
             self._transfers.sort(key=lambda t: t[1] - t[0])
-            del self._transfers[: MOST_CHANGES // 2]
+            del self._transfers[: MAX_CHANGES // 2]
 
     def _enter_began(self, fact: Began) -> None:
         self._change(fact.event.start_ns, Phase.QUEUED)

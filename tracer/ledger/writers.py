@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvtrail.tracer.events.events import RequestStart, StorePlan
 
-MOST_WRITERS = 100_000
+MAX_WRITERS = 100_000
 """Chunks, and versions of adapters, that are remembered."""
 
 
@@ -57,13 +57,13 @@ class Writers:
 
     def enter_start(self, event: RequestStart) -> None:
         """Note what a request's KV depends on."""
-        if event.identity is not None and event.adapter_version is not None and len(self.versions) < MOST_WRITERS:
+        if event.identity is not None and event.adapter_version is not None and len(self.versions) < MAX_WRITERS:
             self.versions[event.identity, event.adapter_version] = event.sequence
 
     def enter_store(self, event: StorePlan, of: Identity) -> None:
         """A request stores chunks. What is copied has its adapter's weights."""
         identity, version = of
-        if identity is None or len(self.of) >= MOST_WRITERS:
+        if identity is None or len(self.of) >= MAX_WRITERS:
             return
         for key in event.chunk_keys or ():
             writer = self.of.setdefault((event.connector_id, key), Writer(identity, event, version))

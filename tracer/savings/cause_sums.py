@@ -16,8 +16,8 @@ AGE, AGED = "cause-age:", "cause-aged:"
 TENANT = "tenant:"
 """Prefix of a measure of tokens: a tenant follows, and the cause."""
 PLAIN, OTHER = "plain", "other"
-"""The tenant of requests that have neither cache salt nor adapter, and that of those beyond `MOST_TENANTS`."""
-MOST_TENANTS = 32
+"""The tenant of requests that have neither cache salt nor adapter, and that of those beyond `MAX_TENANTS`."""
+MAX_TENANTS = 32
 """Tenants that are distinguished."""
 _AGING = (Cause.EVICTED, Cause.RESET)
 
@@ -33,7 +33,7 @@ class Tenants:
         if not identity or identity == PLAIN:
             return PLAIN
         tenant = identity.replace(":", "_")
-        if tenant not in self._known and len(self._known) >= MOST_TENANTS:
+        if tenant not in self._known and len(self._known) >= MAX_TENANTS:
             return OTHER
         self._known.add(tenant)
         return tenant

@@ -32,12 +32,12 @@ from kvtrail.tracer.savings.cause_sums import Tenants, measures_of
 from kvtrail.tracer.savings.cells import Cells
 from kvtrail.tracer.savings.prefill import PrefillTimer
 
-MOST_TIERS = 8
+MAX_TIERS = 8
 """Tiers distinguished for each connector; the rest are `other`."""
 TIER = "tier:"
 """Prefix of a tier's name in a measure."""
 UNNAMED, OTHER = "store", "other"
-"""The tier of tokens whose source the connector does not name, and of those beyond `MOST_TIERS`."""
+"""The tier of tokens whose source the connector does not name, and of those beyond `MAX_TIERS`."""
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class SavingsCounter:
 
     def _tier(self, connector: str, name: str) -> str:
         known = self._tiers.setdefault(connector, set())
-        if name not in known and len(known) >= MOST_TIERS:
+        if name not in known and len(known) >= MAX_TIERS:
             return OTHER
         known.add(name)
         return name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import LoadPlan, Plan, TransferEnd
 
-MOST_OPEN = 100_000
+MAX_OPEN = 100_000
 """Transfers that are timed at a time; beyond that the longest open one is not."""
 
 
@@ -24,7 +24,7 @@ class TransferTimer:
     whose events come out of order, or are lost, are not counted."""
 
     def __init__(self) -> None:
-        self._plans = BoundedDict[tuple[str, str | None, int], Plan](MOST_OPEN)
+        self._plans = BoundedDict[tuple[str, str | None, int], Plan](MAX_OPEN)
 
     def begin(self, plan: Plan) -> None:
         """Note a transfer, if it has a number."""

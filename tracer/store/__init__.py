@@ -18,7 +18,7 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
 
-MOST_RECEIPTS = 65_536
+MAX_RECEIPTS = 65_536
 """Digests of received requests that are remembered, to recognize one that is sent again. Senders give up after minutes."""
 LARGEST = 2**62
 """The largest sum: two of them still fit into a database's 64 bits."""

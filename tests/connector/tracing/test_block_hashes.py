@@ -158,7 +158,7 @@ def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     recorder = detailed()
     hashes, now_ns = BlockHashes(recorder), 1
     monkeypatch.setattr(block_hashes, "monotonic_ns", lambda: now_ns)
-    monkeypatch.setattr(block_hashes, "MOST_REPORTED", 100)
+    monkeypatch.setattr(block_hashes, "MAX_REPORTED", 100)
 
     def told(name: str, *blocks: int) -> int:
         request = a_request(name, *blocks)

@@ -205,8 +205,8 @@ def test_a_request_without_hashes_wants_nothing() -> None:
 
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online_curve, "MOST_CONNECTORS", 2)
-    monkeypatch.setattr(online_curve, "MOST_RUNNING", 2)
+    monkeypatch.setattr(online_curve, "MAX_CONNECTORS", 2)
+    monkeypatch.setattr(online_curve, "MAX_RUNNING", 2)
     online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(2)]
     for name in ("0", "1", "2"):
         online.admitted(admission(prompt, request=f"r{name}", connector=name))

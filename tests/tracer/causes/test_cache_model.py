@@ -22,7 +22,7 @@ def states(cache: CacheModel, numbers: range) -> list[BlockState | None]:
 
 
 def test_of_many_keys_the_oldest_keep_their_fate_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "MOST_KEYS", 100)
+    monkeypatch.setattr(memories, "MAX_KEYS", 100)
     cache = CacheModel("gpu")
     cache.is_reported = True
     for number in range(1000):
@@ -39,7 +39,7 @@ def test_of_many_keys_the_oldest_keep_their_fate_and_nothing_else(monkeypatch: p
 
 
 def test_a_fate_that_is_told_again_is_the_last_one_also_after_it_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "MOST_KEYS", 10)
+    monkeypatch.setattr(memories, "MAX_KEYS", 10)
     cache = CacheModel("gpu")
     cache.is_reported = True
     for turn, state in enumerate((BlockState.HELD, BlockState.EVICTED, BlockState.HELD, BlockState.EVICTED)):

@@ -9,7 +9,7 @@ from history import START_NS, history
 
 from kvtrail.tracer.events.events import Event, Store
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.ledger.phases import MOST_CHANGES, Phase, Phases
+from kvtrail.tracer.ledger.phases import MAX_CHANGES, Phase, Phases
 
 
 def phases(text: str) -> Phases:
@@ -79,12 +79,12 @@ def test_loads_stores_and_numbered_transfers_have_both_ends() -> None:
 
 
 def test_a_request_that_never_rests_keeps_its_longest_phases() -> None:
-    rounds = "\n".join(["S 0+10", "P"] * MOST_CHANGES)
+    rounds = "\n".join(["S 0+10", "P"] * MAX_CHANGES)
     request_phases = phases(f"L 100 c0 h0 -> 0\nA 0\nwait 60\n{rounds}\nend")
     changes = request_phases.changes()
-    assert len(changes) <= MOST_CHANGES
+    assert len(changes) <= MAX_CHANGES
     assert Phase.QUEUED in [phase for _, phase in changes], "the minute in which it queued"
     assert changes[-1][1] is Phase.DONE
     assert changes == sorted(changes)
-    stores = phases("L 9 c0 h0 -> 0\n" + "store 0+1 in 1\n" * (MOST_CHANGES * 3))
-    assert MOST_CHANGES // 2 <= len(stores.transfers()) <= MOST_CHANGES
+    stores = phases("L 9 c0 h0 -> 0\n" + "store 0+1 in 1\n" * (MAX_CHANGES * 3))
+    assert MAX_CHANGES // 2 <= len(stores.transfers()) <= MAX_CHANGES

@@ -219,7 +219,7 @@ def test_one_new_engine_replaces_one() -> None:
 
 
 def test_recorders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders, "MOST_RECORDERS", 10)
+    monkeypatch.setattr(recorders, "MAX_RECORDERS", 10)
     fleet = Fleet()
     for number in range(15):
         fleet.hear(f"r{number}")

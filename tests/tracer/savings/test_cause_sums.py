@@ -9,7 +9,7 @@ from history import history
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.savings.cause_sums import MOST_TENANTS, OTHER, Tenants, causes_of, tenants_of
+from kvtrail.tracer.savings.cause_sums import MAX_TENANTS, OTHER, Tenants, causes_of, tenants_of
 from kvtrail.tracer.savings.counter import SavingsCounter
 
 
@@ -42,8 +42,8 @@ def test_the_tokens_of_all_tenants_are_those_of_all_causes() -> None:
 
 def test_of_very_many_tenants_the_rest_is_one() -> None:
     tenants = Tenants()
-    named = [tenants.of(f"t{number}") for number in range(MOST_TENANTS + 5)]
-    assert named == [*(f"t{number}" for number in range(MOST_TENANTS)), *[OTHER] * 5]
+    named = [tenants.of(f"t{number}") for number in range(MAX_TENANTS + 5)]
+    assert named == [*(f"t{number}" for number in range(MAX_TENANTS)), *[OTHER] * 5]
 
 
 def test_a_request_with_an_id_that_was_used_before_is_its_own_tenants() -> None:

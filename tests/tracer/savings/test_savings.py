@@ -12,7 +12,7 @@ from history import history
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Alloc, Event
 from kvtrail.tracer.savings.cells import LAST_EPOCH, Cell
-from kvtrail.tracer.savings.counter import MOST_TIERS, SavingsCounter
+from kvtrail.tracer.savings.counter import MAX_TIERS, SavingsCounter
 from kvtrail.tracer.savings.sums import SavingsRow, savings_of
 
 
@@ -120,7 +120,7 @@ def test_tiers_are_bounded() -> None:
     for number, event in enumerate(e for e in events if isinstance(e, Alloc)):
         event.hit_sources = (f"t{number}:64",)
     tiers = {cell.measure for cell in counted(events).cells if cell.measure.startswith("tier:")}
-    assert len(tiers) == MOST_TIERS + 1
+    assert len(tiers) == MAX_TIERS + 1
     assert "tier:other" in tiers
 
 

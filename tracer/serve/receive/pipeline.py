@@ -14,7 +14,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
+from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
@@ -49,7 +49,7 @@ class Pipeline:
         *,
         trace_file: Path | None = None,
         forwarder: Forwarder | None = None,
-        max_requests: int = MOST_REQUESTS,
+        max_requests: int = MAX_REQUESTS,
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
         resume: bool = True,

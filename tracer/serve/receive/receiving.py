@@ -20,11 +20,11 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest.decode import Decoded, MalformedOtlp, MalformedSpan, Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.ordering import SeenNumbers
-from kvtrail.tracer.store import MOST_RECEIPTS, Chunk
+from kvtrail.tracer.store import MAX_RECEIPTS, Chunk
 
 AHEAD_NS = 24 * 3600 * 10**9
 """A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
-MOST_RECORDERS = 100_000
+MAX_RECORDERS = 100_000
 """Recorders whose numbers are remembered; those that have not reported for longest are forgotten first."""
 
 Part = tuple[Mapping[str, Any], Decoded]
@@ -81,9 +81,9 @@ class Receiver:
     def __init__(self, receipts: Iterable[bytes], numbers: Mapping[str, str]) -> None:
         """`receipts` are the digests of stored requests, and `numbers` has by recorder those of stored events, as text."""
         self._decoder = ProtobufDecoder()
-        self._receipts: BoundedDict[bytes, None] = BoundedDict(MOST_RECEIPTS)
+        self._receipts: BoundedDict[bytes, None] = BoundedDict(MAX_RECEIPTS)
         self._receipts.update(dict.fromkeys(receipts))
-        self._numbers: BoundedDict[str, SeenNumbers] = BoundedDict(MOST_RECORDERS)
+        self._numbers: BoundedDict[str, SeenNumbers] = BoundedDict(MAX_RECORDERS)
         self._numbers.update({recorder: SeenNumbers.from_text(text) for recorder, text in numbers.items()})
 
     def highest_numbers(self) -> dict[str, int]:

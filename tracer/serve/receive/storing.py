@@ -30,7 +30,7 @@ MANY_DIRTY = 5_000
 """So many changed requests are not waited with: accounts that are not held any more have no row."""
 ROWS_AT_ONCE = 500
 """Rows of requests that are written together, so that a batch does not wait for long."""
-CATCH_UP_S, MOST_CATCH_UP_S = 0.05, 0.25
+CATCH_UP_S, MAX_CATCH_UP_S = 0.05, 0.25
 """How often rows are written at most because somebody asks, and how long one who asks waits for them: what then is still to
 be written is shown later."""
 FOLD_NS = 60 * 10**9
@@ -128,8 +128,8 @@ class Storage:
     def catch_up(self) -> None:
         """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once, unless there is
         much of it. All who ask within `CATCH_UP_S` are served together."""
-        until_s = time.monotonic() + MOST_CATCH_UP_S
-        if not self._catching_up.acquire(timeout=MOST_CATCH_UP_S):
+        until_s = time.monotonic() + MAX_CATCH_UP_S
+        if not self._catching_up.acquire(timeout=MAX_CATCH_UP_S):
             return
         try:
             is_needed = bool(self._judge.dirty or self.due) and not self._judge.is_recalling

@@ -18,7 +18,7 @@ from kvtrail.tracer.events.semconv import NO_GOODBYE
 from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.api import status, status_route
 from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.api.status import MOST_OF_A_KIND, Level, Range, Statement
+from kvtrail.tracer.serve.api.status import MAX_OF_A_KIND, Level, Range, Statement
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -240,9 +240,9 @@ def test_a_hit_rate_that_did_not_fall_is_not_told(rows: list[SavingsRow]) -> Non
 
 
 def test_of_many_alike_the_rest_is_counted() -> None:
-    missing = {f"engine-{number}": 10 + number for number in range(MOST_OF_A_KIND + 3)}
+    missing = {f"engine-{number}": 10 + number for number in range(MAX_OF_A_KIND + 3)}
     told = status.of_lost_spans(missing, str)
-    assert len(told) == MOST_OF_A_KIND + 1
+    assert len(told) == MAX_OF_A_KIND + 1
     assert (told[-1].text, told[-1].engine) == ("3 more engines lost spans", None)
 
 
