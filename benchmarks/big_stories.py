@@ -220,7 +220,7 @@ class Stories:
 
     def _places(self, shape: Shape, first: int) -> dict[str, tuple[int, int]]:
         """By span: its step, and its place in it."""
-        places = ((step, place) for step, told in enumerate(shape.steps) for place in range(len(told)))
+        places = ((step, place) for step, reported in enumerate(shape.steps) for place in range(len(reported)))
         return {self._recorder.span_id(first + number).hex(): each for number, each in enumerate(places)}
 
     def _enter(self, fact: Fact, account: Account) -> None:

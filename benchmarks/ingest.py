@@ -86,7 +86,7 @@ def long_prompts(tokens: int) -> Iterator[bytes]:
     for number in count():
         identity = (number.to_bytes(16) + number.to_bytes(8), b"", f"long-{number}", True)
         first = rng.randrange(10_000)
-        told: dict[Kind, dict[str, Any]] = {
+        reported: dict[Kind, dict[str, Any]] = {
             Kind.REQUEST_START: {"total": tokens, "block_hashes": rng.randbytes(HASH_BYTES * blocks)},
             Kind.LOOKUP: {"total": tokens, "computed": 0, "matched": 0, "returned": 0},
             Kind.ALLOC: {"total": tokens, "allocated": 0, "blocks_ids": tuple(range(first, first + blocks))},
@@ -94,9 +94,9 @@ def long_prompts(tokens: int) -> Iterator[bytes]:
             Kind.REQUEST: {"total": tokens + 9, "output": 9, "computed": tokens + 9, "outcome": "finished_stopped"},
         }
         events: list[EventTuple] = []
-        for at, (kind, known) in enumerate(told.items()):
+        for at, (kind, known) in enumerate(reported.items()):
             values = tuple(known.get(each.field) for each in FIELDS[kind])
-            sequence = number * len(told) + at
+            sequence = number * len(reported) + at
             events.append(
                 (kind.value, source, identity, sequence, at, 0, sequence * 1000, sequence * 1000, None, values)
             )

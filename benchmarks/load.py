@@ -127,7 +127,7 @@ class Watch(threading.Thread):
         seen = None
         while not self._ended.wait(PROBE_S):
             latest = max((each.sent.acknowledged[-1] for each in self._senders if each.sent.acknowledged), default=None,
-                         key=lambda told: told[1])  # fmt: skip
+                         key=lambda reported: reported[1])  # fmt: skip
             if latest is None or latest == seen:
                 continue
             seen = latest
@@ -206,7 +206,7 @@ class Load:
             requests=sum(each.requests for each in every),
             bytes=sum(each.bytes for each in every),
             retries=sum(each.retries for each in every),
-            acknowledged=[told for each in every for told in each.acknowledged],
+            acknowledged=[reported for each in every for reported in each.acknowledged],
         )
 
 

@@ -383,7 +383,7 @@ def _merged(delivery: Delivery) -> Delivery:
     return replace(sent(events.values()), damages=delivery.damages)
 
 
-def told(delivery: Delivery) -> str:
+def reported(delivery: Delivery) -> str:
     """A small delivery in words: each event with its number, its times and what it says."""
     lines = [f"{', '.join(delivery.damages)}; restarts: {list(delivery.restarts)}"]
     start_ns = min((batch.at_ns for batch in delivery.batches), default=0)

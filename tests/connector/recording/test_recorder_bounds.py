@@ -82,8 +82,10 @@ def test_a_step_of_very_many_rows_is_sent_in_parts() -> None:
     recorder.close(SLOW_S)
     assert max(map(len, transport.payloads)) < 2 * MIB, "a receiver may refuse what has more than four"
     rows = [event for event in transport.events() if isinstance(event, Schedule)]
-    told = [(row.request, row.computed, row.scheduled, row.drafted, row.blocks_ids, row.scheduler_step) for row in rows]
-    assert told == [(f"{n:0{ids.MOST}}", n, n, 2, blocks[n], 7) for n in range(count)]
+    reported = [
+        (row.request, row.computed, row.scheduled, row.drafted, row.blocks_ids, row.scheduler_step) for row in rows
+    ]
+    assert reported == [(f"{n:0{ids.MOST}}", n, n, 2, blocks[n], 7) for n in range(count)]
     assert recorder.dropped == 0
 
 

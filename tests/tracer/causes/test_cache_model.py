@@ -77,9 +77,9 @@ def keys(numbers: range) -> list[bytes]:
 def test_the_past_is_seldom_wrong_about_keys_that_it_never_had() -> None:
     past = EvictionHistory()
     assert past.codes([key(1), key(2)]) == [0, 0]
-    told = [1 + number % 3 for number in range(20_000)]
-    past.add(keys(range(20_000)), told)
-    assert past.codes(keys(range(20_000))) == told
+    reported = [1 + number % 3 for number in range(20_000)]
+    past.add(keys(range(20_000)), reported)
+    assert past.codes(keys(range(20_000))) == reported
     past.add([key(7)], [9])
     assert past.codes(keys(range(6, 9))) == [1, 9, 3]
     assert sum(map(bool, past.codes(keys(range(100_000, 140_000))))) <= 2

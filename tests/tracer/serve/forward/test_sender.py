@@ -288,8 +288,8 @@ def test_trouble_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture
         backend.refusals.extend([Refusal(503, text="disk full")] * 20)
         with sending(backend.endpoint, HTTP) as made:
             made.put()
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    reported = [record.getMessage() for record in caplog.records]
+    assert reported == [
         "forwarding: the receiver does not take spans, trying again: 503 Service Unavailable: disk full",
         "forwarding: the receiver takes spans again",
     ]
