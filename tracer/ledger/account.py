@@ -372,20 +372,23 @@ class Account:
         if event.matched is not None and event.matched > self.longest_match:
             self.longest_match = event.matched
         evidence = self.evidence
-        asked, hits = evidence.connectors, evidence.repeated_hits
-        asked[event.connector_id] = asked.get(event.connector_id, 0) + 1
-        self.lookups = max(self.lookups, asked[event.connector_id])
-        hits[event.connector_id] = hits.get(event.connector_id, 0) + bool(event.returned)
+        connector_id = event.connector_id
+        asked = evidence.connectors[connector_id] = evidence.connectors.get(connector_id, 0) + 1
+        if asked > self.lookups:
+            self.lookups = asked
+        if event.returned:
+            evidence.repeated_hits[connector_id] = evidence.repeated_hits.get(connector_id, 0) + 1
         evidence.rank_lookups.clear()
         recent = evidence.recent_lookups
         if recent and _same(recent[-1], event):
-            recent.pop()
-        recent.append(event)
-        if len(recent) > REMEMBERED_LOOKUPS:
-            del recent[0]
+            recent[-1] = event
+        else:
+            recent.append(event)
+            if len(recent) > REMEMBERED_LOOKUPS:
+                del recent[0]
         if self.prompt is not None and event.error is None:  # from a log only a part of what happens is known
             self._note_wait(event)
-        return self.evidence.offers.look_up(event)
+        return evidence.offers.look_up(event)
 
     def _note_wait(self, event: Lookup) -> None:
         """The request waits for an answer of the connector, or for blocks."""

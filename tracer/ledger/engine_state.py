@@ -151,11 +151,13 @@ class Engine:
     def rows_given_up(self, event: RequestEnd | Heartbeat) -> list[GivenUp]:
         """The rows of requests that were given up while they waited for a connector, as far as an event changes them: the end
         of one more, or time that has passed. A load that was given up can still be received, a question not be answered."""
-        if isinstance(event, RequestEnd):
+        if type(event) is RequestEnd:
             since = self._gave_up(event)
             rows = [] if since is None else [self.given_up.with_end(since, event)]
         else:
-            rows = [row for row in self.given_up.rows.values() if isinstance(row.first, Alloc)]
+            rows = [row for row in self.given_up.rows.values() if type(row.first) is Alloc]
+        if not rows:
+            return rows
         until_ns, stepping = self.time.of(event), self.clocks.stepping
         begun_ns = [self.time.of(row.first) for row in rows]
         return [

@@ -195,8 +195,12 @@ class Breakdown(Struct, eq=False):
     @property
     def is_whole(self) -> bool:
         """Whether the parts make up the prompt, one after the other."""
-        ends = [0, *(part.end for part in self.parts)]
-        return ends[-1] == self.lookup.total and [part.start for part in self.parts] == ends[:-1]
+        end = 0
+        for part in self.parts:
+            if part.start != end:
+                return False
+            end += part.tokens
+        return end == self.lookup.total
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""

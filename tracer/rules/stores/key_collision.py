@@ -52,7 +52,7 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
             }
             if writer.identity != identity:
                 return Drift(numbers, [writer.store, event])
-            if version is None or writer.version is None or isinstance(event, StorePlan):
+            if version is None or writer.version is None or type(event) is StorePlan:
                 continue  # what it copies again is its own
             if writer.version != version:
                 if engine.writers.versions.get((identity, writer.version), -1) < writer.store.sequence:
