@@ -20,7 +20,7 @@ from processes import listening
 
 ALL = {**ATTACKS, **{f"taken: {name}, HTTP": Attack(8, over_http(make)) for name, make in HEAVIEST.items()}}
 """Those that are refused, and requests as heavy as they may be."""
-MOST_MIB, MOST_WAIT_S = 512, 1.0
+MAX_MIB, MAX_WAIT_S = 512, 1.0
 REST_S = 10
 
 
@@ -43,7 +43,7 @@ def main() -> None:
                 after = cost.resident_mib()
             finally:
                 tracer.kill()
-        failed |= cost.most_mib > MOST_MIB or cost.longest_wait_s > MOST_WAIT_S
+        failed |= cost.most_mib > MAX_MIB or cost.longest_wait_s > MAX_WAIT_S
         said = ", ".join(f"{count} {answer}" for answer, count in cost.answers.most_common(3))
         print(
             f"| {name} | {cost.before_mib} | {cost.most_mib} | {after} | {cost.longest_wait_s:.2f} s"

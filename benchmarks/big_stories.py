@@ -17,9 +17,9 @@ from fleet import Recorder, Request, Shape, Shapes
 from msgspec import structs
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.facts import Fact
 from kvtrail.tracer.ledger.lanes import Lane, lane_of
 from kvtrail.tracer.model.findings import Finding, Verdict, clock
 from kvtrail.tracer.savings.counter import SavingsCounter
@@ -162,7 +162,7 @@ class Stories:
         self._recorder = Recorder(engine, dice, model=model, connector=connector)
         self._dice, self._at_ns = dice, S
         self._savings, self._decoder = SavingsCounter(), ProtobufDecoder()
-        self._detector = Detector(listener=self._enter, on_fact=self._savings.enter)
+        self._detector = Detector(on_fact=self._enter)
         shapes = Shapes(dice, connector)
         for shape in reversed(shapes.first):
             self._story(shape)
@@ -220,8 +220,9 @@ class Stories:
 
     def _places(self, shape: Shape, first: int) -> dict[str, tuple[int, int]]:
         """By span: its step, and its place in it."""
-        places = ((step, place) for step, told in enumerate(shape.steps) for place in range(len(told)))
+        places = ((step, place) for step, reported in enumerate(shape.steps) for place in range(len(reported)))
         return {self._recorder.span_id(first + number).hex(): each for number, each in enumerate(places)}
 
-    def _enter(self, event: Event, account: Account) -> None:
-        account.phases.enter(event)
+    def _enter(self, fact: Fact, account: Account) -> None:
+        self._savings.enter(fact, account)
+        account.phases.enter(fact)

@@ -76,18 +76,18 @@ class Traffic:
         engine = self._engines[number % ENGINES]
         external = f"chat-{number}" if number % 2 else f"chatcmpl-{self._dice.getrandbits(128):032x}-0"
         story = engine.story(number, self._dice)
-        told = Told(engine.recorder.begin(story.shape, at_ns, external), story, engine.name)
-        heappush(self._running, (at_ns, number, told))
+        reported = Told(engine.recorder.begin(story.shape, at_ns, external), story, engine.name)
+        heappush(self._running, (at_ns, number, reported))
 
     def advance(self, until_ns: int) -> Iterator[Chunk]:
         """Tell what happens until then, in chunks as large as folded ones: so nothing is compressed twice."""
         running = self._running
         while running and running[0][0] <= until_ns:
-            at_ns, number, told = heappop(running)
-            self._tell(self._engines[number % ENGINES], told, at_ns)
-            self._touched[number] = told
-            if told.next_ns is not None:
-                heappush(running, (told.next_ns, number, told))
+            at_ns, number, reported = heappop(running)
+            self._tell(self._engines[number % ENGINES], reported, at_ns)
+            self._touched[number] = reported
+            if reported.next_ns is not None:
+                heappush(running, (reported.next_ns, number, reported))
             if self._spans >= FOLDED_SPANS:
                 yield self.chunk()
 
@@ -119,30 +119,30 @@ class Traffic:
         """The rows of what has changed."""
         savings = {Cell(*where, name): sum_ for where, sums in self._savings.items() for name, sum_ in sums.items()}
         batch = Batch(findings=self._findings, savings=savings, settled=self._written)
-        for number, told in self._touched.items():
-            batch.accounts.append(told.account(self._engines[number % ENGINES].recorder))
-            batch.lanes.append(told.lane())
+        for number, reported in self._touched.items():
+            batch.accounts.append(reported.account(self._engines[number % ENGINES].recorder))
+            batch.lanes.append(reported.lane())
         self._touched, self._findings = {}, []
         self._savings.clear()
         return batch
 
-    def _tell(self, engine: _Engine, told: Told, at_ns: int) -> None:
+    def _tell(self, engine: _Engine, reported: Told, at_ns: int) -> None:
         """Tell the next step of a request."""
-        recorder, request = engine.recorder, told.request
-        told.sequences.append(recorder.sequence)
+        recorder, request = engine.recorder, reported.request
+        reported.sequences.append(recorder.sequence)
         recorder.advance(request, engine.spans, at_ns)
-        told.scheduler_steps.append(recorder.step)
-        self._spans += recorder.sequence - told.sequences[-1]
+        reported.scheduler_steps.append(recorder.step)
+        self._spans += recorder.sequence - reported.sequences[-1]
         self._requests.add((engine.name, request.id))
         self._traces.add(request.trace_id.hex())
         self._last_ns = at_ns
-        state = told.state
+        state = reported.state
         for epoch, measures in state.sums.items():
             sums = self._savings[at_ns // MINUTE_NS * MINUTE_S, engine.name, engine.connector, epoch]
             for measure, value in measures.items():
                 sums[measure] = sums.get(measure, 0) + value
         if state.findings:
-            self._findings += told.findings(recorder)
+            self._findings += reported.findings(recorder)
 
 
 def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:

@@ -1,7 +1,7 @@
 """Causes of prompt tokens against a reference that sees every block of vLLM's pool and of the connector's store, and what
 they cost the detector.
 
-    python benchmarks/causes.py [--seeds 8] [--profile mixed] [--untold "no probe"] [--connector OffloadConnector]
+    python benchmarks/causes.py [--seeds 8] [--profile mixed] [--not-recorded "no probe"] [--connector OffloadConnector]
 
 Each profile of `kvtrail check` is played on the bare scheduler; tokens are counted by the reference's cause and by what
 kvtrail said: right, unknown, or another cause. A real LMCache runs in a whole engine, with random prompts.
@@ -45,11 +45,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--profile", action="append", choices=sorted(PROFILES))
     parser.add_argument("--connector", action="append", choices=[*CONNECTORS, "LMCache"])
-    parser.add_argument("--untold", action="append", choices=[*NOT_RECORDED, TOGGLED], help="what is left out")
+    parser.add_argument("--not-recorded", dest="left_out", action="append", choices=[*NOT_RECORDED, TOGGLED])
     options = parser.parse_args()
     profiles = options.profile or [name for name in PROFILES if name not in LEFT_OUT]
-    chosen = options.untold or [*NOT_RECORDED, TOGGLED]
-    print("| connector | profile | told | missed tokens | right | unknown | wrong |")
+    chosen = options.left_out or [*NOT_RECORDED, TOGGLED]
+    print("| connector | profile | recorded | missed tokens | right | unknown | wrong |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
     for connector in options.connector or (*CONNECTORS, "LMCache"):
         if connector == "LMCache":
@@ -58,16 +58,16 @@ def main() -> None:
             continue
         by_profile = {name: play(name, connector, options.seeds) for name in profiles}
         played = [each for some in by_profile.values() for each in some]
-        if not options.untold:
+        if not options.left_out:
             for name, some in by_profile.items():
                 show(connector, name, EVERYTHING, some)
-        for untold in chosen:
-            if untold == TOGGLED:
+        for what in chosen:
+            if what == TOGGLED:
                 toggled = [each for name in profiles for each in play(name, connector, options.seeds, toggled=True)]
-                show(connector, "all", untold, toggled)
+                show(connector, "all", what, toggled)
             else:
-                show(connector, "all", untold, played)
-        if not options.untold:
+                show(connector, "all", what, played)
+        if not options.left_out:
             cost(connector, [events for _, events in played])
 
 
@@ -78,12 +78,12 @@ def play(profile: str, connector: str, seeds: int, *, toggled: bool = False) -> 
     return [run(scenario_of(profile, seed), connector, seed=seed, toggled=toggled) for seed in range(seeds)]
 
 
-def show(connector: str, profile: str, untold: str, played: Played) -> None:
+def show(connector: str, profile: str, what: str, played: Played) -> None:
     """Print the shares of what was missed, and what was wrong."""
     tally: Tally = Counter()
     for number, (admissions, events) in enumerate(played):
-        tally += compare(admissions, heard(events, EVERYTHING if untold == TOGGLED else untold, seed=number))
-    row(connector, profile, untold, tally)
+        tally += compare(admissions, heard(events, EVERYTHING if what == TOGGLED else what, seed=number))
+    row(connector, profile, what, tally)
 
 
 def with_lmcache(seeds: int, prompts: str, **extra: bool) -> None:
@@ -93,18 +93,18 @@ def with_lmcache(seeds: int, prompts: str, **extra: bool) -> None:
         room = ROOM[seed % len(ROOM)]
         with tempfile.TemporaryDirectory() as folder:
             said = real_lmcache.causes(Path(folder), LMCACHE, chunks=room, requests=150, blocks=48, seed=seed, **extra)
-        for untold, tally in said.items():
-            tallies[untold] += tally
-    for untold, tally in tallies.items():
-        row(f"LMCache {LMCACHE}", prompts, untold, tally)
+        for what, tally in said.items():
+            tallies[what] += tally
+    for what, tally in tallies.items():
+        row(f"LMCache {LMCACHE}", prompts, what, tally)
 
 
-def row(connector: str, profile: str, untold: str, tally: Tally) -> None:
+def row(connector: str, profile: str, what: str, tally: Tally) -> None:
     """Print a row of the table."""
     shares, wrong = missed(tally)
     total = max(shares.total(), 1)
     figures = " | ".join(f"{shares[name] / total:.3%}" for name in ("right", "unknown", "wrong"))
-    print(f"| {connector} | {profile} | {untold} | {shares.total():,} | {figures} |", flush=True)
+    print(f"| {connector} | {profile} | {what} | {shares.total():,} | {figures} |", flush=True)
     for (cause, said), tokens in wrong.most_common(5):
         print(f"    {cause} taken for {said}: {tokens:,}", file=sys.stderr)
 

@@ -150,19 +150,19 @@ class Shape:
         start, blocks = computed + answer, -(-total // BLOCK)
         step = {"computed": start, "scheduled": total - start}
         sources: dict[str, Any] = {"hit_sources": (f"host:{answer}",)} if answer else {}
-        told = [
+        recorded = [
             self._told(Kind.LOOKUP, epoch, total=total, computed=computed, matched=matched, is_async=False, **said),
             self._told(Kind.ALLOC, epoch, total=total, allocated=answer, blocks_count=blocks, **sources),
             self._told(Kind.SCHEDULE, epoch, **step, resumed=bool(epoch), scheduler_tokens=total - start + RUNNING - 1),
         ]
         if epoch == 0:
-            told.append(self._told(Kind.STATS, epoch, total=total, reported=start, from_connector=answer))
+            recorded.append(self._told(Kind.STATS, epoch, total=total, reported=start, from_connector=answer))
         for chunk in range(computed // CHUNK, held if answer else 0):
             first = max(computed, chunk * CHUNK)
             count = (chunk + 1) * CHUNK - first
-            told.append(self._told(Kind.LOAD_PLAN, epoch, chunk, start=first, count=count, **step, drafted=0))
+            recorded.append(self._told(Kind.LOAD_PLAN, epoch, chunk, start=first, count=count, **step, drafted=0))
         skipped = total // CHUNK - 2 if self.drift == "store-gap" and epoch == 0 else -1
-        return told + [self._store(epoch, chunk, **step) for chunk in range(total // CHUNK) if chunk != skipped]
+        return recorded + [self._store(epoch, chunk, **step) for chunk in range(total // CHUNK) if chunk != skipped]
 
     def _stores(self, epoch: int, begin: int, end: int) -> Iterator[list[_Told]]:
         """The steps in which a chunk gets full while the tokens from `begin` to `end` are generated."""
@@ -288,14 +288,16 @@ class Recorder:
         names, keys, child, number_of = request.names, request.keys, request.child, self._sequences.of
         sequence, now_ns = self.sequence, now_ns + self._base_ns
         span_id = self._span_id_base + sequence
-        for told in request.shape.steps[request.step]:
-            end_ns = now_ns + told.lasts_ns
-            if told.is_root:
+        for recorded in request.shape.steps[request.step]:
+            end_ns = now_ns + recorded.lasts_ns
+            if recorded.is_root:
                 ids, times = request.root, _TIMES(0x39, self._base_ns + request.began_ns, 0x41, end_ns)
             else:
                 ids, times = child, _ID_AND_TIMES(0x12, 8, span_id, 0x39, now_ns, 0x41, end_ns)
-            key = b"" if told.chunk is None else keys[told.chunk]
-            body = b"".join((ids, times, number_of(sequence), names, told.fields, key, step if told.has_step else b""))
+            key = b"" if recorded.chunk is None else keys[recorded.chunk]
+            body = b"".join(
+                (ids, times, number_of(sequence), names, recorded.fields, key, step if recorded.has_step else b"")
+            )
             spans += (_LENGTHS[len(body)], body)
             sequence += 1
             span_id += 1

@@ -7,14 +7,19 @@ The history is that of `read.py`. It arrives in requests with few or many events
     python benchmarks/ingest.py --long             prompts of 128k new tokens in blocks of 16, level `detailed`, for each of
                                                    them, compared with prompts of an eighth
     python benchmarks/ingest.py --long --against OTHER
+    python benchmarks/ingest.py --fleet            the fleet of `load.py`, 512 spans a request: time and disk of a span, and
+                                                   what the disk holds
+    python benchmarks/ingest.py --fleet --against OTHER
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import random
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import rounds
+from fleet import Engine
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kvtrail.connector.recording.encoder import Encoder, attribute
@@ -33,6 +39,7 @@ from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.serve.server import GC_THRESHOLDS
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +52,10 @@ REMEMBERED = 500_000
 """Blocks: more than the sidecar remembers with their events."""
 MEASURED_TOKENS = 40 * LONG
 LONG_UNIT = "ms of a processor per prompt"
+FLEET, FLEET_SPANS = 8, 100_000
+FOLDED_EVERY = 25_000
+"""Spans: about what a full load brings in a second, after which a sidecar folds its log."""
+FLEET_UNIT = "us of a processor per span, folded and with the rows of requests"
 
 
 def ingest(history: Path, size: int) -> None:
@@ -77,6 +88,46 @@ def ingest_long(tokens: int) -> None:
         pipeline.close()
 
 
+def ingest_fleet(spans: int, *, shows_disk: bool) -> None:
+    """Print the microseconds that a span takes from a request's bytes to the disk, or the bytes that it takes there."""
+    logging.disable()
+    gc.set_threshold(*GC_THRESHOLDS)  # as `kvtrail serve` does
+    engines = [Engine(f"engine-{number}") for number in range(FLEET)]
+    payloads = [engine.payload() for _ in range(spans // MANY // FLEET) for engine in engines]
+    payloads += [payload for engine in engines for payload in engine.last()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.db"
+        pipeline = Pipeline(SqliteWriter(path), Metrics())
+        began, folded = time.process_time(), 0
+        for payload in payloads:
+            pipeline.ingest(payload.body, transport="grpc")
+            if pipeline.spans_stored - folded > FOLDED_EVERY:
+                pipeline.storage.fold()
+                folded = pipeline.spans_stored
+        pipeline.storage.write_rows()
+        pipeline.storage.fold()
+        took_s, stored = time.process_time() - began, pipeline.spans_stored
+        pipeline.close()
+        if shows_disk:
+            print_disk(path, stored, sum(len(payload.body) for payload in payloads))
+        else:
+            print(took_s / stored * 1e6)
+
+
+def print_disk(path: Path, spans: int, came: int) -> None:
+    """Print the bytes of a span in a store, of which `came` bytes were received: each table with its indexes."""
+    with sqlite3.connect(path) as db:
+        sizes = db.execute(
+            "SELECT coalesce(tbl_name, d.name), sum(pgsize) FROM dbstat AS d LEFT JOIN sqlite_schema AS s"
+            " ON s.name = d.name WHERE aggregate = TRUE GROUP BY 1 ORDER BY 2 DESC"
+        ).fetchall()
+    whole = path.stat().st_size / spans
+    print(f"a stored span: {whole:.1f} bytes on disk, of {came / spans:.1f} that came ({spans:,} spans)")
+    for name, size in sizes:
+        if size / spans >= 0.1:
+            print(f"  {name}: {size / spans:.1f}")
+
+
 def long_prompts(tokens: int) -> Iterator[bytes]:
     """What a recorder sends of requests with prompts that nobody had before: their block hashes, and their block tables."""
     rng, blocks = random.Random(0), tokens // BLOCK
@@ -86,7 +137,7 @@ def long_prompts(tokens: int) -> Iterator[bytes]:
     for number in count():
         identity = (number.to_bytes(16) + number.to_bytes(8), b"", f"long-{number}", True)
         first = rng.randrange(10_000)
-        told: dict[Kind, dict[str, Any]] = {
+        reported: dict[Kind, dict[str, Any]] = {
             Kind.REQUEST_START: {"total": tokens, "block_hashes": rng.randbytes(HASH_BYTES * blocks)},
             Kind.LOOKUP: {"total": tokens, "computed": 0, "matched": 0, "returned": 0},
             Kind.ALLOC: {"total": tokens, "allocated": 0, "blocks_ids": tuple(range(first, first + blocks))},
@@ -94,9 +145,9 @@ def long_prompts(tokens: int) -> Iterator[bytes]:
             Kind.REQUEST: {"total": tokens + 9, "output": 9, "computed": tokens + 9, "outcome": "finished_stopped"},
         }
         events: list[EventTuple] = []
-        for at, (kind, known) in enumerate(told.items()):
+        for at, (kind, known) in enumerate(reported.items()):
             values = tuple(known.get(each.field) for each in FIELDS[kind])
-            sequence = number * len(told) + at
+            sequence = number * len(reported) + at
             events.append(
                 (kind.value, source, identity, sequence, at, 0, sequence * 1000, sequence * 1000, None, values)
             )
@@ -137,6 +188,16 @@ def compare_long(count: int, other: Path | None) -> None:
     rounds.compare("long prompts", __file__, sides, count, LONG_UNIT)
 
 
+def compare_fleet(count: int, other: Path | None) -> None:
+    """Measure the fleet's spans, in a long run and a short one or with another checkout."""
+    if other is None:
+        sides = {f"{spans:,} spans": (ROOT, ("--spans", spans)) for spans in (FLEET_SPANS, FLEET_SPANS // 4)}
+    else:
+        sides = {"this": (ROOT, ("--spans", FLEET_SPANS)), "the other": (other, ("--spans", FLEET_SPANS))}
+    ingest_fleet(FLEET_SPANS, shows_disk=True)
+    rounds.compare("the fleet", __file__, sides, count, FLEET_UNIT)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -145,7 +206,15 @@ def main() -> None:
     parser.add_argument("--size", type=int, help="only print the time of an event in requests of this size")
     parser.add_argument("--long", action="store_true", help="measure long prompts")
     parser.add_argument("--tokens", type=int, help="only print the time of a prompt of so many tokens")
+    parser.add_argument("--fleet", action="store_true", help="measure the fleet of load.py")
+    parser.add_argument("--spans", type=int, help="only print the time of a span of the fleet, of so many")
     options = parser.parse_args()
+    if options.spans is not None:
+        ingest_fleet(options.spans, shows_disk=False)
+        return
+    if options.fleet:
+        compare_fleet(options.rounds, options.against)
+        return
     if options.size is not None:
         ingest(options.history, options.size)
         return

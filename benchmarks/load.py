@@ -33,7 +33,7 @@ import psutil
 from fleet import Engine, Finding
 from sending import Client, GrpcClient, HttpClient, Sender, Sent
 
-MOST_FINDINGS = 10_000
+MAX_FINDINGS = 10_000
 """What the api lists at once."""
 SAMPLE_S = 0.5
 PROBE_S = 0.5
@@ -127,7 +127,7 @@ class Watch(threading.Thread):
         seen = None
         while not self._ended.wait(PROBE_S):
             latest = max((each.sent.acknowledged[-1] for each in self._senders if each.sent.acknowledged), default=None,
-                         key=lambda told: told[1])  # fmt: skip
+                         key=lambda reported: reported[1])  # fmt: skip
             if latest is None or latest == seen:
                 continue
             seen = latest
@@ -206,7 +206,7 @@ class Load:
             requests=sum(each.requests for each in every),
             bytes=sum(each.bytes for each in every),
             retries=sum(each.retries for each in every),
-            acknowledged=[told for each in every for told in each.acknowledged],
+            acknowledged=[reported for each in every for reported in each.acknowledged],
         )
 
 
@@ -271,7 +271,7 @@ def verify(url: str, sent: Sent, engines: Sequence[Engine]) -> list[str]:
         planted = {finding for finding, _ in sent.acknowledged}
         found: set[Finding] = set()
         for engine in engines:
-            asked: dict[str, Any] = {"engine": engine.name, "limit": MOST_FINDINGS}
+            asked: dict[str, Any] = {"engine": engine.name, "limit": MAX_FINDINGS}
             found |= {(each["rule"], each["request"]) for each in api.get("/api/findings", params=asked).json()}
         totals = api.get("/api/overview").json()["totals"]
         incomplete = api.get("/api/requests", params={"verdict": "unknown", "limit": 1}).json()

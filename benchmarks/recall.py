@@ -14,6 +14,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from history import heartbeats, rules_found
+from incidents.classes import CLASSES
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.holdout import FIRST, HOLDOUT, Holdout
 from incidents.incident import Incident, Scenario
@@ -143,10 +144,13 @@ def page() -> str:
     incidents: list[Incident | Holdout] = [*INCIDENTS, *HOLDOUT]
     lines = [
         HEAD,
-        f"| class | {' | '.join(COLUMNS)} |",
-        f"| --- |{' ---: |' * len(COLUMNS)}",
-        *(f"| {of} | {' | '.join(str(row[name]) for name in COLUMNS)} |" for of, row in rows.items()),
-        "\nClass X: what was reported and is no drift. A thread with two breaches counts as two incidents.\n",
+        f"| class | what goes wrong | {' | '.join(COLUMNS)} |",
+        f"| --- | --- |{' ---: |' * len(COLUMNS)}",
+        *(
+            f"| {of} | {'' if of == 'all' else CLASSES[of]} | {' | '.join(str(row[name]) for name in COLUMNS)} |"
+            for of, row in rows.items()
+        ),
+        "\nA thread with two breaches counts as two incidents.\n",
         recall(rows["all"]),
         how_soon(),
         "## What cannot be decided, or is no drift\n",

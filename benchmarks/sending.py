@@ -17,7 +17,7 @@ from google.rpc.status_pb2 import Status
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 TIMEOUT_S = 30.0
-FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 1.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
 AGAIN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED}
 AGAIN_HTTP = {429, 502, 503, 504}
 
@@ -169,7 +169,7 @@ class Sender(threading.Thread):
             except Later as later:
                 self.sent.retries += 1
                 time.sleep(pause_s if later.after_s is None else later.after_s)
-                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
         now_s = time.monotonic()
         self.sent.spans += payload.spans
         self.sent.requests += payload.requests

@@ -13,7 +13,7 @@ import click
 from kvtrail.dashboard.client import DEFAULT_URL
 from kvtrail.dashboard.content import palette
 from kvtrail.tracer.commands.refusal import Refused
-from kvtrail.tracer.serve.exposure import is_local
+from kvtrail.tracer.serve.bind_address import is_local
 
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
 """Passes the tracer's address to the pages, which run in Streamlit's process."""

@@ -172,18 +172,18 @@ def over_http(port: int = 0, tls: Certificates | None = None) -> Iterator[Backen
             backend.paths.append(self.path)
             plain = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
             answer = backend.answer(plain, headers)
-            code, told = 200, answer
+            code, reported = 200, answer
             after = None
             if isinstance(answer, Refusal):
-                code, told, after = int(answer.code), Status(message=answer.text).SerializeToString(), answer.after
-            assert isinstance(told, bytes)
+                code, reported, after = int(answer.code), Status(message=answer.text).SerializeToString(), answer.after
+            assert isinstance(reported, bytes)
             self.send_response(code)
             self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", str(len(told)))
+            self.send_header("content-length", str(len(reported)))
             if after is not None:
                 self.send_header("retry-after", str(after))
             self.end_headers()
-            self.wfile.write(told)
+            self.wfile.write(reported)
 
         def log_message(self, *_: object) -> None:
             """Nothing is to be printed."""

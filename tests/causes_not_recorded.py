@@ -1,5 +1,5 @@
-"""What recordings may lack, and what a tracer that hears them says of why tokens were no hits: the same runs, told in many
-ways."""
+"""What recordings may lack, and what a tracer that hears them says of why tokens were no hits: the same runs, recorded in
+many ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH = 64
 """Events that a recorder sends together, so early in a run."""
 LATE = 2 * BATCH
 """How far an event may come behind its place."""
-EVERYTHING, RESTARTED = "everything told", "tracer restarted"
+EVERYTHING, RESTARTED = "everything recorded", "tracer restarted"
 
 LeaveOut = Callable[[Sequence[Event], random.Random], Sequence[Event]]
 
@@ -92,22 +92,22 @@ NOT_RECORDED: Mapping[str, LeaveOut] = {
 }
 """By what is left out. In the last one a tracer that starts in the middle goes on with what the one before has stored."""
 NOTHING_LACKS = (EVERYTHING, "spans out of order")
-"""The ways in which all is told."""
+"""The ways in which all is recorded."""
 
 
 def heard(events: Sequence[Event], what: str, *, seed: int) -> list[Breakdown]:
     """What a tracer says of the admissions in a recording of which this is left out; the latest of each."""
-    told = NOT_RECORDED[what](events, random.Random(seed))
+    recorded = NOT_RECORDED[what](events, random.Random(seed))
     if what != RESTARTED:
-        return _Hearing().hear(told)
-    half = len(told) // 2
+        return _Hearing().hear(recorded)
+    half = len(recorded) // 2
     before = _Hearing()
-    said = before.hear(told[:half], is_over=False)
-    ended = {event.request for event in told[:half] if isinstance(event, RequestEnd)}
-    again = [event for event in told[:half] if event.request is not None and event.request not in ended]
-    after = _Hearing(came_before={event.recorder: event.sequence for event in told[:half]})
+    said = before.hear(recorded[:half], is_over=False)
+    ended = {event.request for event in recorded[:half] if isinstance(event, RequestEnd)}
+    again = [event for event in recorded[:half] if event.request is not None and event.request not in ended]
+    after = _Hearing(came_before={event.recorder: event.sequence for event in recorded[:half]})
     known = {breakdown.event.sequence for breakdown in said}
-    return said + [each for each in after.hear([*again, *told[half:]]) if each.event.sequence not in known]
+    return said + [each for each in after.hear([*again, *recorded[half:]]) if each.event.sequence not in known]
 
 
 class _Hearing:

@@ -403,13 +403,13 @@ def _told_time(delivery: Delivery, rng: random.Random, clock: Callable[[int, int
     wrong = {recorder for recorder in recorders if rng.random() < chance} or set(recorders)
     first_ns = {recorder: min(event.end_ns for event in events) for recorder, events in recorders.items()}
 
-    def told(event: Event) -> Event:
+    def reported(event: Event) -> Event:
         if event.recorder not in wrong:
             return event
         first = first_ns[event.recorder]
         return structs.replace(event, start_ns=clock(event.start_ns, first), end_ns=clock(event.end_ns, first))
 
-    return _changed(delivery, told)
+    return _changed(delivery, reported)
 
 
 def _off(rng: random.Random) -> int:

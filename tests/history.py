@@ -154,8 +154,8 @@ def _cache(m: re.Match[str]) -> Fields:
         some = blocks.split()
         names += some
         changes.append(0 if sign == "0" else len(some) if sign == "+" else -len(some))
-    told = {"cache_changes": tuple(changes), "block_hashes": _hashes(" ".join(names)), "cache_whole": not m["late"]}
-    return told | {"pool_tier": m["tier"], "pushed_by": m["by"]}
+    reported = {"cache_changes": tuple(changes), "block_hashes": _hashes(" ".join(names)), "cache_whole": not m["late"]}
+    return reported | {"pool_tier": m["tier"], "pushed_by": m["by"]}
 
 
 def _lookup(m: re.Match[str]) -> Fields:
@@ -208,14 +208,14 @@ _TOLD = r" (?P<hash>\w+):(?P<fingerprint>-?\d+)@(?P<token>\d+)"
 
 def _check(m: re.Match[str]) -> Fields:
     wrong = [each.groupdict() for each in re.finditer(_WRONG, m["wrong"])]
-    told = [each.groupdict() for each in re.finditer(_TOLD, m["told"] or "")]
+    reported = [each.groupdict() for each in re.finditer(_TOLD, m["told"] or "")]
     return {
         "check_look": m["look"],
         "check_blocks": int(m["blocks"]),
         "check_unknown": int(m["unknown"] or 0),
-        "check_hashes": tuple(each["hash"] for each in told),
-        "check_fingerprints": tuple(int(each["fingerprint"]) for each in told),
-        "check_tokens": tuple(int(each["token"]) for each in told),
+        "check_hashes": tuple(each["hash"] for each in reported),
+        "check_fingerprints": tuple(int(each["fingerprint"]) for each in reported),
+        "check_tokens": tuple(int(each["token"]) for each in reported),
         "check_wrong_kinds": tuple(each["kind"] for each in wrong),
         "check_wrong_blocks": tuple(int(each["block"]) for each in wrong),
         "check_wrong_tokens": tuple(int(each["token"]) for each in wrong),
@@ -397,7 +397,7 @@ def history(
     steps = spare_ns = 0
     now_ns = START_NS
     heard: dict[str, Event] = {}
-    told: set[bytes] = set()
+    reported: set[bytes] = set()
     caches: set[tuple[str, str | None]] = set()
 
     def add(cls: type[Event], about: str | None, where: str, child: str, **fields: Any) -> None:
@@ -443,7 +443,7 @@ def history(
             if cls is not e.RequestStart:
                 add(e.RequestStart, about, where, child, total=totals[about])
         if cls is e.RequestStart and fields["block_hashes"]:
-            fields |= _referring(fields["block_hashes"], told)
+            fields |= _referring(fields["block_hashes"], reported)
         elif cls is e.PrefixCache:
             cache = (where, fields["pool_tier"])
             fields["cache_whole"] = fields["cache_whole"] and cache not in caches
@@ -462,11 +462,11 @@ def history(
     return events
 
 
-def _referring(hashes: bytes, told: set[bytes]) -> Fields:
+def _referring(hashes: bytes, reported: set[bytes]) -> Fields:
     """A prompt's hashes as a recorder tells them: those of `told` are only referred to, and the others are now among them."""
     each = [hashes[at : at + semconv.HASH_BYTES] for at in range(0, len(hashes), semconv.HASH_BYTES)]
-    first = next((n for n, one in enumerate(each) if one not in told), len(each))
-    told.update(each)
+    first = next((n for n, one in enumerate(each) if one not in reported), len(each))
+    reported.update(each)
     after = each[first - 1] if first else None
     return {
         "block_hashes": b"".join(each[first:]) or None, "block_first": first or None, "block_after": after,

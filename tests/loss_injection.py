@@ -59,7 +59,7 @@ BEST_PROFILE = {
     "rank-disagreement": "mixed",
 }
 """The profile that brings out a fault best, where `abort` does not."""
-MOST_SEEDS = 30
+MAX_SEEDS = 30
 Said = tuple[str, str]
 """An event: its kind and its span's id."""
 
@@ -150,7 +150,7 @@ def faulty_runs(fault: str, count: int) -> Iterator[tuple[Run, dict[Name, Findin
     """Runs with a fault that show it as they were recorded, each with its findings; fewer than `count` if it is hard to bring
     out."""
     connector = "OffloadingConnector" if fault in OFFLOADING else "OffloadConnector"
-    for seed in range(MOST_SEEDS):
+    for seed in range(MAX_SEEDS):
         run = recorded_runs.faulty(fault, connector, BEST_PROFILE.get(fault, "abort"), seed)
         found = live(sent(run.events)).found
         if any(rule == fault for rule, _, _ in found):
@@ -383,7 +383,7 @@ def _merged(delivery: Delivery) -> Delivery:
     return replace(sent(events.values()), damages=delivery.damages)
 
 
-def told(delivery: Delivery) -> str:
+def reported(delivery: Delivery) -> str:
     """A small delivery in words: each event with its number, its times and what it says."""
     lines = [f"{', '.join(delivery.damages)}; restarts: {list(delivery.restarts)}"]
     start_ns = min((batch.at_ns for batch in delivery.batches), default=0)

@@ -23,7 +23,7 @@ SLOW_S = 240.0
 
 
 _reserved: deque[socket.socket] = deque()
-MOST_RESERVED = 200
+MAX_RESERVED = 200
 """How many of the latest ports of `free_port` are kept from others: each costs a descriptor."""
 
 
@@ -46,7 +46,7 @@ def port_of(reserved: socket.socket) -> int:
 def free_port() -> int:
     """A port for a server that sets SO_REUSEADDR; it is reserved, so nobody else takes it meanwhile."""
     _reserved.append(reserved_port())
-    if len(_reserved) > MOST_RESERVED:
+    if len(_reserved) > MAX_RESERVED:
         _reserved.popleft().close()
     return port_of(_reserved[-1])
 

@@ -188,7 +188,9 @@ def causes(
     said = _ran("random_prompts.py", task | {"extra": extra, "sizes": [], "at_a_time": 64, "generate": 12}, version)[
         "said"
     ]
-    return {untold: Counter({(cause, verdict): n for cause, verdict, n in told}) for untold, told in said.items()}
+    return {
+        untold: Counter({(cause, verdict): n for cause, verdict, n in reported}) for untold, reported in said.items()
+    }
 
 
 def capacity(folder: Path, version: str, *, chunks: int, sizes: Sequence[int], seed: int) -> dict[str, Any]:

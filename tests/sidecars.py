@@ -38,7 +38,7 @@ TIDY_NS = S
 FORGET_NS = 60 * S
 WAITS_S = 30
 """Seconds that pass after the last arrival: more than the sidecar's patience."""
-MOST_TIDIES = 40
+MAX_TIDIES = 40
 """Of a stretch in which nothing arrives."""
 Name = tuple[str, str, int]
 """A finding: rule, request, epoch."""
@@ -121,7 +121,7 @@ def moments(batches: Sequence[Batch]) -> Iterator[tuple[int, Batch | None]]:
     tidied_ns = batches[0].at_ns
     for batch in batches:
         missed = (batch.at_ns - tidied_ns) // TIDY_NS
-        for number in range(max(0, missed - MOST_TIDIES), missed):
+        for number in range(max(0, missed - MAX_TIDIES), missed):
             yield tidied_ns + (number + 1) * TIDY_NS, None
         tidied_ns += missed * TIDY_NS
         yield batch.at_ns, batch

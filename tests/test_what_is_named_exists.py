@@ -31,7 +31,7 @@ SOURCES = sorted(path for part in ("tracer", "connector", "dashboard") for path 
 VLLM = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])  # type: ignore[union-attr,index]
 OTHERS_OPTIONS = {
     "--enable-feature",  # Prometheus
-    "--layers", "--requests", "--write",  # programs in benchmarks/
+    "--fleet", "--layers", "--requests", "--write",  # programs in benchmarks/
     "--no-deps", "--wheel", "--dry-run", "--ignore-installed", "--report", "--constraint", "--require-hashes",
     "--requirement", "--quiet",  # pip and build
     "--file", "--target", "--build-context", "--build-arg", "--provenance", "--sbom", "--output",  # docker buildx

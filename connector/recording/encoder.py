@@ -33,7 +33,7 @@ _CUT_OFF, _REQUEST = Kind.CUT_OFF.value, Kind.REQUEST.value
 _OUTPUT = place(Kind.REQUEST, "output")
 _CHAT = "chatcmpl-"
 """What the ids of vLLM's chat api begin with."""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of one request, if it has more than one event: a Collector takes 4 MiB over gRPC."""
 Part = list[tuple[bytes, int]]
 """Spans of one request, each as a field of `ScopeSpans` with the number of sequence numbers that it stands for."""
@@ -261,7 +261,7 @@ class Encoder:
         return map(self.request, self.parts(events, most))
 
     def parts(self, events: Sequence[EventTuple], most: int) -> Iterator[Part]:
-        """The spans of these events, cut after `most` events, of which the rows of a step are some, and before `MOST_BYTES`;
+        """The spans of these events, cut after `most` events, of which the rows of a step are some, and before `MAX_BYTES`;
         what is larger alone is alone. For no events, a part without spans.
 
         Raises:
@@ -275,7 +275,7 @@ class Encoder:
                 event, engine = self._of_engine(event)
             body = self._span(event)
             body = self._lengths[len(body)] + body
-            if part and (numbers >= most or size + len(body) > MOST_BYTES):
+            if part and (numbers >= most or size + len(body) > MAX_BYTES):
                 yield part
                 part, numbers, size = [], 0, 0
             own = numbers_of(event)

@@ -30,7 +30,7 @@ from kvtrail.tracer.events.losses import Lost
 
 logger = logging.getLogger("vllm.kvtrail")
 
-FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 300.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 300.0
 """How long to wait before an export process that has died is replaced: twice as long each time."""
 STEADY_S = 60.0
 """An export process that lived so long did not die of how it was started."""
@@ -263,7 +263,7 @@ class ExportProcess:
             with suppress(OSError):
                 pipe.close()
         now_s, self._gone = monotonic(), True
-        self._pause_s = FIRST_PAUSE_S if now_s - self._started_s >= STEADY_S else min(2 * self._pause_s, MOST_PAUSE_S)
+        self._pause_s = FIRST_PAUSE_S if now_s - self._started_s >= STEADY_S else min(2 * self._pause_s, MAX_PAUSE_S)
         self._again_s = now_s + self._pause_s
         logger.warning("kvtrail: the export process has ended; the next one starts in %.0f s", self._pause_s)
 

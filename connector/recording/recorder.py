@@ -39,7 +39,7 @@ from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.plain import plain
 from kvtrail.connector.recording.ring import EVERYTHING, LARGE, EventTuple, Ring, bytes_of, numbers_of
-from kvtrail.connector.recording.sizes import MOST_TEXT, bounded
+from kvtrail.connector.recording.sizes import MAX_TEXT, bounded
 from kvtrail.connector.recording.transport import THREAD_NAME
 from kvtrail.connector.settings import QUEUE_MIB, Heartbeats, LevelSwitch
 from kvtrail.tracer.events import messages, semconv
@@ -51,7 +51,7 @@ logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its h
 BATCH = 2048
 """Events exported at once, about half a millisecond of work. During each batch the caller waits for the interpreter and
 loses its caches, so a few large batches cost it less than many small ones."""
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 """Of an event: a row takes 200 bytes where ids are as long as they may be, and the blocks that the step adds to it."""
 _EPOCH, _SAMPLED, _NAME, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "name", "sequence"))
 _CUT_OFF = Kind.CUT_OFF.value
@@ -163,7 +163,7 @@ class Recorder:
         if error is not None:
             error = context.redacted(error)[: messages.MOST]
             size += len(error)
-        if size > MOST_TEXT:
+        if size > MAX_TEXT:
             values = self._bounded(kind, values)
             size = bytes_of(kind, values) + LARGE
         sequence, number = next(self._numbers), next(context.sequence)
@@ -196,9 +196,9 @@ class Recorder:
             step: the number of the step.
             tokens: of the step in all.
         """
-        if len(contexts) > MOST_ROWS:
-            for first in range(0, len(contexts), MOST_ROWS):
-                rows = slice(first, first + MOST_ROWS)
+        if len(contexts) > MAX_ROWS:
+            for first in range(0, len(contexts), MAX_ROWS):
+                rows = slice(first, first + MAX_ROWS)
                 columns = computed[rows], scheduled[rows], drafted[rows], blocks[rows]
                 self.record_step(source, contexts[rows], at_ns, *columns, step, tokens)
             return

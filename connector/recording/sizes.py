@@ -7,11 +7,11 @@ from typing import Any
 
 from kvtrail.connector.recording.ring import SIZED
 
-MOST_ITEMS = 65_536
+MAX_ITEMS = 65_536
 """Items of a list: the blocks of a prompt of a million tokens."""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of a byte string, and of all texts of a list."""
-MOST_TEXT = 4096
+MAX_TEXT = 4096
 """Characters of a text; of a longer one the beginning is recorded, and a digest of all of it."""
 _KEPT = 1024
 
@@ -30,7 +30,7 @@ def bounded(kind: str, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
 
 
 def _cut(text: str) -> str:
-    if len(text) <= MOST_TEXT:
+    if len(text) <= MAX_TEXT:
         return text
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return f"{text[:_KEPT]}~{digest}"
@@ -39,7 +39,7 @@ def _cut(text: str) -> str:
 def _is_too_large(value: Any) -> bool:
     try:
         if isinstance(value, bytes | bytearray | memoryview):
-            return len(value) > MOST_BYTES
-        return len(value) > MOST_ITEMS or (isinstance(value[0], str) and sum(map(len, value)) > MOST_BYTES)
+            return len(value) > MAX_BYTES
+        return len(value) > MAX_ITEMS or (isinstance(value[0], str) and sum(map(len, value)) > MAX_BYTES)
     except Exception:  # an odd object: what it is, is found when it is encoded
         return False

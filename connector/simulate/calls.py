@@ -1,4 +1,7 @@
-"""What vLLM's scheduler and a connector say to each other in a run, for the workers, the aborts and the observer."""
+"""What vLLM's scheduler and a connector say to each other in a run, for the workers, the aborts and the observer.
+
+It listens to calls and not to recorded events: the workers answer during a call, and the recording is itself under test.
+"""
 
 from __future__ import annotations
 

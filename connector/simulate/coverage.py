@@ -1,4 +1,7 @@
-"""Whether what a connector plans to load covers what it promised, as far as a probe tells its plans."""
+"""Whether what a connector plans to load covers what it promised, as far as a probe tells its plans.
+
+It follows each load from its allocation to the steps that run on it, plan by plan, which no account does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The requests of a recording, each with what was recorded of it from its start to its end."""
+"""The requests of a recording, each with what was recorded of it from its start to its end.
+
+It sorts events and draws no conclusions: a re-drive needs them as they were, also of requests whose accounts are incomplete.
+"""
 
 from __future__ import annotations
 

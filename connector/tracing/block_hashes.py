@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary, proxy
 
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.recording.sizes import MOST_BYTES
-from kvtrail.tracer.events.semconv import HASH_BYTES, MOST_REPORTED
+from kvtrail.connector.recording.sizes import MAX_BYTES
+from kvtrail.tracer.events.semconv import HASH_BYTES, MAX_REPORTED
 
 RESYNC_NS = 600 * 10**9
 """After how long everything is recorded again, for a sidecar that started later."""
-MAX_PER_EVENT = MOST_BYTES // HASH_BYTES
+MAX_PER_EVENT = MAX_BYTES // HASH_BYTES
 """Hashes in one event: those of a prompt of two million tokens."""
 _SHORT = itemgetter(slice(-HASH_BYTES, None))
 _SEEN_BYTES = 3
@@ -97,7 +97,7 @@ class BlockHashes:
     def _known(self, hashes: Sequence[bytes]) -> int:
         """How many of a chain's hashes have been recorded."""
         now_ns, dropped = monotonic_ns(), self._recorder.dropped
-        if len(self._recorded) >= MOST_REPORTED or dropped != self._dropped or now_ns >= self._resync_ns:
+        if len(self._recorded) >= MAX_REPORTED or dropped != self._dropped or now_ns >= self._resync_ns:
             self._recorded.clear()
             self._dropped, self._resync_ns = dropped, now_ns + RESYNC_NS
         recorded = self._recorded

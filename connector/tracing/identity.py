@@ -29,7 +29,7 @@ SAMPLES = 16
 SAMPLE_BYTES = 4096
 """Read of a file at each of so many places, since a worker has to load all of it anyway. Training changes
 nearly all bytes of it, so that a few places show it."""
-MOST_ADAPTERS = 1000
+MAX_ADAPTERS = 1000
 """Adapters remembered with their version."""
 _Loaded = tuple[str, int, str]
 """How vLLM names an adapter that was loaded: name, number and path."""
@@ -75,7 +75,7 @@ class Adapters:
             if known is not None and known[0] == state:
                 return known[1]
             version = _digest(_sample(path, facts.st_size))
-        if len(self._versions) >= MOST_ADAPTERS:
+        if len(self._versions) >= MAX_ADAPTERS:
             self._versions.clear()
         self._versions[loaded] = (state, version)
         return version

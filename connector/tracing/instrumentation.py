@@ -31,7 +31,7 @@ FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
 NO_FLUSH_S = 60.0
 """How long nobody waits again after a wait was in vain: an engine that lives on with failing calls is not slowed down."""
-MOST_PROBE_FAILURES = 100
+MAX_PROBE_FAILURES = 100
 """Failures of one question in a row after which a probe is switched off."""
 LOG_AGAIN_S = 600.0
 """After how long a failure of the same kind is logged again."""
@@ -175,14 +175,14 @@ class Instrumentation:
         self.unprobed = f"it failed when it was asked for `{question}`: {sys.exception()!r}"
         self._not_recorded(f"probe.{question}", ids, gap=gap)
         self._failing[question] = self._failing.get(question, 0) + 1
-        if self._failing[question] >= MOST_PROBE_FAILURES:
+        if self._failing[question] >= MAX_PROBE_FAILURES:
             self._failing.clear()
             self._probe, self.sees_ends = Probe(), False
             logger.error(
                 "kvtrail: the probe of %s failed %d times in a row and is switched off: what only it can see is absent from"
                 " now on",
                 self._name,
-                MOST_PROBE_FAILURES,
+                MAX_PROBE_FAILURES,
             )
             if self._recorder is not None:
                 self._recorder.probes_off[self._name] = None

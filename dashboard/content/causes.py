@@ -19,14 +19,14 @@ from kvtrail.tracer.model.cause_words import cache, name, named_sentence, runs, 
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, some
 
-MOST_ROWS = 100
+MAX_ROWS = 100
 """The longest runs of a prompt have a row each."""
 DENSE = 40
 """From this many runs on, the bar has no gaps between them: it would be all gaps."""
 TENANT = "tenant"
 BY = ("engine", "connector", "model", TENANT)
 """The labels by which sums can be grouped."""
-MOST_GROUPS = 12
+MAX_GROUPS = 12
 """Groups with a bar of their own."""
 LEAST_SHARE = 0.005
 """Shares that round to 0 % are omitted."""
@@ -65,7 +65,7 @@ def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
         for run, label, href, shown in zip(found, labels, hrefs, colours, strict=True)
         if run["tokens"]
     )
-    with_row = set(nlargest(MOST_ROWS, range(len(found)), key=lambda number: found[number]["tokens"]))
+    with_row = set(nlargest(MAX_ROWS, range(len(found)), key=lambda number: found[number]["tokens"]))
     items = "".join(
         f'<li><a href="{hrefs[number]}"><i style="--colour: {colours[number]}"></i>'
         f"<b>{escape(_range(run))}</b><span>{escape(named_sentence(run, at_ns=entry['at_ns']))}</span></a></li>"
@@ -172,7 +172,7 @@ def groups(savings: Row, models: Mapping[str, str]) -> dict[str, dict[str, dict[
 def _most_first(of: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
     """The groups with the most tokens; the rest are one."""
     order = sorted(of.items(), key=lambda each: (-each[1].total(), each[0]))
-    shown, rest = order[:MOST_GROUPS], order[MOST_GROUPS:]
+    shown, rest = order[:MAX_GROUPS], order[MAX_GROUPS:]
     return [*shown, (some(len(rest), "other"), sum((sums for _, sums in rest), Counter()))] if rest else shown
 
 

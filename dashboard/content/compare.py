@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import tokens
+from kvtrail.dashboard.content import palette, tokens
 from kvtrail.dashboard.content.phases import Stretch, times
 from kvtrail.dashboard.content.request import step_text
 from kvtrail.dashboard.content.requests import status
@@ -125,7 +125,7 @@ def _time_between(ns: int) -> str:
 
 
 def _outcome(side: Side) -> Aspect:
-    outcome, error = status(side.request), side.request["error"]
+    outcome, error = palette.label(status(side.request)), side.request["error"]
     return Aspect(outcome, f"{outcome}: {error}" if error else outcome)
 
 

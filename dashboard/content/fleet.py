@@ -19,16 +19,16 @@ def is_live(recorder: Row) -> bool:
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
-    """Live, closed, terminated, quiet, ended of an error, or silent for some time."""
+    """Live, closed, terminated, quiet, ended of an error, or without a heartbeat for some time."""
     if recorder["ended_by"]:
         return "ended of an error"
     if recorder["status"] in ("closed", "terminated", "quiet"):
         return str(recorder["status"])
-    silent_s = max(0, now_ns - recorder["heard_ns"]) // 10**9
-    # Heartbeats come every 5 s: a shorter silence means nothing, and the number would flicker.
-    if silent_s <= 6 or not recorder["gives_signs"]:
+    since_s = max(0, now_ns - recorder["heard_ns"]) // 10**9
+    # Heartbeats come every 5 s: a shorter time means nothing, and the number would flicker.
+    if since_s <= 6 or not recorder["gives_signs"]:
         return "live"
-    return f"silent for {silent_s} s" if silent_s < 60 else f"silent for {silent_s // 60:,} min"
+    return f"no heartbeat for {since_s} s" if since_s < 60 else f"no heartbeat for {since_s // 60:,} min"
 
 
 def missing_spans(recorders: Iterable[Row]) -> str:
@@ -51,7 +51,7 @@ def quiet_engines(recorders: Iterable[Row]) -> str:
     if not engines:
         return ""
     return (
-        f"Nothing has come from {some(len(engines), 'engine')} for a while, and no signs of life ever do: idle or dead,"
+        f"Nothing has come from {some(len(engines), 'engine')} for a while, and no heartbeats ever do: idle or dead,"
         " nobody can tell, and a request that waits too long there is not found. If what receives the spans passes them on"
         " to kvtrail, such as a Collector, set KVTRAIL_HEARTBEATS=spans where the engine runs."
     )
@@ -68,7 +68,7 @@ def counts(fleet: Row) -> list[tuple[str, str, str, str]]:
     lost = sum(engine["lost"] or 0 for engine in engines)
     return [
         ("Running", count(states["running"]), f"of {some(len(engines), 'engine')} ever", "state"),
-        ("Silent", count(states["silent"]), "no goodbye", "state"),
+        ("Contact lost", count(states["silent"]), "no heartbeat", "state"),
         ("Died", count(states["died"]), f"{some(lost, 'request')} lost", "state"),
         ("Drained", count(states["drained"]), "said goodbye", "state"),
         ("Open requests", count(fleet["tracer"]["open"]), "not ended", "open requests"),

@@ -62,7 +62,7 @@ TERMS = {
     # Engines and recorders.
     "engine": "One vLLM engine, by its pod, its instance, or its service and host.",
     "service": "The `service.name` that the engine's recorders send.",
-    "state": "running: it sends. silent: it sends nothing. died: it ended of an error. drained: it ended with a goodbye.",
+    "state": "running: it sends. contact lost: nothing comes. died: it ended of an error. drained: it ended with a goodbye.",
     "recorder": "The part of kvtrail in one process of an engine that records events and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
     "received": "Events that have arrived since the tracer started.",

@@ -32,6 +32,11 @@ class Meaning:
     means: str
 
 
+def label(word: str) -> str:
+    """A state or an outcome of the API, as pages show it."""
+    return LABELS.get(word, word)
+
+
 RED = Colour("#c8281e", "#ff7066", "red")
 PINK = Colour("#b02a78", "#f08cc0", "violet")
 ORANGE = Colour("#b8400a", "#fb8b5a", "orange")
@@ -87,6 +92,8 @@ OUTCOME = {
     "unheard": Meaning(ORANGE, "contact with its engine was lost"),
 }
 """Outcomes of a request."""
+LABELS = {"silent": "contact lost", "unheard": "contact lost", "unseen": "not seen"}
+"""How states and outcomes are shown that the API has other words for."""
 VERDICT = {
     "ok": Meaning(GREEN, "what was checked agrees, and nothing is missing"),
     "drift": Meaning(RED, "events contradict each other"),

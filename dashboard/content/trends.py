@@ -23,7 +23,7 @@ BRUSH, MOMENT = "drawn", "at"
 HEIGHT = 160
 _CURVE_HEIGHT = 220
 _GROUP_LABELS = 130
-_OUTCOME_LABELS = 70
+_OUTCOME_LABELS = 80
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
 _LEGEND = alt.Legend(
     orient="none", direction="horizontal", legendX=0, legendY=-40, padding=0, offset=0, symbolType="square",
@@ -117,8 +117,11 @@ def what_memory_buys(
 
 def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt.FacetChart:
     """Requests by outcome; every outcome has a bar, so that nothing moves."""
-    colours = palette.colours(palette.OUTCOME, dark=dark)
-    rows = [{"outcome": name, "requests": counts.get(name, 0), "label": count(counts.get(name, 0))} for name in colours]
+    colours = {palette.label(name): colour for name, colour in palette.colours(palette.OUTCOME, dark=dark).items()}
+    rows = [
+        {"outcome": palette.label(name), "requests": counts.get(name, 0), "label": count(counts.get(name, 0))}
+        for name in palette.OUTCOME
+    ]
     # Room at the right for the number behind the longest bar.
     x = alt.X("requests:Q", axis=None, scale=alt.Scale(domain=[0, max(1, *counts.values(), 0) * 1.25]))
     y = alt.Y("outcome:N", sort=[*colours], title=None, axis=_labels(_OUTCOME_LABELS))

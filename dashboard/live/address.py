@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.dashboard.content import time_range
-from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, FILTERS, MOST_FOLDED, View, between, moment, ms_of, span
+from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, FILTERS, MAX_FOLDED, View, between, moment, ms_of, span
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
@@ -35,7 +35,7 @@ def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: fl
         paused=paused_ms is not None,
         paused_ms=paused_ms,
         **{name: query.get(name, "") for name in FILTERS},
-        folded=tuple(folded)[:MOST_FOLDED],
+        folded=tuple(folded)[:MAX_FOLDED],
         select=between(at(begin), at(end)),
     )
 

@@ -5,7 +5,7 @@ export const ROW = 26;
 const BELOW = 6; // pixels after an engine's last row
 const APART_SHARE = 0.004; // of the range: the least space between neighbours in a row
 const REMEMBERED = "kvtrail.rows";
-const MOST_REMEMBERED = 3000; // requests
+const MAX_REMEMBERED = 3000; // requests
 
 /** Requests that do not overlap share a row; each engine has its own rows. A request keeps its row over updates and reloads,
  *  so that nothing jumps. */
@@ -46,7 +46,7 @@ export class Rows {
 
   /** The data that survives a reload. */
   remembered() {
-    let room = MOST_REMEMBERED;
+    let room = MAX_REMEMBERED;
     return [...this.#known].map(([engine, rows]) => {
       const kept = [...rows].slice(0, room);
       room -= kept.length;

@@ -7,7 +7,7 @@ import { between, clock, count, day, lasting, RUNNING } from "./time.js";
 const SILENT_MS = 30_000;
 export const HUNG_MS = 8000; // without an update
 const RECENT_MS = 900_000; // how long a death counts as recent
-const MOST_OFFERS = 5;
+const MAX_OFFERS = 5;
 
 /** Show the sentences. `known` has the answer and the model, `inside` the counts in the range; `change` is called with the
  *  changes of the view that a button offers. */
@@ -119,14 +119,14 @@ function searchText(view, elsewhere, clear) {
   if (elsewhere?.q !== view.q) return ["Not in this time", "Searching all time …", [clear]];
   const { found } = elsewhere;
   if (found.length === 0) return ["No request matches", "Neither in this time nor at any other.", [clear]];
-  const offers = found.slice(0, MOST_OFFERS).map((request) => {
+  const offers = found.slice(0, MAX_OFFERS).map((request) => {
     const { begin_ms, end_ms } = request;
     const margin = Math.max(500, (end_ms - begin_ms) * 0.5);
     const change = { q: request.request, engine: "", connector: "", status: "", ...RUNNING };
     const label = `${request.external || request.request} · ${day(begin_ms)} ${clock(begin_ms, 1000)} · ${request.status}`;
     return [label, { ...change, span_ms: end_ms - begin_ms + 2 * margin, to_ms: end_ms + margin }];
   });
-  const text = found.length > MOST_OFFERS ? `Found at other times; the latest ${MOST_OFFERS}:` : "Found at another time:";
+  const text = found.length > MAX_OFFERS ? `Found at other times; the latest ${MAX_OFFERS}:` : "Found at another time:";
   return ["Not in this time", text, [...offers, clear]];
 }
 

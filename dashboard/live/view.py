@@ -14,7 +14,7 @@ LONGEST_MS = 7 * 86_400_000.0
 LATEST_MS = 4_102_444_800_000.0
 """The year 2100; later moments are ignored."""
 FILTERS = ("q", "engine", "connector", "status")
-MOST_FOLDED = 100
+MAX_FOLDED = 100
 AROUND = 0.5
 """This share of the span is requested on either side as well, so that a small move needs no new answer."""
 OVERVIEWS_MS = (900_000.0, 3_600_000.0, 6 * 3_600_000.0, 86_400_000.0, LONGEST_MS, 4 * LONGEST_MS)
@@ -98,7 +98,7 @@ def of_component(state: Any) -> View:
         paused=bool(state.get("paused")) and to_ms is not None,
         paused_ms=moment(state.get("paused_ms")),
         **{name: str(state.get(name) or "")[:200] for name in FILTERS},
-        folded=tuple(map(str, folded))[:MOST_FOLDED] if isinstance(folded, list | tuple) else (),
+        folded=tuple(map(str, folded))[:MAX_FOLDED] if isinstance(folded, list | tuple) else (),
         select=between(*ends) if ends else None,
     )
 

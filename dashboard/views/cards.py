@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import streamlit as st
 
+from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.glossary import TERMS
-from kvtrail.dashboard.content.palette import BADGES
 from kvtrail.dashboard.content.text import plain
 
 
@@ -25,4 +25,4 @@ def card(name: str, value: str, note: str | None = None, term: str = "", **optio
 
 def badge(name: str, *, label: str | None = None) -> None:
     """A status, verdict or severity in its colour."""
-    st.badge(label or plain(name), color=BADGES.get(name, "gray"))  # type: ignore[arg-type]
+    st.badge(label or plain(palette.label(name)), color=palette.BADGES.get(name, "gray"))  # type: ignore[arg-type]

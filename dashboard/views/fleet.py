@@ -53,7 +53,7 @@ def engine_table(engines: list[Row], *, now_ns: int) -> None:
         widths={"Service": 120, "Ended of": 290, "Model": 120, "Connectors": 150, "Host": 100},
         formats={
             "Engine": text_column("engine", width=180),
-            "State": label_column(palette.STATE, term="state", width=90),
+            "State": label_column(palette.STATE, term="state", width=110),
             "Open": number_column("open requests", width=60),
             "Lost": number_column("lost requests", width=60),
             "Last seen": st.column_config.TextColumn("Last seen (UTC)"),

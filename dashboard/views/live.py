@@ -25,7 +25,7 @@ OVERVIEW, FOUND, COMMAND = "live_overview", "live_found", "live_command"
 """The same for the overview, a search's results at other times, and the last view that the page commanded."""
 SLOW_MS = 10_000
 """How often the overview and a search of all time are queried again."""
-MOST_FOUND = 6
+MAX_FOUND = 6
 
 Answer = TypeVar("Answer")
 
@@ -108,7 +108,7 @@ def elsewhere(view: View, answer: Row) -> Row | None:
     if not view.q or not shows_nothing(answer, view, now_ms=now_ms()):
         return None
     asked = {"q": view.q, "at": now_ms() // SLOW_MS}
-    return cached(FOUND, asked, lambda: found(view.q, tracer().requests(search=view.q, limit=MOST_FOUND)))
+    return cached(FOUND, asked, lambda: found(view.q, tracer().requests(search=view.q, limit=MAX_FOUND)))
 
 
 def cached(key: str, asked: Mapping[str, Any], ask: Callable[[], Answer]) -> Answer | None:

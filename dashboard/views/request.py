@@ -30,9 +30,9 @@ from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.cause_words import headline
 from kvtrail.tracer.model.words import count, duration, some
 
-MOST_SUMS = 3
+MAX_SUMS = 3
 """Sums shown number by number."""
-MOST_ADMISSIONS = 3
+MAX_ADMISSIONS = 3
 """Admissions shown outside of the expander."""
 FILES = (
     ("OTLP", "otlp", "jsonl", "application/x-ndjson"),
@@ -122,7 +122,7 @@ def token_sums(timeline: Row) -> None:
     if not admissions:
         st.caption("Not known: its first step is not recorded, or has not arrived yet.")
         return
-    shown, rest = admissions[:MOST_SUMS], admissions[MOST_SUMS:]
+    shown, rest = admissions[:MAX_SUMS], admissions[MAX_SUMS:]
     for admission, column in zip(shown, st.columns(max(2, len(shown)), gap="large"), strict=False):
         with column:
             token_sum(admission)
@@ -150,9 +150,9 @@ def causes_of(timeline: Row) -> None:
         return
     st.subheader("Why each token was a hit or none", anchor=False, help=TERMS["cause"])
     st.caption("Each part links to its explanation: the step, the other request, or that moment in *Live*.")
-    for admission in admissions[:MOST_ADMISSIONS]:
+    for admission in admissions[:MAX_ADMISSIONS]:
         admission_causes(admission, timeline, is_alone=len(admissions) == 1)
-    if rest := admissions[MOST_ADMISSIONS:]:
+    if rest := admissions[MAX_ADMISSIONS:]:
         with st.expander(f"{len(rest)} more admissions after preemptions"):
             for admission in rest:
                 admission_causes(admission, timeline, is_alone=False)

@@ -124,7 +124,7 @@ def filters() -> tuple[str, str, dict[str, str]]:
     except TracerAway:
         choices = {name: {} for name in IMMUTABLE}  # the page below shows the error
     fixed = {
-        "status": {name: name for name in requests.STATUS if name != "abandoned"},
+        "status": {name: palette.label(name) for name in requests.STATUS if name != "abandoned"},
         "verdict": {name: name for name in palette.VERDICT},
     }
     with filter_bar():

@@ -162,7 +162,11 @@ def _follow_click(key: str) -> None:
 def label_column(meanings: Mapping[str, Meaning], *, term: str, width: int | None = None) -> Any:
     """A column of coloured labels: each cell lists words of one group of the palette."""
     return st.column_config.MultiselectColumn(
-        options=[*meanings], color=[each.colour.badge for each in meanings.values()], help=TERMS[term], width=width
+        options=[*meanings],
+        color=[each.colour.badge for each in meanings.values()],
+        format_func=palette.label,
+        help=TERMS[term],
+        width=width,
     )
 
 

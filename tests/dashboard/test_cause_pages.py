@@ -85,7 +85,7 @@ def test_of_very_many_parts_the_longest_have_a_line() -> None:
     ]
     html = causes.waterfall({**ENTRY, "parts": parts, "total": 8_499}, TIMELINE, dark=False)
     assert html.count("flex-grow") == 500
-    assert len(hrefs(html)) == 500 + causes.MOST_ROWS
+    assert len(hrefs(html)) == 500 + causes.MAX_ROWS
     assert "and 400 shorter parts" in html
 
 
@@ -160,7 +160,7 @@ def test_causes_are_told_apart_by_engine_connector_model_and_tenant() -> None:
 def test_of_many_groups_the_smallest_share_a_bar() -> None:
     places = [
         {"engine": f"e{n:02}", "connector": "C", "worth": {"causes": {"new:": 100 - n}}}
-        for n in range(causes.MOST_GROUPS + 3)
+        for n in range(causes.MAX_GROUPS + 3)
     ]
     engines = causes.groups({**SAVINGS, "by_place": places}, {})["engine"]
     assert next(iter(engines)) == "e00"

@@ -112,3 +112,11 @@ def test_colours_are_written_in_one_way() -> None:
     every = [value for value in vars(palette).values() if isinstance(value, Colour)]
     every += [meaning.colour for group in GROUPS.values() for meaning in group.values()]
     assert all(re.fullmatch(r"#[0-9a-f]{6}", each) for colour in every for each in (colour.light, colour.dark))
+
+
+def test_pages_show_the_words_of_the_field_and_filter_by_those_of_the_api() -> None:
+    for group in (palette.STATE, palette.OUTCOME):
+        labels = [palette.label(word) for word in group]
+        assert len(set(labels)) == len(labels)
+        assert not {"silent", "unheard", "unseen"} & {*labels}
+    assert {*palette.LABELS} <= {*palette.STATE, *palette.OUTCOME}, "the API has no such word any more"

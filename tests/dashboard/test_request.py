@@ -174,12 +174,12 @@ def test_a_running_request_has_no_more_tokens_computed_than_it_has(stale: dict[s
 
 def test_a_proof_needs_no_glossary(stale: dict[str, Any]) -> None:
     (finding,) = stale["findings"]
-    told = findings.sentences(finding)
-    assert len(told) == 3
-    assert told[0].startswith("L1 is the lookup at ")
-    assert "(after it was preempted once) with 384 tokens computed" in told[0]
-    assert "after it was preempted once) vLLM already had 384 of 750 tokens computed" in told[1]
-    assert not any("epoch" in each or "witness" in each for each in told)
+    reported = findings.sentences(finding)
+    assert len(reported) == 3
+    assert reported[0].startswith("L1 is the lookup at ")
+    assert "(after it was preempted once) with 384 tokens computed" in reported[0]
+    assert "after it was preempted once) vLLM already had 384 of 750 tokens computed" in reported[1]
+    assert not any("epoch" in each or "witness" in each for each in reported)
     steps = {step["span_id"]: number for number, step in enumerate(stale["steps"], 1)}
     assert [(row["Proof"], row["Step"]) for row in findings.evidence(finding, steps)] == [("L1", 7), ("L2", 8)]
 
@@ -238,7 +238,15 @@ def test_recorders_are_live_silent_or_closed() -> None:
         ],
         now_ns=now_ns,
     )
-    states = ["live", "silent for 45 s", "closed", "ended of an error", "terminated", "silent for 2 min", "quiet"]
+    states = [
+        "live",
+        "no heartbeat for 45 s",
+        "closed",
+        "ended of an error",
+        "terminated",
+        "no heartbeat for 2 min",
+        "quiet",
+    ]
     assert [row["State"] for row in shown] == states
     assert shown[0]["Received"] == 1234
 

@@ -414,7 +414,7 @@ def test_died_drained_and_silent_are_three_things() -> None:
         name: (value, note) for name, value, note, _ in fleet.counts({"engines": ordered, "tracer": {"open": 2}})
     }
     assert numbers["Died"] == ("1", "8 requests lost")
-    assert (numbers["Silent"][0], numbers["Drained"][0], numbers["Running"]) == (
+    assert (numbers["Contact lost"][0], numbers["Drained"][0], numbers["Running"]) == (
         "1",
         "1",
         ("2", "of 5 engines ever"),

@@ -21,7 +21,7 @@ from kvtrail.tracer.model.findings import Verdict
 
 HERE = Path(__file__).parent
 ORDERS = 100
-MOST_BYTES = 60_000
+MAX_BYTES = 60_000
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def test_every_trace_is_in_the_table_with_its_story_and_is_small() -> None:
     assert {Verdict.OK, Verdict.DRIFT, Verdict.UNKNOWN} == {v for golden in GOLDEN for v in +golden.verdicts}
     for golden in GOLDEN:
         assert golden.story
-        assert golden.path.stat().st_size < MOST_BYTES
+        assert golden.path.stat().st_size < MAX_BYTES
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)

@@ -18,7 +18,7 @@ class Scenario:
     """A history of events, in the language of `history`.
 
     Attributes:
-        of: the class of the taxonomy, C1 to C25 and N1 to N10, or X for a report that is no drift.
+        of: its class (`classes.py`).
         text: the history; a `#` begins a comment, for example about numbers that are not the thread's.
         connector: the connector's name in the events.
         later_s: how long after the last event the rules with a deadline are applied, in seconds.

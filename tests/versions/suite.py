@@ -168,8 +168,8 @@ def main() -> None:
     cells: dict[str, str] = {}
     for column in CELLS:
         lines = _run(__file__, column).strip().splitlines() or [""]
-        told = [line for line in lines if line.startswith(f'{{"{column}"')]
-        cells |= json.loads(told[-1]) if told else {column: f"**{lines[-1][:120]}**"}
+        reported = [line for line in lines if line.startswith(f'{{"{column}"')]
+        cells |= json.loads(reported[-1]) if reported else {column: f"**{lines[-1][:120]}**"}
     print(json.dumps(cells))
 
 

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from kvtrail.tracer.events.events import Alloc, Lookup
+from kvtrail.tracer.events.hash_chains import Chain
+
+LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
+"""LMCache's connectors. They store the tokens that a request has at its admission, not those that it generates, and a prefix
+in token order, so that its head is evicted first (`lmcache_order`)."""
 
 
 class Access(NamedTuple):
@@ -22,6 +30,48 @@ class Access(NamedTuple):
     used: int | None = None
 
 
+@dataclass(slots=True)
+class RequestPrefix:
+    """The prefix of a request in a connector's store, which grows while the request is computed.
+
+    Attributes:
+        chain: the hashes of the request's full blocks, as far as they are known.
+        chunk_size, block_size: tokens of a chunk of the store, and of a block.
+        done: the number of its chunks that have been computed or loaded.
+        limit: the tokens of it that the connector stores at most; None for all.
+    """
+
+    chain: Chain
+    chunk_size: int
+    block_size: int
+    done: int = 0
+    limit: int | None = None
+
+    def admit(self, lookup: Lookup, alloc: Alloc) -> Access:
+        """The request is given blocks, by a lookup's answer."""
+        keys = self._keys(lookup.total)
+        self.done = (lookup.computed + alloc.allocated) // self.chunk_size
+        self.limit = lookup.total if alloc.connector in LMCACHE else None
+        wanted = wanted_of(len(keys), self.chunk_size, computed=lookup.computed, total=lookup.total)
+        return Access(keys, wanted, self.done)
+
+    def compute(self, tokens: int) -> Access | None:
+        """The request has been computed up to there, and can be stored; None if that completes no chunk."""
+        kept = tokens if self.limit is None else min(tokens, self.limit)
+        if kept // self.chunk_size <= self.done or len(keys := self._keys(kept)) <= self.done:
+            return None
+        self.done = len(keys)
+        return Access(keys)
+
+    def _keys(self, tokens: int) -> Sequence[bytes]:
+        """The keys of the full chunks among its first tokens, as far as they are known: each the hash of its last block."""
+        if not self.block_size or self.chunk_size % self.block_size or not self.chain.is_whole:
+            return []
+        step = self.chunk_size // self.block_size
+        end = min(len(self.chain.hashes), tokens // self.chunk_size * step)
+        return self.chain.hashes[step - 1 : end : step]
+
+
 def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> list[int]:
     """The tokens of each chunk that a connector may load for a request with `computed` of `total` tokens in vLLM's own cache.
 
@@ -35,13 +85,3 @@ def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> lis
         if 0 <= n < chunks:
             wanted[n] = max(0, min((n + 1) * chunk_size, end) - max(n * chunk_size, computed))
     return wanted
-
-
-def keys_of(chain: Sequence[bytes], tokens: int, *, chunk_size: int, block_size: int) -> Sequence[bytes]:
-    """The keys of the full chunks among the first tokens of a chain of blocks: the hash of each chunk's last block, as far as
-    the chain is known."""
-    if not block_size or chunk_size % block_size:
-        return []
-    step = chunk_size // block_size
-    end = min(len(chain), tokens // chunk_size * step)
-    return chain[step - 1 : end : step]

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from kvtrail.tracer.capacity.accesses import LMCACHE
 from kvtrail.tracer.capacity.belady import reuse_intervals, upper_bound
 from kvtrail.tracer.capacity.curve import curve_of
 from kvtrail.tracer.capacity.lmcache_order import lmcache_hits
-from kvtrail.tracer.capacity.stream import LMCACHE, Stream
+from kvtrail.tracer.capacity.stream import Stream
 
 STEPS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 8)
 """Capacities to estimate, as multiples of today's."""

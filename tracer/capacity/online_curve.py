@@ -8,22 +8,21 @@ would; a restart of this process forgets all of them, and `memory:begun` marks i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import ceil, inf, log2
+from typing import NamedTuple
 
-from kvtrail.tracer.capacity.accesses import Access, keys_of, wanted_of
+from kvtrail.tracer.capacity.accesses import LMCACHE, Access, RequestPrefix
 from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
-from kvtrail.tracer.capacity.stream import LMCACHE
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Alloc, Reset, Store
-from kvtrail.tracer.events.hash_chains import split_hashes
+from kvtrail.tracer.events.hash_chains import Chain, split_hashes
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
 
-MOST_FOLLOWED = 4096
+MAX_FOLLOWED = 4096
 """Chunks of one connector that are followed at a time; about 300 bytes each."""
-MOST_CONNECTORS = 256
+MAX_CONNECTORS = 256
 """Connectors that are followed at a time; the least recently used is dropped first, and starts again if it comes back."""
 GROUPS = 16
 """Into which the chunks of a sample are sorted, to estimate its error."""
@@ -39,7 +38,7 @@ BEGUN = f"{PREFIX}begun"
 """Counting of a connector starts here: chunks used before count as never used."""
 STORED_TOKENS, STORED_BYTES = f"{PREFIX}stored_tokens", f"{PREFIX}stored_bytes"
 """What the first worker has stored, where it reports bytes: together they give the bytes of a chunk."""
-MOST_RUNNING = 100_000
+MAX_RUNNING = 100_000
 """Requests that are followed to their end."""
 STRETCH_S = 600
 """Seconds that one sum covers: sums by the minute would have too many capacities in them."""
@@ -47,35 +46,20 @@ Owner = tuple[str, str]
 """An engine, and one of its connectors or requests."""
 
 
-@dataclass(slots=True)
-class _Running:
-    """An admitted request.
-
-    Attributes:
-        admission: its latest allocation.
-        chain: the hashes of its full blocks, as far as they are known.
-        chunk_size, block_size: tokens of a chunk of the store, and of a block.
-        done: the number of its chunks that have been computed or loaded.
-    """
+class _Running(NamedTuple):
+    """An admitted request: its latest allocation, and what of it can be stored."""
 
     admission: Alloc
-    chain: Sequence[bytes]
-    chunk_size: int
-    block_size: int
-    done: int
-
-    def keys(self, tokens: int) -> Sequence[bytes]:
-        """The keys of the full chunks among its first tokens, as far as they are known."""
-        return keys_of(self.chain, tokens, chunk_size=self.chunk_size, block_size=self.block_size)
+    prefix: RequestPrefix
 
 
 class OnlineMissRatioCurve:
     """Follows the accesses to each connector's store. Each method returns the measures to add."""
 
-    def __init__(self, *, most_followed: int = MOST_FOLLOWED) -> None:
+    def __init__(self, *, most_followed: int = MAX_FOLLOWED) -> None:
         self._most_followed = most_followed
-        self._distances = BoundedDict[Owner, ReuseDistances](MOST_CONNECTORS)
-        self._running = BoundedDict[Owner, _Running](MOST_RUNNING)
+        self._distances = BoundedDict[Owner, ReuseDistances](MAX_CONNECTORS)
+        self._running = BoundedDict[Owner, _Running](MAX_RUNNING)
         """Admitted requests, by engine and request."""
 
     def admitted(self, breakdown: Breakdown) -> Counter[str]:
@@ -84,12 +68,9 @@ class OnlineMissRatioCurve:
         size = lookup.chunk_size or lookup.block_size or 0
         if not size or not breakdown.chain:
             return Counter()
-        done = (lookup.computed + event.allocated) // size
-        running = _Running(event, breakdown.chain, size, lookup.block_size or size, done)
+        running = _Running(event, RequestPrefix(Chain(hashes=breakdown.chain), size, lookup.block_size or size))
         self._running[event.engine, event.request or ""] = running
-        keys = running.keys(lookup.total)
-        wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
-        return self._accessed(running, Access(keys, wanted, done))
+        return self._accessed(running, running.prefix.admit(lookup, event))
 
     def ran(self, fact: Ran) -> Counter[str]:
         """A step runs a request: what it computes can be stored."""
@@ -104,14 +85,15 @@ class OnlineMissRatioCurve:
         if running is None:
             return Counter()
         if event.block_hashes:
-            running.chain = [*running.chain[: event.block_first or 0], *split_hashes(event.block_hashes)]
+            chain = running.prefix.chain = Chain(
+                hashes=list(running.prefix.chain.hashes)
+            )  # the other is the breakdown's
+            chain.extend(event.block_first or 0, split_hashes(event.block_hashes))
         return self._computed(running, event.computed or 0)
 
     def _computed(self, running: _Running, computed: int) -> Counter[str]:
-        if computed // running.chunk_size <= running.done or len(keys := running.keys(computed)) <= running.done:
-            return Counter()
-        running.done = len(keys)
-        return self._accessed(running, Access(keys))
+        access = running.prefix.compute(computed)
+        return Counter() if access is None else self._accessed(running, access)
 
     def reset(self, event: Reset) -> None:
         """A connector was asked to empty its store."""
@@ -130,7 +112,7 @@ class OnlineMissRatioCurve:
         """Enter an access."""
         event = running.admission
         owner = (event.engine, event.connector_id)
-        measures = Counter({CHUNKS: len(access.keys), CHUNK_TOKENS: len(access.keys) * running.chunk_size})
+        measures = Counter({CHUNKS: len(access.keys), CHUNK_TOKENS: len(access.keys) * running.prefix.chunk_size})
         distances = self._distances.get(owner)
         if distances is None:
             measures[BEGUN] = 1

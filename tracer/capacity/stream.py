@@ -1,20 +1,21 @@
-"""The accesses to each connector's store in a recorded history, and the hits of the run itself."""
+"""The accesses to each connector's store in a recorded history, and the hits of the run itself.
+
+It reads events in the order of the recording, not facts in that of each request: what an access finds depends on what
+other requests have accessed before it.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.capacity.accesses import Access, keys_of, wanted_of
+from kvtrail.tracer.capacity.accesses import Access, RequestPrefix
 from kvtrail.tracer.events.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
 from kvtrail.tracer.events.hash_chains import Chain, Chains
 from kvtrail.tracer.ledger.facts import Offers
 from kvtrail.tracer.savings.prefill import PrefillTimer
 
-LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
-"""LMCache's connectors. They store the tokens that a request has at its admission, not those that it generates, and a prefix
-in token order, so that its head is evicted first (`lmcache_order`)."""
 Owner = tuple[str, str]
 """An engine, and one of its connectors."""
 
@@ -62,22 +63,15 @@ class _Request:
 
     Attributes:
         chain: the hashes of its full blocks that are known by now.
-        block_size: tokens in each of these blocks.
         offers: of the connectors, for the admission that is coming.
-        accessed: by connector, how many of its chunks have been computed or loaded in this epoch.
+        prefixes: what can be stored of it, by connector.
         total: its tokens at its latest lookup.
     """
 
     chain: Chain = field(default_factory=Chain)
-    block_size: int = 0
     total: int = 0
     offers: Offers = field(default_factory=Offers)
-    accessed: dict[Owner, int] = field(default_factory=dict)
-
-    def keys(self, tokens: int, chunk_size: int) -> Sequence[bytes]:
-        """The keys of the full chunks among its first tokens, as far as they are known."""
-        chain = self.chain.hashes if self.chain.is_whole else ()
-        return keys_of(chain, tokens, chunk_size=chunk_size, block_size=self.block_size)
+    prefixes: dict[Owner, RequestPrefix] = field(default_factory=dict)
 
 
 class Streams:
@@ -98,9 +92,7 @@ class Streams:
         """Enter one event."""
         match event:
             case RequestStart():
-                request = self._of(event)
-                request.block_size = event.block_size or 0
-                self._chains[event.engine].add(request.chain, event)
+                self._chains[event.engine].add(self._of(event).chain, event)
             case Lookup():
                 self._looked_up(event)
             case Schedule():
@@ -151,12 +143,10 @@ class Streams:
         stream.asked += lookup.total
         stream.local += min(lookup.computed, lookup.total)
         stream.taken += event.allocated
-        keys = request.keys(lookup.total, size)
         if not request.chain.is_whole and lookup.total >= size:
             stream.unhashed += 1
-        wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
-        request.accessed[owner] = used = (lookup.computed + event.allocated) // size
-        stream.accesses.append(Access(keys, wanted, used))
+        prefix = request.prefixes[owner] = RequestPrefix(request.chain, size, event.block_size or 0)
+        stream.accesses.append(prefix.admit(lookup, event))
 
     def _ran(self, event: Schedule) -> None:
         request = self._of(event)
@@ -176,12 +166,9 @@ class Streams:
 
     def _computed(self, request: _Request, computed: int) -> None:
         """What a request has computed can be stored."""
-        for owner, done in request.accessed.items():
-            stream = self._streams[owner]
-            kept = min(computed, request.total) if stream.connector in LMCACHE else computed
-            if kept // stream.chunk_size > done and len(keys := request.keys(kept, stream.chunk_size)) > done:
-                stream.accesses.append(Access(keys))
-                request.accessed[owner] = len(keys)
+        for owner, prefix in request.prefixes.items():
+            if (access := prefix.compute(computed)) is not None:
+                self._streams[owner].accesses.append(access)
 
 
 def streams_of(events: Iterable[Event]) -> list[Stream]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.model.causes import NOTHING, Cause, Detail, NotRecorded, Part
 
-MOST_PARTS = 200
+MAX_PARTS = 200
 """Parts of a prompt; beyond that, neighbours of one cause and tier are one part, with what explains the first."""
 
 
@@ -126,11 +126,12 @@ class _Runs:
 
     def parts(self) -> list[Part]:
         made: list[Part] = []
-        for cause, tier, start, end, fact, *more in self._runs:
-            if len(self._runs) > MOST_PARTS and made and (made[-1].cause, made[-1].tier) == (cause, tier):
+        are_many = len(self._runs) > MAX_PARTS
+        for cause, tier, start, end, fact, why, unstored, refusal in self._runs:
+            if are_many and made and (made[-1].cause, made[-1].tier) == (cause, tier):
                 made[-1] = Part(cause, tier, made[-1].start, end - made[-1].start, made[-1].detail)
             else:
-                made.append(Part(cause, tier, start, end - start, _detail(fact, *more)))
+                made.append(Part(cause, tier, start, end - start, _detail(fact, why, unstored, refusal)))
         return made
 
 

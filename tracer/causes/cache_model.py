@@ -11,9 +11,9 @@ from msgspec import Struct
 from kvtrail.tracer.causes.eviction_history import EvictionHistory
 from kvtrail.tracer.model.causes import NotRecorded
 
-MOST_KEYS = 200_000
+MAX_KEYS = 200_000
 """Keys of a cache that are remembered with the events that reported them; of older ones only what happened to them."""
-MOST_RESETS = 1_000
+MAX_RESETS = 1_000
 """Times that a cache was emptied that are distinguished."""
 Key = bytes | str
 """A block's hash, which is also the key of the chunk that it ends; or the name that a connector gives to a chunk."""
@@ -87,7 +87,7 @@ class CacheModel:
         self.whole_from = 0
         self.why = NotRecorded.LATE
         self._cleared: list[BlockChange] = []
-        """When it was emptied, the latest `MOST_RESETS` times."""
+        """When it was emptied, the latest `MAX_RESETS` times."""
         self._listed = -1
         """The number of the latest change that listed all that the cache holds."""
         self._young: dict[Key, BlockChange] = {}
@@ -107,14 +107,14 @@ class CacheModel:
         young.update(facts)
         if self._leaving:
             self._forget(len(young) - before)
-        if len(young) >= MOST_KEYS:
+        if len(young) >= MAX_KEYS:
             self._forget(len(self._leaving))
             self._old, self._young = young, {}
             self._leaving = list(young)[::-1]
 
     def clear(self, fact: BlockChange) -> None:
         """The cache was emptied."""
-        self._cleared = [*self._cleared[1 - MOST_RESETS :], fact]
+        self._cleared = [*self._cleared[1 - MAX_RESETS :], fact]
 
     def listed(self, keys: Sequence[Key], fact: BlockChange) -> None:
         """The cache holds these, and nothing else."""

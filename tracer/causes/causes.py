@@ -49,9 +49,9 @@ GPU = "gpu"
 """The tier of vLLM's own prefix cache."""
 STORE = "store"
 """The tier of a connector that has named none."""
-MOST_OPEN = 100_000
+MAX_OPEN = 100_000
 """Requests, and transfers, that are followed at a time; beyond that the longest untouched is dropped."""
-MOST_FRESH = 500_000
+MAX_FRESH = 500_000
 """Blocks remembered as named for the first time since events were missing."""
 SHADOW_NS = 60 * 10**9
 """How long after a loss a request may still compute a prompt of which nothing is known any more."""
@@ -87,7 +87,7 @@ class Causes:
         """Those of which the next step will tell something: the others go on."""
         self._computing: dict[str, BlockChange] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
-        self._stored = BoundedDict[int, tuple[str, list[Key]]](MOST_OPEN)
+        self._stored = BoundedDict[int, tuple[str, list[Key]]](MAX_OPEN)
         """The chunks of stores that are under way, by the transfer's number."""
         self._lost: tuple[int, NotRecorded] | None = None
         """The number of the latest loss of events, and why they are missing."""
@@ -146,7 +146,7 @@ class Causes:
             request = self._requests[name] = RequestState(
                 not_recorded=NotRecorded.LOST if self._lost is None else self._lost[1]
             )
-            if len(self._requests) > MOST_OPEN:
+            if len(self._requests) > MAX_OPEN:
                 self._drop(next(iter(self._requests)))
         if event.epoch > request.epoch:
             self._settle(request)
@@ -162,13 +162,14 @@ class Causes:
         self._drop(event.request or "")
         request = self._of(event)
         request.block_size, request.prompt = event.block_size or 0, event.total or 0
+        request.identity = event.identity
         request.not_recorded = NotRecorded.BLOCK_HASHES if event.block_after is None else NotRecorded.CHAIN
         self._chains.add(request.chain, event)
         if self._fresh and not request.chain.is_whole:
             self._fresh = {}  # its prompt may be like one of those that were named before
         if self._fresh is not None and event.block_seen is not None and request.chain.is_whole:
-            if len(self._fresh) >= MOST_FRESH:
-                for key in list(islice(self._fresh, MOST_FRESH // 8)):
+            if len(self._fresh) >= MAX_FRESH:
+                for key in list(islice(self._fresh, MAX_FRESH // 8)):
                     del self._fresh[key]
             self._fresh.update(dict.fromkeys(request.chain.hashes[event.block_seen :]))
 
@@ -176,18 +177,19 @@ class Causes:
         if event.cache_identity is not None and event.cache_identity != self._identity:
             self.engine, self._identity = event.engine, event.cache_identity
             self._fleet.join(event.cache_identity, self)
-        request = self._of(event)
+        request, connector_id = self._of(event), event.connector_id
         self._awaited.add(event.request or "")
         if event.block_hashes:
             self._chains.add(request.chain, event)
             request.reached = min(request.reached, (event.block_first or 0) * request.block_size)
         if event.epoch and event.total > request.prompt > 0:  # it had output: all but the last token was computed
             self._ran(event, request, event.total - 1)
-        if event.connector_id in request.offers or request.offers.allocs:  # the connectors are asked once more
-            request.offers.clear()
-        request.offers.enter(event)
-        if event.error is None and event.returned is None:
-            request.deferred.add(event.connector_id)
+        offers = request.offers
+        if offers and (connector_id in offers or offers.allocs):  # the connectors are asked once more
+            offers.clear()
+        offers.enter(event)
+        if event.returned is None and event.error is None:
+            request.deferred.add(connector_id)
 
     def _enter_alloc(self, event: Alloc) -> None:
         request = self._of(event)
@@ -198,7 +200,8 @@ class Causes:
     def _admit(self, request: RequestState, event: Alloc, lookup: Lookup) -> None:
         """Attribution the prompt of a request that has been given blocks."""
         self._give_up(request)
-        allocated = max([alloc.allocated for alloc in request.offers.allocs])
+        allocs = request.offers.allocs
+        allocated = max([alloc.allocated for alloc in allocs])
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
@@ -208,7 +211,7 @@ class Causes:
             total=lookup.total,
             computed=lookup.computed,
             allocated=allocated,
-            sources=self._sources(request, allocated),
+            sources=self._sources(allocs, allocated),
             block_size=size,
             chain=chain if full else (),
             not_recorded=request.not_recorded,
@@ -221,8 +224,9 @@ class Causes:
             failed=request.failed,
         )
         lookups = [offer.lookup for offer in request.offers.values() if offer.alloc is not None]
-        asked = [each for each in lookups if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
-        stores = [self._store_of(each, request, size) for each in asked or lookups]
+        if len(lookups) > 1:
+            lookups = [each for each in lookups if not each.has(Capability.ANSWERS_FOR_CHILDREN)] or lookups
+        stores = [self._store_of(each, request, size) for each in lookups]
         request.deferred.clear()
         parts = Attribution(context, self._vllm, stores, self._is_fresh).parts()
         if lookup.cache_identity is not None and chain and self._fleet.has_several(lookup.cache_identity):
@@ -230,7 +234,7 @@ class Causes:
         if lookup.computed + allocated > lookup.total:  # more was given than there is: `over-report` has found it
             contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=NotRecorded.CONTRADICTION))
             parts = [contradicted] if lookup.total else []
-        split = Breakdown(event, lookup, parts, chain, is_final=not allocated)
+        split = Breakdown(event, lookup, parts, chain, not allocated, request.identity)
         self.breakdowns.append(split)
         if allocated:
             request.open, request.steps, request.doubt = split, 0, None
@@ -261,19 +265,20 @@ class Causes:
         """Whether one of its caches ever held a block."""
         return any(cache.last(block) is not None for cache in (self._vllm, *self._stores.values()))
 
-    def _sources(self, request: RequestState, allocated: int) -> list[tuple[str, int]]:
-        """The tokens that are to be loaded, by tier. A connector that names one tier means it also where it names none."""
+    def _sources(self, allocs: Sequence[Alloc], allocated: int) -> list[tuple[str, int]]:
+        """The tokens that these allocations are to load, by tier. A connector that names one tier means it also where it
+        names none."""
         named: list[tuple[str, int]] = []
         left = allocated
-        for alloc in request.offers.allocs:
-            for tier, tokens in tiers_of(alloc):
+        for alloc in allocs:
+            for tier, tokens in tiers_of(alloc).items():
                 if count := min(left, tokens):
                     named.append((tier, count))
                     left -= count
             if alloc.allocated and len(named) == 1:
                 self._store(alloc.connector_id).name = named[0][0]
         if left:
-            loading = max(request.offers.allocs, key=lambda each: each.allocated).connector_id
+            loading = max(allocs, key=lambda each: each.allocated).connector_id
             named.append((self._store(loading).name, left))
         return named
 
@@ -291,9 +296,11 @@ class Causes:
     def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, BlockChange | None]:
         """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""
         furthest, by = 0, None
+        if not chain:
+            return furthest, by
         for other, fact in self._computing.items():
             going = self._requests.get(other)
-            if other == name or going is None or not chain or not going.chain.is_whole:
+            if other == name or going is None or not going.chain.is_whole:
                 continue
             same = in_common(chain, going.chain.hashes, min(full, going.computing))
             if same > furthest:
@@ -395,13 +402,15 @@ class Causes:
     def _ran(self, event: Event, request: RequestState, computed: int) -> None:
         """A request has been computed up to there. Where it is not reported what vLLM's cache gains, it may be in it from now
         on."""
-        size = request.block_size
-        first, request.reached = request.reached, max(request.reached, computed)
-        if self._vllm.is_reported or not size or request.reached // size == first // size:
+        size, first = request.block_size, request.reached
+        if computed <= first:
+            return
+        request.reached = computed
+        if self._vllm.is_reported or not size or computed // size == first // size:
             return
         if request.chain.is_whole:
             self._vllm.record(
-                request.chain.hashes[first // size : request.reached // size], self._fact(BlockState.COMPUTED, event)
+                request.chain.hashes[first // size : computed // size], self._fact(BlockState.COMPUTED, event)
             )
         else:
             self._number += 1
@@ -501,7 +510,7 @@ class Causes:
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         cache, keys = self._store(event.connector_id), self._keys(event)
-        if cache.reports_changes:
+        if cache.reports_changes or not keys:
             return
         if event.count == 0:
             cache.record(keys, self._unstored(cache, keys, BlockState.FULL, event))

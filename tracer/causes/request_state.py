@@ -21,6 +21,7 @@ class RequestState(Struct, eq=False):
         not_recorded: why they are not known, if they are not.
         block_size: tokens of each; 0 where they are not known.
         prompt: its tokens when it began; 0 where that was not reported.
+        identity: its cache salt and adapter, if it has any.
         deferred: the connectors that have answered 'ask me later' since the last admission.
         offers: of the connectors, for the admission that is coming.
         open: its latest admission, while what it was promised is still to come.
@@ -38,6 +39,7 @@ class RequestState(Struct, eq=False):
     not_recorded: NotRecorded = NotRecorded.LOST
     block_size: int = 0
     prompt: int = 0
+    identity: str | None = None
     epoch: int = 0
     deferred: set[str] = field(default_factory=set)
     offers: Offers = field(default_factory=Offers)

@@ -19,7 +19,7 @@ from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.output_file import STDOUT
 from kvtrail.tracer.reports.screen import left_out
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 """Findings that are listed; the rest are counted."""
 
 
@@ -108,8 +108,8 @@ def _left_out(history: History, result: Minimized) -> Iterator[str]:
 
 def _named(findings: Sequence[Finding]) -> Iterator[str]:
     """Findings by their ids, a line each."""
-    for each in findings[:MOST_NAMED]:
+    for each in findings[:MAX_NAMED]:
         about = f"request {each.request}, epoch {each.epoch}" if each.request else f"engine {each.engine}"
         yield terminal.plain(f"  {each.id}  {each.rule} [could: {each.severity}]  {about}")
-    if (more := len(findings) - MOST_NAMED) > 0:
+    if (more := len(findings) - MAX_NAMED) > 0:
         yield f"  and {words.count(more)} more; kvtrail audit --json lists all of them"

@@ -105,7 +105,7 @@ def _bounded(command: F) -> F:
 )
 @click.option(
     "--max-requests",
-    default=limits.MOST_REQUESTS,
+    default=limits.MAX_REQUESTS,
     show_default=True,
     type=click.IntRange(min=1),
     help="How many requests to hold in memory. What comes late of one that was evicted is judged with what the store still"
@@ -169,7 +169,7 @@ def serve(
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
-    from kvtrail.tracer.serve.exposure import Unsafe
+    from kvtrail.tracer.serve.bind_address import Unsafe
     from kvtrail.tracer.serve.forward.target import BadTarget
     from kvtrail.tracer.serve.receive.receivers import PortTaken
     from kvtrail.tracer.serve.server import Changeable

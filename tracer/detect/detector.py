@@ -34,7 +34,7 @@ from kvtrail.tracer.rules import Rule, RuleSet, all_rules
 
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, from its arrival, in nanoseconds."""
-MOST_REQUESTS = 1_000_000
+MAX_REQUESTS = 1_000_000
 """Accounts held by default."""
 
 
@@ -57,7 +57,7 @@ class Detector:
         self,
         *,
         rules: Sequence[Rule] | None = None,
-        max_requests: int = MOST_REQUESTS,
+        max_requests: int = MAX_REQUESTS,
         listener: Callable[[Event, Account], None] | None = None,
         on_fact: Callable[[Fact, Account], None] | None = None,
         on_causes: Callable[[Event, Breakdown], None] | None = None,
@@ -357,7 +357,7 @@ class Detector:
             account.lose(Unknown.RULE)
         if account.ended_ns is not None:
             self.finished[account.engine, account.request] = None
-        if event.lacks is not None and isinstance(event, RequestEnd):
+        if event.lacks is not None and type(event) is RequestEnd:
             self._rules.request_over(event.lacks)
         if kind in MAY_WAIT and not request.waits_ns:
             self._deadlines.entered(event, request, recorder)
@@ -462,7 +462,7 @@ class Detector:
                 causes.lose(NotRecorded.LOST, before=event)
             if causes.breakdowns:
                 self._explain(event, causes)
-        if type(event) is Reset and self._on_reset is not None:  # `isinstance` of a struct is slow
+        if type(event) is Reset and self._on_reset is not None:
             self._on_reset(event)
         if type(event) is Heartbeat:
             engine.closed = event.recorder_closed

@@ -9,7 +9,7 @@ from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
 from kvtrail.tracer.rules import Tally
 
-MOST_FINDINGS = 200
+MAX_FINDINGS = 200
 """Of one request: a rule may break in every epoch of it."""
 
 
@@ -34,7 +34,7 @@ class Judgements:
     def known(self, fresh: Finding) -> Finding | None:
         """The finding that a new one repeats. Where a request has very many, that is the last one of the rule."""
         held = self.findings.get((fresh.engine, fresh.request), {})
-        if len(held) >= MOST_FINDINGS and fresh.id not in held:
+        if len(held) >= MAX_FINDINGS and fresh.id not in held:
             return next((finding for finding in reversed(held.values()) if finding.rule == fresh.rule), None)
         return held.get(fresh.id)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from inspect import get_annotations
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, final, get_args, get_origin
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.capabilities import Capability, of_connector
@@ -26,7 +26,7 @@ from kvtrail.tracer.events.structs import Meta, Struct
 
 MOST = 2**50
 """A count beyond this is taken for damage, so that sums of counts fit into 64 bits."""
-MOST_EVENTS = 2**40
+MAX_EVENTS = 2**40
 """A recorder's number beyond this is taken for damage: 10,000 events a second reach it in three years."""
 LONGEST_NAME = 1_000
 LONGEST_ID = 65_536
@@ -42,7 +42,7 @@ Nanoseconds = Count
 AnyCount = Annotated[int, Meta(ge=-MOST, le=MOST)]
 """What a connector or an engine reports about itself is recorded as it is, however wrong: it may be negative."""
 AnyTokens = AnyCount
-Number = Annotated[int, Meta(ge=0, le=MOST_EVENTS)]
+Number = Annotated[int, Meta(ge=0, le=MAX_EVENTS)]
 Time = Annotated[int, Meta(ge=0, lt=LATEST_NS)]
 """Unix nanoseconds."""
 Offset = Annotated[int, Meta(gt=-LATEST_NS, lt=LATEST_NS)]
@@ -159,7 +159,10 @@ def _key(field: str) -> str:
 
 class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=True):
     """What all events share. Times are Unix nanoseconds; `sequence` counts the recorder's events from 0, and
-    `request_sequence` those of them that concern this request."""
+    `request_sequence` those of them that concern this request.
+
+    The classes of the kinds are final: `type(event) is Lookup` asks what `isinstance` asks, which takes seven times as long
+    where the answer is no."""
 
     kind: ClassVar[Kind]
 
@@ -211,6 +214,7 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
         return {n: value.hex() if type(value) is bytes else value for n, value in pairs if value is not None}
 
 
+@final
 class RequestStart(Event, kw_only=True, gc=False):
     """A request reached the scheduler: announces the root span, which ends only with the request."""
 
@@ -248,6 +252,7 @@ class RequestStart(Event, kw_only=True, gc=False):
     ] = None
 
 
+@final
 class RequestEnd(Event, kw_only=True, gc=False):
     """Root of a request's KV story, from its arrival to its end."""
 
@@ -286,6 +291,7 @@ class RequestEnd(Event, kw_only=True, gc=False):
     ] = None
 
 
+@final
 class CutOff(Event, kw_only=True, gc=False):
     """Root of a request that was open when its engine ended: the span is a `kv.request` with status ERROR, whose outcome
     is `cut_off`. The engine sends it as it shuts down, or in its place the export process, which outlives it. It says
@@ -296,6 +302,7 @@ class CutOff(Event, kw_only=True, gc=False):
     prompt: Prompt | None = None
 
 
+@final
 class Lookup(Event, kw_only=True, gc=False):
     """`get_num_new_matched_tokens`: the scheduler asks what the connector could load."""
 
@@ -330,6 +337,7 @@ class Lookup(Event, kw_only=True, gc=False):
         return self.returned if self.refused is None else self.refused
 
 
+@final
 class Alloc(Event, kw_only=True, gc=False):
     """`update_state_after_alloc`: blocks were allocated, and so many external tokens are to be loaded."""
 
@@ -352,6 +360,7 @@ class Alloc(Event, kw_only=True, gc=False):
     scheduler_step: Step | None = None
 
 
+@final
 class Schedule(Event, kw_only=True, gc=False):
     """A step of a request: the first after its admission or resumption. At level `detailed` also each later one that says
     something new; these come as rows of `kv.step`."""
@@ -375,6 +384,7 @@ class Schedule(Event, kw_only=True, gc=False):
     """Tokens of all requests in this step."""
 
 
+@final
 class Preempt(Event, kw_only=True, gc=False):
     """The scheduler took the request's blocks away; its computed tokens are 0 again."""
 
@@ -399,18 +409,21 @@ class Transfer(Event, kw_only=True, gc=False):
     blocks_ids: BlockIds | None = None
 
 
+@final
 class Load(Transfer, kw_only=True, gc=False):
     """Tokens were copied from the connector's store into KV blocks."""
 
     kind = Kind.LOAD
 
 
+@final
 class Store(Transfer, kw_only=True, gc=False):
     """Tokens were copied from KV blocks into the connector's store."""
 
     kind = Kind.STORE
 
 
+@final
 class Received(Event, kw_only=True, gc=False):
     """The workers reported an asynchronous load as finished."""
 
@@ -419,6 +432,7 @@ class Received(Event, kw_only=True, gc=False):
     scheduler_step: Step | None = None
 
 
+@final
 class Sent(Event, kw_only=True, gc=False):
     """The workers reported an asynchronous store as finished."""
 
@@ -450,12 +464,14 @@ class Plan(Event, kw_only=True, gc=False):
     drafted: Drafted | None = None
 
 
+@final
 class LoadPlan(Plan, kw_only=True, gc=False):
     """What the scheduler's side of the connector tells its workers to load, read from its metadata."""
 
     kind = Kind.LOAD_PLAN
 
 
+@final
 class StorePlan(Plan, kw_only=True, gc=False):
     """What the scheduler's side of the connector tells its workers to store, read from its metadata."""
 
@@ -465,6 +481,7 @@ class StorePlan(Plan, kw_only=True, gc=False):
     ] = None
 
 
+@final
 class TransferEnd(Event, kw_only=True, gc=False):
     """An asynchronous transfer of a plan is over, as the connector's workers reported it."""
 
@@ -474,6 +491,7 @@ class TransferEnd(Event, kw_only=True, gc=False):
     scheduler_step: Step | None = None
 
 
+@final
 class Flush(Event, kw_only=True, gc=False):
     """The workers must wait for a transfer before they run the step: its blocks are given to others."""
 
@@ -481,6 +499,7 @@ class Flush(Event, kw_only=True, gc=False):
     transfer_id: TransferId
 
 
+@final
 class LoadError(Event, kw_only=True, gc=False):
     """Blocks whose load failed, as the workers reported them to the scheduler."""
 
@@ -489,6 +508,7 @@ class LoadError(Event, kw_only=True, gc=False):
     blocks_by_group: BlocksByGroup | None = None
 
 
+@final
 class RankLookup(Event, kw_only=True, gc=False):
     """What one rank's store, or one KV cache group's, answered to a lookup."""
 
@@ -504,6 +524,7 @@ class RankLookup(Event, kw_only=True, gc=False):
     ] = None
 
 
+@final
 class Prefetch(Event, kw_only=True, gc=False):
     """Tokens were fetched into a nearer tier of the store because of a lookup."""
 
@@ -513,6 +534,7 @@ class Prefetch(Event, kw_only=True, gc=False):
     chunk_keys: ChunkKeys | None = None
 
 
+@final
 class Refcount(Event, kw_only=True, gc=False):
     """The connector's own count of references or pins of a stored chunk."""
 
@@ -526,6 +548,7 @@ class Refcount(Event, kw_only=True, gc=False):
     ] = None
 
 
+@final
 class Free(Event, kw_only=True, gc=False):
     """KV blocks that were kept for a request, after its end, were given back."""
 
@@ -536,6 +559,7 @@ class Free(Event, kw_only=True, gc=False):
     ] = None
 
 
+@final
 class Read(Event, kw_only=True, gc=False):
     """Another instance has read a request's KV blocks."""
 
@@ -543,6 +567,7 @@ class Read(Event, kw_only=True, gc=False):
     blocks_count: BlocksCount | None = None
 
 
+@final
 class Stats(Event, kw_only=True, gc=False):
     """The engine's own statistics of a request's prefill."""
 
@@ -561,6 +586,7 @@ class Stats(Event, kw_only=True, gc=False):
     ] = None
 
 
+@final
 class Key(Event, kw_only=True, gc=False):
     """A chunk's key was computed."""
 
@@ -572,6 +598,7 @@ class Key(Event, kw_only=True, gc=False):
     ] = None
 
 
+@final
 class Evict(Event, kw_only=True, gc=False):
     """A chunk left the connector's store to make room."""
 
@@ -583,6 +610,7 @@ class Evict(Event, kw_only=True, gc=False):
     pushed_by: PushedBy | None = None
 
 
+@final
 class Reset(Event, kw_only=True, gc=False):
     """`reset_cache`: the connector was asked to forget what it holds."""
 
@@ -593,6 +621,7 @@ class Reset(Event, kw_only=True, gc=False):
     scheduler_step: Step | None = None
 
 
+@final
 class CacheReset(Event, kw_only=True, gc=False):
     """vLLM forgot its own prefix cache before this step; what the connector holds stays."""
 
@@ -600,6 +629,7 @@ class CacheReset(Event, kw_only=True, gc=False):
     scheduler_step: Step | None = None
 
 
+@final
 class PrefixCache(Event, kw_only=True, gc=False):
     """What vLLM's own prefix cache has stored and removed since the last of these, in order. It is reported before each
     lookup and each allocation, and else within a second: what is reported between a lookup and its allocation was changed by
@@ -630,6 +660,7 @@ class PrefixCache(Event, kw_only=True, gc=False):
     pushed_by: PushedBy | None = None
 
 
+@final
 class Holdings(Event, kw_only=True, gc=False):
     """A part of the list of all chunks in the connector's store, reported again so that a gap is not for ever."""
 
@@ -641,6 +672,7 @@ class Holdings(Event, kw_only=True, gc=False):
     holdings_last: Annotated[bool, _on_wire("kvtrail.holdings.last", "The last part of that list.")] = False
 
 
+@final
 class BlockCheck(Event, kw_only=True, gc=False):
     """A worker compared what KV blocks of a request hold with what was computed under their hashes. Wrong blocks are
     listed, up to 64; right ones are only counted, and reported now and then."""
@@ -733,6 +765,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
 _FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tokens", "check_slim"})
 
 
+@final
 class Failure(Event, kw_only=True, gc=False):
     """A call of the connector raised; the message is its status. Lookups and allocations that raised are spans of their
     own kinds."""
@@ -741,6 +774,7 @@ class Failure(Event, kw_only=True, gc=False):
     call: Annotated[str, _on_wire("kvtrail.call", "The connector's method that was called.")] = ""
 
 
+@final
 class Heartbeat(Event, kw_only=True, gc=False):
     """A recorder's heartbeat, with its own losses."""
 
@@ -878,6 +912,7 @@ UNFAMILIAR = "kv.unfamiliar"
 """The kind of `Unfamiliar`, which no span has."""
 
 
+@final
 class Unfamiliar(Event, kw_only=True, gc=False):
     """Stands for an event that only another version of kvtrail understands: it has its numbers, so that none is missing, and
     whatever it may have changed is not known any more."""
@@ -892,6 +927,7 @@ RETIRED = frozenset({"kv.lock", "kv.unlock", "kv.pool", "kv.index"})
 """Names of spans that an earlier kvtrail read, and that no recorder of it wrote."""
 
 
+@final
 class Retired(Event, kw_only=True, gc=False):
     """Stands for an event with such a name: it has its numbers, so that none is missing, and changes nothing."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import unpack_from
 
 from msgspec import Struct
 
 from kvtrail.tracer.events.events import Lookup, RequestEnd, RequestStart
-from kvtrail.tracer.events.semconv import HASH_BYTES, MOST_REPORTED
+from kvtrail.tracer.events.semconv import HASH_BYTES, MAX_REPORTED
 
 _ROOT = b""
 """What comes before the first block of all chains."""
@@ -42,6 +43,11 @@ class Chain(Struct):
         """Whether it is known from the request's first block on."""
         return self.first == 0 and bool(self.hashes)
 
+    def extend(self, first: int, reported: Sequence[bytes]) -> None:
+        """Add the hashes of a block and the following ones, in place of those known of them; not behind a hole."""
+        if reported and first <= self.end:
+            self.hashes[max(0, first - self.first) :] = reported
+
     def of(self, block: int) -> bytes | None:
         """The hash of a block; None where it is unknown."""
         return self.hashes[block - self.first] if self.first <= block < self.end else None
@@ -65,7 +71,7 @@ class Chains:
     nothing is made up in its place.
     """
 
-    def __init__(self, most: int = MOST_REPORTED) -> None:
+    def __init__(self, most: int = MAX_REPORTED) -> None:
         self._most = most
         self._runs: dict[bytes, _Run] = {}
         """By each of their blocks."""
@@ -91,8 +97,7 @@ class Chains:
             self._remember(_Run(before, reported))
         elif len(reported) > 1:
             self._remember(_Run(reported[0], reported[1:]))
-        if first <= chain.end:
-            chain.hashes[max(0, first - chain.first) :] = reported
+        chain.extend(first, reported)
 
     def _up_to(self, block: bytes | None, count: int) -> list[bytes]:
         """The hashes up to this block's, `count` in all; as many as are known, and no more than are remembered.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from typing import Any
 
-from kvtrail.tracer.detect.detector import MOST_REQUESTS, Detector
+from kvtrail.tracer.detect.detector import MAX_REQUESTS, Detector
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
 from kvtrail.tracer.ledger.account import Account
@@ -217,7 +217,7 @@ class OfflineDetector:
             self._count(detector.accounts[key])
             detector.forget(key)
             self._forgotten[hash(key)] = None
-            if len(self._forgotten) > MOST_REQUESTS:
+            if len(self._forgotten) > MAX_REQUESTS:
                 del self._forgotten[next(iter(self._forgotten))]
 
     def _take(self, findings: Sequence[Finding]) -> None:

@@ -179,8 +179,8 @@ def _slices(request: _Request) -> list[_Slice]:
     end_ns = max(event.end_ns for event in events)
     calls = []
     for event in events:
-        account.apply(event)
-        account.phases.enter(event)
+        if (fact := account.apply(event)) is not None:
+            account.phases.enter(fact)
         if event.role == SCHEDULER and event.kind not in ROOTS:  # the root span covers the whole request
             calls.append(_Slice(event.start_ns, event.end_ns, 2, words.kind(event.kind), _args(event)))
     facts = {

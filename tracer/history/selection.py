@@ -9,7 +9,7 @@ from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.history.history import History
 from kvtrail.tracer.model.words import count, some
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Requests that an error message lists; the rest are counted."""
 _MS = 10**6
 
@@ -75,5 +75,5 @@ def through(moment_ns: int) -> int:
 
 
 def _named(names: Collection[str]) -> str:
-    rest = len(names) - MOST_NAMED
-    return ", ".join(list(names)[:MOST_NAMED]) + (f" and {count(rest)} more" if rest > 0 else "")
+    rest = len(names) - MAX_NAMED
+    return ", ".join(list(names)[:MAX_NAMED]) + (f" and {count(rest)} more" if rest > 0 else "")

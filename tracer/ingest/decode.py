@@ -52,7 +52,7 @@ Ids = tuple[str, str, int, int, str | None]
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
-_MOST_REMEMBERED = 8192
+_MAX_REMEMBERED = 8192
 _FORMER_HASH = 6
 _LONGEST_REMEMBERED = 500
 """Bytes. What is longer is hardly ever seen twice."""
@@ -347,7 +347,7 @@ class Remembered(dict[bytes, Parsed]):
     def __missing__(self, encoded: bytes) -> Parsed:
         parsed = self._parse(encoded)
         if len(encoded) <= _LONGEST_REMEMBERED:
-            if len(self) >= _MOST_REMEMBERED:
+            if len(self) >= _MAX_REMEMBERED:
                 self.clear()
             self[encoded] = parsed
         return parsed

@@ -13,11 +13,11 @@ from typing import Any
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import KEYS
 
-MOST_ROWS = 16_384
+MAX_ROWS = 16_384
 """The most rows of a step. More are taken for damage: no engine runs that many requests at once."""
 MAX_GROUPS = 64
 """The most KV cache groups of a model. More are taken for damage: models of today have up to ten."""
-MOST_SHARED = 2**19
+MAX_SHARED = 2**19
 """Attributes of a step times its rows: each row has them all. Recorders write a dozen."""
 _COLUMNS = frozenset(column.key for column in semconv.ROWS)
 _PLAIN = (
@@ -58,13 +58,13 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
     if not isinstance(requests, list | tuple) or not requests:
         raise Unfit(semconv.ROW_REQUESTS.key, f"is {_SHORT.repr(requests)}, but must be an array with elements")
     count = len(requests)
-    if count > MOST_ROWS:
-        raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, but no step has more than {MOST_ROWS}")
+    if count > MAX_ROWS:
+        raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, but no step has more than {MAX_ROWS}")
     first = attributes.get(semconv.SEQUENCE.key)
     if type(first) is not int:
         raise Unfit(semconv.SEQUENCE.key, f"is {_SHORT.repr(first)}, but must be int")
     common = {key: value for key, value in attributes.items() if key not in _COLUMNS}
-    if len(common) * count > MOST_SHARED:
+    if len(common) * count > MAX_SHARED:
         raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, and each would share {len(common)} attributes")
     names: list[str] = [semconv.SEQUENCE.key]
     columns: list[Any] = [range(first, first + count)]

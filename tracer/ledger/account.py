@@ -45,12 +45,15 @@ from kvtrail.tracer.ledger.facts import (
     Counted,
     Ended,
     Fact,
+    Failed,
     LoadReceived,
     LookedUp,
     Offer,
     Offers,
     Preempted,
     Ran,
+    Released,
+    Transferred,
 )
 from kvtrail.tracer.ledger.phases import Phases
 from kvtrail.tracer.model.findings import Unknown
@@ -238,7 +241,7 @@ class Account:
     """Why events of this request are missing; None while none are."""
     evidence: Evidence = field(default_factory=Evidence)
     phases: Phases = field(default_factory=Phases)
-    """Filled by the live pipeline, not by `apply`."""
+    """Filled with the facts by whoever shows them, not by `apply`."""
 
     @property
     def complete(self) -> bool:
@@ -330,7 +333,8 @@ class Account:
             self.error = event.error
             self.status = "failed"
         enter = _ENTER.get(kind)
-        return None if enter is None else enter(self, event)
+        fact: Fact | None = None if enter is None else enter(self, event)
+        return fact if fact is not None or event.error is None else Failed(event)
 
     def abandon(self, at_ns: int, outcome: str) -> None:
         """Close the account because its engine has ended, or is taken for ended; an event that comes all the same opens it
@@ -367,20 +371,23 @@ class Account:
         if event.matched is not None and event.matched > self.longest_match:
             self.longest_match = event.matched
         evidence = self.evidence
-        asked, hits = evidence.connectors, evidence.repeated_hits
-        asked[event.connector_id] = asked.get(event.connector_id, 0) + 1
-        self.lookups = max(self.lookups, asked[event.connector_id])
-        hits[event.connector_id] = hits.get(event.connector_id, 0) + bool(event.returned)
+        connector_id = event.connector_id
+        asked = evidence.connectors[connector_id] = evidence.connectors.get(connector_id, 0) + 1
+        if asked > self.lookups:
+            self.lookups = asked
+        if event.returned:
+            evidence.repeated_hits[connector_id] = evidence.repeated_hits.get(connector_id, 0) + 1
         evidence.rank_lookups.clear()
         recent = evidence.recent_lookups
         if recent and _same(recent[-1], event):
-            recent.pop()
-        recent.append(event)
-        if len(recent) > REMEMBERED_LOOKUPS:
-            del recent[0]
+            recent[-1] = event
+        else:
+            recent.append(event)
+            if len(recent) > REMEMBERED_LOOKUPS:
+                del recent[0]
         if self.prompt is not None and event.error is None:  # from a log only a part of what happens is known
             self._note_wait(event)
-        return self.evidence.offers.look_up(event)
+        return evidence.offers.look_up(event)
 
     def _note_wait(self, event: Lookup) -> None:
         """The request waits for an answer of the connector, or for blocks."""
@@ -453,7 +460,7 @@ class Account:
         admitted = self.evidence.offers.use()
         if admitted and not event.epoch:
             self.evidence.admitted = admitted
-        return Ran(event, admitted)
+        return Ran(event, admitted, self.total)
 
     def _recompute(self, first: Schedule) -> None:
         """The request runs again after a preemption. If it had output by then, the KV of all but the last of its tokens had
@@ -515,11 +522,12 @@ class Account:
             self.evidence.store = event
             self.stored_ranges = merged(self.stored_ranges, event.start, end)
 
-    def _enter_transfer_end(self, event: TransferEnd) -> None:
-        self.evidence.jobs.pop(event.transfer_id, None)
+    def _enter_transfer_end(self, event: TransferEnd) -> Transferred | None:
+        plan = self.evidence.jobs.pop(event.transfer_id, None)
         self.evidence.ended_jobs[event.transfer_id] = event
+        return None if plan is None else Transferred(event, plan)
 
-    def _enter_received(self, event: Received) -> LoadReceived | None:
+    def _enter_received(self, event: Received) -> LoadReceived | Released | None:
         self.status = "admitted"
         evidence = self.evidence
         if evidence.loading is not None:
@@ -539,6 +547,8 @@ class Account:
             evidence.failed_ever = True
         if evidence.load_failed:
             evidence.loaded = ()
+        if self.ended_ns is not None:
+            return Released(event)
         offer = self.evidence.offers.get(event.connector_id)
         if offer is None or offer.alloc is None or not offer.alloc.allocated or not offer.lookup.is_async:
             return None
@@ -555,13 +565,15 @@ class Account:
             if lookup is not None and lookup.is_async
         )
 
-    def _enter_sent(self, event: Sent) -> None:
+    def _enter_sent(self, event: Sent) -> Released:
         self.evidence.sent, self.evidence.end = event, None
         self.evidence.sent_by |= {event.connector_id}
+        return Released(event)
 
-    def _enter_free(self, event: Free) -> None:
+    def _enter_free(self, event: Free) -> Released:
         self.evidence.freed = self.evidence.freed or event
         self.evidence.end = None
+        return Released(event)
 
     def _enter_stats(self, event: Stats) -> Counted | None:
         is_repeated, self.evidence.stats = self.evidence.stats is not None, event

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.model.findings import Unknown
 
-MOST_KEYS = 100_000
+MAX_KEYS = 100_000
 """Keys remembered as held, and as absent; beyond that, all of them are forgotten."""
 
 
@@ -55,7 +55,7 @@ class ChunkKeys:
 
     def stored(self, keys: Sequence[str]) -> None:
         """The store holds these chunks from now on."""
-        if len(self._held) >= MOST_KEYS:
+        if len(self._held) >= MAX_KEYS:
             self.lose(Unknown.MANY)
         self._held.update(keys)
         if self.lost is not None:
@@ -67,7 +67,7 @@ class ChunkKeys:
         """The chunk has left the store."""
         self._held.discard(key)
         if self.lost is not None:
-            if len(self._absent) >= MOST_KEYS:
+            if len(self._absent) >= MAX_KEYS:
                 self._absent.clear()
             self._absent.add(key)
             if self._listed is not None:
@@ -83,7 +83,7 @@ class ChunkKeys:
         """A lookup says that the store holds these chunks. It is believed of those of which nothing is known, so that
         the next claim can be judged; what it said too much of them before is not found."""
         if self.lost is not None:
-            if len(self._held) >= MOST_KEYS:
+            if len(self._held) >= MAX_KEYS:
                 self.lose(Unknown.MANY)
             self._held.update(key for key in keys if key not in self._absent)
 

@@ -23,7 +23,7 @@ BEAT_NS = 5 * 10**9
 HOLDS_NS = 660 * 10**9
 """A load, or a hold on blocks after the end, that has been open for so long keeps no engine busy: it has a finding by
 then."""
-MOST_MOMENTS = 4096
+MAX_MOMENTS = 4096
 """Remembered of each clock: the last hours."""
 
 
@@ -43,8 +43,8 @@ class CountedTime:
             sums.append(0)
         at.append(until_ns)
         sums.append(sums[-1] + counted_ns)
-        if len(at) > MOST_MOMENTS:
-            del at[: MOST_MOMENTS // 2], sums[: MOST_MOMENTS // 2]
+        if len(at) > MAX_MOMENTS:
+            del at[: MAX_MOMENTS // 2], sums[: MAX_MOMENTS // 2]
 
     def between(self, from_ns: int, until_ns: int) -> int:
         """What counts of the time between two moments, as far as it is known by the later one: so it is the same whenever
@@ -103,7 +103,7 @@ class DeadlineClocks:
         if event.sampled_only:
             self._is_known = False
         self._now_ns, kind = now_ns, event.kind
-        if kind == _SCHEDULE:
+        if kind is _SCHEDULE:
             self.running.add(event.request or "")
         elif kind in _STOPS:
             self.running.discard(event.request or "")
@@ -111,7 +111,12 @@ class DeadlineClocks:
             self._hear(event)
         if not self._has_heartbeats and now_ns - self._added_ns >= BEAT_NS:
             self._add(now_ns, self._idle_ns, steps=True)
-        self._is_idle = self._is_known and not (self.running or _are_open(loads, now_ns) or _are_open(kept, now_ns))
+        self._is_idle = (
+            self._is_known
+            and not self.running
+            and not (loads and _are_open(loads, now_ns))
+            and not (kept and _are_open(kept, now_ns))
+        )
 
     def _hear(self, event: Heartbeat) -> None:
         now_ns, reported_ns = self._now_ns, event.scheduler_spare_ns
@@ -131,14 +136,12 @@ class DeadlineClocks:
         self._added_ns, self._idle_ns = now_ns, 0
 
 
-_SCHEDULE = Kind.SCHEDULE.value
-_STOPS = frozenset({Kind.PREEMPT.value, Kind.REQUEST.value, Kind.CUT_OFF.value})
+_SCHEDULE = Kind.SCHEDULE
+_STOPS = frozenset({Kind.PREEMPT, Kind.REQUEST, Kind.CUT_OFF})
 """The kinds of events after which a request does not run."""
 
 
 def _are_open(held: Mapping[str, Event], now_ns: int) -> bool:
-    """Whether any of these, the oldest first, has not been open for too long to keep an engine busy."""
-    if not held:
-        return False
+    """Whether any of these has not been open for too long to keep an engine busy. There are some, the oldest first."""
     latest: Event = next(reversed(held.values()))  # type: ignore[call-overload]
     return now_ns - latest.end_ns < max(HOLDS_NS, (getattr(latest, "lease_s", None) or 0) * 10**9)

@@ -52,12 +52,12 @@ from kvtrail.tracer.ledger.recorded_time import RecordedTime
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.ledger.transfer_ends import TransferEnds
 from kvtrail.tracer.ledger.transfer_flow import TransferFlow
-from kvtrail.tracer.ledger.writers import Writers
+from kvtrail.tracer.ledger.writers import Identity, Writers
 from kvtrail.tracer.model.findings import Unknown
 
-MOST_KEYS = 100_000
+MAX_KEYS = 100_000
 """Chunk keys remembered with the contents that they stand for."""
-MOST_FETCHES = 10_000
+MAX_FETCHES = 10_000
 """Requests of which it is remembered what was fetched for them."""
 
 
@@ -79,7 +79,7 @@ class Engine:
     """Whether the recorder has said goodbye."""
     raised: bool = False
     """Whether the scheduler's last call of a connector raised: vLLM ends then, and nothing more is to be expected."""
-    met: set[str] = field(default_factory=set)
+    met: dict[str, Identity] = field(default_factory=dict)
     """Open requests whose events are all known: they have begun since events were last missing."""
     tables: dict[str, BlockTable] = field(default_factory=dict)
     """Block tables of the requests that hold blocks, where they are known."""
@@ -153,11 +153,13 @@ class Engine:
     def rows_given_up(self, event: RequestEnd | Heartbeat) -> list[GivenUp]:
         """The rows of requests that were given up while they waited for a connector, as far as an event changes them: the end
         of one more, or time that has passed. A load that was given up can still be received, a question not be answered."""
-        if isinstance(event, RequestEnd):
+        if type(event) is RequestEnd:
             since = self._gave_up(event)
             rows = [] if since is None else [self.given_up.with_end(since, event)]
         else:
-            rows = [row for row in self.given_up.rows.values() if isinstance(row.first, Alloc)]
+            rows = [row for row in self.given_up.rows.values() if type(row.first) is Alloc]
+        if not rows:
+            return rows
         until_ns, stepping = self.time.of(event), self.clocks.stepping
         begun_ns = [self.time.of(row.first) for row in rows]
         return [
@@ -211,7 +213,7 @@ class Engine:
         self.lose(Unknown.NEWER, before=event)
 
     def _enter_request_start(self, event: RequestStart) -> None:
-        self.met.add(event.request or "")
+        self.met[event.request or ""] = Identity(event.identity, event.adapter_version)
         self.writers.enter_start(event)
 
     def _enter_lookup(self, event: Lookup) -> None:
@@ -304,8 +306,7 @@ class Engine:
             self._holds_nothing(request)
         self.lookups.pop(request, None)
         self.own_chunks.enter_end(request)
-        self.writers.enter_end(request)
-        self.met.discard(request)
+        self.met.pop(request, None)
         self.fetched.pop(request, None)
         if event.outcome == "aborted":
             for ends in self.transfer_ends.values():
@@ -336,9 +337,9 @@ class Engine:
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         self.storing.add(event.connector_id)
-        if event.request in self.met:
+        if (identity := self.met.get(event.request or "")) is not None:
             self.own_chunks.enter_plan(event)
-        self.writers.enter_store(event)
+            self.writers.enter_store(event, identity)
         if event.transfer_id is not None:
             self._begin(event, "store")
         else:
@@ -385,7 +386,7 @@ class Engine:
             self.writers.of.pop((event.connector_id, event.chunk_key), None)
 
     def _enter_prefetch(self, event: Prefetch) -> None:
-        if event.chunk_keys and len(self.fetched) < MOST_FETCHES:
+        if event.chunk_keys and len(self.fetched) < MAX_FETCHES:
             known = self.fetched.setdefault(event.request or "", {})
             known.update({(event.connector_id, key): (event, None) for key in event.chunk_keys})
 
@@ -404,7 +405,7 @@ class Engine:
         keys.listed(event.chunk_keys, first=event.holdings_first, last=event.holdings_last)
 
     def _enter_key(self, event: Key) -> None:
-        if event.chunk_content is None or len(self.contents) >= MOST_KEYS:
+        if event.chunk_content is None or len(self.contents) >= MAX_KEYS:
             return
         known = self.contents.setdefault((event.chunk_parent, event.chunk_content), event)
         if event.start_ns < known.start_ns:

@@ -7,22 +7,27 @@ draws or explains requests reads these facts, and follows no events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from kvtrail.tracer.events.events import (
     Alloc,
+    Event,
+    Free,
     Load,
     Lookup,
+    Plan,
     Preempt,
     Received,
     RequestEnd,
     RequestStart,
     Schedule,
+    Sent,
     Stats,
     Store,
+    TransferEnd,
 )
 from kvtrail.tracer.model.causes import Part
 
@@ -100,10 +105,12 @@ class Ran(Struct, eq=False):
 
     Attributes:
         admitted: the offers used, if this is the first step after an admission; otherwise empty.
+        total: the request's tokens before it; None where they are not known.
     """
 
     event: Schedule
     admitted: Sequence[Offer]
+    total: int | None
 
 
 class Preempted(Struct, eq=False):
@@ -136,6 +143,13 @@ class Copied(Struct, eq=False):
     event: Load | Store
 
 
+class Transferred(Struct, eq=False):
+    """A transfer with a number has ended, well or not."""
+
+    event: TransferEnd
+    plan: Plan
+
+
 class Ended(Struct, eq=False):
     """A request has ended.
 
@@ -147,6 +161,18 @@ class Ended(Struct, eq=False):
     unused: Sequence[Lookup]
 
 
+class Released(Struct, eq=False):
+    """The blocks of a request that has ended are given back."""
+
+    event: Sent | Free | Received
+
+
+class Failed(Struct, eq=False):
+    """A call about a request raised, and comes to nothing else."""
+
+    event: Event
+
+
 class Breakdown(Struct, eq=False):
     """An admission of a request, and the parts of its prompt.
 
@@ -156,19 +182,25 @@ class Breakdown(Struct, eq=False):
         parts: in order; they make up the request's tokens at the lookup.
         chain: the hashes of its full blocks; None where they are not known.
         is_final: whether nothing changes any more: before that, what was promised may not be loaded.
+        identity: the request's cache salt and adapter, if it has any and its start was recorded.
     """
 
     event: Alloc
     lookup: Lookup
     parts: list[Part]
-    chain: Sequence[bytes] | None
+    chain: list[bytes] | None
     is_final: bool = False
+    identity: str | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether the parts make up the prompt, one after the other."""
-        ends = [0, *(part.end for part in self.parts)]
-        return ends[-1] == self.lookup.total and [part.start for part in self.parts] == ends[:-1]
+        end = 0
+        for part in self.parts:
+            if part.start != end:
+                return False
+            end += part.tokens
+        return end == self.lookup.total
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""
@@ -184,17 +216,31 @@ class Breakdown(Struct, eq=False):
         }
 
 
-Fact = Began | LookedUp | Admitted | LoadReceived | Ran | Preempted | Counted | Copied | Ended
+Fact = (
+    Began
+    | LookedUp
+    | Admitted
+    | LoadReceived
+    | Ran
+    | Preempted
+    | Counted
+    | Copied
+    | Transferred
+    | Ended
+    | Released
+    | Failed
+)
 
 
-def tiers_of(alloc: Alloc) -> Iterator[tuple[str, int]]:
-    """The tokens that an allocation is to load, by the tier that they come from, as far as the connector names tiers."""
-    left = alloc.allocated
+def tiers_of(alloc: Alloc) -> dict[str, int]:
+    """The tokens that an allocation is to load, by the tier that they come from; none where the connector names no tiers, or
+    its numbers do not add up. vLLM counts such tokens as of an unspecified source (`get_external_cache_hit_sources`)."""
+    tiers: dict[str, int] = {}
     for source in alloc.hit_sources or ():
         tier, _, tokens = source.rpartition(":")
-        if tokens.isdecimal() and (count := min(left, int(tokens))):
-            yield tier, count
-            left -= count
+        if tokens.isdecimal() and (count := int(tokens)):
+            tiers[tier] = tiers.get(tier, 0) + count
+    return tiers if sum(tiers.values()) == alloc.allocated else {}
 
 
 class Offers(dict[str, Offer]):

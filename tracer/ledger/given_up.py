@@ -1,4 +1,7 @@
-"""Requests whose callers gave up while they waited for a connector: each too soon for a deadline, all of them not. Pure."""
+"""Requests whose callers gave up while they waited for a connector: each too soon for a deadline, all of them not. Pure.
+
+It follows the requests of a connector together, in the order of their engine, in which no account is.
+"""
 
 from __future__ import annotations
 

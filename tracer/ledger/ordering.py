@@ -13,7 +13,7 @@ from kvtrail.tracer.events.events import Event
 
 REMEMBERED_NUMBERS = 64
 """Numbers per request and recorder whose span is remembered, to distinguish a repetition from a contradiction."""
-MOST_GAPS = 500
+MAX_GAPS = 500
 """Gaps remembered per recorder; the oldest are forgotten first."""
 
 
@@ -65,8 +65,8 @@ class SeenNumbers:
         """The ranges, each with the number after its last. Of too many gaps the oldest are left out, as if their events had
         been there: nobody waits for them any more."""
         starts, ends = self._starts, self._ends
-        if len(starts) > MOST_GAPS:
-            starts, ends = [starts[0], *starts[-MOST_GAPS + 1 :]], [ends[-MOST_GAPS], *ends[-MOST_GAPS + 1 :]]
+        if len(starts) > MAX_GAPS:
+            starts, ends = [starts[0], *starts[-MAX_GAPS + 1 :]], [ends[-MAX_GAPS], *ends[-MAX_GAPS + 1 :]]
         return ",".join(f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
 
     def copy(self) -> SeenNumbers:
@@ -141,7 +141,7 @@ class Gaps:
         if self._highest is None or number > self._highest:
             if self._highest is not None and number > self._highest + 1:
                 self._open.append(Gap(self._highest + 1, number - 1, self._highest_ns, at_ns))
-                del self._open[:-MOST_GAPS]
+                del self._open[:-MAX_GAPS]
             self._highest, self._highest_ns = number, at_ns
             return
         place = bisect_right(self._open, number, key=lambda gap: gap.first) - 1

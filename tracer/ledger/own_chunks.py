@@ -1,4 +1,7 @@
-"""Where the chunks of open requests lie, and which of a request's own chunks its stores have pushed out. Pure."""
+"""Where the chunks of open requests lie, and which of a request's own chunks its stores have pushed out. Pure.
+
+It follows chunks, since an eviction names a chunk and no request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases of a request over time, for the live view and the exports. Pure: no clock.
+"""The phases of a request over time, from the facts of its account, for the live view and the exports. Pure: no clock.
 
 A phase lasts until the next one begins. Transfers (loads and stores) run beside the phases and have ends of their own. What
 is not recorded is not made up: at level `basic` only the first step of a request is recorded, so from then on it is
@@ -7,30 +7,28 @@ is not recorded is not made up: at level `basic` only the first step of a reques
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
+from typing import Any
 
-from kvtrail.tracer.events.events import (
-    Alloc,
-    Event,
-    Free,
-    Load,
-    LoadPlan,
-    Lookup,
-    Preempt,
-    Received,
-    RequestEnd,
-    RequestStart,
-    Schedule,
-    Sent,
-    Store,
-    StorePlan,
-    TransferEnd,
+from kvtrail.tracer.events.events import Load, LoadPlan
+from kvtrail.tracer.ledger.facts import (
+    Admitted,
+    Began,
+    Copied,
+    Ended,
+    Fact,
+    LoadReceived,
+    LookedUp,
+    Preempted,
+    Ran,
+    Released,
+    Transferred,
 )
-from kvtrail.tracer.events.handlers import handlers
 
-MOST_CHANGES = 256
+MAX_CHANGES = 256
 """Changes, and transfers, remembered of one request; beyond that the shorter half is forgotten."""
 
 
@@ -75,23 +73,17 @@ class Phases:
 
     _changes: list[tuple[int, Phase]] = field(default_factory=list)
     _transfers: list[tuple[int, int, Phase]] = field(default_factory=list)
-    _jobs: dict[int, tuple[int, Phase]] = field(default_factory=dict)
-    """Transfers that were planned and have not ended, by number."""
     _whole_ns: list[int] = field(default_factory=list)
     """When steps ended that were recorded at level `basic` and compute all the rest of the prompt."""
-    _total: int | None = None
-    """Tokens to compute in the epoch before the first output."""
-    _is_async: bool = False
-    """Whether the last lookup promised an asynchronous load."""
     _waits: Phase = Phase.QUEUED
     """The phase between lookups and steps."""
 
-    def enter(self, event: Event) -> None:
-        """Enter the request's next event. The order between workers and scheduler does not matter."""
-        if enter := _ENTER.get(event.kind):
-            enter(self, event)
-        if event.error is not None:
-            self._change(event.end_ns, Phase.FAILED)
+    def enter(self, fact: Fact) -> None:
+        """Enter what the request's next event comes to. The order between workers and scheduler does not matter."""
+        if enter := _ENTER.get(type(fact)):
+            enter(self, fact)
+        if fact.event.error is not None:
+            self._change(fact.event.end_ns, Phase.FAILED)
 
     def changes(self) -> list[tuple[int, Phase]]:
         """When each phase began, in order of time."""
@@ -118,7 +110,7 @@ class Phases:
         if self._changes and self._changes[-1][1] is phase:
             return
         self._changes.append((at_ns, phase))
-        if len(self._changes) > MOST_CHANGES:
+        if len(self._changes) > MAX_CHANGES:
             self._thin()
 
     def _thin(self) -> None:
@@ -133,29 +125,27 @@ class Phases:
 
     def _transfer(self, from_ns: int, to_ns: int, phase: Phase) -> None:
         self._transfers.append((from_ns, to_ns, phase))
-        if len(self._transfers) > MOST_CHANGES:
+        if len(self._transfers) > MAX_CHANGES:
             self._transfers.sort(key=lambda t: t[1] - t[0])
-            del self._transfers[: MOST_CHANGES // 2]
+            del self._transfers[: MAX_CHANGES // 2]
 
-    def _enter_request_start(self, event: RequestStart) -> None:
-        self._total = event.total
-        self._change(event.start_ns, Phase.QUEUED)
+    def _enter_began(self, fact: Began) -> None:
+        self._change(fact.event.start_ns, Phase.QUEUED)
 
-    def _enter_lookup(self, event: Lookup) -> None:
-        self._total = event.total
-        self._change(event.start_ns, Phase.LOOKUP)
-        self._is_async = event.is_async
-        if event.returned is not None:  # otherwise 'ask me later': the lookup goes on
-            self._change(event.end_ns, self._waits)
+    def _enter_looked_up(self, fact: LookedUp) -> None:
+        self._change(fact.event.start_ns, Phase.LOOKUP)
+        if fact.event.returned is not None:  # otherwise 'ask me later': the lookup goes on
+            self._change(fact.event.end_ns, self._waits)
 
-    def _enter_alloc(self, event: Alloc) -> None:
-        self._total = event.total or self._total
-        # A second, empty allocation follows an asynchronous load and begins no other.
-        if event.allocated and self._is_async and event.error is None:
-            self._change(event.end_ns, Phase.WAITING)
+    def _enter_admitted(self, fact: Admitted) -> None:
+        if fact.event.allocated and fact.lookup.is_async:
+            self._change(fact.event.end_ns, Phase.WAITING)
 
-    def _enter_schedule(self, event: Schedule) -> None:
-        total, self._waits = self._total, Phase.QUEUED
+    def _enter_load_received(self, fact: LoadReceived) -> None:
+        self._change(fact.event.end_ns, self._waits)
+
+    def _enter_ran(self, fact: Ran) -> None:
+        event, total, self._waits = fact.event, fact.total, Phase.QUEUED
         if event.drafted is not None or event.blocks_ids is not None:  # level `detailed`: every step is recorded
             is_prefill = total is None or event.computed < total
             self._change(event.end_ns, Phase.PREFILL if is_prefill else Phase.DECODE)
@@ -164,39 +154,34 @@ class Phases:
         if total is not None and event.computed + event.scheduled >= total:
             self._whole_ns.append(self._changes[-1][0])
 
-    def _enter_preempt(self, event: Preempt) -> None:
+    def _enter_preempted(self, fact: Preempted) -> None:
         self._waits = Phase.PREEMPTED
-        self._change(event.end_ns, Phase.PREEMPTED)
+        self._change(fact.event.end_ns, Phase.PREEMPTED)
 
-    def _enter_load(self, event: Load) -> None:
-        self._transfer(event.start_ns, event.end_ns, Phase.LOAD)
+    def _enter_copied(self, fact: Copied) -> None:
+        event = fact.event
+        self._transfer(event.start_ns, event.end_ns, Phase.LOAD if isinstance(event, Load) else Phase.STORE)
 
-    def _enter_store(self, event: Store) -> None:
-        self._transfer(event.start_ns, event.end_ns, Phase.STORE)
+    def _enter_transferred(self, fact: Transferred) -> None:
+        plan = fact.plan
+        self._transfer(plan.end_ns, fact.event.end_ns, Phase.LOAD if isinstance(plan, LoadPlan) else Phase.STORE)
 
-    def _enter_load_plan(self, event: LoadPlan) -> None:
-        if event.transfer_id is not None:
-            self._jobs[event.transfer_id] = (event.end_ns, Phase.LOAD)
+    def _enter_ended(self, fact: Ended) -> None:
+        self._change(fact.event.end_ns, Phase.STORE if fact.event.free_delayed else Phase.DONE)
 
-    def _enter_store_plan(self, event: StorePlan) -> None:
-        if event.transfer_id is not None:
-            self._jobs[event.transfer_id] = (event.end_ns, Phase.STORE)
-
-    def _enter_transfer_end(self, event: TransferEnd) -> None:
-        begun = self._jobs.pop(event.transfer_id, None)
-        if begun is not None:
-            self._transfer(begun[0], event.end_ns, begun[1])
-
-    def _enter_received(self, event: Received) -> None:
-        self._change(event.end_ns, self._waits)
-
-    def _enter_request(self, event: RequestEnd) -> None:
-        self._change(event.end_ns, Phase.STORE if event.free_delayed else Phase.DONE)
-
-    def _enter_sent(self, event: Sent | Free) -> None:
-        self._change(event.end_ns, Phase.DONE)
-
-    _enter_free = _enter_sent
+    def _enter_released(self, fact: Released) -> None:
+        self._change(fact.event.end_ns, Phase.DONE)
 
 
-_ENTER = handlers(Phases)
+_ENTER: dict[type, Callable[[Phases, Any], None]] = {
+    Began: Phases._enter_began,
+    LookedUp: Phases._enter_looked_up,
+    Admitted: Phases._enter_admitted,
+    LoadReceived: Phases._enter_load_received,
+    Ran: Phases._enter_ran,
+    Preempted: Phases._enter_preempted,
+    Copied: Phases._enter_copied,
+    Transferred: Phases._enter_transferred,
+    Ended: Phases._enter_ended,
+    Released: Phases._enter_released,
+}

@@ -17,7 +17,7 @@ SIGN_NS = 5 * 10**9
 """What such a silence counts for."""
 BACK_NS = 10**9
 """By so much may the times of consecutive events go back; beyond it the clock was set back."""
-MOST_JUMPS = 1000
+MAX_JUMPS = 1000
 """Jumps remembered per recorder; the oldest are forgotten first."""
 
 
@@ -68,5 +68,5 @@ class RecordedTime:
         off_ns = self._off_ns[-1] if self._off_ns else 0
         self._from.append(event.sequence)
         self._off_ns.append(off_ns + (passed_ns - SIGN_NS if passed_ns > 0 else passed_ns))
-        del self._from[:-MOST_JUMPS], self._off_ns[:-MOST_JUMPS]
+        del self._from[:-MAX_JUMPS], self._off_ns[:-MAX_JUMPS]
         self._clock_ns = event.end_ns

@@ -1,7 +1,8 @@
 """Whether the transfers of a connector still end, one direction at a time. Pure.
 
 A single transfer that takes long says little. A thread of the connector that has died ends none of them any more: several are
-open, the scheduler makes steps, in which ends are reported, and not one comes.
+open, the scheduler makes steps, in which ends are reported, and not one comes. It follows transfers, not requests: those of a
+connector in one direction, whoever's they are.
 """
 
 from __future__ import annotations
@@ -61,8 +62,7 @@ class TransferEnds:
 
     def pass_time(self, before: Heartbeat, beat: Heartbeat) -> None:
         """Two consecutive heartbeats tell the scheduler's steps between them. Time without a step does not count: nobody
-        asked
-        the connector then."""
+        asked the connector then."""
         steps = (beat.scheduler_step or 0) - (before.scheduler_step or 0)
         if steps <= 0 or len(self.open) < SEVERAL:
             return

@@ -13,19 +13,20 @@ from kvtrail.tracer.events.events import Alloc, Event
 
 BURST_NS = 10 * 10**9
 """Transfers that begin within this time begin together."""
-MOST_ENDED = 512
+MAX_ENDED = 512
 """Transfers remembered after their end."""
-MOST_LOADS = 4096
+MAX_LOADS = 4096
 """Asynchronous loads remembered: those whose ends were lost are forgotten first."""
 
 
 @dataclass(slots=True)
 class TransferFlow:
-    """The transfers of one engine. Where events are missing, it may know of too many open loads, and of too many ends."""
+    """The transfers of one engine. Unlike those of `Engine`, its open loads are kept where events are missing: too many of
+    them, and too many ends, make a rule more patient, too few would accuse."""
 
     _loads: dict[str, Alloc] = field(default_factory=dict)
     """Asynchronous loads by request, of which no end is known."""
-    _ended: deque[tuple[Event | None, Event]] = field(default_factory=lambda: deque(maxlen=MOST_ENDED))
+    _ended: deque[tuple[Event | None, Event]] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
     """The latest ends of transfers, and what began each; None where that is not known."""
     _resumed: Event | None = None
     """The first event after the last missing ones."""
@@ -37,7 +38,7 @@ class TransferFlow:
     def loads(self, alloc: Alloc) -> None:
         """An asynchronous load has begun."""
         self._loads[alloc.request or ""] = alloc
-        if len(self._loads) > MOST_LOADS:
+        if len(self._loads) > MAX_LOADS:
             del self._loads[next(iter(self._loads))]
 
     def received(self, event: Event) -> None:

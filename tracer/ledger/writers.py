@@ -1,13 +1,25 @@
-"""Whose KV the chunks of a store hold: the adapter and salt of those who stored them, and the weights' version. Pure."""
+"""Whose KV the chunks of a store hold: the adapter and salt of those who stored them, and the weights' version. Pure.
+
+It follows chunks, which outlast the requests that stored them; what it needs of an open request, `Engine.met` has.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvtrail.tracer.events.events import RequestStart, StorePlan
 
-MOST_WRITERS = 100_000
+MAX_WRITERS = 100_000
 """Chunks, and versions of adapters, that are remembered."""
+
+
+class Identity(NamedTuple):
+    """What a request's KV depends on beside its tokens: its adapter and salt, and the version of the adapter; None where it
+    has none, or does not report it."""
+
+    identity: str | None
+    version: str | None
 
 
 @dataclass(slots=True)
@@ -30,43 +42,28 @@ class Writers:
     """The writers of one engine's chunks.
 
     Attributes:
-        identities: by live request that reports one, its adapter and salt.
-        adapters: by live request that reports one, the version of its adapter.
         versions: by identity and version of its adapter, the number of the last start of a request with it: the adapter was
             not replaced before.
         of: by connector and key, who stored the chunk first.
     """
 
-    identities: dict[str, str] = field(default_factory=dict)
-    adapters: dict[str, str] = field(default_factory=dict)
     versions: dict[tuple[str, str], int] = field(default_factory=dict)
     of: dict[tuple[str, str], Writer] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Events are missing: none of it is certain."""
-        for known in (self.identities, self.adapters, self.versions, self.of):
-            known.clear()
+        self.versions.clear()
+        self.of.clear()
 
     def enter_start(self, event: RequestStart) -> None:
         """Note what a request's KV depends on."""
-        request = event.request or ""
-        if event.identity is not None:
-            self.identities[request] = event.identity
-        if event.adapter_version is not None:
-            self.adapters[request] = event.adapter_version
-            if event.identity is not None and len(self.versions) < MOST_WRITERS:
-                self.versions[event.identity, event.adapter_version] = event.sequence
+        if event.identity is not None and event.adapter_version is not None and len(self.versions) < MAX_WRITERS:
+            self.versions[event.identity, event.adapter_version] = event.sequence
 
-    def enter_end(self, request: str) -> None:
-        """A request has ended."""
-        self.identities.pop(request, None)
-        self.adapters.pop(request, None)
-
-    def enter_store(self, event: StorePlan) -> None:
-        """A request of known identity stores chunks. What is copied has its adapter's weights."""
-        request = event.request or ""
-        identity, version = self.identities.get(request), self.adapters.get(request)
-        if identity is None or len(self.of) >= MOST_WRITERS:
+    def enter_store(self, event: StorePlan, of: Identity) -> None:
+        """A request stores chunks. What is copied has its adapter's weights."""
+        identity, version = of
+        if identity is None or len(self.of) >= MAX_WRITERS:
             return
         for key in event.chunk_keys or ():
             writer = self.of.setdefault((event.connector_id, key), Writer(identity, event, version))

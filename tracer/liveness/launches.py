@@ -27,7 +27,7 @@ from kvtrail.tracer.model.findings import Finding
 
 SETTLED_NS = 15 * 10**9
 """So long after an end, what was lost is counted once more: by then, events that were missing have come or were given up."""
-MOST_LAUNCHES = 20_000
+MAX_LAUNCHES = 20_000
 
 Key = tuple[str, str]
 """A launch: its engine, and how it is named."""
@@ -55,7 +55,7 @@ class Launches:
         was not known, and as it is."""
         self._on_change = on_change
         self.changed: dict[Key, Launch] = {}
-        self._known: BoundedDict[Key, Launch] = BoundedDict(MOST_LAUNCHES)
+        self._known: BoundedDict[Key, Launch] = BoundedDict(MAX_LAUNCHES)
         self._known.update({(launch.engine, launch.launch): launch for launch in stored})
         self._heard, self._began_at = heard, at_ns
         self._unsettled: dict[Key, int] = {}

@@ -33,8 +33,8 @@ FORGET_SILENT_NS = 3600 * 10**9
 """After so long without contact, recorders that closed, and all others, are forgotten."""
 OVERLAP_NS = 10 * 60 * 10**9
 """In a rollout the new engine may begin so long before the old one is ended."""
-MOST_RECORDERS = 10_000
-MOST_UNRECORDED = 100
+MAX_RECORDERS = 10_000
+MAX_UNRECORDED = 100
 """Kinds of what a recorder could not record, and unknown names in its spans, that are counted apart; there are fewer."""
 
 
@@ -170,7 +170,7 @@ class RecorderState:
 
     def count_unknown(self, name: str) -> None:
         """Count a name that this kvtrail does not know."""
-        if name in self.unknown or len(self.unknown) < MOST_UNRECORDED:
+        if name in self.unknown or len(self.unknown) < MAX_UNRECORDED:
             self.unknown[name] = self.unknown.get(name, 0) + 1
 
     @property
@@ -204,8 +204,8 @@ class RecorderState:
 
 def _count_up(counts: dict[str, int], named: Sequence[str] | None) -> None:
     """Take over counts that a heartbeat names, such as `kv.lookup:3`; they never sink."""
-    for name, _, times in (text.rpartition(":") for text in (named or ())[:MOST_UNRECORDED]):
-        if times.isdecimal() and (name in counts or len(counts) < MOST_UNRECORDED):
+    for name, _, times in (text.rpartition(":") for text in (named or ())[:MAX_UNRECORDED]):
+        if times.isdecimal() and (name in counts or len(counts) < MAX_UNRECORDED):
             counts[name] = max(counts.get(name, 0), int(times))
 
 
@@ -260,7 +260,7 @@ class Recorders:
             recorder for recorders in engines.values() for recorder in recorders if _is_over(recorder, recorders, at_ns)
         ]
         longest_lost = sorted(self._held.values(), key=lambda recorder: recorder.heard_at)
-        gone += longest_lost[: max(0, len(self._held) - MOST_RECORDERS)]
+        gone += longest_lost[: max(0, len(self._held) - MAX_RECORDERS)]
         for recorder in gone:
             self._held.pop(recorder.id, None)
         for engine in engines.keys() - {recorder.engine for recorder in self._held.values()}:

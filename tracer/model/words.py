@@ -9,7 +9,7 @@ from typing import Any
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.model.findings import Unknown
 
-MOST_RUNS = 4
+MAX_RUNS = 4
 """Runs of block ids, or keys, that are named; the rest are counted."""
 NOTHING = "–"  # noqa: RUF001 - an en dash, as tables have it for "no value"
 
@@ -72,8 +72,8 @@ def value(of: object) -> str:
         case int():
             return count(of)
         case list() | tuple():
-            rest = len(of) - MOST_RUNS
-            return " ".join(map(str, of[:MOST_RUNS])) + (f" and {count(rest)} more" if rest > 0 else "")
+            rest = len(of) - MAX_RUNS
+            return " ".join(map(str, of[:MAX_RUNS])) + (f" and {count(rest)} more" if rest > 0 else "")
         case _:
             return str(of)
 
@@ -135,8 +135,8 @@ def blocks(ids: Iterable[int]) -> str:
             runs[-1][1] = block
         else:
             runs.append([block, block])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:MOST_RUNS]]
-    more = sum(last - first + 1 for first, last in runs[MOST_RUNS:])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:MAX_RUNS]]
+    more = sum(last - first + 1 for first, last in runs[MAX_RUNS:])
     return ", ".join(texts) + (f" and {count(more)} more" if more else "")
 
 

@@ -24,7 +24,7 @@ COLORS = {
     Severity.WASTED_WORK: "cyan",
     Severity.WRONG_METRICS: "cyan",
 }
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Lost requests that are named when an engine died."""
 MAX_REQUESTS = 10
 """Requests that are shown under a rule: the eleventh rarely adds anything."""
@@ -69,8 +69,8 @@ def _death(death: Death, result: Audit, columns: int | None) -> str:
     head = plain(f"Engine {result.engine_name(death.engine)} died at {at} of {death.ended_by}")
     lines = [style(line, fg="red", bold=True) for line in wrapped(head, columns, rest="  ")]
     lost = words.some(len(death.lost), "request")
-    named = f": {', '.join(death.lost[:MOST_NAMED])}" if death.lost else ""
-    more = f" and {words.count(len(death.lost) - MOST_NAMED)} more" if len(death.lost) > MOST_NAMED else ""
+    named = f": {', '.join(death.lost[:MAX_NAMED])}" if death.lost else ""
+    more = f" and {words.count(len(death.lost) - MAX_NAMED)} more" if len(death.lost) > MAX_NAMED else ""
     lines += wrapped(plain(f"Lost: {lost}{named}{more}"), columns, first="  ", rest="    ")
     if (cause := death.cause) is not None:
         request = f" of request {cause.request}" if cause.request else ""

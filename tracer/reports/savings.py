@@ -12,7 +12,7 @@ from kvtrail.tracer.model import words
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
 SECOND_NS = 10**9
-MOST_GAINS = 3
+MAX_GAINS = 3
 """Larger stores that a sentence compares with today's; the table has all of them."""
 
 
@@ -89,7 +89,7 @@ def _table(estimate: Estimate) -> list[str]:
 def _sentences(estimate: Estimate) -> list[str]:
     today = next((point for point in estimate.points if point.chunks == estimate.capacity), None)
     more = [point for point in estimate.points if today is not None and point.hits > today.hits]
-    sentences = [_gain(estimate, today, point) for point in more[:MOST_GAINS] if today is not None]
+    sentences = [_gain(estimate, today, point) for point in more[:MAX_GAINS] if today is not None]
     sentences.append(
         f"Beyond {words.some(estimate.enough, 'chunk')}{_in_bytes(estimate, estimate.enough)} nothing is gained: all"
         " remaining misses are first accesses."

@@ -347,8 +347,8 @@ def _value(of: Any) -> str:
             ranks = ", ".join(f"rank {rank}: {words.count(number)}" for rank, number in sorted(of.items()))
             return ranks or words.NOTHING
         case list() | tuple():
-            shown = ", ".join(f"{x[0]} to {x[1]}" if isinstance(x, tuple) else str(x) for x in of[: words.MOST_RUNS])
-            rest = len(of) - words.MOST_RUNS
+            shown = ", ".join(f"{x[0]} to {x[1]}" if isinstance(x, tuple) else str(x) for x in of[: words.MAX_RUNS])
+            rest = len(of) - words.MAX_RUNS
             return plain(shown) + (f" and {words.count(rest)} more" if rest > 0 else "") or words.NOTHING
         case _:
             return plain(words.value(of))

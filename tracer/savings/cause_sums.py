@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause
 
@@ -18,33 +16,27 @@ AGE, AGED = "cause-age:", "cause-aged:"
 TENANT = "tenant:"
 """Prefix of a measure of tokens: a tenant follows, and the cause."""
 PLAIN, OTHER = "plain", "other"
-"""The tenant of requests that have neither cache salt nor adapter, and that of those beyond `MOST_TENANTS`."""
-MOST_TENANTS, MOST_REQUESTS = 32, 20_000
-"""Tenants that are distinguished, and requests whose tenant is remembered."""
+"""The tenant of requests that have neither cache salt nor adapter, and that of those beyond `MAX_TENANTS`."""
+MAX_TENANTS = 32
+"""Tenants that are distinguished."""
 _AGING = (Cause.EVICTED, Cause.RESET)
 
 
 @dataclass(slots=True)
 class Tenants:
-    """Whose each request is: its identity, where it has a cache salt or an adapter."""
+    """The tenants that are distinguished: requests with the same cache salt and adapter are one's."""
 
-    _by_request: BoundedDict[tuple[str, str], str] = field(default_factory=lambda: BoundedDict(MOST_REQUESTS))
     _known: set[str] = field(default_factory=set)
 
-    def enter(self, event: RequestStart) -> None:
-        """Note the tenant of a request that begins."""
-        if event.identity in (None, "", PLAIN):
-            return
-        tenant = event.identity.replace(":", "_")
-        if tenant not in self._known and len(self._known) >= MOST_TENANTS:
-            tenant = OTHER
-        else:
-            self._known.add(tenant)
-        self._by_request[event.engine, event.request or ""] = tenant
-
-    def of(self, event: Event) -> str:
-        """The tenant of an event's request."""
-        return self._by_request.get((event.engine, event.request or ""), PLAIN)
+    def of(self, identity: str | None) -> str:
+        """The tenant of requests with this cache salt and adapter."""
+        if not identity or identity == PLAIN:
+            return PLAIN
+        tenant = identity.replace(":", "_")
+        if tenant not in self._known and len(self._known) >= MAX_TENANTS:
+            return OTHER
+        self._known.add(tenant)
+        return tenant
 
 
 def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: str = PLAIN) -> Counter[str]:

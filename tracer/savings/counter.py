@@ -16,7 +16,6 @@ from kvtrail.tracer.events.events import Event, Lookup
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
 from kvtrail.tracer.ledger.facts import (
     Admitted,
-    Began,
     Breakdown,
     Copied,
     Counted,
@@ -33,12 +32,12 @@ from kvtrail.tracer.savings.cause_sums import Tenants, measures_of
 from kvtrail.tracer.savings.cells import Cells
 from kvtrail.tracer.savings.prefill import PrefillTimer
 
-MOST_TIERS = 8
+MAX_TIERS = 8
 """Tiers distinguished for each connector; the rest are `other`."""
 TIER = "tier:"
 """Prefix of a tier's name in a measure."""
 UNNAMED, OTHER = "store", "other"
-"""The tier of tokens whose source the connector does not name, and of those beyond `MOST_TIERS`."""
+"""The tier of tokens whose source the connector does not name, and of those beyond `MAX_TIERS`."""
 
 
 @dataclass(slots=True)
@@ -68,7 +67,7 @@ class SavingsCounter:
         event = breakdown.event
         self.facts.append(breakdown)
         tier_of = partial(self._tier, event.connector)
-        self.cells.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(event)))
+        self.cells.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(breakdown.identity)))
 
     def forget(self, recorders: Iterable[str]) -> None:
         """Drop what is held of recorders that have ended."""
@@ -102,9 +101,6 @@ class SavingsCounter:
             return offers
         return [offer for offer in offers if not self._is_repeated(offer.lookup)]
 
-    def _enter_began(self, fact: Began, _: Account) -> None:
-        self._tenants.enter(fact.event)
-
     def _enter_looked_up(self, fact: LookedUp, account: Account) -> None:
         event = fact.event
         if event.recorder not in self._aggregating_connectors and event.has(Capability.ANSWERS_FOR_CHILDREN):
@@ -133,17 +129,14 @@ class SavingsCounter:
         measures = {"admissions": 1, "asked": lookup.total, "local": local, "taken": event.allocated}
         if not event.allocated and account.complete:
             self._count_unused(lookup)
-        left = event.allocated
-        for tier, tokens in tiers_of(event):
-            measure = TIER + self._tier(event.connector, tier)
+        for tier, tokens in (tiers_of(event) or {UNNAMED: event.allocated}).items():
+            measure = TIER + (UNNAMED if tier == UNNAMED else self._tier(event.connector, tier))
             measures[measure] = measures.get(measure, 0) + tokens
-            left -= tokens
-        measures[TIER + UNNAMED] = measures.get(TIER + UNNAMED, 0) + left
         self.cells.add(event, measures)
 
     def _tier(self, connector: str, name: str) -> str:
         known = self._tiers.setdefault(connector, set())
-        if name not in known and len(known) >= MOST_TIERS:
+        if name not in known and len(known) >= MAX_TIERS:
             return OTHER
         known.add(name)
         return name
@@ -158,10 +151,10 @@ class SavingsCounter:
             {"waits": 1, "waited_ns": fact.waited_ns, "failed": fact.alloc.allocated if event.failed else 0},
         )
 
-    def _enter_ran(self, fact: Ran, account: Account) -> None:
+    def _enter_ran(self, fact: Ran, _: Account) -> None:
         event = fact.event
         if not self._is_repeated(event):
-            measured = self._prefill_timer.enter(event, account.total or 0)
+            measured = self._prefill_timer.enter(event, fact.total or 0)
             if measured is not None:
                 self.cells.add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
         for offer in self._own(fact.admitted):
@@ -217,7 +210,6 @@ class SavingsCounter:
 
 
 _ENTER: dict[Any, Callable[[SavingsCounter, Any, Account], None]] = {
-    Began: SavingsCounter._enter_began,
     LookedUp: SavingsCounter._enter_looked_up,
     Admitted: SavingsCounter._enter_admitted,
     LoadReceived: SavingsCounter._enter_load_received,

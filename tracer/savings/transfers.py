@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import LoadPlan, Plan, TransferEnd
 
-MOST_OPEN = 100_000
+MAX_OPEN = 100_000
 """Transfers that are timed at a time; beyond that the longest open one is not."""
 
 
@@ -20,11 +20,11 @@ class TimedTransfer:
 
 
 class TransferTimer:
-    """Times numbered transfers. It takes events in the order of their arrival; transfers whose events come out of order, or
-    are lost, are not counted. Transfers may outlast their request."""
+    """Times numbered transfers. It pairs events itself, since transfers may outlast their request and its account. Transfers
+    whose events come out of order, or are lost, are not counted."""
 
     def __init__(self) -> None:
-        self._plans = BoundedDict[tuple[str, str | None, int], Plan](MOST_OPEN)
+        self._plans = BoundedDict[tuple[str, str | None, int], Plan](MAX_OPEN)
 
     def begin(self, plan: Plan) -> None:
         """Note a transfer, if it has a number."""

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvtrail.tracer.serve.exposure import Unsafe, is_local
+from kvtrail.tracer.serve.bind_address import Unsafe, is_local
 from kvtrail.tracer.serve.roles import Role, TokenFile, role_of, tokens_in
 
 logger = logging.getLogger("kvtrail")
@@ -190,7 +190,7 @@ def _refusing(code: grpc.StatusCode, text: str) -> Any:
     return grpc.stream_unary_rpc_method_handler(refuse)  # which reads nothing of the message
 
 
-def check_exposure(host: str, tokens: Access | None, *, insecure: bool) -> None:
+def check_bind_address(host: str, tokens: Access | None, *, insecure: bool) -> None:
     """Raises Unsafe where anybody on the network could read what is served, and this is not declared intended."""
     if tokens is not None or insecure or is_local(host):
         return

@@ -16,7 +16,7 @@ from prometheus_client import Counter
 
 logger = logging.getLogger("kvtrail")
 
-MOST_LOGGED = 1_000
+MAX_LOGGED = 1_000
 """Places in the code that are remembered; each is logged once."""
 
 
@@ -62,7 +62,7 @@ class InternalErrors:
         frames = traceback.extract_tb(error.__traceback__)
         file, line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
         place = (file, line, type(error).__name__)
-        if place not in self._logged and len(self._logged) < MOST_LOGGED:
+        if place not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(place)
             logger.error(
                 "an error in kvtrail itself (%s)%s; the like of it is only counted from now on",

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from kvtrail.tracer.serve import logs
-from kvtrail.tracer.serve.access import Tls, access, check_exposure
+from kvtrail.tracer.serve.access import Tls, access, check_bind_address
 from kvtrail.tracer.serve.api.process import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.hosts import KnownHosts
@@ -42,7 +42,7 @@ def serve(
         StoreError: there is no such ClickHouse, or its tables can be neither read nor made.
     """
     tokens = access(token_file)
-    check_exposure(host, tokens, insecure=insecure)
+    check_bind_address(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
     listener = bound(host, http_port)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 MIB = 2**20
-MOST_REQUESTS = 25_000
+MAX_REQUESTS = 25_000
 """Of vLLM, whose accounts are held: 9 KB each, whether they run or have ended lately."""
 RETRY_S = 6
 """After how many seconds a sender is asked to try again. An exporter of OpenTelemetry's SDK for Python tries six times: so it
@@ -21,7 +21,7 @@ def _limit(default: int, text: str) -> int:
     return field(default=default, metadata={"help": text})
 
 
-MOST_DESCRIPTORS = 65_536
+MAX_DESCRIPTORS = 65_536
 OWN_DESCRIPTORS = 128
 """Of files, and of what else the process opens for itself."""
 BEHIND_GATE = 3
@@ -64,11 +64,11 @@ DEFAULTS = Limits()
 def raise_descriptors() -> int:
     """Raise this process's soft limit of open files as far as it may; returns what it is then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def grpc_connections(limits: Limits, descriptors: int) -> int:

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from pythonjsonlogger.json import JsonFormatter
 
-MOST_LOGGED = 10
+MAX_LOGGED = 10
 """Messages of a kind in a minute: those of the same words, whatever is filled in."""
 MINUTE_S = 60.0
 _LEFT_OUT = "%d more messages were left out in %.0f s: %s"
@@ -73,7 +73,7 @@ class RateLimit:
                     minute = threading.Timer(self._minute_s, self._end, (key,))
                     minute.daemon = True
                     minute.start()
-            passes = kind.logged < MOST_LOGGED
+            passes = kind.logged < MAX_LOGGED
             kind.logged += passes
             kind.left_out += not passes
         if not passes:

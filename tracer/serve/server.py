@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from kvtrail.tracer.serve import logs
-from kvtrail.tracer.serve.access import Tls, access, check_exposure
+from kvtrail.tracer.serve.access import Tls, access, check_bind_address
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.forward.target import Settings
@@ -88,7 +88,7 @@ def serve(
     gc.set_threshold(*GC_THRESHOLDS)
     configure_heap()
     tokens = access(token_file)
-    check_exposure(host, tokens, insecure=insecure)
+    check_bind_address(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
     metrics = Metrics()

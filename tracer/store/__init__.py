@@ -18,7 +18,7 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
 
-MOST_RECEIPTS = 65_536
+MAX_RECEIPTS = 65_536
 """Digests of received requests that are remembered, to recognize one that is sent again. Senders give up after minutes."""
 LARGEST = 2**62
 """The largest sum: two of them still fit into a database's 64 bits."""
@@ -34,7 +34,7 @@ class StoreInUse(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Spans as they were received.
+    """Spans as they were received: what the log of a store is made of.
 
     Attributes:
         payload: an `ExportTraceServiceRequest` in binary form; every span of it can be read.
@@ -145,29 +145,6 @@ class Sort(StrEnum):
     LOADS = "loads"
     FINDINGS = "findings"
     DURATION = "duration"
-
-
-class Writer(Protocol):
-    """The writing side of a store. Not thread-safe."""
-
-    def write(self, batch: Batch) -> Sequence[Exception]:
-        """Store a batch. After this returns, a kill -9 loses nothing of it. What no database can hold (a number too large, an
-        invalid text) is left out: returns an error for each such part. An empty batch checks whether the store can be
-        written.
-
-        Raises:
-            StoreError: nothing of the batch was stored; the text says why.
-        """
-
-    def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
-        """Drop spans, requests and sums older than `before_ns`, and then the oldest, until the store takes no more than
-        `most_bytes`; findings only if that is not enough. The space is returned to the disk.
-
-        It works in steps of some milliseconds, and yields the number of spans dropped by each. Between two steps, other
-        things may be written.
-        """
-
-    def close(self) -> None: ...
 
 
 class Reader(Protocol):

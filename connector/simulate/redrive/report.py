@@ -22,7 +22,7 @@ from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
-MOST_LISTED = 12
+MAX_LISTED = 12
 """Numbers of answers that are listed one by one."""
 _INDENT = "  "
 _MEANT = {
@@ -233,5 +233,5 @@ def _why(answer: Answer) -> str:
 
 
 def _list(numbers: Sequence[int]) -> str:
-    listed = ", ".join(f"#{number}" for number in numbers[:MOST_LISTED])
-    return f"{listed}, and {len(numbers) - MOST_LISTED} more" if len(numbers) > MOST_LISTED else listed
+    listed = ", ".join(f"#{number}" for number in numbers[:MAX_LISTED])
+    return f"{listed}, and {len(numbers) - MAX_LISTED} more" if len(numbers) > MAX_LISTED else listed

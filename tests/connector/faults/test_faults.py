@@ -200,7 +200,7 @@ SHOWN = ("stale-lookup", "block-reuse", "key-collision")
 """Faults that the spans of a part show by themselves."""
 CARRIED = ("phantom-hit", "store-short", "evicted-hit", "failed-load-resume")
 """Faults that some requests' parts do not: more of the engine would be needed."""
-MOST_EVENTS = 100
+MAX_EVENTS = 100
 """No fault needs more to be shown; the recordings have up to some thousands."""
 
 
@@ -262,7 +262,7 @@ def test_the_recording_is_cut_down_to_what_shows_the_fault(played: History, faul
     result = minimize(History(moments=tuple(in_order([*played.moments, *alive.moments]))), rule=fault)
     assert result.finding.rule == fault
     beats = sum(isinstance(event, Heartbeat) for event in result.history.events)
-    assert result.events - beats <= MOST_EVENTS
+    assert result.events - beats <= MAX_EVENTS
     assert_minimal(result)
 
 

@@ -54,7 +54,7 @@ SHOWN = {
 
 def test_the_page_says_what_each_probe_shows() -> None:
     page = (Path(__file__).parents[3] / "docs" / "connectors.md").read_text()
-    told = page.partition("## What the probes show")[2].partition("\n\nThe others")[0]
+    reported = page.partition("## What the probes show")[2].partition("\n\nThe others")[0]
     rows = []
     for connector in sorted(
         {each.package: each for each in known._by_class().values()}.values(), key=lambda c: c.classes
@@ -63,7 +63,7 @@ def test_the_page_says_what_each_probe_shows() -> None:
         if probe is not None:
             shown = dict.fromkeys(word for name, word in SHOWN.items() if name in vars(probe))
             rows.append(f"| {', '.join(f'`{name}`' for name in connector.classes)} | {', '.join(shown)} |")
-    assert told.strip().split("\n")[2:] == rows
+    assert reported.strip().split("\n")[2:] == rows
 
 
 def test_the_page_says_what_each_capability_promises_and_which_rules_ask_for_it() -> None:

@@ -39,7 +39,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 @pytest.mark.parametrize("profile", PLAYED)
 def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, held: list[set[str]]) -> None:
     events = play(scenario_of(profile, 1), CONNECTOR).events
-    told: set[str] = set()
+    reported: set[str] = set()
     moments = iter(held)
     chains, of_request = Chains(), dict[str, Chain]()
     live: set[str] = set()
@@ -53,18 +53,18 @@ def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, held: list[
             case RequestEnd():
                 live.discard(name)
             case StorePlan(chunk_keys=(key,)):
-                told.add(key)
+                reported.add(key)
                 chain = of_request[name]
                 last = (event.start or 0) // (event.block_size or 1) + event.count // (event.block_size or 1) - 1
                 assert (chain.of(last) or bytes.fromhex(key)).hex() == key, "a key is the hash of its last block"
             case Evict(chunk_key=str(key)):
-                assert key in told
-                told.discard(key)
+                assert key in reported
+                reported.discard(key)
                 assert event.pushed_by is None or event.pushed_by in live
             case Reset():
-                told.clear()
+                reported.clear()
             case Lookup():
-                assert told == next(moments)
+                assert reported == next(moments)
     assert next(moments, None) is None
     assert any(held)
     if profile in ("chunked-prefill", "preemption-storm", "full-store"):

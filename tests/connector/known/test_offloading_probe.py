@@ -55,7 +55,7 @@ def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, per_chunk: 
     played = play(scenario_of(profile, 1), {**CONNECTOR, "kv_connector_extra_config": extra})
     assert (played.findings, played.unprobed) == ([], None)
     events = played.events
-    told: set[str] = set()
+    reported: set[str] = set()
     moments = iter(held)
     chains, of_request = Chains(), dict[str, Chain]()
     evictions = placed = 0
@@ -66,7 +66,7 @@ def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, per_chunk: 
         match event:
             case StorePlan() | LoadPlan():
                 assert event.chunk_keys
-                told |= set(event.chunk_keys) if isinstance(event, StorePlan) else set()
+                reported |= set(event.chunk_keys) if isinstance(event, StorePlan) else set()
                 if event.start is not None:
                     placed += 1
                     first = event.start // BLOCK // per_chunk
@@ -74,14 +74,14 @@ def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, per_chunk: 
                         own = of_request[name].of(number * per_chunk - 1)
                         assert own is None or own.hex() == key, "a key is the hash of its chunk's last block"
             case Evict(chunk_key=str(key)):
-                assert key in told
-                told.discard(key)
+                assert key in reported
+                reported.discard(key)
                 evictions += 1
             case Reset():
-                told.clear()
+                reported.clear()
             case Lookup():
                 assert event.chunk_size == BLOCK * per_chunk
-                assert told == next(moments)
+                assert reported == next(moments)
     assert next(moments, None) is None
     assert any(held)
     assert placed

@@ -78,11 +78,11 @@ def test_requests_that_wait_together_push_out_what_was_fetched_for_another(
     """vLLM #49902, in the vLLM that is installed: the probe tells it, and the rule finds it."""
     fetched = ask_together(tiers(SMALL), 3)
     events = recorded()
-    told = [
+    reported = [
         (event.request or "", key) for event in events if isinstance(event, Prefetch) for key in event.chunk_keys or ()
     ]
-    assert told == fetched, "each fetch is told once, in order"
-    again = [pair for n, pair in enumerate(told) if pair in told[:n]]
+    assert reported == fetched, "each fetch is told once, in order"
+    again = [pair for n, pair in enumerate(reported) if pair in reported[:n]]
     assert again
     assert {event.pool_tier for event in events if isinstance(event, Evict)} == {"cpu"}
     numbers = found(events)["refetched-chunk"]

@@ -78,9 +78,9 @@ FINGERPRINTS = f"{-(2**63)}@0 b:{2**63 - 1}@32 c:0@64"
 
 @pytest.mark.parametrize("read", [protobuf.spans, as_json])
 def test_a_look_at_blocks_survives_both_encodings(read: Callable[[bytes], list[Span]]) -> None:
-    told = f"check computed 3 group 1 tells a:{FINGERPRINTS}"
+    reported = f"check computed 3 group 1 tells a:{FINGERPRINTS}"
     wrong = "check loaded 3 wrong drift 12@256 layers 0-3,7 holds r-7@256 wrong early 9@0 more 5 healed rank 1"
-    events = history(f"{told}\n{wrong}\nend", cache_identity="0123456789abcdef")
+    events = history(f"{reported}\n{wrong}\nend", cache_identity="0123456789abcdef")
     checks = [
         event for event in map(decode.from_span, read(encoded(events, IDENTITY))) if isinstance(event, BlockCheck)
     ]

@@ -23,11 +23,11 @@ def test_only_those_without_an_event_since_are_named() -> None:
 def test_all_have_their_turn_and_the_budget_holds() -> None:
     requests, events = IdleRequests(), {f"request-{n}": n for n in range(300)}
     requests.select(events)
-    told = [requests.select(events) for _ in range(10)]
-    assert {len(named) for named, _ in filter(None, told)} == {idle.MAX_NAMED}
-    first = {name for named, _ in filter(None, told[:5]) for name in named}
+    reported = [requests.select(events) for _ in range(10)]
+    assert {len(named) for named, _ in filter(None, reported)} == {idle.MAX_NAMED}
+    first = {name for named, _ in filter(None, reported[:5]) for name in named}
     assert first == {f"request-{n}" for n in range(300)}
-    assert all(int(name.split("-")[1]) == count for each in told if each for name, count in zip(*each, strict=True))
+    assert all(int(name.split("-")[1]) == count for each in reported if each for name, count in zip(*each, strict=True))
 
 
 def test_a_scheduler_names_what_is_open_and_whose_blocks_are_kept() -> None:
@@ -45,5 +45,5 @@ def test_a_scheduler_names_what_is_open_and_whose_blocks_are_kept() -> None:
     assert recorder.flush(SLOW_S)
     recorder.close(SLOW_S)
     beats = [event for event in transport.events() if isinstance(event, Heartbeat)]
-    told = [dict(zip(beat.idle_requests or (), beat.idle_events or (), strict=True)) for beat in beats]
-    assert {"open": 1, "kept": 1} in told
+    reported = [dict(zip(beat.idle_requests or (), beat.idle_events or (), strict=True)) for beat in beats]
+    assert {"open": 1, "kept": 1} in reported

@@ -42,7 +42,7 @@ def a_lookup(*values: Any, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("odd", "told"),
+    ("odd", "reported"),
     [
         (numpy.int64(7), 7),
         (Number.ONE, 1),
@@ -54,11 +54,11 @@ def a_lookup(*values: Any, **changes: Any) -> Any:
         (Hostile(), None),
     ],
 )
-def test_a_number_is_a_number_or_unknown(odd: Any, told: int | None) -> None:
+def test_a_number_is_a_number_or_unknown(odd: Any, reported: int | None) -> None:
     event = plain(a_lookup(700, 0, odd, 256, False, None, None, (numpy.str_("k"),), 3, bytearray(b"hash"), None))
     assert event is not None
-    assert event[-1] == (700, 0, told, 256, False, None, None, ("k",), 3, b"hash", None)
-    assert [type(value) for value in event[-1]][2] is type(told)
+    assert event[-1] == (700, 0, reported, 256, False, None, None, ("k",), 3, b"hash", None)
+    assert [type(value) for value in event[-1]][2] is type(reported)
 
 
 @pytest.mark.parametrize(

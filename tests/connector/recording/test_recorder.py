@@ -414,7 +414,7 @@ def last_words(transport: MemoryTransport) -> list[str | None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (
             AssertionError("Mismatch in tokens to load: 256 vs 256"),
@@ -427,7 +427,9 @@ def last_words(transport: MemoryTransport) -> list[str | None]:
         (None, None),
     ],
 )
-def test_the_goodbye_names_the_exception_that_the_engine_dies_of(error: BaseException | None, told: str | None) -> None:
+def test_the_goodbye_names_the_exception_that_the_engine_dies_of(
+    error: BaseException | None, reported: str | None
+) -> None:
     """vLLM shuts the connector down while it handles the exception; a signal, too, ends its loop by one."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
@@ -435,7 +437,7 @@ def test_the_goodbye_names_the_exception_that_the_engine_dies_of(error: BaseExce
     SchedulerInstrumentation(recorder).on_shutdown(error)
     record(recorder, a_request())
     recorder.close(SLOW_S)
-    assert last_words(transport) == [told, told]
+    assert last_words(transport) == [reported, reported]
 
 
 @pytest.mark.parametrize(
@@ -477,10 +479,10 @@ def test_the_goodbye_has_no_id_that_is_to_be_hashed(monkeypatch: pytest.MonkeyPa
     record(recorder, a_request("secret-0-0123abcd"))
     SchedulerInstrumentation(recorder).on_shutdown(KeyError("secret-0-0123abcd of secret-0"))
     recorder.close(SLOW_S)
-    (told,) = last_words(transport)
-    assert told is not None
-    assert told.startswith("KeyError: ")
-    assert "secret" not in told
+    (reported,) = last_words(transport)
+    assert reported is not None
+    assert reported.startswith("KeyError: ")
+    assert "secret" not in reported
 
 
 def test_the_memory_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ from processes import SLOW_S, Tracer, free_port, serve, until
 
 from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording import transport as transport_module
-from kvtrail.connector.recording.encoder import MOST_BYTES, Encoder
+from kvtrail.connector.recording.encoder import MAX_BYTES, Encoder
 from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporter
 from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.recording.ring import EventTuple, Ring, bytes_of
-from kvtrail.connector.recording.sizes import MOST_ITEMS, MOST_TEXT
+from kvtrail.connector.recording.sizes import MAX_ITEMS, MAX_TEXT
 from kvtrail.connector.recording.transport import Refused
 from kvtrail.tracer.events import ids, semconv
 from kvtrail.tracer.events.events import FIELDS, Heartbeat, Schedule, place
@@ -62,12 +62,12 @@ def test_requests_are_cut_by_their_bytes() -> None:
     events = [an_event(n, 100_000) for n in range(40)]
     sizes = [len(payload) for payload in encoder.requests(events, 512)]
     assert len(sizes) == 4
-    assert max(sizes) < MOST_BYTES + 1000
+    assert max(sizes) < MAX_BYTES + 1000
 
 
 def test_what_is_larger_alone_is_alone() -> None:
     encoder = Encoder({}, 1, 0)
-    events = [an_event(0), an_event(1, MOST_BYTES), an_event(2)]
+    events = [an_event(0), an_event(1, MAX_BYTES), an_event(2)]
     assert [len(list(protobuf.spans(each))) for each in encoder.requests(events, 512)] == [1, 1, 1]
 
 
@@ -82,8 +82,10 @@ def test_a_step_of_very_many_rows_is_sent_in_parts() -> None:
     recorder.close(SLOW_S)
     assert max(map(len, transport.payloads)) < 2 * MIB, "a receiver may refuse what has more than four"
     rows = [event for event in transport.events() if isinstance(event, Schedule)]
-    told = [(row.request, row.computed, row.scheduled, row.drafted, row.blocks_ids, row.scheduler_step) for row in rows]
-    assert told == [(f"{n:0{ids.MOST}}", n, n, 2, blocks[n], 7) for n in range(count)]
+    reported = [
+        (row.request, row.computed, row.scheduled, row.drafted, row.blocks_ids, row.scheduler_step) for row in rows
+    ]
+    assert reported == [(f"{n:0{ids.MOST}}", n, n, 2, blocks[n], 7) for n in range(count)]
     assert recorder.dropped == 0
 
 
@@ -244,12 +246,12 @@ def test_a_long_id_is_kept_nowhere_once_its_request_has_ended() -> None:
 def test_what_is_too_large_for_a_span_is_unknown_and_counted() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    schedule(recorder, a_request(), tuple(range(MOST_ITEMS + 1)))
+    schedule(recorder, a_request(), tuple(range(MAX_ITEMS + 1)))
     recorder.record(Kind.FAILURE.value, b"", None, 1, 2, ("c" * 1_000_000,), "E: " + "e" * 1_000_000)
     recorder.close(SLOW_S)
     step, failure = [event for event in transport.events() if not isinstance(event, Heartbeat)]
     assert step.blocks_ids is None  # type: ignore[attr-defined]
-    assert len(failure.call) < MOST_TEXT  # type: ignore[attr-defined]
+    assert len(failure.call) < MAX_TEXT  # type: ignore[attr-defined]
     assert len(failure.error or "") <= 2000
     goodbye = [event for event in transport.events() if isinstance(event, Heartbeat)][-1]
     assert goodbye.recorder_untold == ("kv.schedule:1",)

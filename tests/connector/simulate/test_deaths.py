@@ -80,14 +80,14 @@ def test_a_tracer_says_how_an_engine_ended(tmp_path: Path, end: str) -> None:
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
         engine.join(SLOW_S)
-        told = ended(tracer, log)
+        reported = ended(tracer, log)
         outcomes = {row["external"]: row["outcome"] for row in tracer.get("/api/requests")}
         statements = [each["kind"] for each in tracer.get("/api/status")["statements"]]
     finally:
         tracer.end()
     expected = {"killed": ("died", NO_GOODBYE, 6), "broken": ("died", "RuntimeError: the device is lost", 6)}
-    assert (told["state"], told["ended_by"], told["lost"]) == expected.get(end, ("drained", None, 0))
-    assert told["cause"] is None
+    assert (reported["state"], reported["ended_by"], reported["lost"]) == expected.get(end, ("drained", None, 0))
+    assert reported["cause"] is None
     assert set(outcomes) == {*OPEN}
     assert set(outcomes.values()) == {"finished" if end == "drained" else "lost"}
     assert statements == ["well" if end == "drained" else "death"]
@@ -140,7 +140,7 @@ def test_a_real_engine_that_dies_of_the_stale_lookup_says_so(tmp_path: Path, pro
         engine = forks.start(core_process, tmp_path, environment=environment(endpoint, **more), out=log)
         engine.join(SLOW_S)
         assert engine.exitcode != 0
-        told = ended(tracer, log)
+        reported = ended(tracer, log)
         until(lambda: tracer.get("/api/requests", status="failed"), why=log.read_text)
         tracer.end()
         tracer = serve(tmp_path, store=tracer.store)
@@ -149,20 +149,24 @@ def test_a_real_engine_that_dies_of_the_stale_lookup_says_so(tmp_path: Path, pro
         (failed,) = tracer.get("/api/requests", status="failed")
         others = [row["outcome"] for row in tracer.get("/api/requests") if row["request"] != failed["request"]]
         (finding,) = tracer.get("/api/findings")
-        window = {"from_ns": told["ended_ns"] - 10**9, "to_ns": told["ended_ns"] + 10**9}
+        window = {"from_ns": reported["ended_ns"] - 10**9, "to_ns": reported["ended_ns"] + 10**9}
         (death,) = tracer.get("/api/lanes", **window)["deaths"]
         first, *_ = tracer.get("/api/status")["statements"]
     finally:
         tracer.end()
-    assert told["state"] == "died"
-    assert told["ended_by"].startswith(MISMATCH)
+    assert reported["state"] == "died"
+    assert reported["ended_by"].startswith(MISMATCH)
     assert {name: again[name] for name in ("state", "ended_ns", "ended_by", "lost", "cause")} == {
-        name: told[name] for name in ("state", "ended_ns", "ended_by", "lost", "cause")
+        name: reported[name] for name in ("state", "ended_ns", "ended_by", "lost", "cause")
     }
-    assert told["lost"] == 1 + others.count("lost") > 1
+    assert reported["lost"] == 1 + others.count("lost") > 1
     assert set(others) <= {"lost", "finished"}
     assert (failed["outcome"], finding["did"]) == ("failed", "engine died")
-    assert told["cause"]["request"] == failed["request"] == finding["request"]
-    assert (death["at_ns"], death["ended_by"], death["lost"]) == (told["ended_ns"], told["ended_by"], told["lost"])
-    assert first["text"].endswith(f" of AssertionError, {told['lost']} requests lost: a stale lookup")
+    assert reported["cause"]["request"] == failed["request"] == finding["request"]
+    assert (death["at_ns"], death["ended_by"], death["lost"]) == (
+        reported["ended_ns"],
+        reported["ended_by"],
+        reported["lost"],
+    )
+    assert first["text"].endswith(f" of AssertionError, {reported['lost']} requests lost: a stale lookup")
     assert first["query"] == {"id": failed["request"], "engine": again["engine"]}

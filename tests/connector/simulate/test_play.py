@@ -73,7 +73,7 @@ def test_the_story_tells_what_a_replay_needs() -> None:
     ends = {e.request: e for e in events if isinstance(e, RequestEnd)}
     assert {r: e.scheduler_step for r, e in starts.items()} == {a.id: a.at_step for a in CROWD.arrivals}
     assert (ends["r-3"].outcome, ends["r-3"].scheduler_step) == ("aborted", 30)
-    hashes = {request: told.chain.hashes for request, told in recorded_requests(events).items()}
+    hashes = {request: reported.chain.hashes for request, reported in recorded_requests(events).items()}
     assert len(hashes["r-0"]) == (556 + 40) // 32
     assert hashes["r-0"][:8] == hashes["r-5"][:8]
     assert hashes["r-0"][8] != hashes["r-5"][8]

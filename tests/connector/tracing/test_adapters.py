@@ -80,7 +80,7 @@ def test_where_there_is_no_file_the_path_is_the_version() -> None:
 
 
 def test_adapters_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "MOST_ADAPTERS", 3)
+    monkeypatch.setattr(identity, "MAX_ADAPTERS", 3)
     adapters = Adapters()
     for number in range(1, 12):
         adapters.version_of(asking(f"org/{number}", number=number))

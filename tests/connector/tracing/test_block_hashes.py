@@ -56,9 +56,9 @@ def test_chains_are_vllms_own_and_hashes_are_told_once(profile: str, ended: dict
     assert {name: (chains[name].first, chains[name].hashes) for name in ended} == {
         name: (0, hashes) for name, hashes in ended.items()
     }
-    told = [each for event in telling(events) for each in split_hashes(event.block_hashes)]
-    assert Counter(told).most_common(1)[0][1] <= 2, "a chunk may be filled by two requests at a time"
-    assert len(told) < 1.2 * len({each for hashes in ended.values() for each in hashes})
+    reported = [each for event in telling(events) for each in split_hashes(event.block_hashes)]
+    assert Counter(reported).most_common(1)[0][1] <= 2, "a chunk may be filled by two requests at a time"
+    assert len(reported) < 1.2 * len({each for hashes in ended.values() for each in hashes})
 
 
 @pytest.mark.parametrize("profile", ["chunked-prefill", "preemption-storm"])
@@ -66,15 +66,15 @@ def test_when_events_are_lost_nothing_is_made_up(profile: str, ended: dict[str, 
     events = play(scenario_of(profile, 2), OFFLOAD).events
     unknown = 0
     for seed in range(20):
-        dice, chains, told = random.Random(seed), Chains(), dict[str, Chain]()
+        dice, chains, reported = random.Random(seed), Chains(), dict[str, Chain]()
         for event in telling(events):
             name = event.request or ""
             if isinstance(event, RequestStart):
-                told[name] = Chain()
+                reported[name] = Chain()
             if dice.random() < 0.2:
                 continue
-            chains.add(told.setdefault(name, Chain()), event)
-            chain = told[name]
+            chains.add(reported.setdefault(name, Chain()), event)
+            chain = reported[name]
             assert chain.hashes == ended[name][chain.first : chain.end]
             unknown += chain.first > 0
     assert unknown
@@ -128,8 +128,8 @@ def test_very_many_hashes_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     hashes, chain, chains = BlockHashes(recorder), Chain(), Chains()
     request = a_request("long", *range(250))
     context = recorder.contexts.of(request)
-    told, first, after, _ = hashes.at_start(context, request)
-    assert (count(told), first, after) == (100, None, None)
+    reported, first, after, _ = hashes.at_start(context, request)
+    assert (count(reported), first, after) == (100, None, None)
     known: dict[str, Any] = {
         "engine": "e",
         "recorder": "r",
@@ -138,14 +138,14 @@ def test_very_many_hashes_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
         "end_ns": 1,
         "request": "long",
     }
-    chains.add(chain, RequestStart(**known, block_hashes=told))
-    told, first = hashes.since(context, request)
-    assert (count(told), first) == (100, 100)
-    chains.add(chain, Lookup(**known, total=4000, computed=0, block_hashes=told, block_first=first))
+    chains.add(chain, RequestStart(**known, block_hashes=reported))
+    reported, first = hashes.since(context, request)
+    assert (count(reported), first) == (100, 100)
+    chains.add(chain, Lookup(**known, total=4000, computed=0, block_hashes=reported, block_first=first))
     later = a_request("later", *range(250))
     assert hashes.at_start(recorder.contexts.of(later), later)[1] == 200, "what was sent is not sent again"
-    told, first = hashes.since(context, request)
-    chains.add(chain, RequestEnd(**known, block_hashes=told, block_first=first))
+    reported, first = hashes.since(context, request)
+    chains.add(chain, RequestEnd(**known, block_hashes=reported, block_first=first))
     assert hashes.since(context, request) == (None, None)
     assert chain.is_whole
     assert chain.hashes == [each[-HASH_BYTES:] for each in request.block_hashes]
@@ -158,20 +158,20 @@ def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     recorder = detailed()
     hashes, now_ns = BlockHashes(recorder), 1
     monkeypatch.setattr(block_hashes, "monotonic_ns", lambda: now_ns)
-    monkeypatch.setattr(block_hashes, "MOST_REPORTED", 100)
+    monkeypatch.setattr(block_hashes, "MAX_REPORTED", 100)
 
-    def told(name: str, *blocks: int) -> int:
+    def reported(name: str, *blocks: int) -> int:
         request = a_request(name, *blocks)
         return count(hashes.at_start(recorder.contexts.of(request), request)[0])
 
-    assert (told("a", *range(60)), told("b", *range(60))) == (60, 0)
+    assert (reported("a", *range(60)), reported("b", *range(60))) == (60, 0)
     if why == "many":
-        assert told("c", *range(1000, 1050)) == 50
+        assert reported("c", *range(1000, 1050)) == 50
     elif why == "lost":
         recorder._given_up["lost"] += 1
     else:
         now_ns += block_hashes.RESYNC_NS
-    assert (told("d", *range(60)), told("e", *range(60))) == (60, 0)
+    assert (reported("d", *range(60)), reported("e", *range(60))) == (60, 0)
     recorder.close()
 
 

@@ -41,10 +41,10 @@ def test_what_a_connector_holds_is_told(tmp_path: Path, recorded: Callable[[], l
             bare.step()
 
     def await_chunks(chunks: int) -> None:
-        def told() -> int | None:
+        def reported() -> int | None:
             return [event for event in recorded() if isinstance(event, Heartbeat)][-1].held_bytes
 
-        until(lambda: told() == chunks * chunk_bytes, why=told)
+        until(lambda: reported() == chunks * chunk_bytes, why=reported)
 
     run("first", 5)
     await_chunks(5)

@@ -15,7 +15,7 @@ from processes import SLOW_S
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.recording.messages import message
 from kvtrail.connector.settings import Guard
-from kvtrail.connector.tracing.instrumentation import MOST_PROBE_FAILURES
+from kvtrail.connector.tracing.instrumentation import MAX_PROBE_FAILURES
 from kvtrail.connector.tracing.scheduler_side import ContractBreach, SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.tracer.events.events import Heartbeat, RequestEnd, Store
@@ -145,13 +145,13 @@ def test_a_probe_that_fails_now_and_then_costs_those_answers() -> None:
     transport = MemoryTransport()
     recorder, request = a_recorder(transport), a_request(num_tokens=700)
     instrumentation = SchedulerInstrumentation(recorder, name="Some", probe=Moody(256))
-    for _ in range(3 * MOST_PROBE_FAILURES + 2):
+    for _ in range(3 * MAX_PROBE_FAILURES + 2):
         instrumentation.on_lookup(None, request, 0, 1, ANSWER)
     recorder.close(SLOW_S)
     matched = [e.numbers().get("matched") for e in transport.lookups()]
-    assert matched == [256, 256, None] * MOST_PROBE_FAILURES + [256, 256]
+    assert matched == [256, 256, None] * MAX_PROBE_FAILURES + [256, 256]
     assert [e.request_sequence for e in transport.lookups()] == list(range(len(matched))), "no event is missing"
-    assert last_heartbeat(transport).recorder_untold == (f"probe.lookup:{MOST_PROBE_FAILURES}",)
+    assert last_heartbeat(transport).recorder_untold == (f"probe.lookup:{MAX_PROBE_FAILURES}",)
     assert last_heartbeat(transport).recorder_probes_off is None
 
 
@@ -161,15 +161,15 @@ def test_a_probe_that_always_fails_is_switched_off_and_the_heartbeat_says_so(cap
     probe = Broken()
     instrumentation = SchedulerInstrumentation(recorder, name="Some", probe=probe)
     with caplog.at_level(logging.ERROR):
-        for _ in range(MOST_PROBE_FAILURES + 20):
+        for _ in range(MAX_PROBE_FAILURES + 20):
             instrumentation.on_lookup(None, request, 0, 1, ANSWER)
     recorder.close(SLOW_S)
-    assert probe.asked == MOST_PROBE_FAILURES
+    assert probe.asked == MAX_PROBE_FAILURES
     assert len([r for r in caplog.records if "kvtrail" in r.getMessage()]) == 3  # failed, is off, and what this costs
     recorded = [e.numbers() for e in transport.lookups()]
     assert [(numbers["returned"], numbers.get("matched"), numbers.get("cached")) for numbers in recorded] == [
         (256, None, None)
-    ] * (MOST_PROBE_FAILURES + 20)
+    ] * (MAX_PROBE_FAILURES + 20)
     assert last_heartbeat(transport).recorder_probes_off == ("Some",)
 
 

@@ -37,12 +37,12 @@ def held_by(pool: Any) -> Held:
     }
 
 
-def enter(held: Held, told: Recorded) -> None:
+def enter(held: Held, reported: Recorded) -> None:
     """What an event tells. A block that is stored was not held, and one that is removed was."""
-    if told.cache_whole:
+    if reported.cache_whole:
         held.clear()
-    hashes, group = split_hashes(told.block_hashes), told.group or 0
-    for run in told.cache_changes:
+    hashes, group = split_hashes(reported.block_hashes), reported.group or 0
+    for run in reported.cache_changes:
         some, hashes = {(group, each) for each in hashes[: abs(run)]}, hashes[abs(run) :]
         if run > 0:
             assert not held & some
@@ -96,8 +96,8 @@ def test_it_is_what_vllm_holds_at_every_lookup_and_allocation(profile: str, watc
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    told = [event for event in events if isinstance(event, Recorded | Lookup | Alloc)]
-    return sorted(told, key=lambda event: event.sequence)
+    reported = [event for event in events if isinstance(event, Recorded | Lookup | Alloc)]
+    return sorted(reported, key=lambda event: event.sequence)
 
 
 def test_a_setting_turns_it_off(watched: list[Held]) -> None:
@@ -144,7 +144,7 @@ def key(block: int) -> bytes:
 
 
 @pytest.fixture
-def told() -> Any:
+def reported() -> Any:
     """A recorder, a pool, the changes of its cache, and a function that gives what was told since it was asked last."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
@@ -164,8 +164,8 @@ def told() -> Any:
     recorder.close()
 
 
-def test_copies_of_a_block_count_once(told: Any) -> None:
-    _, pool, cache, fresh = told
+def test_copies_of_a_block_count_once(reported: Any) -> None:
+    _, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     assert fresh() == [((), [], True)]
     pool.store(1, 2, 3)
@@ -180,8 +180,8 @@ def test_copies_of_a_block_count_once(told: Any) -> None:
     assert fresh() == [((-1,), [2], False)]
 
 
-def test_a_few_changes_wait_at_the_end_of_a_step(told: Any) -> None:
-    _, pool, cache, fresh = told
+def test_a_few_changes_wait_at_the_end_of_a_step(reported: Any) -> None:
+    _, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     fresh()
     pool.store(1)
@@ -194,8 +194,8 @@ def test_a_few_changes_wait_at_the_end_of_a_step(told: Any) -> None:
     assert len(fresh()) == 1
 
 
-def test_a_reset_is_told_with_what_was_stored_since(told: Any) -> None:
-    _, pool, cache, fresh = told
+def test_a_reset_is_told_with_what_was_stored_since(reported: Any) -> None:
+    _, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     pool.store(1)
     pool.cached_block_hash_to_block = Map()
@@ -207,8 +207,8 @@ def test_a_reset_is_told_with_what_was_stored_since(told: Any) -> None:
 
 
 @pytest.mark.parametrize("why", ["lost", "late", "too much"])
-def test_all_is_told_anew(told: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, pool, cache, fresh = told
+def test_all_is_told_anew(reported: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     pool.store(1, 2)
     cache.flush(b"", 0, 2)
@@ -228,16 +228,16 @@ def test_all_is_told_anew(told: Any, why: str, monkeypatch: pytest.MonkeyPatch) 
     assert fresh() == []
 
 
-def test_much_is_told_in_parts(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, pool, cache, fresh = told
+def test_much_is_told_in_parts(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, pool, cache, fresh = reported
     monkeypatch.setattr(cache_events, "MAX_PER_EVENT", 2)
     pool.store(1, 2, 3)
     cache.flush(b"", 0, 1)
     assert fresh() == [((2,), [1, 2], True), ((1,), [3], False)]
 
 
-def test_at_level_basic_nothing_is_followed_and_that_is_told(told: Any) -> None:
-    recorder, pool, cache, fresh = told
+def test_at_level_basic_nothing_is_followed_and_that_is_told(reported: Any) -> None:
+    recorder, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     recorder.level.set(Level.BASIC, None)
     pool.store(1)

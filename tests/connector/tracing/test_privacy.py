@@ -42,7 +42,7 @@ FORMS: dict[str, Callable[[Sequence[int]], str]] = {
 }
 
 
-def told(text: str) -> set[int]:
+def reported(text: str) -> set[int]:
     """The prompt's tokens that a text shows next to others of them."""
     found = [int(number) for number in re.findall(r"\d{5}", text)]
     return {a for a, b in pairwise(found) if a in PROMPT and b in PROMPT}
@@ -51,7 +51,7 @@ def told(text: str) -> set[int]:
 @pytest.mark.parametrize("form", FORMS)
 def test_exceptions_tell_no_token_ids(form: str) -> None:
     said = FORMS[form](PROMPT)
-    assert len(told(said)) > 100 or form == "in a long text", "else this shows nothing"
+    assert len(reported(said)) > 100 or form == "in a long text", "else this shows nothing"
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     instrumentation, request = SchedulerInstrumentation(recorder), a_request(num_tokens=300)
@@ -61,7 +61,7 @@ def test_exceptions_tell_no_token_ids(form: str) -> None:
     recorder.close(SLOW_S)
     sent = "".join(str(ExportTraceServiceRequest.FromString(each)) for each in transport.payloads)
     assert "ValueError: cannot store" in sent
-    assert not told(sent)
+    assert not reported(sent)
 
 
 def test_no_span_of_a_run_has_token_ids(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:

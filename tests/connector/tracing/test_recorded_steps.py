@@ -42,12 +42,12 @@ def test_a_request_that_decodes_is_told_when_it_gets_a_block(
     tmp_path: Path, recorded: Callable[[], list[Event]]
 ) -> None:
     events, ran = told_and_run(tmp_path, recorded, Workers())
-    told = [e for e in events if isinstance(e, Schedule) and e.request == "loaded"]
-    first, second, *later = told
+    reported = [e for e in events if isinstance(e, Schedule) and e.request == "loaded"]
+    first, second, *later = reported
     assert second.scheduler_step == (first.scheduler_step or 0) + 1, "where it is then shows what became of its prompt"
     assert later
     assert all(e.blocks_ids for e in later)
-    assert len(told) < len(ran["loaded"]) / 5
+    assert len(reported) < len(ran["loaded"]) / 5
 
 
 def test_a_request_whose_load_failed_is_told_in_every_step(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
@@ -55,8 +55,8 @@ def test_a_request_whose_load_failed_is_told_in_every_step(tmp_path: Path, recor
     events, ran = told_and_run(tmp_path, recorded, Workers(load_failures=1.0))
     (error,) = [e for e in events if isinstance(e, LoadError)]
     assert error.request == "loaded"
-    told = [e.scheduler_step for e in events if isinstance(e, Schedule) and e.request == "loaded"]
-    assert told == ran["loaded"]
+    reported = [e.scheduler_step for e in events if isinstance(e, Schedule) and e.request == "loaded"]
+    assert reported == ran["loaded"]
     assert len([e for e in events if isinstance(e, Schedule) and e.request == "stored"]) < len(ran["stored"]) / 3
 
 

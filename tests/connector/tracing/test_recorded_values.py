@@ -21,17 +21,17 @@ RECORDED = {
 
 
 def test_each_value_has_the_type_of_the_field_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, Sequence[Any]]] = []
+    reported: list[tuple[str, Sequence[Any]]] = []
     record = Recorder.record
 
     def noted(self: Recorder, kind: str, *arguments: Any) -> Any:
-        told.append((kind, arguments[4]))
+        reported.append((kind, arguments[4]))
         return record(self, kind, *arguments)
 
     monkeypatch.setattr(Recorder, "record", noted)
     for connector, profile in RUNS:
         recorded_runs.healthy(connector, profile, seed=1)
-    for kind, values in told:
+    for kind, values in reported:
         fields = FIELDS[CLASSES[kind].kind]
         misfits = [
             f"{field.field} is {value!r}"
@@ -39,4 +39,4 @@ def test_each_value_has_the_type_of_the_field_in_its_place(monkeypatch: pytest.M
             if value is not None and type(value) is not field.type
         ]
         assert not misfits, kind
-    assert {kind for kind, _ in told} >= RECORDED
+    assert {kind for kind, _ in reported} >= RECORDED

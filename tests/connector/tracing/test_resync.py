@@ -53,16 +53,16 @@ def test_a_list_comes_in_pages_and_keeps_its_budget() -> None:
             held.record_page(probe, None, at_ns)
             pages.append(at_ns)
     recorder.close(SLOW_S)
-    told = [event for event in transport.events() if isinstance(event, e.Holdings)]
-    assert len(told) == len(pages) == 12 * 3
+    reported = [event for event in transport.events() if isinstance(event, e.Holdings)]
+    assert len(reported) == len(pages) == 12 * 3
     assert [n - m for m, n in pairwise(pages)][:5] == [S, S, 298 * S, S, S]
-    assert [(event.holdings_first, event.holdings_last) for event in told[:3]] == [
+    assert [(event.holdings_first, event.holdings_last) for event in reported[:3]] == [
         (True, False), (False, False), (False, True)
     ]  # fmt: skip
-    assert [key for event in told[:3] for key in event.chunk_keys] == [
+    assert [key for event in reported[:3] for key in event.chunk_keys] == [
         f"k{n}" for n in range(1200) if n not in (3, 600)
     ]
-    assert all(len(event.chunk_keys) <= 512 for event in told)
+    assert all(len(event.chunk_keys) <= 512 for event in reported)
 
 
 def test_an_empty_store_is_a_list_too() -> None:
@@ -70,8 +70,8 @@ def test_an_empty_store_is_a_list_too() -> None:
     recorder = a_recorder(transport)
     Holdings(recorder, b"").record_page(Store([]), None, 0)
     recorder.close(SLOW_S)
-    (told,) = [event for event in transport.events() if isinstance(event, e.Holdings)]
-    assert (told.chunk_keys, told.holdings_first, told.holdings_last) == ((), True, True)
+    (reported,) = [event for event in transport.events() if isinstance(event, e.Holdings)]
+    assert (reported.chunk_keys, reported.holdings_first, reported.holdings_last) == ((), True, True)
 
 
 class Torn(Store):
@@ -103,8 +103,8 @@ def test_a_list_that_a_probe_cannot_finish_has_no_end(monkeypatch: pytest.Monkey
     for _ in range(4):
         instrumentation.on_step(None, nothing, None)
     recorder.close(SLOW_S)
-    told = [event for event in transport.events() if isinstance(event, e.Holdings)]
-    assert [(event.holdings_first, event.holdings_last) for event in told] == [(True, False)] * 2
+    reported = [event for event in transport.events() if isinstance(event, e.Holdings)]
+    assert [(event.holdings_first, event.holdings_last) for event in reported] == [(True, False)] * 2
     heartbeat = [event for event in transport.events() if isinstance(event, e.Heartbeat)][-1]
     assert heartbeat.recorder_untold == ("probe.held_keys:2",)
 

@@ -52,7 +52,7 @@ def key(number: int) -> bytes:
 
 
 @pytest.fixture
-def told() -> Any:
+def reported() -> Any:
     """A store, what records it, and a function that gives what was told since it was asked last."""
     transport, contents = MemoryTransport(), Contents()
     recorder = a_recorder(transport)
@@ -78,8 +78,8 @@ def told() -> Any:
     recorder.close()
 
 
-def test_it_begins_with_the_whole_and_goes_on_with_changes_each_by_its_request(told: Any) -> None:
-    contents, _, _, fresh = told
+def test_it_begins_with_the_whole_and_goes_on_with_changes_each_by_its_request(reported: Any) -> None:
+    contents, _, _, fresh = reported
     assert fresh() == [((), [], True, "cpu", None)]
     contents.changes = [((key(1),), "a"), (key(2), "a"), (key(3), "a"), ((key(2),), "b"), (None, None)]
     assert fresh() == [
@@ -90,16 +90,16 @@ def test_it_begins_with_the_whole_and_goes_on_with_changes_each_by_its_request(t
     assert fresh() == []
 
 
-def test_after_a_loss_the_whole_is_told_anew(told: Any) -> None:
-    contents, recorder, _, fresh = told
+def test_after_a_loss_the_whole_is_told_anew(reported: Any) -> None:
+    contents, recorder, _, fresh = reported
     fresh()
     recorder._given_up["lost"] += 1
     contents.changes, contents.all = [(key(4), "a")], [key(4), key(5)]
     assert fresh() == [((1,), [4], False, "cpu", "a"), ((2,), [4, 5], True, "cpu", None)]
 
 
-def test_at_level_basic_nothing_is_told_and_the_whole_afterwards(told: Any) -> None:
-    contents, recorder, _, fresh = told
+def test_at_level_basic_nothing_is_told_and_the_whole_afterwards(reported: Any) -> None:
+    contents, recorder, _, fresh = reported
     fresh()
     recorder.level.set(Level.BASIC, None)
     contents.changes, contents.all = [(key(4), "a")], [key(4)]
@@ -109,8 +109,8 @@ def test_at_level_basic_nothing_is_told_and_the_whole_afterwards(told: Any) -> N
     assert fresh()[-1] == ((1,), [4], True, "cpu", None)
 
 
-def test_what_is_not_known_any_more_is_not_told_and_the_tracer_hears_that(told: Any) -> None:
-    contents, _, _, fresh = told
+def test_what_is_not_known_any_more_is_not_told_and_the_tracer_hears_that(reported: Any) -> None:
+    contents, _, _, fresh = reported
     fresh()
     contents.fails = True
     assert fresh() == [NOT_TOLD]

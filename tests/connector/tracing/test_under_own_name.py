@@ -92,7 +92,7 @@ def test_it_records_what_the_traced_name_records(
 ) -> None:
     """The children of a MultiConnector included, which are named as they were, too."""
 
-    def told(traced_name: str, children: str) -> list[tuple[Any, ...]]:
+    def reported(traced_name: str, children: str) -> list[tuple[Any, ...]]:
         before = len(recorded())
         extra: dict[str, Any] = {"cpu_bytes_to_use": 50_000_000}
         more: dict[str, Any] = {}
@@ -108,10 +108,10 @@ def test_it_records_what_the_traced_name_records(
         new = [event for event in recorded()[before:] if event.request]
         return [(event.kind, event.request, event.connector, event.numbers()) for event in new]
 
-    by_name = told(f"Traced{name}", "Traced" if name == "MultiConnector" else "")
+    by_name = reported(f"Traced{name}", "Traced" if name == "MultiConnector" else "")
     environment("*")
     assert by_name
-    assert told(name, "") == by_name
+    assert reported(name, "") == by_name
 
 
 class OfTwo(KVConnectorBase_V1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from hashlib import blake2b
 from math import sqrt
 from pathlib import Path
@@ -42,9 +41,11 @@ def chains(seed: int, count: int, *, salt: str = "", **shape: int) -> list[Chain
     ]
 
 
-def admission(chain: Sequence[bytes] | None, *, request: str = "r", connector: str = "0", blocks: int = 0) -> Breakdown:
+def admission(
+    chain: Chain | None, *, request: str = "r", connector: str = "0", name: str = "OffloadConnector", blocks: int = 0
+) -> Breakdown:
     common: dict[str, Any] = {
-        "engine": "e", "recorder": "r", "sequence": 0, "connector": "OffloadConnector", "connector_id": connector,
+        "engine": "e", "recorder": "r", "sequence": 0, "connector": name, "connector_id": connector,
         "role": "scheduler", "start_ns": 1, "end_ns": 1, "request": request, "block_size": BLOCK, "chunk_size": CHUNK,
     }  # fmt: skip
     total = (blocks or len(chain or ())) * BLOCK + 1
@@ -172,13 +173,30 @@ def test_what_a_request_has_generated_is_found_by_the_next_turn() -> None:
     assert not online.ended(Ended(end(prompt, first=0), ())), "it is not known any more"
 
 
+def test_lmcache_does_not_store_what_a_request_has_generated() -> None:
+    online = OnlineMissRatioCurve()
+    (prompt,) = chains(0, 1, chunks=2)
+    answer = [bytes([n]) * 8 for n in range(4)]
+    online.admitted(admission(prompt, name="LMCacheConnectorV1"))
+    online.ended(Ended(end([*prompt, *answer], first=len(prompt)), ()))
+    turn = online.admitted(admission([*prompt, *answer], name="LMCacheConnectorV1"))
+    assert turn["memory::"] == len(answer) * BLOCK, "the answer is new to the store"
+
+
+def test_hashes_after_a_hole_are_left_out() -> None:
+    online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(4)]
+    online.admitted(admission(prompt))
+    ended = end([*prompt, *([b"answered"] * 4)], first=6)  # those of the fifth and the sixth block are lost
+    assert online.ended(Ended(ended, ()))[online_curve.CHUNKS] == 2
+
+
 def test_tokens_that_were_not_computed_are_in_no_store() -> None:
     online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(8)]
     online.admitted(admission(prompt))
-    online.ran(Ran(step(0, 130), ()))
+    online.ran(Ran(step(0, 130), (), 200))
     again = online.admitted(admission(prompt))
     assert again["memory::"] == 128, "two of four chunks were computed"
-    online.ran(Ran(step(0, 200), ()))
+    online.ran(Ran(step(0, 200), (), 200))
     assert online.admitted(admission(prompt))["memory::"] == 64
 
 
@@ -187,8 +205,8 @@ def test_a_request_without_hashes_wants_nothing() -> None:
 
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online_curve, "MOST_CONNECTORS", 2)
-    monkeypatch.setattr(online_curve, "MOST_RUNNING", 2)
+    monkeypatch.setattr(online_curve, "MAX_CONNECTORS", 2)
+    monkeypatch.setattr(online_curve, "MAX_RUNNING", 2)
     online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(2)]
     for name in ("0", "1", "2"):
         online.admitted(admission(prompt, request=f"r{name}", connector=name))

@@ -32,10 +32,10 @@ def cache(rng: random.Random, name: str, chain: list[bytes]) -> CacheModel:
         before = (
             BlockChange(rng.choice([BlockState.EVICTED, BlockState.HELD]), number - 1) if rng.random() < 0.3 else None
         )
-        told = BlockChange(
+        reported = BlockChange(
             rng.choice(list(BlockState)[: BlockState.ABSENT]), number, number, str(number), "another", before
         )
-        cache.record(chain[first : rng.randrange(first, len(chain)) + 1], told)
+        cache.record(chain[first : rng.randrange(first, len(chain)) + 1], reported)
         if rng.random() < 0.15:
             cache.lose(number, NotRecorded.LOST)
     return cache

@@ -22,7 +22,7 @@ def states(cache: CacheModel, numbers: range) -> list[BlockState | None]:
 
 
 def test_of_many_keys_the_oldest_keep_their_fate_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "MOST_KEYS", 100)
+    monkeypatch.setattr(memories, "MAX_KEYS", 100)
     cache = CacheModel("gpu")
     cache.is_reported = True
     for number in range(1000):
@@ -39,7 +39,7 @@ def test_of_many_keys_the_oldest_keep_their_fate_and_nothing_else(monkeypatch: p
 
 
 def test_a_fate_that_is_told_again_is_the_last_one_also_after_it_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "MOST_KEYS", 10)
+    monkeypatch.setattr(memories, "MAX_KEYS", 10)
     cache = CacheModel("gpu")
     cache.is_reported = True
     for turn, state in enumerate((BlockState.HELD, BlockState.EVICTED, BlockState.HELD, BlockState.EVICTED)):
@@ -77,9 +77,9 @@ def keys(numbers: range) -> list[bytes]:
 def test_the_past_is_seldom_wrong_about_keys_that_it_never_had() -> None:
     past = EvictionHistory()
     assert past.codes([key(1), key(2)]) == [0, 0]
-    told = [1 + number % 3 for number in range(20_000)]
-    past.add(keys(range(20_000)), told)
-    assert past.codes(keys(range(20_000))) == told
+    reported = [1 + number % 3 for number in range(20_000)]
+    past.add(keys(range(20_000)), reported)
+    assert past.codes(keys(range(20_000))) == reported
     past.add([key(7)], [9])
     assert past.codes(keys(range(6, 9))) == [1, 9, 3]
     assert sum(map(bool, past.codes(keys(range(100_000, 140_000))))) <= 2

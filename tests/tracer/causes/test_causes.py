@@ -37,7 +37,7 @@ def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Brea
     return list(dict.fromkeys(causes.breakdowns))
 
 
-def told(text: str, *, chunk: int = 32, capabilities: str | None = TOLD, without: Sequence[int] = ()) -> list[str]:
+def reported(text: str, *, chunk: int = 32, capabilities: str | None = TOLD, without: Sequence[int] = ()) -> list[str]:
     """What is said of each admission of a history."""
     events = history(text, chunk=chunk, capabilities=capabilities)
     made = splits(events, without=without)
@@ -74,12 +74,12 @@ RAN = (
 
 
 def test_what_was_never_seen_is_new() -> None:
-    assert told(FIRST) == ["new 96, unaligned 14"]
+    assert reported(FIRST) == ["new 96, unaligned 14"]
 
 
 @pytest.mark.parametrize("between", ["", "wait 6\n"], ids=["at once", "a sign of life between"])
 def test_what_an_allocation_has_brought_into_vllms_cache_its_lookup_did_not_find(between: str) -> None:
-    assert told(f"cache\na: start 110 of a b c\na: L 110 c0 h0 -> 0\ncache + a b c\n{between}a: A 0") == [
+    assert reported(f"cache\na: start 110 of a b c\na: L 110 c0 h0 -> 0\ncache + a b c\n{between}a: A 0") == [
         "new 96, unaligned 14"
     ]
 
@@ -151,7 +151,7 @@ def test_what_an_allocation_has_brought_into_vllms_cache_its_lookup_did_not_find
     ],
 )
 def test_the_cause_of_each_block(then: str, said: str) -> None:
-    assert told(RAN + then)[-1] == said
+    assert reported(RAN + then)[-1] == said
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_what_a_running_request_is_to_compute_is_pending_up_to_where_the_prompts
         b: L 128 c64 h0 -> 0
         b: A 0
     """
-    assert told(text)[-1] == "held:gpu 64, pending:gpu 32 (a), new 32"
+    assert reported(text)[-1] == "held:gpu 64, pending:gpu 32 (a), new 32"
     aborted = text.replace("b: start", "a: end aborted computed 64\nb: start")
-    assert told(aborted)[-1] == "held:gpu 64, new 64"
+    assert reported(aborted)[-1] == "held:gpu 64, new 64"
 
 
 def test_a_store_under_way_is_pending_until_it_ends_or_fails() -> None:
@@ -214,9 +214,9 @@ def test_a_store_under_way_is_pending_until_it_ends_or_fails() -> None:
         b: L 100 c0 h{held} -> 0
         b: A 0
     """
-    assert told(text.format(then="", held=0))[-1] == "pending:store 96 (a), unaligned 4"
-    assert told(text.format(then="a: done #7", held=96))[-1].startswith("refused:store 96")
-    assert told(text.format(then="a: done #7 failed", held=0))[-1] == "reset:gpu 96 (failed), unaligned 4"
+    assert reported(text.format(then="", held=0))[-1] == "pending:store 96 (a), unaligned 4"
+    assert reported(text.format(then="a: done #7", held=96))[-1].startswith("refused:store 96")
+    assert reported(text.format(then="a: done #7 failed", held=0))[-1] == "reset:gpu 96 (failed), unaligned 4"
 
 
 LOADS = RAN + "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h96 -> 96{how}\nb: A 96 [1-4]\n"
@@ -233,25 +233,25 @@ LOADS = RAN + "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h96 -> 96{how}\nb: 
     ],
 )
 def test_a_load_that_failed_ends_where_the_request_computes(how: str, then: str, said: str) -> None:
-    assert told(LOADS.format(how=how) + then)[-1] == said
+    assert reported(LOADS.format(how=how) + then)[-1] == said
 
 
 def test_a_load_of_whose_end_events_are_lost_may_have_failed() -> None:
     text = LOADS.format(how="") + "b: S 96+32\nb: error [2]\nb: S 32+64\nb: S 96+32\nb: S 128+1"
     first = next(event.sequence for event in history(text) if getattr(event, "allocated", 0)) + 1
-    assert told(text)[-1] == "loaded:store 32, failed-load:store 64, new 32"
-    assert told(text, without=[first])[-1] == "unknown 32 (lost), failed-load:store 64, new 32"
-    assert told(text, without=[first + 1, first + 2])[-1] == "unknown 96 (lost), new 32"
+    assert reported(text)[-1] == "loaded:store 32, failed-load:store 64, new 32"
+    assert reported(text, without=[first])[-1] == "unknown 32 (lost), failed-load:store 64, new 32"
+    assert reported(text, without=[first + 1, first + 2])[-1] == "unknown 96 (lost), new 32"
 
 
 def test_what_failed_and_is_not_given_again_has_failed() -> None:
     again = LOADS.format(how=" async") + "b: error [1]\nb: R failed\nevict =a\nb: L 128 c0 h0 -> 0\nb: A 0 [1-4]"
-    assert told(again)[-1] == "failed-load 32, stranded:store 64 (a), new 32"
+    assert reported(again)[-1] == "failed-load 32, stranded:store 64 (a), new 32"
 
 
 def test_after_a_preemption_the_same_request_is_split_again() -> None:
     text = FIRST + "cache + a b c\na: S 0+110\ncache - c\na: P\na: L 111 c64 h0 -> 0\na: A 0"
-    assert told(text)[-1] == "held:gpu 64, evicted:gpu 32 (unasked), unaligned 15"
+    assert reported(text)[-1] == "held:gpu 64, evicted:gpu 32 (unasked), unaligned 15"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_what_a_store_held_and_did_not_give_is_refused_with_the_reason(
     answers: Sequence[str], given: int, said: str
 ) -> None:
     lookups = "\n".join(f"b: L 128 c0 h96 -> {answer}" for answer in answers)
-    assert told(f"{RAN}cache 0\nb: start 128 of a b c d\n{lookups}\nb: A {given}")[-1] == f"{said}, new 32"
+    assert reported(f"{RAN}cache 0\nb: start 128 of a b c d\n{lookups}\nb: A {given}")[-1] == f"{said}, new 32"
 
 
 def test_a_chunk_of_several_blocks_is_there_or_not_as_a_whole() -> None:
@@ -285,11 +285,11 @@ def test_a_chunk_of_several_blocks_is_there_or_not_as_a_whole() -> None:
         {then}
     """
     stored = text.format(then="b: start 160 of a b c d e\nb: L 160 c32 h128 -> 96\nb: A 96")
-    assert told(stored, chunk=64)[-1] == "held:gpu 32, loaded:store 96, new 32"
+    assert reported(stored, chunk=64)[-1] == "held:gpu 32, loaded:store 96, new 32"
     evicted = text.format(then="evict =d\nb: start 160 of a b c d e\nb: L 160 c32 h64 -> 32\nb: A 32")
-    assert told(evicted, chunk=64)[-1] == "held:gpu 32, loaded:store 32, evicted:store 64, new 32"
+    assert reported(evicted, chunk=64)[-1] == "held:gpu 32, loaded:store 32, evicted:store 64, new 32"
     within = text.format(then="evict =d\nb: start 100 of a b c\nb: L 100 c32 h64 -> 32\nb: A 32")
-    assert told(within, chunk=64)[-1] == "held:gpu 32, loaded:store 32, evicted:gpu 32 (partial), unaligned 4"
+    assert reported(within, chunk=64)[-1] == "held:gpu 32, loaded:store 32, evicted:gpu 32 (partial), unaligned 4"
 
 
 # What was not told.
@@ -297,44 +297,45 @@ def test_a_chunk_of_several_blocks_is_there_or_not_as_a_whole() -> None:
 
 def test_without_a_probe_only_what_was_never_computed_is_certain() -> None:
     text = RAN + "cache - c\nb: start 160 of a b c d e\nb: L 160 c64 -> 0\nb: A 0"
-    assert told(text, capabilities="{}")[-1] == "held:gpu 64, unknown 32 (probe), new 64"
+    assert reported(text, capabilities="{}")[-1] == "held:gpu 64, unknown 32 (probe), new 64"
 
 
 def test_without_cache_events_a_computed_block_behind_the_first_hole_is_unknown() -> None:
     text = RAN.replace("cache + a b c", "").replace("cache\n", "\n")
     assert "cache" not in text
     text += "reset\nb: start 160 of a b c d e\nb: L 160 c32 h0 -> 0\nb: A 0"
-    assert told(text)[-1] == "held:gpu 32, unknown 64 (cache_events), new 64"
+    assert reported(text)[-1] == "held:gpu 32, unknown 64 (cache_events), new 64"
     unstored = text.replace("reset\n", "").replace("a: plan store 0+96 keys =a,=b,=c", "")
-    assert told(unstored)[-1] == "held:gpu 32, unknown 64 (cache_events), new 64"
+    assert reported(unstored)[-1] == "held:gpu 32, unknown 64 (cache_events), new 64"
 
 
 def test_without_hashes_nothing_is_known_of_what_was_computed() -> None:
-    assert told("cache\na: start 110\na: L 110 c32 h0 -> 0\na: A 0") == [
+    assert reported("cache\na: start 110\na: L 110 c32 h0 -> 0\na: A 0") == [
         "held:gpu 32, unknown 64 (block_hashes), unaligned 14"
     ]
 
 
 def test_while_a_prompt_without_hashes_is_computed_it_may_be_any() -> None:
     text = "cache\na: start 110\na: L 110 c0 h0 -> 0\na: A 0\n{then}b: start 96 of a b c\nb: L 96 c0 h0 -> 0\nb: A 0"
-    assert told(text.format(then=""))[-1] == "unknown 96 (block_hashes)"
-    assert told(text.format(then="a: S 0+110\n"))[-1] == "new 96"
+    assert reported(text.format(then=""))[-1] == "unknown 96 (block_hashes)"
+    assert reported(text.format(then="a: S 0+110\n"))[-1] == "new 96"
 
 
 def test_what_vllms_cache_held_is_not_known_any_more_when_it_is_not_told_any_more() -> None:
     text = RAN + "{then}b: start 160 of a b c d e\nb: L 160 c64 h96 -> 0\nb: A 0"
-    assert told(text.format(then=""))[-1] == "held:gpu 64, refused:gpu 32, new 64"
-    assert told(text.format(then="cache\n"))[-1] == "held:gpu 64, refused:store 32 (a declined), new 64"
+    assert reported(text.format(then=""))[-1] == "held:gpu 64, refused:gpu 32, new 64"
+    assert reported(text.format(then="cache\n"))[-1] == "held:gpu 64, refused:store 32 (a declined), new 64"
     behind = RAN + "{then}b: start 160 of a b c d e\nb: L 160 c32 h32 -> 0\nb: A 0"
     assert (
-        told(behind.format(then="evict =b\nevict =c\ncache\n"))[-1] == "held:gpu 32, unknown 64 (cache_events), new 64"
+        reported(behind.format(then="evict =b\nevict =c\ncache\n"))[-1]
+        == "held:gpu 32, unknown 64 (cache_events), new 64"
     )
 
 
 def test_after_a_loss_nothing_is_said_but_of_blocks_that_are_named_for_the_first_time() -> None:
     text = RAN + "cache - c\nb: start 160 of a b c d e\nb: L 160 c64 h96 -> 0\nb: A 0"
     eviction = next(event.sequence for event in history(text) if getattr(event, "cache_changes", ()) == (-1,))
-    said = told(text, without=[eviction])
+    said = reported(text, without=[eviction])
     assert said[-1] == "held:gpu 64, unknown 32 (lost), new 64"
 
 
@@ -352,17 +353,17 @@ def test_what_a_store_gained_after_it_had_looked_is_not_behind_a_hole() -> None:
         b: A 0
         """
     )
-    assert told(text)[-1] == "held:gpu 32, refused:store 64 (a given-up), unaligned 4"
+    assert reported(text)[-1] == "held:gpu 32, refused:store 64 (a given-up), unaligned 4"
     for event in history(text):
         if isinstance(event, (StorePlan, Evict, Lookup)):
-            assert "stranded" not in "".join(told(text, without=[event.sequence])), event
+            assert "stranded" not in "".join(reported(text, without=[event.sequence])), event
 
 
 def test_behind_what_a_store_may_have_gained_after_it_had_looked_nothing_is_sure() -> None:
     text = RAN + "cache 0\nb: start 100 of a b c\nb: L 100 c0 -> later\na: plan store 32+64 keys =b,=c\n"
     text += "b: L 100 c0 h0 -> 0\nb: A 0"
     stored = next(event.sequence for event in history(text) if isinstance(event, StorePlan))
-    assert told(text, without=[stored])[-1] == "unknown 96 (lost), unaligned 4"
+    assert reported(text, without=[stored])[-1] == "unknown 96 (lost), unaligned 4"
 
 
 def test_each_lost_event_makes_causes_unknown_and_never_others() -> None:
@@ -414,14 +415,14 @@ def test_a_cache_that_was_heard_late_is_known_from_then_on() -> None:
         c: L 100 c32 h0 -> 0
         c: A 0
     """
-    assert told(text) == [
+    assert reported(text) == [
         "held:gpu 64, unknown 32 (late), unaligned 4",
         "held:gpu 32, evicted:gpu 32 (unasked), unknown 32 (late), unaligned 4",
     ]
 
 
 def test_what_cannot_be_true_is_unknown_and_the_parts_make_up_the_prompt() -> None:
-    assert told("a: start 96 of a b c\na: L 96 c64 h96 -> 64\na: A 64") == ["unknown 96 (contradiction)"]
+    assert reported("a: start 96 of a b c\na: L 96 c64 h96 -> 64\na: A 64") == ["unknown 96 (contradiction)"]
 
 
 @pytest.mark.parametrize(
@@ -577,15 +578,15 @@ TELLING = """
 def test_a_store_may_tell_its_contents_as_vllms_cache_does(then: str, said: str) -> None:
     """Then its plans say nothing of what it holds, and it needs no capability."""
     text = f"{TELLING}\nb: start 128 of a b c d\n{then}"
-    assert told(text, capabilities=None)[1:] == [said]
+    assert reported(text, capabilities=None)[1:] == [said]
 
 
 def test_a_store_that_begins_to_tell_late_is_not_known_before() -> None:
     text = TELLING.replace("cache of cpu\n", "cache of cpu late\n", 1)
     text += "\nb: start 128 of a b c d\nb: L 128 c0 h0 -> 0\nb: A 0"
-    assert "unknown" in told(text, capabilities=None)[1]
+    assert "unknown" in reported(text, capabilities=None)[1]
 
 
 def test_a_store_that_stops_telling_is_not_known_any_more() -> None:
     text = f"{TELLING}\ncache of cpu\nb: start 128 of a b c d\nb: L 128 c0 h64 -> 0\nb: A 0"
-    assert told(text, capabilities=None)[1] == "unknown 96 (probe), new 32"
+    assert reported(text, capabilities=None)[1] == "unknown 96 (probe), new 32"

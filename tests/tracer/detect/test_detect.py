@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.judgements import MOST_FINDINGS
+from kvtrail.tracer.detect.judgements import MAX_FINDINGS
 from kvtrail.tracer.events.events import Event, Lookup
 from kvtrail.tracer.model.findings import Unknown, Verdict
 
@@ -178,5 +178,5 @@ def test_of_a_request_that_drifts_in_every_epoch_only_some_findings_are_kept_apa
     epoch = "P\nL 749 c336 h256 -> 256 cached\nA 0\n"
     detector = judge(history("L 749 c0 h256 -> 256\nA 256\nS 256+80\n" + epoch * 500))
     (held,) = detector.findings.values()
-    assert MOST_FINDINGS <= len(held) < MOST_FINDINGS + 10
+    assert MAX_FINDINGS <= len(held) < MAX_FINDINGS + 10
     assert sum(finding.count for finding in held.values() if finding.rule == "stale-lookup") == 500

@@ -20,7 +20,7 @@ from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 HASHES = bytes(range(3 * semconv.HASH_BYTES))
 
 
-def told() -> list[Event]:
+def reported() -> list[Event]:
     began = history("L 749 c0 h256 -> 256")[0]
     start = changed(began, block_hashes=HASHES, block_first=2, block_after=b"\xff" * semconv.HASH_BYTES)
     cache = PrefixCache(
@@ -35,7 +35,7 @@ def said(events: list[Event]) -> list[dict[str, object]]:
 
 
 def test_bytes_go_both_ways_in_both_encodings() -> None:
-    payload = encoded(told())
+    payload = encoded(reported())
     binary = ProtobufDecoder().decoded(payload)
     assert (binary.malformed, dict(binary.unknown_attributes)) == ([], {})
     start, cache = binary.events
@@ -44,21 +44,21 @@ def test_bytes_go_both_ways_in_both_encodings() -> None:
     assert (start.block_hashes, start.block_first, start.block_after) == (HASHES, 2, b"\xff" * semconv.HASH_BYTES)
     assert (cache.cache_changes, cache.block_hashes, cache.cache_whole) == ((2, -1, 0), HASHES, True)
     for line in (otlp_json.to_json_line(payload), JsonLines().line(payload)):
-        assert said(JsonDecoder().decoded(line).events) == said(binary.events) == said(told())
+        assert said(JsonDecoder().decoded(line).events) == said(binary.events) == said(reported())
     again = otlp_json.spans_to_json_line(ProtobufDecoder().spans(payload))
-    assert said(JsonDecoder().decoded(again).events) == said(told())
+    assert said(JsonDecoder().decoded(again).events) == said(reported())
     assert "bytesValue" in again
 
 
 def test_in_the_api_they_are_hexadecimal() -> None:
-    numbers = told()[0].numbers()
+    numbers = reported()[0].numbers()
     assert numbers["block_hashes"] == HASHES.hex()
     json.dumps(numbers)
 
 
 def test_a_recording_from_before_they_were_bytes_is_read() -> None:
     """12 hexadecimal digits each: still as many hashes, and equal ones are equal."""
-    (span, *_) = ProtobufDecoder().spans(encoded(told()))
+    (span, *_) = ProtobufDecoder().spans(encoded(reported()))
     text = replaced(span, "aabbccddeeff" + "001122334455")
     for spans in (
         JsonDecoder().spans(line(text)),
@@ -81,7 +81,7 @@ def replaced(span: Span, hashes: str) -> Span:
 
 @pytest.mark.parametrize("damage", ["no text", "xyz", ""])
 def test_damage_is_no_hash(damage: str) -> None:
-    (span, *_) = ProtobufDecoder().spans(encoded(told()))
+    (span, *_) = ProtobufDecoder().spans(encoded(reported()))
     (read,) = JsonDecoder().spans(line(replaced(span, damage)))
     try:
         event = decode.from_span(read)

@@ -189,7 +189,7 @@ def test_what_all_rows_would_share_is_bounded() -> None:
     """Each of 16,000 rows with 20,000 attributes would be a dictionary: 6 GiB, of a request of a megabyte."""
     payload = recorded()
     few = [(f"x{n}", n) for n in range(50)]
-    for more, is_taken in ((few, True), ([(f"x{n}", n) for n in range(steps.MOST_SHARED // 3)], False)):
+    for more, is_taken in ((few, True), ([(f"x{n}", n) for n in range(steps.MAX_SHARED // 3)], False)):
         request = ExportTraceServiceRequest.FromString(payload)
         for span in request.resource_spans[0].scope_spans[0].spans:
             if span.name == semconv.STEP_SPAN:

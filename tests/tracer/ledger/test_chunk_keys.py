@@ -10,7 +10,7 @@ from kvtrail.tracer.model.findings import Unknown
 
 
 def test_of_too_many_chunks_all_are_forgotten_and_the_next_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_keys, "MOST_KEYS", 4)
+    monkeypatch.setattr(chunk_keys, "MAX_KEYS", 4)
     keys = ChunkKeys()
     keys.stored(["a", "b"])
     keys.stored(["c", "d"])
@@ -26,7 +26,7 @@ def test_of_too_many_chunks_all_are_forgotten_and_the_next_are_known(monkeypatch
 
 
 def test_a_list_of_too_many_chunks_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_keys, "MOST_KEYS", 4)
+    monkeypatch.setattr(chunk_keys, "MAX_KEYS", 4)
     keys = ChunkKeys(lost=Unknown.LATE)
     for number in range(10):
         keys.listed([f"k{number}"], first=number == 0, last=number == 9)

@@ -7,7 +7,7 @@ from history import history, judge, rules_found
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.patience import Patience, declaration
-from kvtrail.tracer.ledger.deadline_clocks import MOST_MOMENTS, CountedTime
+from kvtrail.tracer.ledger.deadline_clocks import MAX_MOMENTS, CountedTime
 
 S = 10**9
 RUNS = "b: L 600 c0 -> 0\nb: A 0\nb: S 0+600\n"
@@ -36,12 +36,12 @@ def test_a_sum_is_known_between_its_moments() -> None:
 
 def test_its_memory_is_bounded_and_what_is_forgotten_does_not_count() -> None:
     clock = CountedTime()
-    for n in range(3 * MOST_MOMENTS):
+    for n in range(3 * MAX_MOMENTS):
         clock.add(n * S, (n + 1) * S, S)
-    last = 3 * MOST_MOMENTS * S
-    assert len(clock._at_ns) <= MOST_MOMENTS
+    last = 3 * MAX_MOMENTS * S
+    assert len(clock._at_ns) <= MAX_MOMENTS
     assert clock.between(last - 100 * S, last) == 100 * S
-    assert MOST_MOMENTS // 2 * S <= clock.between(0, last) < last
+    assert MAX_MOMENTS // 2 * S <= clock.between(0, last) < last
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def listed(events: list[Event], *parts: tuple[str, ...], before: str) -> list[Ev
     """The events with a list of the chunks held, in parts, before the first lookup of a request."""
     at = next(number for number, event in enumerate(events) if (event.request or "").startswith(before))
     like = events[at]
-    told: list[Event] = [
+    reported: list[Event] = [
         Holdings(
             engine=like.engine,
             recorder=like.recorder,
@@ -71,16 +71,16 @@ def listed(events: list[Event], *parts: tuple[str, ...], before: str) -> list[Ev
         )
         for number, keys in enumerate(parts)
     ]
-    moved = [replace(event, sequence=event.sequence + len(told)) for event in events[at:]]
-    return [*events[:at], *told, *moved]
+    moved = [replace(event, sequence=event.sequence + len(reported)) for event in events[at:]]
+    return [*events[:at], *reported, *moved]
 
 
 def test_what_a_whole_list_does_not_name_is_absent() -> None:
     events = with_one_lost(CLAIMED)
     assert rules_found(judge(listed(events, ("k1",), ("k3",), before="b-"))) == ["phantom-hit"]
     assert of(judge(listed(events, ("k1",), ("k2",), before="b-")), "phantom-hit") == {Verdict.OK: 1}
-    told = listed(events, ("k1",), ("k3",), before="b-")
-    without_its_end = [e for e in told if not (isinstance(e, Holdings) and e.holdings_last)]
+    reported = listed(events, ("k1",), ("k3",), before="b-")
+    without_its_end = [e for e in reported if not (isinstance(e, Holdings) and e.holdings_last)]
     assert rules_found(judge(without_its_end)) == []
 
 
@@ -275,14 +275,14 @@ def test_a_rule_that_fails_makes_its_request_unknown_and_stops_nobody(monkeypatc
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(OverReport, "judge", broken)
-    told: list[str] = []
-    detector = Detector(rules=all_rules(), on_error=lambda name, error: told.append(f"{name}: {error}"))
+    reported: list[str] = []
+    detector = Detector(rules=all_rules(), on_error=lambda name, error: reported.append(f"{name}: {error}"))
     detector.feed(history("L 749 c0 h256 -> 256\nA 100\nS 100+48\nend"))
     assert rules_found(detector) == ["alloc-mismatch"]
     detector.feed(history("L 749 c0 h256 -> 256\nA 256\nS 256+48\nend", request="other", recorder="r2"))
     account = detector.accounts["engine", "other"]
     assert (detector.verdict(account), detector.why_unknown(account)) == (Verdict.UNKNOWN, Unknown.RULE)
-    assert told == ["over-report: division by zero"] * 2
+    assert reported == ["over-report: division by zero"] * 2
 
 
 # What requests wait for.
@@ -292,15 +292,15 @@ WAITS = "b: start 9\nL 600 c0 h512 -> 512 async\nA 512\nb: end\nwait 600"
 
 def named(events: Sequence[Event], request: str, missed: int = 0) -> list[Event]:
     """The events with signs of life that name an idle request, with as many events as it had, and some more."""
-    had, told = 0, []
+    had, reported = 0, []
     for event in events:
         had += event.request == request
         if isinstance(event, Heartbeat):
             event = replace(
                 event, recorder_recorded=event.sequence, idle_requests=(request,), idle_events=(had + missed,)
             )
-        told.append(event)
-    return told
+        reported.append(event)
+    return reported
 
 
 def test_a_request_that_a_sign_of_life_names_has_lost_nothing() -> None:
@@ -342,9 +342,9 @@ def test_what_a_request_waits_for_since_it_lost_an_event_is_known(before: str, s
 def test_a_failed_load_that_nobody_makes_up_for_is_found_with_steps_in_columns(later: str, rules: list[str]) -> None:
     """A step of a detailed epoch is told with the tokens of all its requests; after a load error, each one is."""
     events = history(f"L 600 c0 h512 -> 512\nA 512 [1-19]\nS 512+88 [1-19]\nerror [3]\n{later}wait 200")
-    told = [replace(e, scheduler_tokens=600) if isinstance(e, Schedule) else e for e in events]
-    assert rules_found(judge(told)) == rules
-    basic = [replace(e, blocks_ids=None) if isinstance(e, Schedule) else e for e in told]
+    reported = [replace(e, scheduler_tokens=600) if isinstance(e, Schedule) else e for e in events]
+    assert rules_found(judge(reported)) == rules
+    basic = [replace(e, blocks_ids=None) if isinstance(e, Schedule) else e for e in reported]
     assert rules_found(judge(basic)) == []
 
 

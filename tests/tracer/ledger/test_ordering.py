@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrail.tracer.ledger.ordering import MOST_GAPS, Gap, Gaps
+from kvtrail.tracer.ledger.ordering import MAX_GAPS, Gap, Gaps
 
 
 def gaps_of(numbers: list[int]) -> Gaps:
@@ -53,8 +53,8 @@ def test_what_is_missing_is_the_same_in_any_order(numbers: set[int], dice: rando
 
 
 def test_there_is_an_end_to_it() -> None:
-    gaps = gaps_of(list(range(0, 6 * MOST_GAPS, 2)))
-    assert len(gaps.within(0, 10**9)) == MOST_GAPS
+    gaps = gaps_of(list(range(0, 6 * MAX_GAPS, 2)))
+    assert len(gaps.within(0, 10**9)) == MAX_GAPS
 
 
 @given(st.lists(st.lists(st.integers(0, 12), min_size=1), min_size=1))

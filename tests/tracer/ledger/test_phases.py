@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from history import START_NS, history
 
-from kvtrail.tracer.events.events import Store
-from kvtrail.tracer.ledger.phases import MOST_CHANGES, Phase, Phases
+from kvtrail.tracer.events.events import Event, Store
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.phases import MAX_CHANGES, Phase, Phases
 
 
 def phases(text: str) -> Phases:
-    request_phases = Phases()
-    for event in history(text):
-        request_phases.enter(event)
-    return request_phases
+    return phases_of(history(text))
+
+
+def phases_of(events: Sequence[Event]) -> Phases:
+    account = Account("engine", "r")
+    for event in events:
+        if (fact := account.apply(event)) is not None:
+            account.phases.enter(fact)
+    return account.phases
 
 
 def names(text: str) -> list[str]:
@@ -33,6 +41,11 @@ def names(text: str) -> list[str]:
         ("L 100 c0 h0 -> 0\nA 0\nS 0+100\nP\nL 100 c0 h64 -> 64", 
          ["queued", "lookup", "queued", "running", "preempted", "lookup", "preempted"]),
         ("L 100 c0 h0 -> 0\nA 0\nS 0+100\nend delayed\nsent", ["queued", "lookup", "queued", "running", "store", "done"]),
+        ("L 100 c0 h64 -> 64 async\nA 64\nend aborted\nR", ["queued", "lookup", "queued", "waiting", "done"]),
+        ("L 100 c0 h64 -> 64 async\nA 64\nend delayed\nR",
+         ["queued", "lookup", "queued", "waiting", "store", "done"]),
+        ("@a L 100 c0 h64 -> 64 async\n@b L 100 c0 h0 -> 0\n@a A 64\n@b A 0\n@b R\n@a R\nS 64+36",
+         ["queued", "lookup", "queued", "lookup", "queued", "waiting", "queued", "running"]),
         ("L 100 c0 h64 -> 64\nA 64 !Mismatch", ["queued", "lookup", "queued", "failed"]),
         ("L 100 c0 h64 -> 64 async\nA 64 !Mismatch", ["queued", "lookup", "queued", "failed"]),
     ],
@@ -50,10 +63,7 @@ def test_a_store_shows_where_the_prompt_was_done_in_whatever_order_it_comes() ->
     events = history("L 100 c0 h0 -> 0\nA 0\nS 0+100\nstore 0+100 in 4\nend")
     orders = [events, [e for e in events if isinstance(e, Store)] + [e for e in events if not isinstance(e, Store)]]
     for order in orders:
-        request_phases = Phases()
-        for event in order:
-            request_phases.enter(event)
-        changes = request_phases.changes()
+        changes = phases_of(order).changes()
         assert [phase.name for _, phase in changes[-3:]] == ["PREFILL", "DECODE", "DONE"]
         (store,) = (e for e in events if isinstance(e, Store))
         assert changes[-2][0] == store.end_ns
@@ -69,12 +79,12 @@ def test_loads_stores_and_numbered_transfers_have_both_ends() -> None:
 
 
 def test_a_request_that_never_rests_keeps_its_longest_phases() -> None:
-    rounds = "\n".join(["S 0+10", "P"] * MOST_CHANGES)
+    rounds = "\n".join(["S 0+10", "P"] * MAX_CHANGES)
     request_phases = phases(f"L 100 c0 h0 -> 0\nA 0\nwait 60\n{rounds}\nend")
     changes = request_phases.changes()
-    assert len(changes) <= MOST_CHANGES
+    assert len(changes) <= MAX_CHANGES
     assert Phase.QUEUED in [phase for _, phase in changes], "the minute in which it queued"
     assert changes[-1][1] is Phase.DONE
     assert changes == sorted(changes)
-    stores = phases("L 9 c0 h0 -> 0\n" + "store 0+1 in 1\n" * (MOST_CHANGES * 3))
-    assert MOST_CHANGES // 2 <= len(stores.transfers()) <= MOST_CHANGES
+    stores = phases("L 9 c0 h0 -> 0\n" + "store 0+1 in 1\n" * (MAX_CHANGES * 3))
+    assert MAX_CHANGES // 2 <= len(stores.transfers()) <= MAX_CHANGES

@@ -24,11 +24,11 @@ NAMES = {POD: "llama-0", ONE: "vllm on gpu-7 (77b0c2d4)", OTHER: "vllm on gpu-7 
 
 def batches() -> list[bytes]:
     """Three engines that nobody has named, each with a drift."""
-    told = []
+    reported = []
     for engine, about in ABOUT.items():
         events = history(DRIFT, request=f"r-{engine[:2]}", recorder=f"rec-{engine[:2]}", engine=engine)
-        told.append(encoded([*events, *goodbyes(events)], about))
-    return told
+        reported.append(encoded([*events, *goodbyes(events)], about))
+    return reported
 
 
 def test_the_api_names_them_everywhere(api: Tracer) -> None:
@@ -64,8 +64,8 @@ def test_prometheus_gets_the_names_on_the_info_series(api: Tracer) -> None:
         return {s.labels["engine"]: s.labels for f in page if f.name == "kvtrail_engine_info" for s in f.samples}
 
     until(lambda: NAMES.keys() <= infos().keys(), why=infos)
-    told = [infos()[POD][label] for label in INFO]
-    assert told == ["llama-0", "", "vllm", "blue", "llama-0", "gpu-7", "", ""]
+    reported = [infos()[POD][label] for label in INFO]
+    assert reported == ["llama-0", "", "vllm", "blue", "llama-0", "gpu-7", "", ""]
     assert infos()[ONE]["engine_name"] == NAMES[ONE]
 
 

@@ -375,7 +375,7 @@ def launch(state: EngineState, ended_ns: int | None = None) -> Launch:
 
 
 @pytest.mark.parametrize(
-    ("told", "together"),
+    ("reported", "together"),
     [
         ([EngineState.LOST_CONTACT, EngineState.RUNNING], EngineState.RUNNING),
         ([EngineState.LOST_CONTACT, EngineState.DIED], EngineState.DIED),
@@ -383,9 +383,9 @@ def launch(state: EngineState, ended_ns: int | None = None) -> Launch:
         ([EngineState.REPLACED, EngineState.LOST_CONTACT], EngineState.REPLACED),
     ],
 )
-def test_what_several_tracers_know_together(told: list[EngineState], together: EngineState) -> None:
-    assert agreed([launch(state) for state in told]).state == together
-    assert agreed([launch(state) for state in reversed(told)]).state == together
+def test_what_several_tracers_know_together(reported: list[EngineState], together: EngineState) -> None:
+    assert agreed([launch(state) for state in reported]).state == together
+    assert agreed([launch(state) for state in reversed(reported)]).state == together
 
 
 def test_of_two_silences_the_later_counts() -> None:

@@ -219,7 +219,7 @@ def test_one_new_engine_replaces_one() -> None:
 
 
 def test_recorders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders, "MOST_RECORDERS", 10)
+    monkeypatch.setattr(recorders, "MAX_RECORDERS", 10)
     fleet = Fleet()
     for number in range(15):
         fleet.hear(f"r{number}")
@@ -304,8 +304,8 @@ def test_what_recorders_could_not_tell_is_in_the_api_and_the_metrics(pipeline: P
     events = life("a", goodbye=False)
     (beat, *_) = heartbeats(events, later_s=5)
     odd = ("kv.lookup:3", "probe.keys:100", "no number")
-    told = replace(beat, recorder_untold=odd, recorder_probes_off=("Some",))  # type: ignore[call-arg]
-    pipeline.ingest(encoded([*events, told]), transport="grpc")
+    reported = replace(beat, recorder_untold=odd, recorder_probes_off=("Some",))  # type: ignore[call-arg]
+    pipeline.ingest(encoded([*events, reported]), transport="grpc")
     pipeline.tidy()
     client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline.metrics))
     (recorder,) = client.get("/api/health").json()["recorders"]

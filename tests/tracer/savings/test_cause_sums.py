@@ -9,8 +9,7 @@ from history import history
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import RequestStart
-from kvtrail.tracer.savings.cause_sums import MOST_TENANTS, OTHER, Tenants, causes_of, tenants_of
+from kvtrail.tracer.savings.cause_sums import MAX_TENANTS, OTHER, Tenants, causes_of, tenants_of
 from kvtrail.tracer.savings.counter import SavingsCounter
 
 
@@ -43,10 +42,11 @@ def test_the_tokens_of_all_tenants_are_those_of_all_causes() -> None:
 
 def test_of_very_many_tenants_the_rest_is_one() -> None:
     tenants = Tenants()
-    named = []
-    for number in range(MOST_TENANTS + 5):
-        begun, *_ = history(f"start 96 as t{number}", request=f"r{number}")
-        assert isinstance(begun, RequestStart)
-        tenants.enter(begun)
-        named.append(tenants.of(begun))
-    assert named == [*(f"t{number}" for number in range(MOST_TENANTS)), *[OTHER] * 5]
+    named = [tenants.of(f"t{number}") for number in range(MAX_TENANTS + 5)]
+    assert named == [*(f"t{number}" for number in range(MAX_TENANTS)), *[OTHER] * 5]
+
+
+def test_a_request_with_an_id_that_was_used_before_is_its_own_tenants() -> None:
+    again = "{name}: start 96 as {tenant} of 1 2 3\n{name}: L 96 c0 h0 -> 0\n{name}: A 0\n{name}: S 0+96\n{name}: end\n"
+    measures = summed(again.format(name="a", tenant="red") + again.format(name="a", tenant="plain"))
+    assert {tenant: sum(causes.values()) for tenant, causes in tenants_of(measures).items()} == {"red": 96, "plain": 96}

@@ -12,7 +12,7 @@ from history import history
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Alloc, Event
 from kvtrail.tracer.savings.cells import LAST_EPOCH, Cell
-from kvtrail.tracer.savings.counter import MOST_TIERS, SavingsCounter
+from kvtrail.tracer.savings.counter import MAX_TIERS, SavingsCounter
 from kvtrail.tracer.savings.sums import SavingsRow, savings_of
 
 
@@ -97,16 +97,21 @@ def test_copies_count_tokens_of_one_rank_and_the_time_of_all() -> None:
     assert some(text, "load_tokens", "load_ns", "load_bytes") == (512, 20_000, 0)
 
 
-def test_tiers_are_told_apart_and_what_is_not_named_is_the_store() -> None:
+@pytest.mark.parametrize(
+    ("recorded", "expected"),
+    [
+        (("host:448", "disk:64", "nonsense"), {"tier:host": 448, "tier:disk": 64}),
+        (("host:448", "disk:32"), {"tier:store": 512}),
+        (("host:448", "disk:96"), {"tier:store": 512}),
+        ((), {"tier:store": 512}),
+    ],
+)
+def test_tiers_are_counted_where_their_numbers_add_up(recorded: tuple[str, ...], expected: dict[str, int]) -> None:
     events = history("L 749 c0 h512 -> 512\nA 512\nS 512+237")
     assert isinstance(events[2], Alloc)
-    events[2].hit_sources = ("host:256", "disk:64", "nonsense")
+    events[2].hit_sources = recorded
     cells = {cell.measure: value for cell, value in counted(events).cells.items()}
-    assert {name: cells[name] for name in cells if name.startswith("tier:")} == {
-        "tier:host": 256,
-        "tier:disk": 64,
-        "tier:store": 192,
-    }
+    assert {name: cells[name] for name in cells if name.startswith("tier:")} == expected
 
 
 def test_tiers_are_bounded() -> None:
@@ -115,7 +120,7 @@ def test_tiers_are_bounded() -> None:
     for number, event in enumerate(e for e in events if isinstance(e, Alloc)):
         event.hit_sources = (f"t{number}:64",)
     tiers = {cell.measure for cell in counted(events).cells if cell.measure.startswith("tier:")}
-    assert len(tiers) == MOST_TIERS + 1
+    assert len(tiers) == MAX_TIERS + 1
     assert "tier:other" in tiers
 
 

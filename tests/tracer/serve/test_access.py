@@ -27,8 +27,8 @@ from wire import encoded
 
 from kvtrail.dashboard.client import Tracer as Client
 from kvtrail.dashboard.client import TracerAway
-from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Access, Tokens, check_exposure
-from kvtrail.tracer.serve.exposure import Unsafe
+from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Access, Tokens, check_bind_address
+from kvtrail.tracer.serve.bind_address import Unsafe
 from kvtrail.tracer.serve.roles import Role, TokenFile, role_of
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nend"
@@ -193,15 +193,15 @@ def test_tokens_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.L
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some-name"])
 def test_nobody_listens_beyond_this_machine_by_mistake(host: str, tmp_path: Path) -> None:
     with pytest.raises(Unsafe, match="give --token-file, or say --insecure"):
-        check_exposure(host, None, insecure=False)
-    check_exposure(host, None, insecure=True)
+        check_bind_address(host, None, insecure=False)
+    check_bind_address(host, None, insecure=True)
     (tmp_path / "tokens").write_text("one")
-    check_exposure(host, Access([TokenFile(tmp_path / "tokens")]), insecure=False)
+    check_bind_address(host, Access([TokenFile(tmp_path / "tokens")]), insecure=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_this_machine_alone_needs_no_token(host: str) -> None:
-    check_exposure(host, None, insecure=False)
+    check_bind_address(host, None, insecure=False)
 
 
 @pytest.mark.parametrize(

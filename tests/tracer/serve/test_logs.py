@@ -11,7 +11,7 @@ from history import history
 from processes import Tracer, until
 from wire import encoded
 
-from kvtrail.tracer.serve.logs import MOST_LOGGED, RateLimit
+from kvtrail.tracer.serve.logs import MAX_LOGGED, RateLimit
 
 Start = Callable[..., Tracer]
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -38,10 +38,10 @@ def test_of_many_of_a_kind_the_number_passes(logger: logging.Logger, caplog: pyt
     left_out: list[None] = []
     filter_ = RateLimit(lambda: left_out.append(None), minute_s=0.2)
     caplog.handler.addFilter(filter_)
-    for number in range(MOST_LOGGED + 25):
+    for number in range(MAX_LOGGED + 25):
         logger.warning("span %s is odd", number)
     logger.warning("the disk is full")
-    assert caplog.text.count("is odd") == MOST_LOGGED
+    assert caplog.text.count("is odd") == MAX_LOGGED
     assert "the disk is full" in caplog.text
     assert len(left_out) == 25
     until(lambda: "25 more messages were left out in 0 s: span %s is odd" in caplog.text)

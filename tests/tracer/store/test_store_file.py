@@ -331,7 +331,7 @@ def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monke
 def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtrail.tracer.serve.receive.recovery.MOST_BEHIND", 4)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.recovery.MAX_BEHIND", 4)
     monkeypatch.setattr("kvtrail.tracer.serve.receive.recovery.WAIT_BEHIND_S", 0.1)
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), resume=False)
     hear(pipeline, "first")

@@ -206,7 +206,7 @@ def test_who_asks_does_not_wait_behind_many_rows(tmp_path: Path, monkeypatch: py
     """What can be written at once is; the rest of it comes later."""
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), rows_every_ns=10**18)
     monkeypatch.setattr("kvtrail.tracer.serve.receive.storing.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("kvtrail.tracer.serve.receive.storing.MOST_CATCH_UP_S", 0.0)
+    monkeypatch.setattr("kvtrail.tracer.serve.receive.storing.MAX_CATCH_UP_S", 0.0)
     for number in range(9):
         hear(pipeline, f"r{number}")
     written = len(requests_in(tmp_path / "s.db"))

@@ -21,7 +21,7 @@ from kvtrail.tracer.ingest.logs.readings import Reading, Role
 from kvtrail.tracer.ingest.logs.story import Stories
 
 FIRST_NUMBER = 1
-MOST_STORES = 64
+MAX_STORES = 64
 """The most open stores of one process; beyond it the oldest is taken for one that does not end."""
 SAME_FAILURE_NS = 60 * 10**9
 """Within this time, the same exception is the same failure, printed by another process."""
@@ -82,7 +82,7 @@ class Assembler:
             case Role.STORING:
                 yield from self._store_is_lost(process, lambda begun: begun.request == reading.request)
                 process.storing.append((record, reading))
-                if len(process.storing) > MOST_STORES:
+                if len(process.storing) > MAX_STORES:
                     oldest = process.storing[0][1]
                     yield from self._store_is_lost(process, lambda begun: begun is oldest)
             case Role.STORED:

@@ -45,8 +45,8 @@ _SCHEDULERS_PART = re.compile(r"connector|kv_xfer|remote_kv|kv_load|invalid_bloc
 _REQUEST = re.compile(
     r"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^\s,'\":]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
 )
-_MOST_FRAMES = 200
-_MOST_OTHERS = 5
+_MAX_FRAMES = 200
+_MAX_OTHERS = 5
 """Lines between the frames of one traceback that are neither a frame nor its source."""
 
 
@@ -79,7 +79,7 @@ class Tracebacks:
         if match := _FRAME.match(text):
             held = self._open.setdefault(record.process, _Traceback())
             held.frames.append([match["path"], match["function"] or "", ""])
-            del held.frames[:-_MOST_FRAMES]
+            del held.frames[:-_MAX_FRAMES]
             held.wants_source = True
         elif held is not None and held.frames:
             if match := _RAISED.match(text):
@@ -91,7 +91,7 @@ class Tracebacks:
                 held.frames[-1][2], held.wants_source = text, False
             elif not _CARETS.match(text):
                 held.others += 1
-                if held.others > _MOST_OTHERS:
+                if held.others > _MAX_OTHERS:
                     self.forget(record.process)
         return None
 

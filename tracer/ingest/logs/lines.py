@@ -15,7 +15,7 @@ from typing import IO
 
 from kvtrail.tracer.events.spans import LATEST_NS
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """A line longer than this is read in pieces: a file without line ends must not fill the memory."""
 _DAY_NS = 86_400 * 10**9
 
@@ -69,7 +69,7 @@ class Lines:
     def records(self, file: IO[bytes]) -> Iterator[Record]:
         """The records of a file, in its order."""
         number, torn = 0, False
-        while line := file.readline(MOST_BYTES):
+        while line := file.readline(MAX_BYTES):
             number += not torn
             torn = not line.endswith(b"\n")
             for piece in line.decode("utf-8", errors="replace").rstrip("\r\n").split("\r"):  # a progress bar's returns

@@ -6,7 +6,7 @@ import re
 
 from kvtrail.tracer.ingest.logs.lines import Record
 
-MOST_LINES = 3
+MAX_LINES = 3
 _SHOWN = 160
 _LEAST_WORDS = 2
 _WORDS = re.compile(
@@ -26,8 +26,8 @@ class Nearest:
     def enter(self, record: Record) -> None:
         """Enter an unread line."""
         words = len({word.lower() for word in _WORDS.findall(record.text[:2000])})
-        if words >= _LEAST_WORDS and (len(self._lines) < MOST_LINES or words > -self._lines[-1][0]):
-            self._lines = sorted([*self._lines, (-words, record.number, record.text)])[:MOST_LINES]
+        if words >= _LEAST_WORDS and (len(self._lines) < MAX_LINES or words > -self._lines[-1][0]):
+            self._lines = sorted([*self._lines, (-words, record.number, record.text)])[:MAX_LINES]
 
     def explanation(self, unread: int) -> str:
         """Why a file with this many unread lines cannot be used."""

@@ -11,10 +11,10 @@ from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.readings import Reading
 from kvtrail.tracer.model.findings import clock
 
-MOST_REQUESTS = 10_000
+MAX_REQUESTS = 10_000
 """The most stories kept; beyond that the least remarkable one is dropped, and of those the least recently used."""
-MOST_MOMENTS = 200
-MOST_REPORTED = 5
+MAX_MOMENTS = 200
+MAX_REPORTED = 5
 """Stories that an audit prints."""
 NOT_NAMED = ""
 
@@ -76,12 +76,12 @@ class Stories:
         story = self._stories.get(name)
         if story is None:
             story = self._stories[name] = Story(name, record.number)
-            if len(self._stories) > MOST_REQUESTS:
+            if len(self._stories) > MAX_REQUESTS:
                 self._forget()
         self._stories.move_to_end(name)
         between = _understood(story, reading)
         story.remarkable |= reading.remarkable
-        if len(story.moments) >= MOST_MOMENTS:
+        if len(story.moments) >= MAX_MOMENTS:
             story.left_out += 1
             return
         if between:
@@ -99,7 +99,7 @@ class Stories:
 
     def digest(self) -> list[str]:
         """A few stories, the remarkable ones first, and how many there are beyond them."""
-        chosen = sorted(self.all(), key=lambda story: not story.remarkable)[:MOST_REPORTED]
+        chosen = sorted(self.all(), key=lambda story: not story.remarkable)[:MAX_REPORTED]
         lines = [line for story in chosen for line in (*story.lines(), "")]
         if left := len(self._stories) + self.forgotten - len(chosen):
             lines += [f"And of {left} more; `kvtrail import --story` tells of them all.", ""]

@@ -34,19 +34,19 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
     )
 
     def judge(self, event: TransferEnd | Received, engine: Engine) -> Judgement:
-        if isinstance(event, TransferEnd):
+        if type(event) is TransferEnd:
             key: int | str = event.transfer_id
             transfer: Alloc | Plan | None = engine.jobs.get(event.transfer_id)
         else:
             key = event.request or ""
             transfer = engine.loads.get(key)
         if transfer is None:
-            return engine.missing if isinstance(event, TransferEnd) or event.request not in engine.met else None
+            return engine.missing if type(event) is TransferEnd or event.request not in engine.met else None
         if key in engine.undecided:
             return engine.missing
         if key not in engine.contested:
             return OK if transfer.blocks_ids is not None else Unknown.LEVEL
         block, given = engine.contested[key]
-        what = "store" if isinstance(transfer, StorePlan) else "load"
+        what = "store" if type(transfer) is StorePlan else "load"
         numbers = {"block": block, "other": given.request, "transfer": what}
         return Drift(numbers, [transfer, given, event], connector=transfer.connector)

@@ -39,7 +39,7 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
     def judge(self, event: RequestEnd | Schedule, account: Account) -> Judgement:
         evidence = account.evidence
         table = evidence.blocks
-        if isinstance(event, RequestEnd):
+        if type(event) is RequestEnd:
             return None if table is None else _at_end(event, table)
         if event.blocks_ids is None or not event.block_size or event.epoch < account.epoch:
             return None

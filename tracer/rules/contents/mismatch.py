@@ -7,7 +7,7 @@ from typing import Any
 from kvtrail.tracer.events.events import BlockCheck
 from kvtrail.tracer.model import words
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Wrong blocks that a sentence names; the others are counted, and the witness has up to 64."""
 
 _CHECKED = {
@@ -30,7 +30,7 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
     wrong = [row[1:] for row in rows if row[0] == kind]
     if not wrong:
         return None
-    columns = map(list, zip(*wrong[:MOST_NAMED], strict=True))
+    columns = map(list, zip(*wrong[:MAX_NAMED], strict=True))
     return {
         "look": event.check_look,
         "looked": event.looked,

@@ -33,11 +33,11 @@ class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
     needs_history = False
 
     def judge(self, event: Lookup | Received | Schedule, account: Account) -> Judgement:
-        if isinstance(event, Lookup):
+        if type(event) is Lookup:
             if not event.is_async or event.returned is None:
                 return None
             return OK if event.answer else Drift({"returned": 0, "async": True}, [event])
-        if isinstance(event, Received):
+        if type(event) is Received:
             if account.missing is not None:
                 return account.missing
             alloc = synchronous_load(account)

@@ -35,7 +35,7 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
 
     def judge(self, event: Load | Schedule | RequestEnd, account: Account) -> Judgement:
         evidence, elsewhere = account.evidence, account.evidence.short_elsewhere
-        if isinstance(event, Load):
+        if type(event) is Load:
             if event.expected is None:
                 return None
             if event.count >= wanted(event, account):
@@ -45,10 +45,10 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
             if event.recorder != account.recorder and evidence.ended is not None:
                 return _went_on(event, evidence.ended, account)
             return None
-        if isinstance(event, RequestEnd) and elsewhere is not None:
+        if type(event) is RequestEnd and elsewhere is not None:
             return _went_on(elsewhere, event, account)
         short = evidence.short
-        if isinstance(event, Schedule) and event.scheduler_async and not evidence.ran_ahead:
+        if type(event) is Schedule and event.scheduler_async and not evidence.ran_ahead:
             return None  # it was scheduled before the workers could report the load's error
         return None if short is None else _went_on(short, event, account)
 
@@ -78,7 +78,7 @@ def _fell(event: Schedule | RequestEnd, account: Account) -> bool:
     error of the load may have been on its way."""
     step = account.evidence.schedule
     ran_on = step is not None and account.begun is not None and step.computed > account.begun
-    return isinstance(event, RequestEnd) and event.outcome in NOT_ITS_OWN and not ran_on
+    return type(event) is RequestEnd and event.outcome in NOT_ITS_OWN and not ran_on
 
 
 def wanted(load: Load, account: Account) -> int:

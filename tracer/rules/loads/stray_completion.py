@@ -34,13 +34,13 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         if account.missing is not None:
             return account.missing
         evidence = account.evidence
-        if isinstance(event, Received):
+        if type(event) is Received:
             if evidence.loading is not None:
                 return OK
             if synchronous_load(account) is not None or account.repeats_report(event):
                 return None  # async-declaration judges it; or another child has recorded this report
             return _stray_load(event, account)
-        if isinstance(event, Sent):
+        if type(event) is Sent:
             if evidence.end is not None:
                 return OK
             if _may_be_a_siblings(event, account, evidence.sent_by):

@@ -26,10 +26,10 @@ class EvictedHit(EngineRule[Alloc | LoadPlan | Evict]):
     hint = "Pin at the lookup what the load will need, or look again when blocks have been allocated."
 
     def judge(self, event: Alloc | LoadPlan | Evict, engine: Engine) -> Judgement:
-        if isinstance(event, Evict):
+        if type(event) is Evict:
             return _evicted(event, engine)
         witness: list[Event] = [event]
-        if isinstance(event, LoadPlan):
+        if type(event) is LoadPlan:
             keys, count = event.chunk_keys, event.count
         else:
             lookup, count = engine.last_lookup(event), event.allocated
@@ -64,9 +64,7 @@ class EvictedHit(EngineRule[Alloc | LoadPlan | Evict]):
 
 def _evicted(event: Evict, engine: Engine) -> Judgement:
     """A chunk leaves the store: no open load may read it."""
-    loads = [
-        job for job in engine.jobs.values() if isinstance(job, LoadPlan) and job.connector_id == event.connector_id
-    ]
+    loads = [job for job in engine.jobs.values() if type(job) is LoadPlan and job.connector_id == event.connector_id]
     for load in loads:
         if event.chunk_key in (load.chunk_keys or ()):
             numbers = {"key": event.chunk_key, "transfer": load.transfer_id, "count": load.count}

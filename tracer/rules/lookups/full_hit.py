@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.contract import Breach, breach
+from kvtrail.tracer.events.contract import NOTHING_TO_RUN, breach
 from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
@@ -34,14 +34,11 @@ class FullHit(RequestRule[Lookup]):
         answer = event.answer
         if not answer:
             return None
-        match breach(event.total, event.computed, event.matched, answer, event.is_async):
-            case Breach.NOT_NEW:
-                return None
-            case None:
-                return OK
-            case Breach.NOTHING_TO_RUN:
-                numbers = {"total": event.total, "computed": event.computed, "returned": answer}
-                return Drift(numbers, [event], healed=event.refused is not None)
+        broken = breach(event.total, event.computed, event.matched, answer, event.is_async)
+        if broken is not NOTHING_TO_RUN:
+            return OK if broken is None else None
+        numbers = {"total": event.total, "computed": event.computed, "returned": answer}
+        return Drift(numbers, [event], healed=event.refused is not None)
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"at_most": finding.numbers["total"] - 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvtrail.tracer.events.events import Lookup, RankLookup
@@ -32,8 +33,10 @@ class JointBoundary(RequestRule[Lookup]):
     )
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
-        groups = _groups(account)
-        if not groups or not event.answer:
+        if not account.evidence.rank_lookups or not event.answer:
+            return None
+        groups = _groups(account.evidence.rank_lookups)
+        if not groups:
             return None
         claimed = event.computed + event.answer
         joint = set.intersection(*(set(group.boundaries or ()) for group in groups.values()))
@@ -64,9 +67,6 @@ class JointBoundary(RequestRule[Lookup]):
         )
 
 
-def _groups(account: Account) -> dict[int, RankLookup]:
+def _groups(answers: Sequence[RankLookup]) -> dict[int, RankLookup]:
     """The groups' answers to the lookup that comes, by number."""
-    answers = account.evidence.rank_lookups
-    if not answers:
-        return {}
     return {each.group: each for each in answers if each.group is not None and each.boundaries is not None}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.contract import Breach, breach, new_at_most
+from kvtrail.tracer.events.contract import NOT_NEW, breach, new_at_most
 from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
@@ -36,7 +36,7 @@ class OverReport(RequestRule[Lookup]):
         answer = event.answer
         if answer is None:
             return None
-        if breach(event.total, event.computed, event.matched, answer, event.is_async) is not Breach.NOT_NEW:
+        if breach(event.total, event.computed, event.matched, answer, event.is_async) is not NOT_NEW:
             return OK
         if event.cached or earlier_source(event, account) is not None:
             return None

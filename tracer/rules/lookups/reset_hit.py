@@ -34,8 +34,8 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
         reset = engine.resets.get(event.connector_id)
         if reset is None:
             return None
-        storing = any(isinstance(job, StorePlan) for job in engine.jobs.values())  # it may count what is on its way
-        if isinstance(event, StorePlan):
+        storing = any(type(job) is StorePlan for job in engine.jobs.values())  # it may count what is on its way
+        if type(event) is StorePlan:
             if not event.chunk_present or storing:
                 return None
             return Drift({"present": event.count, "answered": reset.succeeded}, [reset, event])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvtrail.tracer.events.contract import Breach, breach, new_at_most
+from kvtrail.tracer.events.contract import NOT_NEW, breach, new_at_most
 from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
@@ -50,7 +50,7 @@ class StaleLookup(RequestRule[Lookup]):
         answer = event.answer
         if answer is None:
             return None
-        if breach(event.total, event.computed, event.matched, answer, event.is_async) is not Breach.NOT_NEW:
+        if breach(event.total, event.computed, event.matched, answer, event.is_async) is not NOT_NEW:
             return OK if event.matched is not None else None
         source = earlier_source(event, account)
         if source is None and not event.cached:

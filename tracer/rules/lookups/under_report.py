@@ -34,10 +34,10 @@ class UnderReport(RequestRule[Lookup]):
     )
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
-        answer = event.answer
-        if answer is None or event.matched is None or event.error is not None or account.evidence.failed_ever:
+        answer, matched = event.answer, event.matched
+        if answer is None or matched is None or event.error is not None or account.evidence.failed_ever:
             return None
-        loadable = min(event.matched, event.total - 1) - event.computed
+        loadable = (matched if matched < event.total else event.total - 1) - event.computed
         if answer >= loadable:
             return OK if loadable > 0 else None
         earlier = [
@@ -53,7 +53,7 @@ class UnderReport(RequestRule[Lookup]):
             return OK
         numbers = {
             "offered": offered,
-            "matched": event.matched,
+            "matched": matched,
             "computed": event.computed,
             "loadable": loadable,
             "returned": answer,

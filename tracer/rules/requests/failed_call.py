@@ -43,7 +43,7 @@ class FailedCall(RequestRule[Failure | Lookup | Alloc]):
     def judge(self, event: Failure | Lookup | Alloc, account: Account) -> Judgement:
         if event.error is None or event.error.startswith(OF_THE_GUARD):
             return None
-        call = event.call if isinstance(event, Failure) else CALLS[event.kind]
+        call = event.call if type(event) is Failure else CALLS[event.kind]
         numbers: dict[str, Any] = {"call": call, "message": event.error}
         witness = [*_last_events(account), event]
         if (short := _short_load(account)) is not None:

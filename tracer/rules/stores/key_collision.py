@@ -35,8 +35,7 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
     )
 
     def judge(self, event: Lookup | LoadPlan | StorePlan, engine: Engine) -> Judgement:
-        request = event.request or ""
-        identity, version = engine.writers.identities.get(request), engine.writers.adapters.get(request)
+        identity, version = engine.met.get(event.request or "", (None, None))
         if identity is None or not event.chunk_keys:
             return None
         is_known = False
@@ -53,7 +52,7 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
             }
             if writer.identity != identity:
                 return Drift(numbers, [writer.store, event])
-            if version is None or writer.version is None or isinstance(event, StorePlan):
+            if version is None or writer.version is None or type(event) is StorePlan:
                 continue  # what it copies again is its own
             if writer.version != version:
                 if engine.writers.versions.get((identity, writer.version), -1) < writer.store.sequence:

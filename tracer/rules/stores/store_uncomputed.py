@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvtrail.tracer.events.events import Schedule, StorePlan
+from kvtrail.tracer.events.events import Event, Schedule, StorePlan
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import Groups, RequestRule
@@ -31,7 +31,7 @@ class StoreUncomputed(RequestRule[StorePlan]):
         if event.scheduled is None and account.evidence.schedule is None:
             return _before_the_first_step(event, account)
         run: StorePlan | Schedule | Unknown = event if event.scheduled is not None else _step(event, account)
-        if isinstance(run, Unknown):
+        if not isinstance(run, Event):
             return run
         end, drafted = event.start + event.count, run.drafted or 0
         computed, scheduled = run.computed or 0, run.scheduled or 0

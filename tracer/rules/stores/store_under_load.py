@@ -37,12 +37,14 @@ class StoreUnderLoad(EngineRule[StorePlan]):
     def judge(self, event: StorePlan, engine: Engine) -> Judgement:
         if not event.blocks_ids or event.chunk_present:
             return None
-        loads = {
-            block: load
-            for block in event.blocks_ids
-            for load in engine.transfers.get(block, {}).values()
-            if isinstance(load, Alloc | LoadPlan)
-        }
+        loads: dict[int, Alloc | LoadPlan] = {}
+        if engine.transfers:
+            loads = {
+                block: load
+                for block in event.blocks_ids
+                for load in engine.transfers.get(block, {}).values()
+                if type(load) is Alloc or type(load) is LoadPlan
+            }
         if not loads:
             return OK if event.request in engine.met else engine.missing or OK
         block = next(iter(loads))

@@ -14,9 +14,9 @@ from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.store import Reader
 
-MOST_SPANS = 20_000
+MAX_SPANS = 20_000
 """Spans of other requests, beyond which only those that findings name are added."""
-MOST_NAMED = 100
+MAX_NAMED = 100
 """Spans that the findings of a request name and that are looked for elsewhere, and requests that these may belong to."""
 
 
@@ -48,7 +48,7 @@ def _evidence(
     these are of, since an account with holes decides nothing."""
     own = {(span.span_id, span.start_ns) for span in spans}
     named = {(witness.span_id, witness.at_ns): None for finding in findings for witness in finding.witness}
-    elsewhere = [each for each in named if each not in own][:MOST_NAMED]
+    elsewhere = [each for each in named if each not in own][:MAX_NAMED]
     evidence: list[Span] = []
     seen = {(account["engine"], account["request"])}
     for span in reader.spans_named(elsewhere) if elsewhere else ():
@@ -60,7 +60,7 @@ def _evidence(
         if key in seen:
             continue
         seen.add(key)
-        room = MOST_SPANS - len(evidence)
+        room = MAX_SPANS - len(evidence)
         other = reader.request(request, engine=key[0]) if room > 0 else None
         evidence += [span] if other is None else filter(decode.is_ours, reader.spans_of(other, limit=room))
     return evidence

@@ -32,7 +32,7 @@ MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
 MAX_NS = 2**62
 """The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""
-ENOUGH_CANDIDATES, MOST_CANDIDATES = 50, 500
+ENOUGH_CANDIDATES, MAX_CANDIDATES = 50, 500
 """Among so many requests, the similar ones are chosen."""
 _AROUND_NS = (10**9, 10**10, 10**11, 10**12, 10**13, 10**14)
 """How far around a request's start similar ones are looked for: ever further, until there are enough."""
@@ -150,7 +150,7 @@ def similar_requests(
     at_ns = account["started_ns"]
     for span_ns in _AROUND_NS:
         found = reader.requests(
-            engines=engines, since_ns=max(0, at_ns - span_ns), before_ns=at_ns + span_ns + 1, limit=MOST_CANDIDATES
+            engines=engines, since_ns=max(0, at_ns - span_ns), before_ns=at_ns + span_ns + 1, limit=MAX_CANDIDATES
         )
         if len(found) > ENOUGH_CANDIDATES:
             break

@@ -21,7 +21,7 @@ ENOUGH_TOKENS = 10_000
 """Tokens that must have been asked for before and after, before a hit rate counts as fallen."""
 FELL_TO, FELL_BY = 0.5, 0.1
 """A hit rate has fallen if it is less than this share of what it was, and this much below it."""
-MOST_OF_A_KIND = 5
+MAX_OF_A_KIND = 5
 """Statements of one kind; the rest are only counted."""
 
 
@@ -275,11 +275,11 @@ def by_weight(rules: Iterable[RuleSummary]) -> list[RuleSummary]:
 
 
 def _few(statements: Sequence[Statement], one: str, many: str) -> list[Statement]:
-    """At most `MOST_OF_A_KIND` of these, and how many more there are."""
-    more = statements[MOST_OF_A_KIND:]
+    """At most `MAX_OF_A_KIND` of these, and how many more there are."""
+    more = statements[MAX_OF_A_KIND:]
     if not more:
         return [*statements]
     rest = more[0].model_copy(
         update={"text": f"{count(len(more))} more {one if len(more) == 1 else many}", "engine": None, "query": {}}
     )
-    return [*statements[:MOST_OF_A_KIND], rest]
+    return [*statements[:MAX_OF_A_KIND], rest]

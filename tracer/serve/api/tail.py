@@ -21,11 +21,11 @@ from kvtrail.tracer.serve.limits import MIB
 
 EVERY_S = 0.5
 """From one part to the next."""
-MOST_SPANS = 1_000
+MAX_SPANS = 1_000
 """In a part: 30 ms of a processor."""
-MOST_BYTES = 8 * MIB
+MAX_BYTES = 8 * MIB
 """In a part, times the readers that it goes to."""
-MOST_PENDING_BYTES = 16 * MIB
+MAX_PENDING_BYTES = 16 * MIB
 """Of requests that wait to be rendered as text."""
 PARTS_KEPT = 8
 """For readers that are slow."""
@@ -73,7 +73,7 @@ class Tail:
         with self._lock:
             self._pending.append(_Arrival(last - spans + 1, spans, payload))
             self._pending_bytes += len(payload)
-            while self._pending_bytes > MOST_PENDING_BYTES:
+            while self._pending_bytes > MAX_PENDING_BYTES:
                 self._pending_bytes -= len(self._pending.popleft().payload)
 
     @contextmanager
@@ -109,7 +109,7 @@ class Tail:
                 pending, self._pending, self._pending_bytes = self._pending, deque(), 0
                 readers = self.readers
             if pending and readers:
-                part = self._part(pending, decoder, MOST_BYTES // readers)
+                part = self._part(pending, decoder, MAX_BYTES // readers)
                 with self._lock:
                     self._parts.append(part)
                     self._parts_made += 1
@@ -129,7 +129,7 @@ class Tail:
                 texts.append(span_event(number, span))
                 length += len(texts[-1])
                 shown = number + 1 - arrival.first
-                if is_enough := len(texts) >= MOST_SPANS or length >= most_bytes:
+                if is_enough := len(texts) >= MAX_SPANS or length >= most_bytes:
                     break
             skipped += arrival.spans - shown
         self._next = expected

@@ -31,7 +31,7 @@ LINGER_S = 3.0
 """How long after its end a request waits for what its other processes, and the rules, still have to say of it."""
 HOLD_S = 600.0
 """How long spans are held at most."""
-MOST_ENDED = 10_000
+MAX_ENDED = 10_000
 """Ended requests that are remembered for spans and findings that come late."""
 DRAIN_S = 5.0
 """How long sending may take when the process is to end."""
@@ -54,7 +54,7 @@ class Forwarder:
         """Those of them whose spans are held."""
         self._ending: deque[tuple[float, Request]] = deque()
         """Those whose root has come, and when they are to be finished."""
-        self._ended: BoundedDict[Key, Request] = BoundedDict(MOST_ENDED)
+        self._ended: BoundedDict[Key, Request] = BoundedDict(MAX_ENDED)
         self._held_spans = self._held_bytes = 0
 
     @classmethod

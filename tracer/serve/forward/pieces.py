@@ -16,7 +16,7 @@ from kvtrail.tracer.ingest.protobuf import Parts
 
 OVERHEAD_BYTES = 120
 """What a piece takes in memory beside its bytes."""
-_MOST_REMEMBERED = 1024
+_MAX_REMEMBERED = 1024
 
 
 class Origin(Struct, frozen=True, eq=False, gc=False):
@@ -49,7 +49,7 @@ class Cutter:
     """Cuts requests into spans. Remembers origin they are, so use one for as many requests as possible."""
 
     def __init__(self) -> None:
-        self._known: BoundedDict[tuple[bytes, bytes], Origin] = BoundedDict(_MOST_REMEMBERED)
+        self._known: BoundedDict[tuple[bytes, bytes], Origin] = BoundedDict(_MAX_REMEMBERED)
 
     def cut(self, payload: bytes) -> Iterator[tuple[Origin, Sequence[bytes]]]:
         """The spans of an `ExportTraceServiceRequest`, all of which can be read, by origin they are."""

@@ -20,8 +20,8 @@ from kvtrail.tracer.serve.forward.transport import Transport
 
 logger = logging.getLogger("kvtrail")
 
-MOST_SPANS = 2_048
-MOST_BYTES = 1 << 20
+MAX_SPANS = 2_048
+MAX_BYTES = 1 << 20
 """Of a request. A gRPC server takes 4 MiB unless it is configured otherwise."""
 GATHER_S = 0.2
 """How long spans wait for others that go with them."""
@@ -111,12 +111,12 @@ class Sender:
         """The spans of the next request; none when all is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closing)
-            self._changed.wait_for(lambda: len(self._queue) >= MOST_SPANS or self._is_closing, GATHER_S)
+            self._changed.wait_for(lambda: len(self._queue) >= MAX_SPANS or self._is_closing, GATHER_S)
             batch: list[Piece] = []
             encoded = 0
-            while self._queue and len(batch) < MOST_SPANS and not self._is_over:
+            while self._queue and len(batch) < MAX_SPANS and not self._is_over:
                 encoded += len(self._queue[0].span)
-                if batch and encoded > MOST_BYTES:
+                if batch and encoded > MAX_BYTES:
                     break
                 batch.append(self._queue.popleft())
             self._bytes -= size(batch)

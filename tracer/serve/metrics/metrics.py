@@ -25,7 +25,6 @@ from prometheus_client.registry import Collector
 from kvtrail import __version__
 from kvtrail.tracer.causes.causes import GPU, STORE
 from kvtrail.tracer.events.events import (
-    Alloc,
     BlockCheck,
     CutOff,
     Event,
@@ -41,7 +40,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
-from kvtrail.tracer.ledger.facts import Admitted, Breakdown, Fact, LoadReceived, Preempted
+from kvtrail.tracer.ledger.facts import Admitted, Breakdown, Fact, LoadReceived, Preempted, tiers_of
 from kvtrail.tracer.liveness.engine import EngineState, Launch, LossCause
 from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
@@ -389,8 +388,8 @@ class Metrics:
         counts.add(self.admissions, 1, epoch)
         counts.add(self.queried, max(0, lookup.total - lookup.computed), epoch)
         counts.add(self.local, lookup.computed, epoch)
-        for source, tokens in _sources(alloc).items():
-            counts.add(self.hits, tokens, epoch, source)
+        for source, tokens in (tiers_of(alloc) or {UNSPECIFIED: alloc.allocated}).items():
+            counts.add(self.hits, tokens, epoch, source if source in SOURCES else UNSPECIFIED)
         if lookup.matched is not None and not fact.others:
             # The last token is computed in any case: there are no logits without it.
             usable = min(lookup.matched, lookup.total - 1)
@@ -541,16 +540,6 @@ class _Counts:
 
     def time(self, metric: Durations, event: Event, lasted_ns: int) -> None:
         self.durations[metric].append((lasted_ns, event.trace_id))
-
-
-def _sources(event: Alloc) -> dict[str, int]:
-    """The allocated external tokens by source, as the connector reports them, if its numbers add up."""
-    tokens: dict[str, int] = {}
-    for source in event.hit_sources or ():
-        name, _, count = source.partition(":")
-        if name in SOURCES and count.isdecimal():
-            tokens[name] = tokens.get(name, 0) + int(count)
-    return tokens if sum(tokens.values()) == event.allocated else {UNSPECIFIED: event.allocated}
 
 
 def _exemplar(trace_id: str) -> dict[str, str] | None:

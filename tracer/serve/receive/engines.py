@@ -22,7 +22,7 @@ from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, engine_gauges
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.metrics.series import OTHER
-from kvtrail.tracer.serve.receive.receiving import MOST_RECORDERS, Received
+from kvtrail.tracer.serve.receive.receiving import MAX_RECORDERS, ReceivedRequest
 
 logger = logging.getLogger("kvtrail")
 
@@ -32,7 +32,7 @@ SHOW_SILENT_NS = 3600 * 10**9
 """How long an engine that has stopped reporting stays in the metrics."""
 LONGEST_UNKNOWN = 100
 """Characters of a name that is not known. Names come from outside, too."""
-MOST_LOGGED = 1_000
+MAX_LOGGED = 1_000
 """Kinds of malformed spans, and names that are not known, that are remembered; each is logged once."""
 
 
@@ -50,7 +50,7 @@ class Engines:
         self.recorders = Recorders()
         self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_change=self._count_launch)
         self._metrics = metrics
-        self._noted: BoundedDict[str, int] = BoundedDict(MOST_RECORDERS)
+        self._noted: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
         """By recorder: when the store noted its engine."""
         self._logged: set[tuple[str, str]] = set()
         self._lost: Counter[str] = Counter()
@@ -61,7 +61,7 @@ class Engines:
         """The engines that report, whose open requests go on."""
         return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}
 
-    def descriptions(self, came: Received) -> dict[str, dict[str, str]]:
+    def descriptions(self, came: ReceivedRequest) -> dict[str, dict[str, str]]:
         """How engines describe themselves, where the store has not noted that a moment ago."""
         found: dict[str, dict[str, str]] = {}
         due_ns = time.monotonic_ns() - NOTE_ENGINE_NS
@@ -71,7 +71,7 @@ class Engines:
                 found.setdefault(decoded.events[0].engine, {}).update(about)
         return found
 
-    def count(self, came: Received, *, now_ns: int) -> None:
+    def count(self, came: ReceivedRequest, *, now_ns: int) -> None:
         """Count a request, which was stored at `now_ns`."""
         metrics = self._metrics
         metrics.spans_repeated.inc(len(came.again))
@@ -164,7 +164,7 @@ class Engines:
                 text = "%r, which kvtrail %r has recorded, is not known to this one: it is stored and counted, and not judged"
                 logger.warning(text, short, version[:LONGEST_UNKNOWN] or "of another version")
 
-    def _log(self, came: Received) -> None:
+    def _log(self, came: ReceivedRequest) -> None:
         """Count and log what is wrong with spans."""
         for malformed in came.malformed:
             self._metrics.spans_malformed.inc()
@@ -179,7 +179,7 @@ class Engines:
 
     def _is_new(self, name: str, what: str) -> bool:
         about = (name, what)
-        if about in self._logged or len(self._logged) >= MOST_LOGGED:
+        if about in self._logged or len(self._logged) >= MAX_LOGGED:
             return False
         self._logged.add(about)
         return True

@@ -33,11 +33,11 @@ TOO_LARGE = b"\x07kvtrail: this message was too large"
 """Stands for a message that is not passed on. It is no OTLP: a sender who writes it himself is refused, as he asked."""
 PART = 32_768
 """Bytes that are read at a time, and that a connection may have read ahead, twice."""
-MOST_UNFINISHED = 64
+MAX_UNFINISHED = 64
 """Calls with only a part of their message here."""
-MOST_CALLS = 256
+MAX_CALLS = 256
 """Of a connection, that were not answered: many times what the server offers."""
-MOST_HELD = 64
+MAX_HELD = 64
 """Frames in which the bytes before a message come. Five would do."""
 IDLE_S = 600
 """A connection that is not used for so long is closed; recorders send a heartbeat every few seconds."""
@@ -164,7 +164,7 @@ class _Connection:
         """What is passed on for a frame."""
         kind, flags, number = frame[3], frame[4], int.from_bytes(frame[5:_HEAD], "big") & 0x7FFFFFFF
         if kind == _HEADERS and number not in self.calls:
-            if number <= self._latest or len(self.calls) >= MOST_CALLS:
+            if number <= self._latest or len(self.calls) >= MAX_CALLS:
                 raise _Broken("a call that the server would not hear of, and so would never answer")
             self._latest = number
             self.calls[number] = _Call(self.since_s)
@@ -197,7 +197,7 @@ class _Connection:
         if len(call.prefix) < _PREFIX:
             call.prefix += frame[first : min(end, first + _PREFIX - len(call.prefix))]
             call.held.append((frame, first, at))
-            if len(call.held) > MOST_HELD:
+            if len(call.held) > MAX_HELD:
                 raise _Broken("empty frames, which count for no bytes")
             if len(call.prefix) < _PREFIX:
                 return []
@@ -302,7 +302,7 @@ class Gate:
             for call in connection.calls.values()
             if not call.is_whole
         ]
-        if len(unfinished) > MOST_UNFINISHED:
+        if len(unfinished) > MAX_UNFINISHED:
             self._cut_off(min(unfinished, key=lambda each: each[0])[1], Rejected.SLOW)
 
     def _cut_off(self, connection: _Connection, why: Rejected) -> None:

@@ -77,7 +77,7 @@ class Judge:
         self.savings = self.sums.savings
         self.detector = Detector(
             max_requests=max_requests,
-            listener=self.sums.enter,
+            listener=self.sums.entered,
             on_fact=self.sums.sum_up,
             on_causes=self.sums.explain,
             on_reset=self.sums.reset,
@@ -221,7 +221,8 @@ class Judge:
                 logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
             self.changed[finding.id] = finding
             self.dirty[finding.engine, finding.request] = None  # an event of another may have shown it
-        forgotten = {(each.engine, each.request) for each in findings} - self.detector.accounts.keys()
+        accounts = self.detector.accounts  # looked up one by one: the difference to its keys passes through all of them
+        forgotten = {key for each in findings if (key := (each.engine, each.request)) not in accounts}
         self.read_back({key for key in forgotten if self._log.holds(*key)})  # so that their rows show it
         self._mark_changed()
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
+from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
@@ -24,7 +24,7 @@ from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
 from kvtrail.tracer.serve.receive.judging import Clock, Judge
-from kvtrail.tracer.serve.receive.receiving import Received, Receiver
+from kvtrail.tracer.serve.receive.receiving import ReceivedRequest, Receiver
 from kvtrail.tracer.serve.receive.recovery import Recovery
 from kvtrail.tracer.serve.receive.storing import Storage
 from kvtrail.tracer.serve.receive.trace_copy import TraceCopy
@@ -49,7 +49,7 @@ class Pipeline:
         *,
         trace_file: Path | None = None,
         forwarder: Forwarder | None = None,
-        max_requests: int = MOST_REQUESTS,
+        max_requests: int = MAX_REQUESTS,
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
         resume: bool = True,
@@ -170,7 +170,7 @@ class Pipeline:
                 self._trace_file.close()
             self.storage.close()
 
-    def _publish(self, came: Received, found: Sequence[Finding]) -> None:
+    def _publish(self, came: ReceivedRequest, found: Sequence[Finding]) -> None:
         """Pass a stored batch to the forwarder and the trace file, and count it."""
         if self.forwarder is not None:
             with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):

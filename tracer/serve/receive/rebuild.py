@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.serve.limits import MOST_REQUESTS
+from kvtrail.tracer.serve.limits import MAX_REQUESTS
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreInUse
@@ -27,7 +27,7 @@ def rebuild(path: Path, *, on_spans: Callable[[int], None] = lambda spans: None)
     except StoreInUse:
         raise StoreInUse(f"a tracer uses the store {path}; end it first") from None
     writer.forget_derived()
-    pipeline = Pipeline(writer, Metrics(), max_requests=MOST_REQUESTS, resume=False, clock=clock)
+    pipeline = Pipeline(writer, Metrics(), max_requests=MAX_REQUESTS, resume=False, clock=clock)
     spans = pipeline.spans_behind
 
     def judged(number: int) -> None:

@@ -38,7 +38,7 @@ from kvtrail.tracer.ingest.weight import TooMuch
 from kvtrail.tracer.serve.access import Access, Tls, TokenInterceptor
 from kvtrail.tracer.serve.limits import RETRY_S, Limits
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
-from kvtrail.tracer.serve.receive.gate import MOST_UNFINISHED, TOO_LARGE, Gate
+from kvtrail.tracer.serve.receive.gate import MAX_UNFINISHED, TOO_LARGE, Gate
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.turns import TooLarge, Turns, encoding_of
 from kvtrail.tracer.store import StoreError
@@ -177,7 +177,7 @@ def _server(pipeline: Pipeline, metrics: Metrics, limits: Limits, tokens: Access
 
     server = grpc.server(
         # A thread for each call whose message comes, and for each that waits.
-        ThreadPoolExecutor(MOST_UNFINISHED + limits.max_waiting, thread_name_prefix="otlp-grpc"),
+        ThreadPoolExecutor(MAX_UNFINISHED + limits.max_waiting, thread_name_prefix="otlp-grpc"),
         options=[
             ("grpc.max_receive_message_length", limits.request_bytes),
             ("grpc.max_concurrent_streams", CALLS_AT_ONCE),

@@ -20,11 +20,11 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest.decode import Decoded, MalformedOtlp, MalformedSpan, Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.ordering import SeenNumbers
-from kvtrail.tracer.store import MOST_RECEIPTS, Chunk
+from kvtrail.tracer.store import MAX_RECEIPTS, Chunk
 
 AHEAD_NS = 24 * 3600 * 10**9
 """A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
-MOST_RECORDERS = 100_000
+MAX_RECORDERS = 100_000
 """Recorders whose numbers are remembered; those that have not reported for longest are forgotten first."""
 
 Part = tuple[Mapping[str, Any], Decoded]
@@ -32,7 +32,7 @@ Part = tuple[Mapping[str, Any], Decoded]
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedRequest:
     """One request of spans.
 
     Attributes:
@@ -81,16 +81,16 @@ class Receiver:
     def __init__(self, receipts: Iterable[bytes], numbers: Mapping[str, str]) -> None:
         """`receipts` are the digests of stored requests, and `numbers` has by recorder those of stored events, as text."""
         self._decoder = ProtobufDecoder()
-        self._receipts: BoundedDict[bytes, None] = BoundedDict(MOST_RECEIPTS)
+        self._receipts: BoundedDict[bytes, None] = BoundedDict(MAX_RECEIPTS)
         self._receipts.update(dict.fromkeys(receipts))
-        self._numbers: BoundedDict[str, SeenNumbers] = BoundedDict(MOST_RECORDERS)
+        self._numbers: BoundedDict[str, SeenNumbers] = BoundedDict(MAX_RECORDERS)
         self._numbers.update({recorder: SeenNumbers.from_text(text) for recorder, text in numbers.items()})
 
     def highest_numbers(self) -> dict[str, int]:
         """By recorder, the highest number that was received."""
         return {recorder: numbers.last for recorder, numbers in self._numbers.items()}
 
-    def receive(self, payload: bytes, digest: bytes) -> Received:
+    def receive(self, payload: bytes, digest: bytes) -> ReceivedRequest:
         """Decode a request with this digest, and compare it with what is stored. It counts as stored once it is confirmed.
 
         Raises:
@@ -107,24 +107,24 @@ class Receiver:
         came.chunk = _chunk_of(came, events, latest_ns=latest_ns) if came.spans else None
         return came
 
-    def confirm(self, came: Received) -> None:
+    def confirm(self, came: ReceivedRequest) -> None:
         """A request is stored."""
         self._receipts[came.digest] = None
         for recorder, numbers in came.numbers.items():
             self._numbers[recorder] = numbers
             self._numbers.move_to_end(recorder)
 
-    def _decoded(self, payload: bytes, digest: bytes) -> Received:
+    def _decoded(self, payload: bytes, digest: bytes) -> ReceivedRequest:
         try:
             readable, parts, refused = self._decoder.salvaged(payload)
-            return Received(readable, digest, parts, refused)
+            return ReceivedRequest(readable, digest, parts, refused)
         except MalformedOtlp:
             raise
         except Exception:  # of kvtrail's own, at one of the spans
             parts, errors = self._decoder.one_by_one(payload)
-            return Received(payload, digest, parts, errors=errors)
+            return ReceivedRequest(payload, digest, parts, errors=errors)
 
-    def _compare(self, events: Sequence[Event], came: Received) -> None:
+    def _compare(self, events: Sequence[Event], came: ReceivedRequest) -> None:
         """Find what is new among the events of a request."""
         for recorder, run in groupby(events, key=attrgetter("recorder")):
             some = list(run)
@@ -160,7 +160,7 @@ def _later(event: Event) -> MalformedSpan:
     return MalformedSpan(text, about=(event.kind, "end_ns"), trace_id=event.trace_id)
 
 
-def _chunk_of(came: Received, events: Sequence[Event], *, latest_ns: int) -> Chunk:
+def _chunk_of(came: ReceivedRequest, events: Sequence[Event], *, latest_ns: int) -> Chunk:
     """What is stored of a request. A span that ended later than `latest_ns` is taken to have ended then."""
     foreign, malformed = came.foreign, came.malformed
     ends_ns = [event.end_ns for event in events] + [span.end_ns for span in foreign]

@@ -19,7 +19,7 @@ logger = logging.getLogger("kvtrail")
 
 MANY_UNFINISHED = 1_000
 """So many requests take a while to read back, and the log says so."""
-MOST_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
+MAX_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
 """Spans that may be stored and not judged; the sender of the next waits, and is to try again after so many seconds."""
 RECALLED = 20_000
 """Spans, the latest, that a start reads back as a whole: some seconds of work."""
@@ -85,7 +85,7 @@ class Recovery:
     def wait(self) -> None:
         """Wait while too much is to be judged. Raises StoreError if that takes too long."""
         until_s = time.monotonic() + WAIT_BEHIND_S
-        while self._storage.spans_behind >= MOST_BEHIND:
+        while self._storage.spans_behind >= MAX_BEHIND:
             if time.monotonic() >= until_s:
                 raise StoreError("the tracer has just started and reads back what it knew; try again")
             time.sleep(0.05)

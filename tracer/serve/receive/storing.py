@@ -22,7 +22,7 @@ from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.judging import Judge
-from kvtrail.tracer.serve.receive.receiving import Received
+from kvtrail.tracer.serve.receive.receiving import ReceivedRequest
 from kvtrail.tracer.store import ACTIVITY_S, Activity, Amounts, Batch, StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
@@ -30,7 +30,7 @@ MANY_DIRTY = 5_000
 """So many changed requests are not waited with: accounts that are not held any more have no row."""
 ROWS_AT_ONCE = 500
 """Rows of requests that are written together, so that a batch does not wait for long."""
-CATCH_UP_S, MOST_CATCH_UP_S = 0.05, 0.25
+CATCH_UP_S, MAX_CATCH_UP_S = 0.05, 0.25
 """How often rows are written at most because somebody asks, and how long one who asks waits for them: what then is still to
 be written is shown later."""
 FOLD_NS = 60 * 10**9
@@ -128,8 +128,8 @@ class Storage:
     def catch_up(self) -> None:
         """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once, unless there is
         much of it. All who ask within `CATCH_UP_S` are served together."""
-        until_s = time.monotonic() + MOST_CATCH_UP_S
-        if not self._catching_up.acquire(timeout=MOST_CATCH_UP_S):
+        until_s = time.monotonic() + MAX_CATCH_UP_S
+        if not self._catching_up.acquire(timeout=MAX_CATCH_UP_S):
             return
         try:
             is_needed = bool(self._judge.dirty or self.due) and not self._judge.is_recalling
@@ -147,7 +147,7 @@ class Storage:
             self._catching_up.release()
 
     def commit(
-        self, came: Received | None = None, engines: Mapping[str, Mapping[str, str]] | None = None, *, rows: bool
+        self, came: ReceivedRequest | None = None, engines: Mapping[str, Mapping[str, str]] | None = None, *, rows: bool
     ) -> list[Finding]:
         """Write a request of spans with how its `engines` describe themselves, findings and sums, and with `rows` those of
         some requests; returns these findings. What could not be written goes with the next batch. The caller holds the lock.

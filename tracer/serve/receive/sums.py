@@ -46,18 +46,19 @@ class Sums:
             if event.sequence <= self._summed_before.get(event.recorder, -1):
                 self._summed_before[event.recorder] = event.sequence - 1
 
-    def enter(self, event: Event, account: Account) -> None:
-        """Enter an event into the phases of its request, after its fact was summed up."""
+    def entered(self, event: Event, _: Account) -> None:
+        """An event was entered into its account, and its fact was summed up."""
         if self._read_back:
             self._read_back.discard((event.recorder, event.sequence))
-        try:
-            account.phases.enter(event)
-        except Exception as error:
-            self._errors.count(Where.PHASES, error, f"a phase of {account.request} is not shown")
 
     def sum_up(self, fact: Fact, account: Account) -> None:
-        """Sum up a fact. Where its event was read back, the sums are stored already."""
+        """Enter a fact into the phases of its request, and sum it up. Where its event was read back, the sums are stored
+        already."""
         event = fact.event
+        try:
+            account.phases.enter(fact)
+        except Exception as error:
+            self._errors.count(Where.PHASES, error, f"a phase of {account.request} is not shown")
         try:
             follow = self._follow.get(type(fact))
             if self._read_back and (event.recorder, event.sequence) in self._read_back:

@@ -17,7 +17,7 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics
 
 logger = logging.getLogger("kvtrail")
 
-MOST_WAITING_BYTES = 32 * MIB
+MAX_WAITING_BYTES = 32 * MIB
 
 
 class TraceCopy:
@@ -38,7 +38,7 @@ class TraceCopy:
     def write(self, payload: bytes) -> None:
         """Leave a request in binary form to the thread."""
         with self._changed:
-            if is_room := self._bytes + len(payload) <= MOST_WAITING_BYTES:
+            if is_room := self._bytes + len(payload) <= MAX_WAITING_BYTES:
                 self._waiting.append(payload)
                 self._bytes += len(payload)
                 self._changed.notify()

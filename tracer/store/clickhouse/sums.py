@@ -15,7 +15,7 @@ from kvtrail.tracer.store import LARGEST
 from kvtrail.tracer.store.clickhouse.connection import Connection
 from kvtrail.tracer.store.clickhouse.schema import DIMENSIONS
 
-_MOST_STRETCHES = 500
+_MAX_STRETCHES = 500
 """Intervals of which the sums are held in memory; those of others are read when needed."""
 
 RowKey = tuple[Any, ...]
@@ -67,7 +67,7 @@ class Sums:
         for row in rows:
             key, rest = row[: len(self._keys)], row[len(self._keys) :]
             self._held[key[self._at]][key] = rest[: len(self._values) + 1]
-        while len(self._held) > _MOST_STRETCHES:
+        while len(self._held) > _MAX_STRETCHES:
             self._held.popitem(last=False)
 
     def _recall(self, stretches: Iterable[int]) -> None:

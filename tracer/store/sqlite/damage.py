@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 logger = logging.getLogger("kvtrail")
 
-MOST_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 """Damaged rows of a table that are remembered, so that one that is met again counts once."""
 REMEDY = (
     "`kvtrail store verify` says what is damaged, `kvtrail store rebuild` makes again what is derived from the spans"
@@ -21,7 +21,7 @@ def note(table: str, row: Hashable, error: Exception, *, costs: str) -> None:
     known = _met.setdefault(table, set())
     if not known:
         logger.error("the store is damaged: rows of %s cannot be read, and %s (%s)", table, costs, error)
-    if len(known) < MOST_REMEMBERED:
+    if len(known) < MAX_REMEMBERED:
         known.add(hash(row))
 
 

@@ -185,7 +185,7 @@ def places_of(query: Query, keys: Collection[bytes], *, from_stretch: int = 0) -
     return found
 
 
-_MOST_SOUGHT = 100
+_MAX_SOUGHT = 100
 """Keys that are looked for in each fresh chunk; where there are more, all fresh chunks are taken."""
 
 
@@ -194,7 +194,7 @@ def _in_fresh(keys: Collection[bytes]) -> str:
 
 
 def _sought(keys: Collection[bytes]) -> list[bytes]:
-    return [*keys] if len(keys) <= _MOST_SOUGHT else []
+    return [*keys] if len(keys) <= _MAX_SOUGHT else []
 
 
 def payload_at(query: Query, number: int) -> bytes:

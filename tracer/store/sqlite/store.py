@@ -20,9 +20,8 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.sqlite import (
-    activity,
-    arrivals,
     engines,
+    event_sums,
     findings,
     ids,
     lanes,
@@ -30,6 +29,7 @@ from kvtrail.tracer.store.sqlite import (
     log,
     opening,
     outbox,
+    receipts,
     requests,
     restart,
     room,
@@ -86,6 +86,13 @@ class SqliteWriter:
             raise StoreError(f"cannot open the store {path}: {error}") from error
 
     def write(self, batch: Batch) -> Sequence[Exception]:
+        """Store a batch. After this returns, a kill -9 loses nothing of it. What no database can hold (a number too large, an
+        invalid text) is left out: returns an error for each such part. An empty batch checks whether the store can be
+        written.
+
+        Raises:
+            StoreError: nothing of the batch was stored; the text says why.
+        """
         if self._room.is_short(FILLED_UP):
             for _ in self._make_room():  # pruning has not kept up
                 pass
@@ -96,7 +103,7 @@ class SqliteWriter:
             (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
             (partial(savings.add, self._db), list(batch.savings.items())),
-            (partial(activity.add, self._db), list(batch.activity.items())),
+            (partial(event_sums.add, self._db), list(batch.activity.items())),
         ]
         try:
             with self._transaction():
@@ -133,11 +140,11 @@ class SqliteWriter:
 
     def receipts(self) -> Sequence[bytes]:
         """The digests of the last requests that were stored, in order."""
-        return arrivals.receipts(self._query)
+        return receipts.receipts(self._query)
 
     def seen(self) -> Mapping[str, str]:
         """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them."""
-        return arrivals.seen(self._query)
+        return receipts.seen(self._query)
 
     def launches(self) -> list[Launch]:
         """The launches of engines, as they were last known."""
@@ -195,6 +202,12 @@ class SqliteWriter:
             return ids.index(self._db, some=some) or ids.merge(self._db)
 
     def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
+        """Drop spans, requests and sums older than `before_ns`, and then the oldest, until the store takes no more than
+        `most_bytes`; findings only if that is not enough. The space is returned to the disk.
+
+        It works in steps of some milliseconds, and yields the number of spans dropped by each. Between two steps, other
+        things may be written.
+        """
         before_ns = max(0, before_ns)
         yield from self._drop_log(before_ns)
         yield from self._drop_rows(before_ns)
@@ -244,7 +257,7 @@ class SqliteWriter:
         """Append the spans. Where that fails nothing is stored: what is acknowledged is in the log."""
         if batch.chunk is not None:
             self._log.append(batch.chunk)
-            arrivals.put(self._db, batch.digest, batch.seen)
+            receipts.put(self._db, batch.digest, batch.seen)
 
     def _put_alone(self, put: Callable[[Any], None], row: Any) -> Exception | None:
         """Store one row within the open transaction; if no database can hold it, nothing has changed."""
@@ -276,11 +289,11 @@ class SqliteWriter:
             yield 0
         with self._transaction():
             savings.prune(self._db, before_ns=before_ns)
-            activity.prune(self._db, before_ns=max(before_ns, time.time_ns() - ACTIVITY_KEPT_S * 10**9))
+            event_sums.prune(self._db, before_ns=max(before_ns, time.time_ns() - ACTIVITY_KEPT_S * 10**9))
         yield 0
         with self._transaction():
             # Of what no span is left, twice as old: an engine may be silent for long.
-            arrivals.prune(self._db, before_ns=2 * before_ns - time.time_ns())
+            receipts.prune(self._db, before_ns=2 * before_ns - time.time_ns())
             engines.prune(self._db, before_ns=2 * before_ns - time.time_ns())
             launches.prune(self._db, before_ns=2 * before_ns - time.time_ns())
         yield 0
@@ -338,13 +351,13 @@ class SqliteWriter:
             opening.change_over(self._db, self.path)
             for table in (
                 log,
-                arrivals,
+                receipts,
                 engines,
                 launches,
                 requests,
                 findings,
                 savings,
-                activity,
+                event_sums,
                 lanes,
                 outbox,
                 restart,
@@ -405,7 +418,7 @@ class SqliteReader(
     spans.SpanReader,
     findings.FindingReader,
     savings.SavingsReader,
-    activity.ActivityReader,
+    event_sums.EventSumsReader,
     lanes.LaneReader,
     engines.EngineReader,
     launches.LaunchReader,

@@ -15,7 +15,7 @@ from kvtrail.tracer.store import StoreError, StoreInUse
 from kvtrail.tracer.store.sqlite import log, opening
 from kvtrail.tracer.store.sqlite.database import Database
 
-MOST_NAMED = 20
+MAX_NAMED = 20
 """Faults of a kind that are named; the others are counted."""
 _COPIED_PAGES = 1_000
 """Pages that are copied at a time: the writer waits for none of them."""
@@ -91,7 +91,7 @@ def verify(path: Path) -> Iterator[Fault]:
     database = Database(path)
     try:
         database.query("BEGIN")
-        broken = [report for (report,) in database.query(f"PRAGMA integrity_check({MOST_NAMED})") if report != "ok"]
+        broken = [report for (report,) in database.query(f"PRAGMA integrity_check({MAX_NAMED})") if report != "ok"]
         yield from (Fault(f"the file is damaged: {report}") for report in broken)
         if not broken:
             yield from _wrong_texts(database)
@@ -160,9 +160,9 @@ def _wrong_log(database: Database) -> Iterator[Fault]:
     rows = set(database.query("SELECT engine, request FROM requests"))
     lanes = set(database.query("SELECT engine, request FROM lanes"))
     for what, missing in (("row", of_log - rows), ("lane", of_log & rows - lanes)):
-        names = ", ".join(request for _, request in sorted(missing)[:MOST_NAMED])
+        names = ", ".join(request for _, request in sorted(missing)[:MAX_NAMED])
         if missing:
-            more = " …" if len(missing) > MOST_NAMED else ""
+            more = " …" if len(missing) > MAX_NAMED else ""
             yield Fault(f"{len(missing)} requests of the log have no {what}: {names}{more}", is_lost=False)
 
 

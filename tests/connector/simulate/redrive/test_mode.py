@@ -85,8 +85,8 @@ def test_what_is_expected_of_a_fault(trace: Path, connector: str, expect: str, c
     result = replay(trace, "--against", connector, "--expect", expect)
     assert result.exit_code == code
     assert re.match(f"--expect {expect}: {line}", result.output.splitlines()[-1])
-    told = json.loads(replay(trace, "--against", connector, "--expect", expect, "--json").stdout)
-    assert (told["expected"], told["met"]) == (expect, code == 0)
+    reported = json.loads(replay(trace, "--against", connector, "--expect", expect, "--json").stdout)
+    assert (reported["expected"], reported["met"]) == (expect, code == 0)
 
 
 def test_a_recording_without_faults(tmp_path: Path) -> None:

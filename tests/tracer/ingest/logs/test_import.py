@@ -515,8 +515,8 @@ def test_progress_counts_the_bytes_of_the_file_as_it_lies_there(tmp_path: Path) 
 
 
 def test_stories_are_forgotten_before_they_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.ingest.logs.story.MOST_REQUESTS", 3)
-    monkeypatch.setattr("kvtrail.tracer.ingest.logs.story.MOST_MOMENTS", 2)
+    monkeypatch.setattr("kvtrail.tracer.ingest.logs.story.MAX_REQUESTS", 3)
+    monkeypatch.setattr("kvtrail.tracer.ingest.logs.story.MAX_MOMENTS", 2)
     lines = [looked_up(n, 0, 0, 0, request=f"cmpl-{n % 9}") for n in range(90)]
     result = run("import", str(write(tmp_path, [*INCIDENT, *lines])), "--story")
     assert result.output.count("request cmpl-") == 3

@@ -108,7 +108,7 @@ def named_and_held(sidecar: Sidecar) -> set[str]:
 
 
 @pytest.mark.parametrize("rule", RESTS_ON_OTHERS)
-@pytest.mark.parametrize("bound", ["MOST_SPANS", "MOST_NAMED"])
+@pytest.mark.parametrize("bound", ["MAX_SPANS", "MAX_NAMED"])
 def test_a_part_without_room_for_others_says_what_its_page_says(
     bound: str, rule: str, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:

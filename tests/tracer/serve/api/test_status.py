@@ -18,7 +18,7 @@ from kvtrail.tracer.events.semconv import NO_GOODBYE
 from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.api import status, status_route
 from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.api.status import MOST_OF_A_KIND, Level, Range, Statement
+from kvtrail.tracer.serve.api.status import MAX_OF_A_KIND, Level, Range, Statement
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -92,8 +92,8 @@ def test_a_death_is_told_with_its_place_its_loss_and_its_cause(tracer: Tracer) -
     tracer.hear(WELL, "b")
     first, *others = tracer.get("/api/status")["statements"]
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
-    told = f"Engine llama-a (pod vllm-0) died at {at} of AssertionError, 1 request lost: a stale lookup"
-    assert (first["kind"], first["level"], first["text"]) == ("death", "lost", told)
+    reported = f"Engine llama-a (pod vllm-0) died at {at} of AssertionError, 1 request lost: a stale lookup"
+    assert (first["kind"], first["level"], first["text"]) == ("death", "lost", reported)
     assert (first["at_ns"], first["engine"]) == (events[-1].end_ns, "llama-a")
     assert (first["page"], first["query"]) == ("request", {"id": "llama-a-0123abcd", "engine": "llama-a"})
     ((kind, level, text),) = [(each["kind"], each["level"], each["text"]) for each in others]
@@ -217,9 +217,9 @@ def minute(number: int, *, asked: int, taken: int, local: int = 0) -> SavingsRow
 
 def test_a_hit_rate_that_fell_and_stayed_low_is_told() -> None:
     rows = [minute(n, asked=10_000, taken=4_100 if n < 20 else 300) for n in range(40)]
-    (told,) = status.of_hit_rate(rows, RANGE)
-    assert (told.kind, told.level) == ("hit-rate", Level.WARNING)
-    assert (told.text, told.at_ns) == ("Hit rate fell from 41 % to 3 % at 00:20", 20 * 60 * S)
+    (reported,) = status.of_hit_rate(rows, RANGE)
+    assert (reported.kind, reported.level) == ("hit-rate", Level.WARNING)
+    assert (reported.text, reported.at_ns) == ("Hit rate fell from 41 % to 3 % at 00:20", 20 * 60 * S)
 
 
 @pytest.mark.parametrize(
@@ -240,16 +240,16 @@ def test_a_hit_rate_that_did_not_fall_is_not_told(rows: list[SavingsRow]) -> Non
 
 
 def test_of_many_alike_the_rest_is_counted() -> None:
-    missing = {f"engine-{number}": 10 + number for number in range(MOST_OF_A_KIND + 3)}
-    told = status.of_lost_spans(missing, str)
-    assert len(told) == MOST_OF_A_KIND + 1
-    assert (told[-1].text, told[-1].engine) == ("3 more engines lost spans", None)
+    missing = {f"engine-{number}": 10 + number for number in range(MAX_OF_A_KIND + 3)}
+    reported = status.of_lost_spans(missing, str)
+    assert len(reported) == MAX_OF_A_KIND + 1
+    assert (reported[-1].text, reported[-1].engine) == ("3 more engines lost spans", None)
 
 
 def test_the_worst_is_told_first() -> None:
     levels = [Level.WARNING, Level.CALM, Level.LOST, Level.WARNING]
-    told = [Statement(kind=str(n), level=level, text="", page="") for n, level in enumerate(levels)]
-    assert [each.kind for each in status.worst_first(told)] == ["2", "0", "3", "1"]
+    reported = [Statement(kind=str(n), level=level, text="", page="") for n, level in enumerate(levels)]
+    assert [each.kind for each in status.worst_first(reported)] == ["2", "0", "3", "1"]
 
 
 def test_a_moment_of_another_day_is_told_with_its_date() -> None:

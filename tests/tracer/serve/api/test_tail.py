@@ -75,7 +75,7 @@ def test_while_nobody_reads_nothing_is_kept() -> None:
 
 
 def test_what_is_too_much_is_skipped_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "MOST_SPANS", 10)
+    monkeypatch.setattr(tails, "MAX_SPANS", 10)
     monkeypatch.setattr(tails, "EVERY_S", 0.5)
     skipped: list[int] = []
     tail = Tail(on_skip=skipped.append)
@@ -88,7 +88,7 @@ def test_what_is_too_much_is_skipped_and_told(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "EVERY_S", 0.5)
-    monkeypatch.setattr(tails, "MOST_PENDING_BYTES", 3 * len(encoded(STORY)))
+    monkeypatch.setattr(tails, "MAX_PENDING_BYTES", 3 * len(encoded(STORY)))
     tail = Tail()
     with tail.reading() as reader:
         publish(tail, batches=1)

@@ -93,15 +93,15 @@ def test_what_is_put_in_arrives(protocol: str, serving: Serve, compression: str)
 @BOTH
 def test_large_batches_become_several_requests(protocol: str, serving: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the number of spans and by their size; a span that is larger than that goes alone."""
-    monkeypatch.setattr(senders, "MOST_SPANS", 10)
-    monkeypatch.setattr(senders, "MOST_BYTES", 5 * len(a_span(1).span))
+    monkeypatch.setattr(senders, "MAX_SPANS", 10)
+    monkeypatch.setattr(senders, "MAX_BYTES", 5 * len(a_span(1).span))
     with serving() as backend:
         with sending(backend.endpoint, protocol) as made:
             made.put(23)
         counts = [sum(len(s.spans) for r in q.resource_spans for s in r.scope_spans) for q in backend.requests()]
         assert counts == [5, 5, 5, 5, 3]
         assert numbers(backend) == list(range(1, 24))
-        monkeypatch.setattr(senders, "MOST_BYTES", 1)
+        monkeypatch.setattr(senders, "MAX_BYTES", 1)
         with sending(backend.endpoint, protocol) as made:
             made.put(2)
         assert len(backend.payloads) == len(counts) + 2
@@ -288,8 +288,8 @@ def test_trouble_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture
         backend.refusals.extend([Refusal(503, text="disk full")] * 20)
         with sending(backend.endpoint, HTTP) as made:
             made.put()
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    reported = [record.getMessage() for record in caplog.records]
+    assert reported == [
         "forwarding: the receiver does not take spans, trying again: 503 Service Unavailable: disk full",
         "forwarding: the receiver takes spans again",
     ]

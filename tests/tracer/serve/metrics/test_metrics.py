@@ -335,9 +335,9 @@ def test_a_look_of_another_version_has_a_label_that_it_shares(tmp_path: Path) ->
 
 def test_what_an_earlier_tracer_has_heard_is_not_missing_after_a_restart(tmp_path: Path) -> None:
     """Only open requests are read back: between their events are those of requests that had ended."""
-    told = ["a: L 749 c0 h0 -> 0\na: A 0\na: S 0+512"]
-    told += [f"r{n}: L 300 c0 h0 -> 0\nr{n}: A 0\nr{n}: S 0+300\nr{n}: end\na: S {512 + n}+1" for n in range(20)]
-    recorded = history("\n".join([*told, "a: S 532+1", "b: L 64 c0 h0 -> 0", "b: A 0", "a: end"]))
+    reported = ["a: L 749 c0 h0 -> 0\na: A 0\na: S 0+512"]
+    reported += [f"r{n}: L 300 c0 h0 -> 0\nr{n}: A 0\nr{n}: S 0+300\nr{n}: end\na: S {512 + n}+1" for n in range(20)]
+    recorded = history("\n".join([*reported, "a: S 532+1", "b: L 64 c0 h0 -> 0", "b: A 0", "a: end"]))
     first = Sidecar(tmp_path)
     first.hear(recorded[:-5])
     assert first.pipeline.events_missing == 0

@@ -45,7 +45,7 @@ from kvtrail.tracer.serve.receive.turns import Turns
 
 PAYLOAD = encoded(history("L 749 c0 h256 -> 256\nA 256"))
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-MOST_MIB = 512
+MAX_MIB = 512
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_memory_is_bounded_and_given_back(guarded: Callable[..., Tracer], name: 
         cost = attacked(tracer, ATTACKS[name], times=2)
         assert not {"OK", "200"} & set(cost.answers)
         assert cost.posts
-        assert cost.most_mib < MOST_MIB
+        assert cost.most_mib < MAX_MIB
         until(lambda: cost.resident_mib() < cost.before_mib + 64, why=lambda: cost)
     finally:
         tracer.end()
@@ -193,7 +193,7 @@ def test_the_heaviest_that_is_taken_has_its_room(start_tracer: Callable[..., Tra
     assert weight.MOST * 0.9 < weight.of(heaviest) <= weight.MOST or len(heaviest) > 0.9 * Limits().request_bytes
     cost = attacked(tracer, Attack(8, over_http(lambda: heaviest)), times=2)
     assert {*cost.answers} == {"200"}
-    assert cost.most_mib < MOST_MIB
+    assert cost.most_mib < MAX_MIB
 
 
 def test_heavy_requests_are_taken_one_at_a_time() -> None:

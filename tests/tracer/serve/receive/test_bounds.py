@@ -94,10 +94,10 @@ def test_over_grpc_too_many_are_asked_to_try_again(slow: SimpleNamespace) -> Non
         with pytest.raises(grpc.RpcError) as refusal:
             export(PAYLOAD, timeout=SLOW_S)
         assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        told = dict(refusal.value.trailing_metadata())
+        reported = dict(refusal.value.trailing_metadata())
         info = RetryInfo()
-        assert Status.FromString(told["grpc-status-details-bin"]).details[0].Unpack(info)
-        assert info == RetryInfo.FromString(told["google.rpc.retryinfo-bin"])
+        assert Status.FromString(reported["grpc-status-details-bin"]).details[0].Unpack(info)
+        assert info == RetryInfo.FromString(reported["google.rpc.retryinfo-bin"])
         assert info.retry_delay.seconds == RETRY_S
         assert rejected(slow.page(), "grpc", "busy") == 1
         assert 'kvtrail_requests_waiting{transport="grpc"} 2.0' in slow.page()

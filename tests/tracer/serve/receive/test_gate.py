@@ -15,7 +15,7 @@ from processes import SLOW_S, until
 
 from kvtrail.tracer.serve.limits import MIB, Limits
 from kvtrail.tracer.serve.metrics.metrics import Rejected
-from kvtrail.tracer.serve.receive.gate import MOST_CALLS, MOST_HELD, TOO_LARGE, Gate
+from kvtrail.tracer.serve.receive.gate import MAX_CALLS, MAX_HELD, TOO_LARGE, Gate
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM = 0, 1, 3
@@ -206,11 +206,11 @@ BEGUN = frame(HEADERS, 4)
 BEGUN_AND_ENDED = HEADERS, 4 | END_STREAM
 ATTACKS = {
     "calls that are never answered": b"".join(
-        frame(*BEGUN_AND_ENDED, stream=2 * number + 1) for number in range(MOST_CALLS + 1)
+        frame(*BEGUN_AND_ENDED, stream=2 * number + 1) for number in range(MAX_CALLS + 1)
     ),
     "a call after a later one": frame(*BEGUN_AND_ENDED, stream=5) + frame(*BEGUN_AND_ENDED, stream=3),
-    "empty frames": BEGUN + frame(DATA, 0) * (MOST_HELD + 1),
-    "frames of padding": BEGUN + frame(DATA, PADDED, b"\xff" + bytes(255)) * (MOST_HELD + 1),
+    "empty frames": BEGUN + frame(DATA, 0) * (MAX_HELD + 1),
+    "frames of padding": BEGUN + frame(DATA, PADDED, b"\xff" + bytes(255)) * (MAX_HELD + 1),
     "padding of an unknown length": BEGUN + frame(DATA, PADDED),
 }
 

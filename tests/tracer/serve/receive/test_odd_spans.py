@@ -315,8 +315,8 @@ def test_a_malformed_span_is_told_once_for_each_kind(sidecar: Sidecar, caplog: p
                 if attribute.key == KEYS["total"]:
                     attribute.value.string_value = value
         sidecar.hear(odd)
-    told = [record.getMessage() for record in caplog.records if "no rule judges it" in record.getMessage()]
-    assert [text.partition("(")[2].partition(")")[0] for text in told] == [
+    reported = [record.getMessage() for record in caplog.records if "no rule judges it" in record.getMessage()]
+    assert [text.partition("(")[2].partition(")")[0] for text in reported] == [
         "kv.request.start", "kv.lookup", "kv.alloc", "kv.request",
     ]  # fmt: skip
     assert sidecar.value("kvtrail_spans_malformed_total") == 12

@@ -62,7 +62,7 @@ def test_ingest_never_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         write(self, payload)
 
     monkeypatch.setattr(TraceWriter, "write", stuck)
-    monkeypatch.setattr(trace_copy, "MOST_WAITING_BYTES", 3 * len(PAYLOAD))
+    monkeypatch.setattr(trace_copy, "MAX_WAITING_BYTES", 3 * len(PAYLOAD))
     metrics = Metrics()
     copy = TraceCopy(tmp_path / "trace.jsonl", metrics)
     for _ in range(5):

@@ -33,9 +33,9 @@ def opened() -> tuple[ClickHouseWriter, ClickHouseReader]:
 
 
 def account(request: str, external: str, at_ns: int, **changed: Any) -> dict[str, Any]:
-    told = Account("e", request, external=external).as_dict()
+    reported = Account("e", request, external=external).as_dict()
     times = {"started_ns": at_ns, "last_ns": at_ns, "verdict": "ok", "findings": 0, "unknown": None}
-    return {**told, **times, **changed}
+    return {**reported, **times, **changed}
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_a_request_by_what_its_caller_saw() -> None:
 
 def test_what_does_not_fit_is_left_out_and_said() -> None:
     writer, reader = opened()
-    told = [
+    reported = [
         account("a-1", "a", START_NS),
         account("b-1", "b", START_NS, lookups=2**63),
         account("c-1", "\ud800", START_NS),
     ]
-    assert len(writer.write(Batch(accounts=told))) == 2
+    assert len(writer.write(Batch(accounts=reported))) == 2
     assert [each["request"] for each in reader.requests()] == ["a-1"]
     huge = account("d-1", "d", START_NS, loaded=2**70)
     assert writer.write(Batch(accounts=[huge])) == []

@@ -31,7 +31,7 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
     db.execute("DELETE FROM activity WHERE at_s < ?", (before_ns // 10**9,))
 
 
-class ActivityReader(Database):
+class EventSumsReader(Database):
     """The part of `Reader` that is about recent activity."""
 
     def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from kvtrail.tracer.ledger.ordering import SeenNumbers
-from kvtrail.tracer.store import MOST_RECEIPTS
+from kvtrail.tracer.store import MAX_RECEIPTS
 from kvtrail.tracer.store.sqlite.database import Query, readable
 
 SCHEMA = (
@@ -35,7 +35,7 @@ def put(db: sqlite3.Connection, digest: bytes, seen: Mapping[str, str]) -> None:
 
 def receipts(query: Query) -> list[bytes]:
     """The digests of the last requests, in order."""
-    rows = query(f"SELECT digest FROM receipts ORDER BY number DESC LIMIT {MOST_RECEIPTS}")
+    rows = query(f"SELECT digest FROM receipts ORDER BY number DESC LIMIT {MAX_RECEIPTS}")
     return [digest for (digest,) in reversed(rows)]
 
 
@@ -53,4 +53,4 @@ def _numbers(row: Sequence[str]) -> tuple[str, str]:
 def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
     """Forget recorders that wrote nothing since, and all but the last requests."""
     db.execute("DELETE FROM recorders WHERE last_ns < ?", (before_ns,))
-    db.execute("DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (MOST_RECEIPTS,))
+    db.execute("DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (MAX_RECEIPTS,))
