@@ -24,6 +24,8 @@ from typing import Any
 import rounds
 
 SIDES = ("OffloadConnector", "UntracedOffloadConnector")
+OFFLOADING = ("TracedOffloadingConnector", "OffloadingConnector")
+HOST = {"cpu_bytes_to_use": 1 << 24}
 GRPC_PORT, HTTP_PORT = 24327, 24328
 TURNS = 10
 """Turns of the bare scheduler in a round."""
@@ -74,13 +76,16 @@ class Busy:
     """A bare scheduler in which so many requests run at all times: each that ends is followed by another. Prompts of 272 to
     455 tokens, of which 256 are those of an earlier request, and 50 to 199 tokens to generate."""
 
-    def __init__(self, folder: Path, running: int, side: str, level: str, **more: str) -> None:
-        """`more` are settings of the traced connector besides its level."""
+    def __init__(self, folder: Path, running: int, side: str, level: str, window: int = 0, **more: str) -> None:
+        """With a `window`, the last layer is a KV cache group of its own, which sees so many tokens. `more` are settings of
+        the traced connector besides its level."""
         from kvtrail.connector.simulate.stages import BareScheduler
 
-        settings = {"kv_connector": side, "kv_connector_extra_config": {"kvtrail": {"level": level, **more}}}
+        extra = {"kvtrail": {"level": level, **more}, **(HOST if side in OFFLOADING else {})}
+        settings = {"kv_connector": side, "kv_connector_extra_config": extra}
         size: dict[str, Any] = {"max_num_seqs": running, "max_num_batched_tokens": running + 512}
-        blocks = running * BLOCKS_EACH
+        blocks = running * BLOCKS_EACH * (2 if window else 1)
+        size["window"] = window
         self._bare = BareScheduler(folder / "model", settings, block_size=16, num_blocks=blocks, **size)
         self._running, self._count, self._rng = running, 0, random.Random(0)
         self._heads = [self._tokens(256) for _ in range(8)]
@@ -123,8 +128,9 @@ class Busy:
         return executed / count
 
 
-def running(folder: Path, count: int, at_a_time: int) -> None:
-    """CPU of the scheduler's thread for a step with so many requests, untraced and at both levels, in turns of `STEPS`."""
+def running(folder: Path, count: int, at_a_time: int, of: Sequence[str] = SIDES, window: int = 0) -> None:
+    """CPU of the scheduler's thread for a step with so many requests, untraced and at both levels, in turns of `STEPS`; `of`
+    names the traced and the untraced connector."""
     from kvtrail.connector.recording.recorder import exporting_to, recorders
 
     exporters: list[MeasuringExporter] = []
@@ -135,8 +141,8 @@ def running(folder: Path, count: int, at_a_time: int) -> None:
 
     with exporting_to(exporter):
         levels = ("basic", "detailed")
-        sides = {level: Busy(folder, at_a_time, SIDES[0], level) for level in levels}
-        sides["untraced"] = Busy(folder, at_a_time, SIDES[1], "basic")
+        sides = {level: Busy(folder, at_a_time, of[0], level, window) for level in levels}
+        sides["untraced"] = Busy(folder, at_a_time, of[1], "basic", window)
         orders, spent = cycle(permutations(sides)), {name: list[float]() for name in sides}
         gc.disable()
         for number in range(-8, count):  # until those that began at once have ended
@@ -328,6 +334,12 @@ def main() -> None:
     parser.add_argument("what", choices=["bare", "thread", "running", "engine", "bytes"])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--at-a-time", type=int, nargs="+", default=[16, 64, 256], help="requests of `running`")
+    parser.add_argument(
+        "--offloading", action="store_true", help="of `running`: vLLM's OffloadingConnector instead of ours"
+    )
+    parser.add_argument(
+        "--window", type=int, default=0, help="of `running`: a second KV cache group, with such a window"
+    )
     parser.add_argument("--layers", type=int, default=2, help="layers of the engine's model")
     parser.add_argument("--fingerprints", default="all", help="of `bytes`: all, or a share")
     parser.add_argument(
@@ -354,7 +366,8 @@ def main() -> None:
             looking(folder, arguments.rounds, arguments.layers, arguments.fingerprints, arguments.slim)
         elif arguments.what == "running":
             for at_a_time in arguments.at_a_time:
-                running(folder, arguments.rounds, at_a_time)
+                sides = OFFLOADING if arguments.offloading else SIDES
+                running(folder, arguments.rounds, at_a_time, sides, arguments.window)
         else:
             bare(folder, arguments.rounds, of_thread=arguments.what == "thread")
 
