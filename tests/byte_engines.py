@@ -93,9 +93,11 @@ def offload(name: str = "OffloadConnector", *, guard: str = "observe") -> dict[s
     }
 
 
-def two_rounds(folder: Path, connector: Mapping[str, Any], **overrides: Any) -> Ran:
-    """An engine with this connector, and `JOBS` twice."""
-    events = _in_fork(folder, partial(_two_rounds, connector, overrides))
+def two_rounds(
+    folder: Path, connector: Mapping[str, Any], environment: Mapping[str, str] | None = None, **overrides: Any
+) -> Ran:
+    """An engine with this connector, and `JOBS` twice; `environment` adds to this process's."""
+    events = _in_fork(folder, partial(_two_rounds, connector, overrides), environment)
     return Ran(_tokens(folder), events)
 
 
@@ -147,9 +149,9 @@ def damage(folder: Path, seed: int) -> None:
             save_file({"kv_cache": torch.cat(blocks)}, layer)
 
 
-def _in_fork(folder: Path, run: Callable[[Path], None]) -> list[Event]:
+def _in_fork(folder: Path, run: Callable[[Path], None], environment: Mapping[str, str] | None = None) -> list[Event]:
     trace = folder / "trace.jsonl"
-    _run(folder, _recorded, run, folder, trace)
+    _run(folder, _recorded, run, folder, trace, environment={**os.environ, **(environment or {})})
     return list(load([trace]).events)
 
 

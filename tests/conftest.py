@@ -60,7 +60,7 @@ def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
 
     yield start
     for tracer in started:
-        tracer.end()
+        tracer.kill()  # it would take most of a second to end by itself, and nobody looks at it any more
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +82,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
     """One tracer for those tests of a module that do not mind each other's requests."""
     tracer = serve(tmp_path_factory.mktemp("tracer"))
     yield tracer
-    tracer.end()
+    tracer.kill()
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,7 @@ def browsing(chromium: Browser) -> Iterator[BrowserContext]:
 
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
     context.set_default_timeout(SLOW_MS)
+    context.new_page()  # stays open, so that the pages of the tests are tabs of its window: a window takes longer than a page
     yield context
     context.close()
 
@@ -110,6 +111,7 @@ def browsing(chromium: Browser) -> Iterator[BrowserContext]:
 @pytest.fixture
 def page(browsing: BrowserContext) -> Iterator[Page]:
     """An empty page that knows nothing of those before it, for the tests next to `browser`."""
+    stays = browsing.pages
     page = browsing.new_page()
     page.add_init_script(
         f"""const test = {json.dumps(str(uuid.uuid4()))};
@@ -120,7 +122,8 @@ def page(browsing: BrowserContext) -> Iterator[Page]:
     )
     yield page
     for each in browsing.pages:
-        each.close()
+        if each not in stays:
+            each.close()
     browsing.clear_cookies()
     browsing.clear_permissions()
 

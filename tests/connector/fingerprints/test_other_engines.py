@@ -14,6 +14,9 @@ from processes import Tracer, serve, until
 from kvtrail.tracer.events.semconv import Kind
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+NUMBA = {"NUMBA_DISABLE_JIT": "1", "NUMBA_NUM_THREADS": "1"}
+"""For vLLM's search for n-grams: numba compiles it for longer than it runs, and gives OpenMP, and so torch, a thread for each
+core; these spin while they wait for one another."""
 ASYNC = "Traced:other_offload:AsyncOffloadConnector"
 HASTY = "Traced:other_offload:HastyOffloadConnector"
 WRONG = "Faulty:blocks-exchanged:OffloadConnector"
@@ -27,7 +30,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "speculation": (offload(), {"speculative_config": DRAFTS}),
+    "speculation": (offload(), {"speculative_config": DRAFTS, "environment": NUMBA}),
     "asynchronous loads": (offload(ASYNC), {}),
     "asynchronous loads and scheduling": (offload(ASYNC), {"async_scheduling": True}),
 }
