@@ -55,7 +55,7 @@ def record(folder: Path, count: int, at_a_time: int) -> dict[str, list[bytes]]:
         return exporters[-1]
 
     with exporting_to(exporter):
-        sides = {name: Busy(folder, at_a_time, SIDES[0], "detailed", **more) for name, more in TRACED.items()}
+        sides = {name: Busy(folder, at_a_time, SIDES[0], "detailed", 0, **more) for name, more in TRACED.items()}
         sides |= {name: Busy(folder, at_a_time, SIDES[1], "basic") for name in UNTRACED}
         sides["KV events"].pool.enable_kv_cache_events = True
         spent = {name: list[float]() for name in sides}
