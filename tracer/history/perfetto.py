@@ -300,7 +300,9 @@ def _args(event: Event) -> Data:
     numbers = event.numbers()
     args: Data = {"says": words.described(event.kind, numbers), "epoch": event.epoch, "sequence": event.sequence}
     for name, value in numbers.items():
-        args[name] = words.blocks(value) if name == "blocks_ids" else list(value) if isinstance(value, tuple) else value
+        args[name] = list(value) if isinstance(value, tuple) else value
+    if args.get("blocks_ids"):
+        args["blocks_ids"] = words.blocks_named(numbers)
     args["span_id"] = event.span_id
     if event.error is not None:
         args["error"] = event.error

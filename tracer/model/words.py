@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
@@ -140,6 +141,15 @@ def blocks(ids: Iterable[int]) -> str:
     return ", ".join(texts) + (f" and {count(more)} more" if more else "")
 
 
+def blocks_named(numbers: Mapping[str, Any]) -> str:
+    """The block ids that a span names; of several KV cache groups those of one after those of another: 3-18 | 40."""
+    ids, counts = numbers["blocks_ids"], numbers.get("blocks_by_group")
+    if counts is None:
+        return blocks(ids) or "none"
+    ends = list(accumulate(counts))
+    return " | ".join(blocks(ids[end - number : end]) or "none" for end, number in zip(ends, counts, strict=True))
+
+
 def kind(name: str) -> str:
     """A span's name in words: kv.request.start is an arrival; a foreign name stays as it is."""
     return _KINDS.get(name, name)
@@ -207,13 +217,15 @@ def described(name: str, numbers: Mapping[str, Any]) -> str:
             return f"{_extent(numbers)} copied {way}{amount}{short}"
         case Kind.LOAD_PLAN | Kind.STORE_PLAN | Kind.PREFETCH:
             way = {Kind.LOAD_PLAN: "to be loaded", Kind.STORE_PLAN: "to be stored"}.get(Kind(name), "fetched nearer")
-            return f"{_extent(numbers)} {way}{_transfer(numbers)}"
+            blocks_ids = numbers.get("blocks_ids") if numbers.get("blocks_by_group") else None
+            where = f", {_blocks({**numbers, 'blocks_count': len(blocks_ids)})}" if blocks_ids else ""
+            return f"{_extent(numbers)} {way}{where}{_transfer(numbers)}"
         case Kind.TRANSFER_END:
             return ("failed" if numbers.get("failed") else "finished") + _transfer(numbers)
         case Kind.LOAD_ERROR:
             return f"{some(len(numbers.get('blocks_ids', ())), 'block')} could not be loaded"
         case Kind.RANK_LOOKUP:
-            return f"{count(numbers.get('matched'))} of {count(numbers.get('total'))} matched"
+            return _part_of_a_lookup(numbers)
         case Kind.FREE | Kind.READ:
             return _blocks(numbers) + (", because a lease ran out" if numbers.get("lease_expired") else "")
         case Kind.PREFIX_CACHE:
@@ -252,7 +264,20 @@ def _changes(numbers: Mapping[str, Any]) -> str:
     cleared = ", all removed" if 0 in changes else ""
     tier = numbers.get("pool_tier")
     added = some(stored, "block") if tier is None else f"{tier}: {some(stored, 'chunk')}"
-    return f"{added} stored, {count(removed)} removed{cleared}"
+    return f"{_group(numbers)}{added} stored, {count(removed)} removed{cleared}"
+
+
+def _part_of_a_lookup(numbers: Mapping[str, Any]) -> str:
+    """group 1: 48 of 100 matched, held up to 32 or 48."""
+    lengths = numbers.get("boundaries")
+    held = "" if lengths is None else f", held up to {' or '.join(map(count, lengths)) or 'none'}"
+    total = "" if numbers.get("total") is None else f" of {count(numbers['total'])}"
+    return f"{_group(numbers)}{count(numbers.get('matched'))}{total} matched{held}"
+
+
+def _group(numbers: Mapping[str, Any]) -> str:
+    group = numbers.get("group")
+    return "" if group is None else f"group {group}: "
 
 
 def _block_check(numbers: Mapping[str, Any]) -> str:
@@ -298,5 +323,6 @@ def _transfer(numbers: Mapping[str, Any]) -> str:
 
 
 def _blocks(numbers: Mapping[str, Any]) -> str:
-    blocks = numbers.get("blocks_count")
-    return "blocks" if blocks is None else some(blocks, "block")
+    number, by_group = numbers.get("blocks_count"), numbers.get("blocks_by_group")
+    text = "blocks" if number is None else some(number, "block")
+    return text if by_group is None else f"{text} ({' | '.join(map(count, by_group))} by KV cache group)"

@@ -163,8 +163,8 @@ def _moments(finding: Finding, columns: int | None) -> list[str]:
 def _described(witness: Witness, epoch: int) -> str:
     """The event in words, with its epoch if that differs from the finding's."""
     parts = [words.described(witness.kind, witness.numbers)]
-    if ids := witness.numbers.get("blocks_ids"):
-        parts.append(f"blocks {words.blocks(ids)}")
+    if witness.numbers.get("blocks_ids"):
+        parts.append(f"blocks {words.blocks_named(witness.numbers)}")
     if witness.epoch != epoch:
         parts.append(f"epoch {witness.epoch}")
     return "; ".join(part for part in parts if part)

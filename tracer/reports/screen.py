@@ -250,8 +250,8 @@ def _described(event: Event) -> str:
     """An event in words, with its blocks and keys, and the error it ended with."""
     numbers = event.numbers()
     parts = [words.described(event.kind, numbers)]
-    if (ids := numbers.get("blocks_ids")) is not None:
-        parts.append(f"blocks {words.blocks(ids) or 'none'}")
+    if numbers.get("blocks_ids") is not None:
+        parts.append(f"blocks {words.blocks_named(numbers)}")
     if keys := numbers.get("chunk_keys"):
         parts.append(f"keys {_value(keys)}")
     if event.error is not None:

@@ -64,6 +64,8 @@ def test_a_load_that_is_short_says_so() -> None:
 
 def test_block_ids_are_drawn_together() -> None:
     assert words.blocks(range(3, 19)) == "3-18"
+    assert words.blocks_named({"blocks_ids": (1, 2, 9), "blocks_by_group": (2, 0, 1)}) == "1-2 | none | 9"
+    assert words.blocks_named({"blocks_ids": (1, 2, 9)}) == "1-2, 9"
     assert words.blocks([3, 4, 40, 7, 6, 5, 1, 2]) == "3-4, 40, 7, 6 and 3 more"
 
 
@@ -88,3 +90,30 @@ def test_a_goodbye_is_said_in_words() -> None:
 
 def test_the_root_of_an_interrupted_request_in_words() -> None:
     assert words.described(Kind.REQUEST, {"outcome": semconv.CUT_OFF}) == "its engine ended before it did"
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "text"),
+    [
+        (
+            Kind.ALLOC,
+            {"allocated": 256, "blocks_count": 10, "blocks_by_group": (8, 2)},
+            "10 blocks (8 | 2 by KV cache group) for 256 external tokens",
+        ),
+        (
+            Kind.RANK_LOOKUP,
+            {"matched": 48, "total": 100, "group": 1, "boundaries": (32, 48)},
+            "group 1: 48 of 100 matched, held up to 32 or 48",
+        ),
+        (
+            Kind.LOAD_PLAN,
+            {"start": 0, "count": 64, "blocks_ids": (1, 2, 8), "blocks_by_group": (2, 1), "transfer_id": 4},
+            "64 tokens (0 to 64) to be loaded, 3 blocks (2 | 1 by KV cache group), transfer 4",
+        ),
+        (Kind.RANK_LOOKUP, {"matched": 0, "group": 1, "boundaries": ()}, "group 1: 0 matched, held up to none"),
+        (Kind.RANK_LOOKUP, {"matched": 48, "total": 100}, "48 of 100 matched"),
+        (Kind.PREFIX_CACHE, {"cache_changes": (3, -2), "group": 1}, "group 1: 3 blocks stored, 2 removed"),
+    ],
+)
+def test_what_concerns_a_group_names_it(kind: Kind, numbers: dict[str, Any], text: str) -> None:
+    assert words.described(kind, numbers) == text
