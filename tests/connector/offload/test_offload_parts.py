@@ -5,23 +5,25 @@ from __future__ import annotations
 import pytest
 
 from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.settings import Guard, Settings, Unsampled
 from kvtrail.tracer.events.semconv import Level
 
 
 def test_the_defaults() -> None:
-    config = OffloadConfig.read({}, block_size=16, block_bytes=1024)
-    assert (config.chunk_size, config.blocks_per_chunk, config.chunk_bytes) == (256, 16, 16_384)
+    config = OffloadConfig.read({}, hash_size=16, groups=[Group(16, 1024)])
+    assert (config.chunk_size, config.rows, config.chunk_bytes) == (256, (16,), 16_384)
     assert config.slots == 4 * 1024**3 // 16_384
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"chunk": 256}, "unknown key 'chunk'; known: chunk_size, cpu_bytes_to_use, kvtrail"),
+        ({"chunk": 256}, "unknown key 'chunk'; known: chunk_size, cpu_bytes_to_use, load_async, kvtrail"),
         ({"chunk_size": 100}, "chunk_size is 100, which is not a multiple of vLLM's block size 32"),
         ({"chunk_size": "256"}, "chunk_size is '256'; it must be a whole number above 0"),
         ({"chunk_size": True}, "chunk_size is True; it must be a whole number above 0"),
+        ({"load_async": 1}, "load_async is 1; it must be true or false"),
         ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use is 0; it must be a whole number above 0"),
         (
             {"cpu_bytes_to_use": 8191},
@@ -31,7 +33,7 @@ def test_the_defaults() -> None:
 )
 def test_bad_configuration_is_refused_in_one_sentence(given: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said) as refused:
-        OffloadConfig.read(given, block_size=32, block_bytes=1024)
+        OffloadConfig.read(given, hash_size=32, groups=[Group(32, 1024)])
     assert "\n" not in str(refused.value)
 
 
