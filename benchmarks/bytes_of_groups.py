@@ -34,8 +34,9 @@ ROUNDS_OF_AN_ENGINE = 60
 MODELS: dict[str, dict[str, Any]] = {"gemma3": {}, "gpt-oss": {}, "lfm2": {"max_num_batched_tokens": 96}}
 SHAPES: list[dict[str, Any]] = [
     {},
-    {"async_scheduling": True},
+    {"async_scheduling": True, "num_gpu_blocks_override": 700},
     {"max_num_batched_tokens": 96},
+    {"num_gpu_blocks_override": 700},
     {"num_gpu_blocks_override": 60, "max_num_batched_tokens": 128},
 ]
 OF_STATES: list[dict[str, Any]] = [{"prefix_match_unit": 16}, {"block_size": 64, "prefix_match_unit": 32}]
@@ -123,9 +124,9 @@ def soundness(folder: Path, looks: int) -> int:
 
 def _requests(rng: random.Random, number: int) -> list[DemoRequest]:
     """Prompts of which some begin alike, in another order each time; a few generate long enough to leave their window."""
-    heads = [[rng.randrange(3, 250) for _ in range(320)] for _ in range(3)]
+    heads = [[rng.randrange(3, 250) for _ in range(640)] for _ in range(3)]
     prompts = [
-        (*heads[n % 3][: rng.choice((96, 200, 320))], *(rng.randrange(3, 250) for _ in range(rng.randrange(20, 560))))
+        (*heads[n % 3][: rng.choice((96, 400, 640))], *(rng.randrange(3, 250) for _ in range(rng.randrange(20, 300))))
         for n in range(16)
     ]
     named = [
