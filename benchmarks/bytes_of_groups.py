@@ -3,9 +3,10 @@
     python benchmarks/bytes_of_groups.py --faults 300 --looks 1000000
 
 Faults are put into blocks of vLLM's own prefix cache and into loads, and each that was looked at afterwards must be found:
-exchanged groups, shifted tables, states of another boundary, blocks that were freed and written to, zeros. Then correct
-engines run with default settings, synchronous and not, in small chunks, and with preemptions; what is accused there is a
-false alarm. The exit code is 1 if anything is missed or accused falsely.
+exchanged groups, shifted tables, states of another boundary, blocks that were freed and written to, zeros, and what another
+request writes through a wrong table of the model runner. Then correct engines run with default settings, synchronous and not,
+in small chunks, and with preemptions; what is accused there is a false alarm. The exit code is 1 if anything is missed or
+accused falsely.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from group_engines import GroupEngine, Injected, misdirected, named_places, prompts
+from group_engines import faults as all_faults
 from throughput import NullExporter
 
 from kvtrail.connector.demo.workload import DemoRequest
@@ -42,60 +45,88 @@ SHAPES: list[dict[str, Any]] = [
 OF_STATES: list[dict[str, Any]] = [{"prefix_match_unit": 16}, {"block_size": 64, "prefix_match_unit": 32}]
 
 
+class Tally:
+    """What was injected, looked at, found and missed."""
+
+    def __init__(self) -> None:
+        self.faults: Counter[str] = Counter()
+        self.blocks: Counter[str] = Counter()
+
+    def add(self, engine: GroupEngine, injected: Injected, kind: str, model: str) -> None:
+        """What was injected was there to be looked at by this kind of check; the engine forgets what it has found."""
+        self.faults += Counter({f"{name} in {model}, {kind}": n for name, n in injected.counts.items()})
+        self.blocks["wrong"] += len(injected.touched)
+        self.blocks["looked at"] += injected.looked_at([kind])
+        self.blocks["named by their origin"] += len(named_places(engine))
+        if missed := injected.missed([kind]):
+            self.blocks["missed"] += len(missed)
+            print("missed", kind, model, missed[:3], injected.counts)
+        forget(engine)
+
+
+def forget(engine: GroupEngine) -> None:
+    engine.checked.clear()
+    engine.results.clear()
+
+
 def completeness(folder: Path, faults: int) -> int:
     """Inject so many faults; returns how many blocks were looked at and missed."""
-    from group_engines import GroupEngine, Injected, prompts
-    from group_engines import faults as all_faults
     from group_store import GroupStoreConnector
 
-    missed, seed = 0, 0
-    counts: Counter[str] = Counter()
-    looked: Counter[str] = Counter()
-    while counts.total() < faults:
+    tally, seed = Tally(), 0
+    while tally.faults.total() < faults:
         model = [*MODELS][seed // SEEDS_OF_AN_ENGINE % len(MODELS)]
         engine = GroupEngine.built(folder / model, model, {}, seed=seed, **MODELS[model])
         for _ in range(SEEDS_OF_AN_ENGINE):
             rng = random.Random(seed)
-            seed += 1
             jobs = prompts(rng, 4)
-            for n in range(2):  # the second loads what the first has stored
+            for prefix in ("computed", "loaded", "again"):
                 assert engine.scheduler.reset_prefix_cache()
-                engine.round(jobs, f"{seed}.{n}")
-            assert not engine.mismatches(), engine.mismatches()[:3]
-            for kinds, into_loads in ((["admitted"], False), (["loaded"], True)):
-                engine.checked.clear()
-                engine.results.clear()
-                injected = Injected(engine, rng, all_faults())
-                if into_loads:
+                if prefix == "again":  # what another request has written to is gone
+                    _misdirect(engine, rng, jobs, tally, model)
                     assert engine.scheduler.reset_prefix_cache()
-                    with patch.object(GroupStoreConnector, "load", injected.into_loads(1.0)):
-                        engine.round(jobs, f"{seed}.loaded")
-                else:
-                    for job in jobs:
-                        injected.into(engine.cached(f"{seed}.1-{job.id}"))
-                    engine.round(jobs, f"{seed}.admitted")
-                counts += Counter({f"{name} in {model}, {kinds[0]}": n for name, n in injected.counts.items()})
-                looked["wrong blocks"] += len(injected.touched)
-                looked["of them looked at"] += injected.looked_at(kinds)
-                if gone := injected.missed(kinds):
-                    missed += len(gone)
-                    print("missed", kinds, model, gone[:3], injected.counts)
-                looked["named by their origin"] += sum(not isinstance(m.holds, str) for _, m in engine.mismatches())
-                engine.results.clear()
+                engine.round(jobs, prefix)
+                assert not engine.mismatches(), engine.mismatches()[:3]
+            forget(engine)
+            injected = Injected(engine, rng, all_faults())
+            for job in jobs:
+                injected.into(engine.cached(f"again-{job.id}"))
+            engine.round(jobs, "taken over")
+            tally.add(engine, injected, "admitted", model)
+            injected = Injected(engine, rng, all_faults())
+            assert engine.scheduler.reset_prefix_cache()
+            with patch.object(GroupStoreConnector, "load", injected.into_loads(1.0)):
+                engine.round(jobs, "wrongly loaded")
+            tally.add(engine, injected, "loaded", model)
             assert engine.scheduler.reset_prefix_cache(reset_connector=True)
             engine.round([], "reset")
-            engine.results.clear()
+            forget(engine)
+            seed += 1
         _end(engine)
-    for name, number in sorted(counts.items()):
+    for name, number in sorted(tally.faults.items()):
         print(f"  {number:4} {name}")
-    print(f"faults {counts.total()}; {dict(looked)}; missed {missed}", flush=True)
-    return missed
+    print(f"faults {tally.faults.total()}; blocks {dict(tally.blocks)}", flush=True)
+    return tally.blocks["missed"]
+
+
+def _misdirect(engine: GroupEngine, rng: random.Random, jobs: list[DemoRequest], tally: Tally, model: str) -> None:
+    """Another request writes to a block of the prefix cache, as the model runner's table tells it to."""
+    engine.round(jobs, "clean")
+    forget(engine)
+    places = [place for job in jobs for place in engine.cached(f"clean-{job.id}")]
+    group = rng.choice((0, 1))
+    victims = [place for place in places if place.group == group]
+    with misdirected(engine, rng, "other", victims) as written:
+        engine.round(prompts(rng, 1), "other")
+    forget(engine)
+    engine.round(jobs, "victims")
+    injected = Injected(engine, rng, [])
+    injected.touched, injected.counts = written, Counter({"misdirected": len(written)})
+    tally.add(engine, injected, "admitted", model)
 
 
 def soundness(folder: Path, looks: int) -> int:
     """Look so many times at blocks of correct engines; returns how many requests were accused."""
-    from group_engines import GroupEngine
-
     counts: Counter[str] = Counter()
     accused, number = 0, 0
     while sum(n for kind, n in counts.items() if not kind.startswith("unknown")) < looks:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import hybrid_models
 from group_store import Copy, GroupStoreConnector
@@ -199,6 +201,34 @@ def zeros(rng: random.Random, engine: GroupEngine, places: list[Place]) -> None:
 
 def faults() -> list[Corrupt]:
     return [exchanged_groups, shifted_table, OtherBoundary(), rewritten, zeros]
+
+
+@contextmanager
+def misdirected(
+    engine: GroupEngine, rng: random.Random, request: str, victims: Sequence[Place]
+) -> Iterator[list[Place]]:
+    """The model runner's table of a new request names another's block, to which the request then writes. Gives the blocks
+    that were written to."""
+    runner = engine.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    execute = runner.execute_model
+    written: list[Place] = []
+
+    def altered(output: Any, *arguments: Any, **options: Any) -> Any:
+        for n, new in enumerate(output.scheduled_new_reqs):
+            if new.req_id.startswith(request) and not written:
+                victim = rng.choice(victims)
+                tables = [list(table) for table in new.block_ids]
+                table = tables[victim.group]
+                end = new.num_computed_tokens + output.num_scheduled_tokens[new.req_id]
+                size = engine.worker_side.groups[victim.group].block_size
+                is_state = engine.worker_side.groups[victim.group].boundary
+                table[end // size - 1 if is_state else rng.randrange(end // size)] = victim.block
+                output.scheduled_new_reqs[n] = replace(new, block_ids=tuple(tables))
+                written.append(victim)
+        return execute(output, *arguments, **options)
+
+    with patch.object(runner, "execute_model", altered):
+        yield written
 
 
 class Injected:

@@ -84,6 +84,7 @@ class CheckScheduler:
         self._random = random.Random(0)
         self._frees_blocks = any(group.frees_blocks for group in groups)
         self._states = [group for group in groups if group.boundary]
+        self._hashes_of_block = [group.block_size // hash_size for group in groups]
         self._last_step = -1
         """The number of the step that was planned last."""
         self._requests: dict[str, _RequestState] = {}
@@ -231,7 +232,7 @@ class CheckScheduler:
         self._restarted.append(state.request.request_id)
         total = state.request.num_tokens
         for n, group in enumerate(self._groups):
-            if group.boundary:
+            if self._states and group.boundary:
                 self._restart_states(state, n, computed, end, is_async)
                 continue
             first, full = computed // group.block_size, end // group.block_size
@@ -240,7 +241,7 @@ class CheckScheduler:
                 loaded = min(full, (total - 1) // group.block_size)
                 state.partial[n] = loaded
             state.planned[n] = loaded
-            kept = group.first_kept(end)
+            kept = group.first_kept(end) if self._frees_blocks else 0
             admitted = self._sampled(blocks := self._blocks(state, n, kept, first))
             # all of an asynchronous load is there before the first step, of another only what is not computed
             to_load = self._blocks(state, n, max(first, kept), full if is_async else loaded + (end == total - 1))
@@ -282,7 +283,7 @@ class CheckScheduler:
         due = []
         has_just_run = state.step == self._last_step
         for n, group in enumerate(self._groups):
-            if group.boundary:
+            if self._states and group.boundary:
                 if has_just_run and computed == state.end:
                     checks += self._checks(state, COMPUTED, n, self._states_left(state, n, computed))
                 state.planned[n] = max(state.planned[n], computed // group.unit)
@@ -292,7 +293,7 @@ class CheckScheduler:
             hashed = len(state.request.block_hashes) * self._hash_size // group.block_size
             last = min(full, hashed, len(state.tables[n]))
             first = state.planned[n]
-            if group.frees_blocks and not has_just_run:
+            if not has_just_run:
                 first = max(first, group.first_kept(computed))
             blocks = self._blocks(state, n, first, last)
             checks += self._checks(state, COMPUTED, n, blocks)
@@ -347,17 +348,16 @@ class CheckScheduler:
 
     def _blocks(self, state: _RequestState, n: int, first: int, last: int) -> list[Block]:
         """Those of a request's blocks that are checked at all, by their numbers."""
-        group = self._groups[n]
-        if group.boundary:
-            return self._boundaries(state, group, state.tables[n], first, last)
+        if self._states and self._groups[n].boundary:
+            return self._boundaries(state, self._groups[n], state.tables[n], first, last)
         hashes, table = state.request.block_hashes, state.tables[n]
-        each = group.block_size // self._hash_size
+        each = self._hashes_of_block[n]
         blocks = []
         for number in range(first, min(last, len(table), len(hashes) // each)):
             short = int.from_bytes(hashes[(number + 1) * each - 1][-8:], "big")
-            if short < self._below and table[number] != NULL_BLOCK:
+            if short < self._below:
                 blocks.append((number, table[number], short))
-        return blocks
+        return [block for block in blocks if block[1] != NULL_BLOCK] if self._frees_blocks else blocks
 
     def _boundaries(self, state: _RequestState, group: Group, table: list[int], first: int, last: int) -> list[Block]:
         """The same of recurrent states."""

@@ -17,6 +17,7 @@ from group_engines import (
     OtherBoundary,
     Place,
     exchanged_groups,
+    misdirected,
     named_places,
     prompts,
     rewritten,
@@ -122,6 +123,21 @@ def test_what_is_wrong_in_a_load_is_found(case: Case, monkeypatch: pytest.Monkey
     case.engine.round(case.jobs, "wrong")
     assert injected.looked_at(["loaded"]) == len(injected.touched) > 0
     assert not injected.missed(["loaded"])
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_write_through_another_requests_table_is_found(case: Case, group: int) -> None:
+    """The model runner's own table is wrong: the scheduler knows nothing of it."""
+    victims = [place for place in case.cached("p0") if place.group == group]
+    other = prompts(random.Random(f"other {group}"), 1)
+    with misdirected(case.engine, random.Random(group), "other", victims) as written:
+        case.engine.round(other, "other")
+    case.engine.results.clear()
+    case.engine.round(case.jobs[:1], "wrong")
+    assert [(result.group, found.token, found.block) for result, found in case.engine.mismatches()] == [
+        (victim.group, victim.token, victim.block) for victim in written
+    ]
+    assert written
 
 
 def test_a_block_of_another_group_is_named_with_its_group(case: Case) -> None:
