@@ -57,7 +57,13 @@ class GroupEngine:
             "kv_connector_extra_config": {"kvtrail": kvtrail},
         }
         engine = cls(hybrid_models.build(folder, model, connector, **overrides))
-        engine.checks._results.report = engine.results.append
+        record = engine.checks._results.report
+
+        def report(result: CheckResult) -> None:
+            engine.results.append(result)
+            record(result)
+
+        engine.checks._results.report = report
         judge_all = engine.checks._judge.judge_all
 
         def noting(judge: Any, checks: Any, values: Any, **options: Any) -> None:

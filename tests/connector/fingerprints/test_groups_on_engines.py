@@ -8,9 +8,12 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
+from byte_engines import found
 from group_engines import (
     GroupEngine,
     Injected,
@@ -26,12 +29,15 @@ from group_engines import (
 )
 from group_store import GroupStoreConnector
 from memory import MemoryTransport
+from recording import recording
 
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.fingerprints.mismatch import Origin
 from kvtrail.connector.recording import exporter
+from kvtrail.tracer.history.history import load
 
 MODELS: dict[str, dict[str, Any]] = {"gemma3": {}, "lfm2": {"max_num_batched_tokens": 96}}
+TRACE = "trace.jsonl"
 ALL = {"fingerprints": "all", "fingerprint_held": "all"}
 
 
@@ -154,6 +160,36 @@ def test_a_block_of_another_group_is_named_with_its_group(case: Case) -> None:
     assert isinstance(found.holds, Origin)
     assert (found.holds.request_id.partition("-")[2].rpartition("-")[0], found.holds.token) == ("p0", window.token)
     assert found.holds.group == 1
+
+
+def _of_another_group(folder: Path) -> None:
+    """A block of the window holds what full attention computed for the same tokens."""
+    with recording(folder / TRACE):
+        engine = GroupEngine.built(folder / "model", "gemma3", {})
+        jobs = prompts(random.Random(0), 1)
+        for prefix in ("computed", "loaded"):
+            engine.scheduler.reset_prefix_cache()
+            engine.round(jobs, prefix)
+        places = engine.cached("loaded-p0")
+        window = next(place for place in places if place.group == 0)
+        (held,) = engine.bytes_of(p for p in places if p.group == 1 and p.token == window.token)
+        engine.write(window, held)
+        engine.round(jobs, "wrong")
+        engine.llm.llm_engine.engine_core.shutdown()
+
+
+def test_the_finding_says_of_which_group_the_block_is_and_of_which_its_content(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    process = forks.start(_of_another_group, tmp_path, out=log)
+    process.join(forks.SLOW_S)
+    assert process.exitcode == 0, log.read_text()[-3000:]
+    (finding,) = found(list(load([tmp_path / TRACE]).events))
+    token = finding.numbers["tokens"][0]
+    assert (finding.rule, finding.numbers["group"]) == ("byte-rot", 0)
+    assert (
+        f"of KV cache group 0, at this request's token {token}, holds what request computed-p0" in finding.explanation
+    )
+    assert finding.explanation.endswith(f"computed for KV cache group 1 at token {token}.")
 
 
 def test_a_table_that_is_shifted_by_a_block_is_named_so(case: Case) -> None:
