@@ -24,13 +24,16 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from group_engines import GroupEngine, Injected, misdirected, named_places, prompts
-from group_engines import faults as all_faults
 from throughput import NullExporter
 
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.recording.recorder import exporting_to
 from kvtrail.connector.simulate import tiny_model
+
+tiny_model.prepare_environment()  # before vLLM and torch are imported
+
+from group_engines import GroupEngine, Injected, misdirected, named_places, prompts  # noqa: E402
+from group_engines import faults as all_faults  # noqa: E402
 
 SEEDS_OF_AN_ENGINE = 12
 ROUNDS_OF_AN_ENGINE = 60
@@ -40,7 +43,7 @@ SHAPES: list[dict[str, Any]] = [
     {"async_scheduling": True, "num_gpu_blocks_override": 700},
     {"max_num_batched_tokens": 96},
     {"num_gpu_blocks_override": 700},
-    {"num_gpu_blocks_override": 110, "max_num_batched_tokens": 128},
+    {"num_gpu_blocks_override": 150, "max_num_batched_tokens": 128, "max_num_seqs": 6},
 ]
 OF_STATES: list[dict[str, Any]] = [{"prefix_match_unit": 16}, {"block_size": 64, "prefix_match_unit": 32}]
 
@@ -177,7 +180,6 @@ def main() -> None:
     parser.add_argument("--looks", type=int, default=1_000_000)
     parser.add_argument("--first", type=int, default=0, help="of the correct engines, whose loads differ by number")
     arguments = parser.parse_args()
-    tiny_model.prepare_environment()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, exporting_to(NullExporter):
         missed = completeness(Path(folder), arguments.faults) if arguments.faults else 0

@@ -136,6 +136,16 @@ def test_a_window_that_is_taken_over_and_loaded_begins_where_blocks_are() -> Non
     assert (ADMITTED, [(3, 4, 4), (4, 5, 5)]) in played.go_on(190, 8)
 
 
+def test_no_block_is_none_of_a_window_and_no_state() -> None:
+    played = Played(WINDOW, 300)
+    played.admit([0, 0, 0, 0, 5, 6], 160)
+    played.begin([0, 0, 0, 0, 5, 6], 160, 30)
+    assert (ADMITTED, [(4, 5, 5)]) in played.go_on(190, 8)
+    played = Played(STATES, 300)
+    played.admit([0, 0, 0, 4], 96)
+    assert played.begin([0, 0, 0, 4], 96, 20) == []
+
+
 def test_a_state_counts_where_a_step_ends_at_a_boundary() -> None:
     played = Played(STATES, 300)
     played.admit([0, 0, 3], 0)

@@ -263,7 +263,11 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
+LONG = ("a window, asynchronous scheduling", "states, all bytes")
+"""What others here show as well."""
+
+
+@pytest.mark.parametrize("run", [pytest.param(r, marks=pytest.mark.long) if r in LONG else r for r in RUNS])
 def test_nobody_is_accused_where_nothing_is_wrong(built: Callable[..., GroupEngine], run: str) -> None:
     model, kvtrail, overrides = RUNS[run]
     engine = built(model, kvtrail, **overrides)
