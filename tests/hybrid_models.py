@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ import torch
 from kvtrail.connector.simulate import tiny_model
 
 WINDOW = 128
+VOCABULARY = 256
 COMMON = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -20,14 +22,14 @@ COMMON = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "intermediate_size": 64,
-    "vocab_size": 256,
+    "vocab_size": VOCABULARY,
     "max_position_embeddings": 1024,
     "bos_token_id": 2,
     "eos_token_id": 2,
     "pad_token_id": 1,
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "gemma": {
+    "gemma3": {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "sliding_window": WINDOW,
@@ -69,18 +71,20 @@ OPTIONS = {
 }
 
 
-def build(folder: Path, name: str, connector: Mapping[str, Any] | None = None, **overrides: Any) -> Any:
-    """A `vllm.LLM`; its answers depend on the KV."""
+def build(
+    folder: Path, name: str, connector: Mapping[str, Any] | None = None, *, seed: int = 7, **overrides: Any
+) -> Any:
+    """A `vllm.LLM` with weights of this seed; its answers depend on the KV."""
     tiny_model.prepare_environment()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(COMMON | MODELS[name]))
     from vllm import LLM
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
-    options: dict[str, Any] = {**OPTIONS, **overrides}
+    options: dict[str, Any] = {**OPTIONS, "served_model_name": name, **overrides}
     if connector is not None:
         options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
-    with patch.object(DummyModelLoader, "load_weights", _fill):
+    with patch.object(DummyModelLoader, "load_weights", partial(_fill, seed)):
         return LLM(model=str(folder), **options)
 
 
@@ -111,9 +115,9 @@ def caches(llm: Any) -> list[list[torch.Tensor]]:
     return [[part for each in some for part in ([each] if torch.is_tensor(each) else each)] for some in found]
 
 
-def _fill(loader: Any, model: Any, *_: Any) -> None:
+def _fill(seed: int, model: Any, *_: Any) -> None:
     """vLLM's own dummy weights are so small that most models answer the same whatever they read."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     for name, weight in sorted(model.state_dict().items()):
         if torch.is_floating_point(weight) and "rotary" not in name:
             noise = torch.randn(weight.shape, generator=generator) * tiny_model.WEIGHT_DEVIATION

@@ -29,6 +29,8 @@ LEAST_ROWS = 17
 """Rows that CUDA's product of 8-bit matrices takes at least."""
 _CUDA_COLUMNS = 8
 _MIX, _SHIFT = 0x2545F4914F6CDD1D, 29
+Cache = torch.Tensor | Sequence[torch.Tensor]
+"""What a layer keeps in blocks: KV in one tensor, or the several tensors of a recurrent state."""
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -41,7 +43,7 @@ class FullFingerprints:
         is_on_cpu: whether a copy is over when the call that made it returns.
     """
 
-    def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int) -> None:
+    def __init__(self, caches: Mapping[str, Cache], num_blocks: int) -> None:
         """Layers that share a tensor count once.
 
         Raises:
@@ -52,14 +54,15 @@ class FullFingerprints:
         """Those of one layer each, once they are needed."""
         parts: dict[str, list[_Part]] = {}
         seen: set[tuple[object, ...]] = set()
-        for name, tensor in caches.items():
-            place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        for name, kept in caches.items():
+            tensors = tensors_of(kept)
+            place = tuple((each.data_ptr(), each.shape, each.stride()) for each in tensors)
             if place not in seen:
                 seen.add(place)
-                parts[name] = [_Part(each) for each in blocks_first(name, tensor, num_blocks)]
+                parts[name] = [_Part(view) for each in tensors for view in blocks_first(name, each, num_blocks)]
         self.layers = tuple(parts)
         self.block_bytes = sum(part.bytes for each in parts.values() for part in each)
-        self._device = next(iter(caches.values())).device
+        self._device = tensors_of(next(iter(caches.values())))[0].device
         self.is_on_cpu = self._device.type == "cpu"
         self._product = _exact_product(self._device)
         self._by_size: dict[int, list[_Part]] = {}
@@ -118,7 +121,7 @@ class FullFingerprints:
         weights = _row_weights(rows, self._device)
         at_once = max(1, TILE_BYTES // size)
         step, together = min(len(ids), at_once), max(1, at_once // len(ids))
-        buffer = self._buffer(at_once, rows * ROW)
+        buffer = self._buffer(at_once, size)
         result = torch.empty((len(parts), len(ids)), dtype=torch.int64, device=self._device)
         for first in range(0, len(parts), together):
             these = parts[first : first + together]
@@ -137,9 +140,11 @@ class FullFingerprints:
         return result
 
     def _buffer(self, blocks: int, size: int) -> torch.Tensor:
-        """A tile, int8, [blocks, size]; always the same, since fresh memory would take as long as the reading."""
+        """A tile for blocks of so many bytes: int8, [blocks, whole rows], zeros after the block. Always the same, since fresh
+        memory would take as long as the reading."""
         if size not in self._buffers:
-            self._buffers[size] = torch.zeros((blocks, size), dtype=torch.int8, device=self._device)
+            width = -(-size // ROW) * ROW
+            self._buffers[size] = torch.zeros((blocks, width), dtype=torch.int8, device=self._device)
         return self._buffers[size]
 
     def _rows_of(self, parts: Sequence[Sequence[_Part]]) -> torch.Tensor:
@@ -191,6 +196,11 @@ class LayerByLayer:
         if len(self._read) < len(layers):
             return None
         return self._fingerprints.reading(self._blocks, torch.stack([self._read[each] for each in layers], 1))
+
+
+def tensors_of(cache: Cache) -> Sequence[torch.Tensor]:
+    """Those of a layer."""
+    return (cache,) if isinstance(cache, torch.Tensor) else cache
 
 
 def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:

@@ -9,12 +9,13 @@ ZEROS, CONTAMINATED, UNKNOWN = "zeros", "poison", "unknown"
 
 
 class Origin(NamedTuple):
-    """Where a content was computed: the request, the first token of the block in it, and what the request's KV and hashes
-    depend on besides tokens."""
+    """Where a content was computed: the request, the first token of the block in it or, of a recurrent state, the tokens that
+    it has seen, what the request's KV and hashes depend on besides tokens, and the number of the KV cache group."""
 
     request_id: str
     token: int
     identity: str
+    group: int = 0
 
 
 class Mismatch(NamedTuple):

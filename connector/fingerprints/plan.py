@@ -12,16 +12,49 @@ COMPUTED, LOADED, ADMITTED, HELD = "computed", "loaded", "admitted", "held"
 
 
 class Group(NamedTuple):
-    """A KV cache group that is checked: its number, and the tokens of a block."""
+    """A KV cache group that is checked.
+
+    Attributes:
+        number: of the group.
+        block_size: tokens of a block.
+        window: tokens that a sliding window sees; 0 if it is none.
+        chunk: tokens of a chunk of local attention; 0 if it is none.
+        boundary: of a group of recurrent states, tokens between those that have a hash; 0 where blocks hold the KV of tokens.
+        keeps_states: whether a step leaves a state in each block that it passes, and not in its last one alone.
+    """
 
     number: int
     block_size: int
+    window: int = 0
+    chunk: int = 0
+    boundary: int = 0
+    keeps_states: bool = False
+
+    @property
+    def unit(self) -> int:
+        """Tokens by which the group is counted. The number of a block is that of its first token in units; that of a state is
+        the number of units that it has seen."""
+        return self.boundary or self.block_size
+
+    @property
+    def frees_blocks(self) -> bool:
+        """Whether a running request gives blocks back."""
+        return bool(self.window or self.chunk or self.boundary)
+
+    def first_kept(self, computed: int) -> int:
+        """The first block that a request with so many computed tokens is sure to hold: vLLM's `get_num_skipped_tokens`."""
+        if self.window:
+            return max(0, computed - self.window + 1) // self.block_size
+        if self.chunk:
+            return computed // self.chunk * self.chunk // self.block_size
+        return 0
 
 
 class Check(NamedTuple):
-    """A check of some blocks of a request: their numbers in it, their ids, and the last 64 bits of their hashes. `kind` says
-    whether they were computed, loaded, admitted or held. The last token of the block with the number `partial` is computed
-    after the others were loaded. The request's KV and hashes depend on its tokens and on the `identity`."""
+    """A check of some blocks of a request: their numbers in it, counted by `Group.unit`, their ids, and the last 64 bits of
+    their hashes. `kind` says whether they were computed, loaded, admitted or held. The last token of the block with the
+    number `partial` is computed after the others were loaded. The request's KV and hashes depend on its tokens and on the
+    `identity`."""
 
     request_id: str
     kind: str
@@ -54,6 +87,7 @@ class CheckPlan(NamedTuple):
 
     Attributes:
         before: the checks before the step.
+        states: recurrent states that requests begin with, to be checked after these and before the step.
         loads: loads to be checked after the step.
         async_loads: those that end between steps.
         restarted: the requests that have other blocks now.
@@ -65,6 +99,7 @@ class CheckPlan(NamedTuple):
 
     step: int
     before: tuple[Check, ...]
+    states: tuple[Check, ...]
     loads: tuple[Check, ...]
     async_loads: tuple[Check, ...]
     restarted: tuple[str, ...]
@@ -74,7 +109,7 @@ class CheckPlan(NamedTuple):
     callers: dict[str, tuple[bytes, bool]]
 
 
-EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), False, {})
+EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), (), False, {})
 
 
 def partial_blocks(checks: Iterable[Check]) -> list[Check]:

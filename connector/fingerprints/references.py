@@ -39,18 +39,18 @@ class References:
     """What one rank's blocks hold, by hash."""
 
     def __init__(
-        self, full: FullReference, slim: SlimReference | None, block_sizes: Mapping[int, int], *, below: int, own: bool
+        self, full: FullReference, slim: SlimReference | None, units: Mapping[int, int], *, below: int, own: bool
     ) -> None:
         """
         Args:
             full: of the sampled blocks.
             slim: of all blocks; None where there are no slim fingerprints.
-            block_sizes: tokens of a block, by the number of the KV cache group.
+            units: tokens by which blocks are counted, by the number of the KV cache group.
             below: hashes below this are sampled: their blocks have full fingerprints.
             own: this engine alone writes to the connector's store.
         """
         self.full, self.slim = full, slim
-        self._block_sizes, self._below, self._own = block_sizes, below, own
+        self._units, self._below, self._own = units, below, own
         self._skimmed: list[tuple[Check, Array, Array, list[int]]] = []
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class References:
 
     def add(self, check: Check, block: BlockFingerprint) -> None:
         """A block was computed under its hash, by a request that has met no mismatch."""
-        origin = Origin(check.request_id, self.token(check, block), check.identity)
+        origin = Origin(check.request_id, self.token(check, block), check.identity, check.group)
         if block.full is not None:
             self.full.add((check.group, block.hash), block.full, block.layers, origin)
         if block.slim is not None and self.slim is not None:
@@ -112,13 +112,13 @@ class References:
         if isinstance(slim, Mismatch):
             holds = slim.holds
             if isinstance(holds, Origin):
-                holds = holds._replace(token=holds.token * self._block_sizes[check.group])
+                holds = holds._replace(token=holds.token * self._units[holds.group])
             return Mismatch(holds, full.layers if isinstance(full, Mismatch) else ())
         return slim if full is None else full
 
     def token(self, check: Check, block: BlockFingerprint) -> int:
-        """The block's first token in the request."""
-        return block.number * self._block_sizes[check.group]
+        """The block's first token in the request; of a recurrent state, the tokens that it has seen."""
+        return block.number * self._units[check.group]
 
     # Many slim fingerprints at once.
 
@@ -167,7 +167,7 @@ class References:
         origins = [
             origin
             for check, _, _, numbers in skimmed
-            for origin in [Origin(check.request_id, 0, check.identity)] * len(numbers)
+            for origin in [Origin(check.request_id, 0, check.identity, check.group)] * len(numbers)
         ]
         numbers = [number for *_, numbers in skimmed for number in numbers]
         hashes, contents = (np.concatenate([part[n] for part in skimmed]) for n in (1, 2))
@@ -183,5 +183,5 @@ class References:
         """The same of several blocks."""
         rows = np.empty(int(chosen.sum()), dtype=ROW)
         rows["hash"], rows["content"] = hashes[chosen], contents[chosen]
-        rows["token"] = np.array(check.numbers)[chosen] * self._block_sizes[check.group]
+        rows["token"] = np.array(check.numbers)[chosen] * self._units[check.group]
         return rows.tobytes()

@@ -2,6 +2,9 @@
 
 A block counts as computed when the next step counts it so. Whatever is sampled is sampled by hash: a block is checked always
 or never, since partial references cause false positives. Slim fingerprints are of all blocks.
+
+Groups with windows and with states give blocks back while their request runs. What the last step has computed is still there
+when the next one begins, whoever has the block by then; of anything older, only what the request is sure to hold is checked.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Any
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group
 
 _HASHES = 1 << 64
+NULL_BLOCK = 0
+"""vLLM's id of no block, in the place of one that a request has given back or never needed."""
 Block = tuple[int, int, int]
 """A block of a request: its number in it, its id, and the last 64 bits of its hash."""
 
@@ -27,6 +32,7 @@ class _RequestState:
         planned: blocks from its start whose check was planned, whether computed, loaded or admitted.
         due: computed tokens at which there may be a new one to check.
         end: tokens that are computed when its last step has run; 0 before its first.
+        step: the number of that step, where some group frees blocks.
         partial: the number of the block that is loaded but for its last token.
         held: the complete blocks with full fingerprints, by number.
         pending: those that will be once its first step has run.
@@ -39,6 +45,7 @@ class _RequestState:
     planned: list[int] = field(default_factory=list)
     due: int = 0
     end: int = 0
+    step: int = -1
     partial: list[int | None] = field(default_factory=list)
     held: list[dict[int, Block]] = field(default_factory=list)
     pending: list[list[Block]] = field(default_factory=list)
@@ -75,6 +82,11 @@ class CheckScheduler:
         self._all_held = all_held
         self._identity = identity
         self._random = random.Random(0)
+        self._frees_blocks = any(group.frees_blocks for group in groups)
+        self._states = [group for group in groups if group.boundary]
+        self._hashes_of_block = [group.block_size // hash_size for group in groups]
+        self._last_step = -1
+        """The number of the step that was planned last."""
         self._requests: dict[str, _RequestState] = {}
         self._left: list[Check] = []
         """Of requests that have left their blocks since the last step."""
@@ -82,6 +94,8 @@ class CheckScheduler:
         """Taken over in this step, in which another request may be filling the same blocks."""
         self._due: list[Check] = []
         """Taken over in the last step, and checked in the next."""
+        self._begun_with: list[Check] = []
+        """Recurrent states, which are there when their request's first step begins, and not any more when it ends."""
         self._loads: list[Check] = []
         self._async_loads: list[Check] = []
         self._restarted: list[str] = []
@@ -110,8 +124,8 @@ class CheckScheduler:
         for state in self._requests.values():
             computed = state.request.num_computed_tokens
             for n, group in enumerate(self._groups):
-                if state.planned and state.planned[n] > computed // group.block_size:
-                    self._rewind(state, n, computed // group.block_size)
+                if state.planned and state.planned[n] > computed // group.unit:
+                    self._rewind(state, n, computed // group.unit)
                     if not state.end:
                         waiting.add(state.request.request_id)
             if state.end:
@@ -148,7 +162,14 @@ class CheckScheduler:
                 else:  # nearly always, where few are sampled
                     state.end = computed + scheduled[request_id]
         checks += self._left
-        if not (checks or self._loads or self._async_loads or self._restarted or self._rewound or ended or self._reset):
+        if self._frees_blocks:
+            checks = self._not_yet_written(output, checks)
+            for request_id in scheduled:
+                if (state := self._requests.get(request_id)) is not None:
+                    state.step = number
+            self._last_step = number
+        loads = self._loads or self._async_loads
+        if not (checks or self._begun_with or loads or self._restarted or self._rewound or ended or self._reset):
             return None
         if zeroed := getattr(output, "new_block_ids_to_zero", None):
             # vLLM fills these with zeros before anybody can read them
@@ -156,6 +177,7 @@ class CheckScheduler:
         plan = CheckPlan(
             number,
             tuple(checks),
+            tuple(self._begun_with),
             tuple(self._loads),
             tuple(self._async_loads),
             tuple(self._restarted),
@@ -164,15 +186,26 @@ class CheckScheduler:
             self._reset,
             {},
         )
-        self._left, self._loads, self._async_loads, self._restarted, self._rewound, self._reset = (
-            [],
-            [],
-            [],
-            [],
-            [],
-            False,
-        )
+        self._left, self._begun_with, self._loads, self._async_loads = [], [], [], []
+        self._restarted, self._rewound, self._reset = [], [], False
         return plan
+
+    def _not_yet_written(self, output: Any, checks: Sequence[Check]) -> list[Check]:
+        """The checks without the blocks that vLLM writes to before anybody can read them: copies of partial blocks, and
+        states that it moves to the block of their next step."""
+        written = {copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()}
+        for group in self._states:
+            if group.keeps_states:
+                continue
+            for new in output.scheduled_new_reqs:
+                last = (new.num_computed_tokens + output.num_scheduled_tokens[new.req_id] - 1) // group.block_size
+                written.update(new.block_ids[group.number][last : last + 1])
+            for added in output.scheduled_cached_reqs.new_block_ids:
+                if added is not None:
+                    written.update(added[group.number])
+        if not written:
+            return [*checks]
+        return [some for check in checks if (some := check.without(written)).blocks]
 
     def _of(self, request: Any) -> _RequestState:
         state = self._requests.get(request.request_id)
@@ -199,20 +232,38 @@ class CheckScheduler:
         self._restarted.append(state.request.request_id)
         total = state.request.num_tokens
         for n, group in enumerate(self._groups):
+            if self._states and group.boundary:
+                self._restart_states(state, n, computed, end, is_async)
+                continue
             first, full = computed // group.block_size, end // group.block_size
             loaded = full
             if end > computed and (end % group.block_size or end >= total):
                 loaded = min(full, (total - 1) // group.block_size)
                 state.partial[n] = loaded
             state.planned[n] = loaded
-            admitted = self._sampled(blocks := self._blocks(state, n, 0, first))
+            kept = group.first_kept(end) if self._frees_blocks else 0
+            admitted = self._sampled(blocks := self._blocks(state, n, kept, first))
             # all of an asynchronous load is there before the first step, of another only what is not computed
-            to_load = self._blocks(state, n, first, full if is_async else loaded + (end == total - 1))
+            to_load = self._blocks(state, n, max(first, kept), full if is_async else loaded + (end == total - 1))
             state.pending[n] = admitted + [each for each in self._sampled(to_load) if each[0] < loaded]
             state.has_sampled = state.has_sampled or bool(state.pending[n])
             self._admitted += self._checks(state, ADMITTED, n, blocks)
             (self._async_loads if is_async else self._loads).extend(self._checks(state, LOADED, n, to_load))
         state.due = 0
+
+    def _restart_states(self, state: _RequestState, n: int, computed: int, end: int, is_async: bool) -> None:
+        """The request begins with a state that is in vLLM's prefix cache, or is loaded."""
+        group = self._groups[n]
+        state.planned[n] = end // group.unit
+        if not end or end % group.unit or end >= state.request.num_tokens:
+            return
+        number = end // group.unit
+        if end == computed:
+            self._begun_with += self._checks(state, ADMITTED, n, self._blocks(state, n, number, number + 1))
+        elif is_async:
+            self._async_loads += self._checks(state, LOADED, n, self._blocks(state, n, number, number + 1))
+        elif end % group.block_size == 0:  # else the step that loads it also writes to it
+            self._loads += self._checks(state, LOADED, n, self._blocks(state, n, number, number + 1))
 
     def _ran(self, state: _RequestState, computed: int, scheduled: int, checks: list[Check]) -> None:
         """A step runs so many of its tokens, after so many that are computed."""
@@ -221,7 +272,7 @@ class CheckScheduler:
                 for held, pending in zip(state.held, state.pending, strict=True):
                     held.update((each[0], each) for each in pending)
                     pending.clear()
-            self._check_held(state, checks)
+            self._check_held(state, computed, checks)
         if computed >= state.due:
             checks += self._completed(state, computed)
         state.end = computed + scheduled
@@ -230,11 +281,21 @@ class CheckScheduler:
         """The blocks that are complete with so many computed tokens, and whose check was not planned yet."""
         checks: list[Check] = []
         due = []
+        has_just_run = state.step == self._last_step
         for n, group in enumerate(self._groups):
+            if self._states and group.boundary:
+                if has_just_run and computed == state.end:
+                    checks += self._checks(state, COMPUTED, n, self._states_left(state, n, computed))
+                state.planned[n] = max(state.planned[n], computed // group.unit)
+                due.append((computed // group.unit + 1) * group.unit)
+                continue
             full = min(computed, state.request.num_tokens) // group.block_size
             hashed = len(state.request.block_hashes) * self._hash_size // group.block_size
             last = min(full, hashed, len(state.tables[n]))
-            blocks = self._blocks(state, n, state.planned[n], last)
+            first = state.planned[n]
+            if not has_just_run:
+                first = max(first, group.first_kept(computed))
+            blocks = self._blocks(state, n, first, last)
             checks += self._checks(state, COMPUTED, n, blocks)
             if sampled := self._sampled(blocks):
                 state.held[n].update((each[0], each) for each in sampled)
@@ -244,13 +305,26 @@ class CheckScheduler:
         state.due = min(due)
         return checks
 
-    def _check_held(self, state: _RequestState, checks: list[Check]) -> None:
+    def _states_left(self, state: _RequestState, n: int, computed: int) -> list[Block]:
+        """The recurrent states that the last step, which ended at so many tokens, has left where a boundary is."""
+        group, number = self._groups[n], computed // self._groups[n].unit
+        if group.keeps_states:
+            return self._blocks(state, n, state.planned[n] + 1, number + 1)
+        if computed % group.unit:
+            return []
+        return self._blocks(state, n, number, number + 1)
+
+    def _check_held(self, state: _RequestState, computed: int, checks: list[Check]) -> None:
         for n, held in enumerate(state.held):
             if not held:
                 continue
+            first = self._groups[n].first_kept(computed)
+            if first:
+                for number in [number for number in held if number < first]:
+                    del held[number]
             if self._all_held:
                 checks += self._checks(state, HELD, n, list(held.values()))
-            elif (one := held.get(int(self._random.random() * state.planned[n]))) is not None:
+            elif (one := held.get(first + int(self._random.random() * (state.planned[n] - first)))) is not None:
                 checks += self._checks(state, HELD, n, [one])
 
     def _leave(self, state: _RequestState) -> None:
@@ -273,14 +347,28 @@ class CheckScheduler:
         self._rewound.append(state.request.request_id)
 
     def _blocks(self, state: _RequestState, n: int, first: int, last: int) -> list[Block]:
-        """Those of a request's blocks that are checked at all."""
+        """Those of a request's blocks that are checked at all, by their numbers."""
+        if self._states and self._groups[n].boundary:
+            return self._boundaries(state, self._groups[n], state.tables[n], first, last)
         hashes, table = state.request.block_hashes, state.tables[n]
-        each = self._groups[n].block_size // self._hash_size
+        each = self._hashes_of_block[n]
         blocks = []
         for number in range(first, min(last, len(table), len(hashes) // each)):
             short = int.from_bytes(hashes[(number + 1) * each - 1][-8:], "big")
             if short < self._below:
                 blocks.append((number, table[number], short))
+        return [block for block in blocks if block[1] != NULL_BLOCK] if self._frees_blocks else blocks
+
+    def _boundaries(self, state: _RequestState, group: Group, table: list[int], first: int, last: int) -> list[Block]:
+        """The same of recurrent states."""
+        hashes = state.request.block_hashes
+        each = group.unit // self._hash_size
+        blocks = []
+        for number in range(max(first, 1), min(last, len(hashes) // each + 1)):
+            place = (number * group.unit - 1) // group.block_size
+            short = int.from_bytes(hashes[number * each - 1][-8:], "big")
+            if short < self._below and place < len(table) and table[place] != NULL_BLOCK:
+                blocks.append((number, table[place], short))
         return blocks
 
     def _sampled(self, blocks: list[Block]) -> list[Block]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvtrail.connector.fingerprints.full import blocks_first
+from kvtrail.connector.fingerprints.full import Cache, blocks_first, tensors_of
 
 GROUPS, EACH, DRAWN = 6, 2, 4
 COMMON = GROUPS * EACH
@@ -52,26 +52,35 @@ class SlimFingerprints:
         skips_last: whether the last token of a block is left out: not of a layout that does not show its tokens.
     """
 
-    def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int, block_size: int) -> None:
+    def __init__(self, caches: Mapping[str, Cache], num_blocks: int, block_size: int) -> None:
         """
+        Args:
+            block_size: tokens of a block; 0 where blocks hold recurrent states, which have no tokens.
+
         Raises:
             ValueError: a layer of which no dimension counts the blocks, by name and shape.
         """
         self.num_blocks = num_blocks
-        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in caches.values()}
+        tensors = [tensor for cache in caches.values() for tensor in tensors_of(cache)]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
         chosen = [*storages]
         if len(chosen) > MAX_STORAGES:
             chosen = [chosen[n * (len(chosen) - 1) // (MAX_STORAGES - 1)] for n in range(MAX_STORAGES)]
-        layers = [
-            [_view(each, chosen.index(place), num_blocks, block_size) for each in blocks_first(name, cache, num_blocks)]
+        parts = [
+            [
+                _view(each, chosen.index(place), num_blocks, block_size)
+                for tensor in tensors_of(cache)
+                if (place := tensor.untyped_storage().data_ptr()) in chosen
+                for each in blocks_first(name, tensor, num_blocks)
+            ]
             for name, cache in caches.items()
-            if (place := cache.untyped_storage().data_ptr()) in chosen
         ]
+        layers = [layer for layer in parts if layer]
         views = [view for layer in layers for view in layer]
-        self.skips_last = all(any(is_token for *_, is_token in view.inner) for view in views)
+        self.skips_last = not block_size or all(any(is_token for *_, is_token in view.inner) for view in views)
         self._word = next(word for word in (8, 4, 2, 1) if all(_fits(view, word) for view in views))
         dtype = _WORDS[self._word]
-        self._device = next(iter(caches.values())).device
+        self._device = tensors[0].device
         self._flat = [
             torch.empty(0, dtype=dtype, device=self._device).set_(storage, 0, (storage.nbytes() // self._word,), (1,))
             for storage in (storages[place] for place in chosen)

@@ -25,6 +25,7 @@ MAX_COMMON_GROUPS = 2
 """Groups that two contents may have in common by accident."""
 FEW = 8
 """Blocks that are entered one by one."""
+NOBODY = "", "", 0
 _CONTAMINATED = 0xFFFFFFFF
 _GROUP = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
@@ -51,9 +52,10 @@ class SlimReference:
         self._turn = 0
         self._computes_zeros = self.is_exact = False
         self._serial = 0
-        self._serials: dict[str, int] = {}
-        self._names: list[tuple[str, str]] = [("", "")] * REQUESTS
-        """Of the latest requests: the id, and what KV and hashes depend on besides tokens."""
+        self._serials: dict[int, dict[str, int]] = {}
+        """Numbers of requests, by KV cache group."""
+        self._names: list[tuple[str, str, int]] = [NOBODY] * REQUESTS
+        """Of the latest requests: the id, what KV and hashes depend on besides tokens, and the group."""
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._tags))
@@ -85,7 +87,8 @@ class SlimReference:
         self._computes_zeros = self._computes_zeros or not contents.all()
         same = (self._tags[rows] == tags[:, None]) & (self._contents[rows] == contents[:, None])
         fresh = np.flatnonzero(~(same & (self._places[rows] != _CONTAMINATED)).any(1))
-        places = [self._place_of(origins[n], numbers[n]) for n in fresh.tolist()]
+        serials = self._serials.setdefault(group, {})
+        places = [self._place_of(serials, origins[n], numbers[n]) for n in fresh.tolist()]
         if len(fresh) > FEW:  # those alone in their buckets at once
             _, first = np.unique(rows[fresh], return_index=True)
             free = self._tags[rows[fresh[first]]] == 0
@@ -151,28 +154,32 @@ class SlimReference:
                 return CONTAMINATED
             serial, number = divmod(place, MAX_NUMBERS + 1)
             if place and self._serial - serial < REQUESTS:
-                request_id, identity = self._names[serial % REQUESTS]
-                return Origin(request_id, number, identity)
+                request_id, identity, group = self._names[serial % REQUESTS]
+                return Origin(request_id, number, identity, group)
         return UNKNOWN
 
-    def _place_of(self, origin: Origin, number: int) -> int:
+    def _place_of(self, serials: dict[str, int], origin: Origin, number: int) -> int:
+        """Where a block was computed, in 32 bits; `serials` are those of its group."""
         if number > MAX_NUMBERS:
             return 0
         request_id = ids.bounded(origin.request_id)  # thousands are kept
-        serial = self._serials.get(request_id)
+        serial = serials.get(request_id)
         if serial is None:
             if self._serial == MAX_SERIALS - 1:
                 self._restart()
             self._serial = serial = self._serial + 1
-            self._serials.pop(self._names[serial % REQUESTS][0], None)
-            self._names[serial % REQUESTS] = request_id, origin.identity
-            self._serials[request_id] = serial
+            forgotten, _, of_group = self._names[serial % REQUESTS]
+            self._serials.get(of_group, {}).pop(forgotten, None)
+            self._names[serial % REQUESTS] = request_id, origin.identity, origin.group
+            serials[request_id] = serial
         return serial * (MAX_NUMBERS + 1) + number
 
     def _restart(self) -> None:
         """All numbers have been given: what was computed until now has no name any more."""
         self._places[self._places != _CONTAMINATED] = 0
-        self._serial, self._serials, self._names = 0, {}, [("", "")] * REQUESTS
+        for serials in self._serials.values():
+            serials.clear()
+        self._serial, self._names = 0, [NOBODY] * REQUESTS
 
     def _enter(self, row: int, tag: int, content: int, place: int) -> None:
         """Into a free place, or that of a hash that is forgotten for it, or its own contaminated one."""

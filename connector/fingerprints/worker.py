@@ -103,6 +103,8 @@ class CheckWorker:
             check = recheck.check.only([number in numbers for number in recheck.check.numbers])
             self._read([check], self._judge.rechecked(recheck), each=True)
         self._check_before(plan.before)
+        if plan.states:
+            self._read(plan.states, self._judge.before_step())
         if changed := (*plan.restarted, *plan.rewound, *plan.ended):
             if self._readings.is_busy or self._judge.has_contaminated(changed):
                 self._readings.end_batches()

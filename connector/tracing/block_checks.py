@@ -147,7 +147,7 @@ class SchedulerChecks(BlockChecks):
             self._instrumentation.forced_misses.difference_update(output.finished_req_ids)
         plan = self._scheduler.plan_step(output, number)
         if plan is not None:
-            for check in (*plan.before, *plan.loads, *plan.async_loads):
+            for check in (*plan.before, *plan.states, *plan.loads, *plan.async_loads):
                 self._add_caller(check.request_id, plan)
             setattr(metadata, CHECK_PLAN, plan)
 
@@ -184,6 +184,7 @@ class WorkerChecks(BlockChecks):
         super().__init__(connector)
         self._instrumentation, self._settings = instrumentation, settings
         self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
+        self._has_groups = len(kv_cache_config.kv_cache_groups) > 1
         self._step = 0
         self._worker: Any = None
         """A `CheckWorker`, once there are KV caches."""
@@ -203,19 +204,23 @@ class WorkerChecks(BlockChecks):
 
         if kv_transfer.has_kv_transfer_group() and kv_transfer.get_kv_transfer_group() is not self._connector:
             return  # another connector's child
-        groups = groups_of(self._vllm_config, self._kv_cache_config)
-        sizes, num_blocks = dict(groups), self._kv_cache_config.num_blocks
-        layers = {number: self._kv_cache_config.kv_cache_groups[number].layer_names for number in sizes}
+        groups = {group.number: group for group in groups_of(self._vllm_config, self._kv_cache_config)}
+        num_blocks = self._kv_cache_config.num_blocks
+        layers = {number: self._kv_cache_config.kv_cache_groups[number].layer_names for number in groups}
         caches = {number: {name: kv_caches[name] for name in names} for number, names in layers.items()}
+        units = {number: group.unit for number, group in groups.items()}
         own, below = self._owns_store(), sampled_below(self._settings.rate)
         slim: dict[int, SlimFingerprints] = {}
         full_reference, slim_reference = FullReference(own=own), None
         if self._settings.slim:
-            slim = {number: SlimFingerprints(each, num_blocks, sizes[number]) for number, each in caches.items()}
+            slim = {
+                number: SlimFingerprints(each, num_blocks, 0 if groups[number].boundary else groups[number].block_size)
+                for number, each in caches.items()
+            }
             slim_reference = SlimReference(own=own, incomplete=full_reference.incomplete)
         self._worker = CheckWorker(
             {number: FullFingerprints(each, num_blocks) for number, each in caches.items()},
-            References(full_reference, slim_reference, sizes, below=below, own=own),
+            References(full_reference, slim_reference, units, below=below, own=own),
             slim=slim,
             below=below,
             heals=self._heals(),
@@ -298,11 +303,11 @@ class WorkerChecks(BlockChecks):
             tuple(each.token for each in listed) or None,
             tuple(_short(each.hash) for each in listed) or None,
             tuple(_ranges(each.layers) for each in listed) or None,
-            tuple(_described(each.holds, contexts.name_of) for each in listed) or None,
+            tuple(_described(each.holds, contexts.name_of, result.group) for each in listed) or None,
             tuple(each.source and contexts.name_of(each.source) for each in listed) or None,
             len(result.mismatches) - len(listed) or None,
             result.healed or None,
-            result.group or None,
+            result.group if self._has_groups else None,
             self._step,
             result.identity,
             result.slim or None,
@@ -318,7 +323,7 @@ def attach(connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_c
         return None
     if not groups_of(vllm_config, kv_cache_config):
         logger.info(
-            "kvtrail: the bytes of KV blocks are not checked: no group of full attention, or context parallelism"
+            "kvtrail: the bytes of KV blocks are not checked: no group whose blocks have hashes, or context parallelism"
         )
         return None
     given = (settings, vllm_config, kv_cache_config)
@@ -333,25 +338,50 @@ def unhealable(vllm_config: Any, kv_cache_config: Any) -> str | None:
         return "kv_load_failure_policy is not 'recompute'"
     if len(kv_cache_config.kv_cache_groups) != 1:
         return "vLLM computes failed loads again in models with one KV cache group only"
+    if any(group.frees_blocks for group in groups_of(vllm_config, kv_cache_config)):
+        return "the window of a block that is computed again may be gone"
     return None
 
 
 def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:
-    """The KV cache groups with blocks that can be checked: those of full attention, which keep a request's blocks until its
-    end."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
+    """The KV cache groups with blocks that can be checked."""
     parallel = vllm_config.parallel_config
     spread = getattr(parallel, "decode_context_parallel_size", 1) * getattr(
         parallel, "prefill_context_parallel_size", 1
     )
     if kv_cache_config is None or spread > 1:
         return []
-    return [
-        Group(number, group.kv_cache_spec.block_size)
+    hash_size = _hash_size(vllm_config, kv_cache_config)
+    groups = [
+        _group_of(number, group.kv_cache_spec, hash_size)
         for number, group in enumerate(kv_cache_config.kv_cache_groups)
-        if isinstance(group.kv_cache_spec, FullAttentionSpec)
     ]
+    return [group for group in groups if group is not None]
+
+
+def _group_of(number: int, spec: Any, hash_size: int) -> Group | None:
+    """A group as it is checked; None where blocks have no hashes, or nobody knows how long a request keeps them: encoders,
+    rings of blocks, states that are not cached or that drafts write to, and kinds that a later vLLM adds."""
+    from vllm.v1 import kv_cache_interface as specs
+
+    if hasattr(spec, "kv_cache_specs"):  # layers of one kind whose blocks differ in bytes
+        spec = next(iter(spec.kv_cache_specs.values()))
+    size, name = spec.block_size, type(spec).__name__
+    if not getattr(spec, "prefix_cacheable", True) or (size % hash_size and name != "MambaSpec"):
+        return None
+    match name:
+        case "SlidingWindowSpec" | "SlidingWindowMLASpec":
+            return Group(number, size, window=spec.sliding_window)
+        case "ChunkedLocalAttentionSpec":
+            return Group(number, size, chunk=spec.attention_chunk_size)
+        case "MambaSpec":
+            mode = getattr(spec, "mamba_cache_mode", "none")
+            if mode not in ("align", "all") or spec.num_speculative_blocks:
+                return None
+            return Group(number, size, boundary=hash_size, keeps_states=mode == "all")
+        case "RSWASpec":  # it gives back blocks in the middle of a request
+            return None
+    return Group(number, size) if isinstance(spec, specs.FullAttentionSpec) else None
 
 
 def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
@@ -367,8 +397,12 @@ def _short(number: int) -> str:
     return f"{number:016x}"
 
 
-def _described(holds: str | Origin, name: Callable[[str], str]) -> str:
-    return holds if isinstance(holds, str) else f"{name(holds.request_id)}@{holds.token}"
+def _described(holds: str | Origin, name: Callable[[str], str], group: int) -> str:
+    """What a block of this KV cache group holds."""
+    if isinstance(holds, str):
+        return holds
+    place = f"{name(holds.request_id)}@{holds.token}"
+    return place if holds.group == group else f"{place}/{holds.group}"
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

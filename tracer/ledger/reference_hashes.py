@@ -21,7 +21,9 @@ MAX_WAITING = 50_000
 """Loaded contents remembered that may yet turn out to be another block's, since engines report in any order."""
 
 Scope = tuple[str, int, int | None]
-"""Where hashes and fingerprints are comparable: the cache's identity, the rank, and the KV cache group."""
+"""Where hashes are comparable: the cache's identity, the rank, and the KV cache group."""
+Rank = tuple[str, int]
+"""Where contents are: a block may hold what belongs to another group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,9 @@ class SharedReferences:
     _of_hash: dict[tuple[Scope, str], dict[int, ReportedBlock]] = field(default_factory=dict)
     """By hash, its contents, each with the block that was reported first."""
     _contents: int = 0
-    _of_content: dict[tuple[Scope, int], ReportedBlock] = field(default_factory=dict)
+    _of_content: dict[tuple[Rank, int], ReportedBlock] = field(default_factory=dict)
     """By content, the block that was reported first."""
-    _waiting: dict[tuple[Scope, int], list[ReportedBlock]] = field(default_factory=dict)
+    _waiting: dict[tuple[Rank, int], list[ReportedBlock]] = field(default_factory=dict)
     """By content, loaded blocks that nobody is known to have computed."""
     _waits: int = 0
 
@@ -63,17 +65,18 @@ class SharedReferences:
         return scope is not None and block.fingerprint in self._of_hash.get((scope, block.hash), ())
 
     def owner(self, block: ReportedBlock) -> ReportedBlock | None:
-        """The block with the content of a loaded one, if that was computed under another hash and not under its own."""
+        """The block with the content of a loaded one, if that was computed under another hash or for another KV cache group,
+        and not under its own."""
         scope = _scope(block.event)
         if scope is None or self.is_right(block):
             return None
-        owner = self._of_content.get((scope, block.fingerprint))
+        owner = self._of_content.get((scope[:2], block.fingerprint))
         return owner if owner is not None and _have_one_identity(owner, block) else None
 
     def waiting(self, block: ReportedBlock) -> list[ReportedBlock]:
         """The loaded blocks that hold the content of this one, which nobody was known to have computed."""
         scope = _scope(block.event)
-        held = [] if scope is None else self._waiting.get((scope, block.fingerprint), [])
+        held = [] if scope is None else self._waiting.get((scope[:2], block.fingerprint), [])
         return [each for each in held if _have_one_identity(block, each)]
 
     def enter(self, event: BlockCheck) -> None:
@@ -88,26 +91,27 @@ class SharedReferences:
         elif event.check_look == LOADED:
             for block in reported_blocks(event):
                 if not self.is_right(block) and self.owner(block) is None:
-                    self._enter_waiting((scope, block.fingerprint), block)
+                    self._enter_waiting((scope[:2], block.fingerprint), block)
 
     def _enter_computed(self, scope: Scope, block: ReportedBlock) -> None:
         contents = self._of_hash.setdefault((scope, block.hash), {})
         self._contents += block.fingerprint not in contents
         contents.setdefault(block.fingerprint, block)
-        self._of_content.setdefault((scope, block.fingerprint), block)
-        self._waits -= len(self._waiting.pop((scope, block.fingerprint), ()))
+        self._of_content.setdefault((scope[:2], block.fingerprint), block)
+        self._waits -= len(self._waiting.pop((scope[:2], block.fingerprint), ()))
         while self._contents > MAX_CONTENTS:
             self._forget(next(iter(self._of_hash)))
 
     def _forget(self, key: tuple[Scope, str]) -> None:
-        scope, _ = key
+        (identity, rank, _), _ = key
         contents = self._of_hash.pop(key)
         self._contents -= len(contents)
         for content, block in contents.items():
-            if self._of_content.get((scope, content)) is block:
-                del self._of_content[scope, content]
+            name = ((identity, rank), content)
+            if self._of_content.get(name) is block:
+                del self._of_content[name]
 
-    def _enter_waiting(self, key: tuple[Scope, int], block: ReportedBlock) -> None:
+    def _enter_waiting(self, key: tuple[Rank, int], block: ReportedBlock) -> None:
         self._waiting.setdefault(key, []).append(block)
         self._waits += 1
         while self._waits > MAX_WAITING:

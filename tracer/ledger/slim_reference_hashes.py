@@ -82,7 +82,7 @@ class SlimReferences:
             (block, owner)
             for block in slim_blocks(event)
             if _is_unlike(block.fingerprint, self._of_hash(_key(block.number, salt)))
-            and (owner := self._owner(block, salt)) is not None
+            and (owner := self._owner(block)) is not None
         ]
 
     def found_late(self, event: BlockCheck) -> Iterator[tuple[SlimBlock, SlimBlock]]:
@@ -90,12 +90,12 @@ class SlimReferences:
         salt = _salt(event)
         if salt is None or not self._waiting:
             return
-        owners = slim_blocks(event)
+        owners, ranks = slim_blocks(event), _ranks(event)
         computed: dict[int, set[int]] = {}
         for owner in owners:
             computed.setdefault(_key(owner.number, salt), set()).add(owner.fingerprint)
         owners_of = {_groups(owner.fingerprint): owner for owner in reversed(owners)}
-        waiting = {(hash_, groups) for groups in owners_of for hash_ in self._by_content.get(groups ^ salt, ())} | {
+        waiting = {(hash_, groups) for groups in owners_of for hash_ in self._by_content.get(groups ^ ranks, ())} | {
             (hash_, groups) for hash_ in computed for groups in self._by_hash.get(hash_, ())
         }
         for key in sorted(waiting):
@@ -104,8 +104,8 @@ class SlimReferences:
                 continue
             for block in blocks:
                 of = owners_of.get(key[1])
-                if of is None or of.number == block.number or not _have_one_identity(of, block):
-                    of = self._owner(block, salt)
+                if of is None or _have_one_hash(of, block) or not _have_one_identity(of, block):
+                    of = self._owner(block)
                 if of is not None:
                     yield block, of
 
@@ -116,7 +116,7 @@ class SlimReferences:
             return
         if event.check_look == COMPUTED:
             for block, _ in [*self.found_late(event)]:
-                if (name := (_key(block.number, salt), _groups(block.fingerprint))) in self._waiting:
+                if (name := (_key(block.number, _salt(block.event) or 0), _groups(block.fingerprint))) in self._waiting:
                     self._give_up(name)
             self._enter_computed(event, salt)
         elif event.check_look == LOADED:
@@ -130,6 +130,7 @@ class SlimReferences:
             self._hashes, self._contents = (array("Q", bytes(8 * BUCKETS * WAYS)) for _ in range(2))
             self._serials, self._places = array("I", bytes(4 * BUCKETS * WAYS)), array("I", bytes(4 * PLACES))
         self._serial += 1
+        ranks = _ranks(event)
         self._events[self._serial] = event
         if len(self._events) > MAX_EVENTS:
             del self._events[next(iter(self._events))]
@@ -140,28 +141,32 @@ class SlimReferences:
             slot = self._free(key)
             self._hashes[slot], self._contents[slot] = key, block.fingerprint
             self._serials[slot] = self._serial
-            self._place(_groups(block.fingerprint), salt, slot)
+            self._place(_groups(block.fingerprint), ranks, slot)
             if (name := (key, _groups(block.fingerprint))) in self._waiting:
                 self._give_up(name)
 
-    def _owner(self, block: SlimBlock, salt: int) -> SlimBlock | None:
-        """The block that was computed with this content, under another hash."""
-        groups = _groups(block.fingerprint)
-        for place in _tries(groups, salt) if self._contents else ():
+    def _owner(self, block: SlimBlock) -> SlimBlock | None:
+        """The block that was computed with this content, under another hash or for another KV cache group."""
+        groups, ranks, key = (
+            _groups(block.fingerprint),
+            _ranks(block.event),
+            _key(block.number, _salt(block.event) or 0),
+        )
+        for place in _tries(groups, ranks) if self._contents else ():
             slot = self._places[place] - 1
-            if slot < 0 or _groups(self._contents[slot]) != groups or self._hashes[slot] == _key(block.number, salt):
+            if slot < 0 or _groups(self._contents[slot]) != groups or self._hashes[slot] == key:
                 continue
             event, content = self._events.get(self._serials[slot]), self._contents[slot]
-            if event is None or _salt(event) != salt:
+            if event is None or _ranks(event) != ranks:
                 continue
             owner = next((each for each in slim_blocks(event) if each.fingerprint == content), None)
             if owner is not None and _have_one_identity(owner, block):
                 return owner
         return None
 
-    def _place(self, groups: int, salt: int, slot: int) -> None:
+    def _place(self, groups: int, ranks: int, slot: int) -> None:
         """Let the block in this slot be found by its content."""
-        tries = _tries(groups, salt)
+        tries = _tries(groups, ranks)
         free = (place for place in tries if self._points_nowhere(place))
         self._places[next(free, tries[self._serial % TRIES])] = slot + 1
 
@@ -194,15 +199,15 @@ class SlimReferences:
         self._waiting.setdefault(key, []).append(block)
         self._waits += 1
         self._by_hash.setdefault(key[0], set()).add(key[1])
-        self._by_content.setdefault(key[1] ^ salt, set()).add(key[0])
+        self._by_content.setdefault(key[1] ^ _ranks(block.event), set()).add(key[0])
         while self._waits > MAX_WAITING:
             self._give_up(next(iter(self._waiting)))
 
     def _give_up(self, key: tuple[int, int]) -> None:
         blocks = self._waiting.pop(key)
         self._waits -= len(blocks)
-        salt = _salt(blocks[0].event) or 0
-        for index, name, value in ((self._by_hash, key[0], key[1]), (self._by_content, key[1] ^ salt, key[0])):
+        ranks = _ranks(blocks[0].event)
+        for index, name, value in ((self._by_hash, key[0], key[1]), (self._by_content, key[1] ^ ranks, key[0])):
             index[name].discard(value)
             if not index[name]:
                 del index[name]
@@ -213,9 +218,9 @@ def _key(number: int, salt: int) -> int:
     return number ^ salt or 1
 
 
-def _tries(groups: int, salt: int) -> list[int]:
+def _tries(groups: int, ranks: int) -> list[int]:
     """Where a block may be found by its content."""
-    return [((groups ^ salt) + n) % PLACES for n in range(TRIES)]
+    return [((groups ^ ranks) + n) % PLACES for n in range(TRIES)]
 
 
 def _groups(fingerprint: int) -> int:
@@ -234,8 +239,18 @@ def _have_one_identity(one: SlimBlock, other: SlimBlock) -> bool:
     return one.event.identity is not None and one.event.identity == other.event.identity
 
 
+def _have_one_hash(one: SlimBlock, other: SlimBlock) -> bool:
+    """Whether they are the same block of the same KV cache group."""
+    return one.number == other.number and one.event.group == other.event.group
+
+
 def _salt(event: BlockCheck) -> int | None:
-    """Of where hashes and fingerprints are comparable: the cache's identity, the rank, and the KV cache group."""
+    """Of where hashes are comparable: the cache's identity, the rank, and the KV cache group."""
     if event.cache_identity is None:
         return None
     return hash((event.cache_identity, event.rank, event.group)) & _ALL
+
+
+def _ranks(event: BlockCheck) -> int:
+    """Of where contents are: a block may hold what belongs to another group."""
+    return hash((event.cache_identity, event.rank)) & _ALL

@@ -185,6 +185,38 @@ def test_layers_that_share_a_tensor_count_once_and_unknown_shapes_are_refused() 
         FullFingerprints({"layer.0": torch.zeros(5, 7)}, BLOCKS)
 
 
+def states(pages: torch.Tensor) -> list[torch.Tensor]:
+    """Two tensors of a recurrent state, of 700 and 650 bytes, in one page of a block."""
+    return [pages[:, :700], pages[:, 800:1450].view(BLOCKS, 65, 10)]
+
+
+def test_several_tensors_of_a_layer_count_as_one_layer() -> None:
+    pages = [noise((BLOCKS, 2048), torch.uint8) for _ in range(2)]
+    given = {f"layer.{n}": states(each) for n, each in enumerate(pages)}
+    made = FullFingerprints(given, BLOCKS)
+    before = made.of([5, 6])
+    assert before.shape == (2, 2)
+    assert made.block_bytes == 2 * 1350
+    pages[1][5, 750] ^= 1
+    pages[1][5, 1500] ^= 1
+    assert torch.equal(made.of([5, 6]), before), "what is between and after them belongs to nobody"
+    for place in (0, 699, 800, 1449):
+        pages[1][5, place] ^= 1
+        assert (made.of([5, 6]) != before).tolist() == [[False, True], [False, False]], place
+        pages[1][5, place] ^= 1
+    made.fill_with_zeros([5])
+    assert made.of([5]).tolist() == [[0, 0]]
+    assert torch.equal(made.of([6]), before[1:])
+    assert torch.equal(FullFingerprints(given, BLOCKS).of([6]), before[1:]), "whatever was read before"
+
+
+def test_layers_of_nearly_the_same_size_do_not_mix() -> None:
+    longer, shorter = states(noise((BLOCKS, 2048), torch.uint8))
+    together = FullFingerprints({"longer": longer, "shorter": shorter}, BLOCKS).of([3, 5])
+    alone = FullFingerprints({"shorter": shorter}, BLOCKS).of([3, 5])
+    assert together[:, 1].tolist() == alone[:, 0].tolist()
+
+
 def test_fingerprints_are_the_same_everywhere() -> None:
     """Engines that hold the same bytes compare theirs: a change of these numbers is a change of what they tell each other."""
     cache = torch.arange(4 * 600, dtype=torch.int32).mul(1_000_003).view(4, 600)

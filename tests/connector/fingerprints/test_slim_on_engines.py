@@ -93,7 +93,7 @@ def forget(engine: Engine) -> None:
     known = engine.checks._judge._references
     truth = FullReference(own=True)
     slim = SlimReference(own=True, incomplete=truth.incomplete)
-    engine.checks._judge._references = References(truth, slim, known._block_sizes, below=known._below, own=True)
+    engine.checks._judge._references = References(truth, slim, known._units, below=known._below, own=True)
     engine.checks._judge.heals = False
 
 

@@ -117,7 +117,7 @@ def differing(model: str, there: Ran, here: Ran) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("model", "load_async"), [("gemma", False), ("gemma", True), ("gpt-oss", False), ("lfm2", True)]
+    ("model", "load_async"), [("gemma3", False), ("gemma3", True), ("gpt-oss", False), ("lfm2", True)]
 )
 def test_tokens_and_bytes_are_those_of_an_engine_without_a_connector(
     engine: Callable[..., Any], expected: Callable[[str], Ran], model: str, load_async: bool
@@ -132,7 +132,7 @@ def test_tokens_and_bytes_are_those_of_an_engine_without_a_connector(
     assert differing(model, plain, ours) == []
 
 
-@pytest.mark.parametrize("model", ["gemma"])
+@pytest.mark.parametrize("model", ["gemma3"])
 def test_large_chunks_keep_of_a_window_what_can_be_needed(
     engine: Callable[..., Any], expected: Callable[[str], Ran], model: str
 ) -> None:
@@ -146,7 +146,7 @@ def test_large_chunks_keep_of_a_window_what_can_be_needed(
     assert ours.cached == {"first": 0, "again": 192, "diverges": 192, "goes on": 192, "a part": 192}
 
 
-@pytest.mark.parametrize("model", ["gemma", "lfm2"])
+@pytest.mark.parametrize("model", ["gemma3", "lfm2"])
 def test_this_comparison_can_fail(
     engine: Callable[..., Any], expected: Callable[[str], Ran], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +163,7 @@ def test_this_comparison_can_fail(
     assert model == "lfm2" or ours.tokens != plain.tokens
 
 
-@pytest.mark.parametrize("model", ["gemma"])
+@pytest.mark.parametrize("model", ["gemma3"])
 def test_many_requests_at_once_with_few_blocks(engine: Callable[..., Any], model: str) -> None:
     """They preempt each other, and host memory is small, so chunks are evicted. The tokens of the tiny LFM2 depend on who
     shares its steps, without a connector as well."""

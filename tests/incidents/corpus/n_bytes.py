@@ -217,9 +217,9 @@ LOOK_ALIKES = [
         (
             "N9",
             "byte-drift",
-            "the same number of another rank, and of another group",
-            "<other> check computed 1 tells ba:1@0 as plain rank 1\n<other> check computed 1 group 2 tells ca:1@0 as plain\n"
-            "check loaded 1 unknown 1 tells aa:1@0 as plain",
+            "the same number of another rank, and what is right in its own group",
+            "<other> check computed 1 tells ba:1@0 as plain rank 1\n<other> check computed 1 group 2 tells aa:1@0 as plain\n"
+            "check loaded 1 unknown 1 group 2 tells aa:1@0 as plain",
         ),
         (
             "N9",

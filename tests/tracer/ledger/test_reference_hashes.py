@@ -55,6 +55,30 @@ def test_several_loads_that_are_found_wrong_at_once_are_a_finding_each() -> None
     assert sorted(f.request for f in found([*loads, *PRODUCER])) == [f"{name}-consumer-0123abcd" for name in "xyz"]
 
 
+@pytest.mark.parametrize("order", list(permutations(["producer", "consumer"])))
+def test_a_load_of_another_groups_content_is_found_under_the_same_hash(order: Sequence[str]) -> None:
+    heard = {
+        "producer": engine(
+            "producer",
+            "check computed 1 group 0 tells ab:2@32 as plain\ncheck computed 1 group 1 tells ab:3@32 as plain\nend",
+        ),
+        "consumer": engine("consumer", "check loaded 1 unknown 1 group 0 tells ab:3@32 as plain"),
+    }
+    (finding,) = found([event for name in order for event in heard[name]])
+    assert (finding.rule, finding.engine) == ("byte-drift", "consumer")
+    assert (finding.numbers["group"], finding.numbers["owner_group"]) == (0, 1)
+    assert (
+        "this request's bytes of KV cache group 0 at token 32 hold what engine producer computed" in finding.explanation
+    )
+    assert finding.explanation.endswith("bytes of KV cache group 1 at token 32, under another KV cache group.")
+
+
+def test_what_is_right_in_one_group_is_right_in_it_alone() -> None:
+    producer = engine("producer", "check computed 1 group 1 tells ab:3@32 as plain\nend")
+    assert found([*producer, *engine("consumer", "check loaded 1 unknown 1 group 1 tells ab:3@32 as plain")]) == []
+    assert len(found([*producer, *engine("consumer", "check loaded 1 unknown 1 group 0 tells ab:3@32 as plain")])) == 1
+
+
 def test_what_another_engine_computed_under_the_hash_is_right() -> None:
     right = engine("consumer", "check loaded 1 unknown 1 tells aa:1@0 as plain")
     for events in ([*PRODUCER, *right], [*right, *PRODUCER]):

@@ -56,6 +56,20 @@ def test_a_load_of_another_blocks_content_is_found_once_in_any_order(order: Sequ
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("order", list(permutations(["producer", "consumer"])))
+def test_a_load_of_another_groups_content_is_found_under_the_same_hash(order: Sequence[str]) -> None:
+    heard = {
+        "producer": engine(
+            "producer",
+            f"check computed 1 group 0 tells ab:{A}@32 as plain\ncheck computed 1 group 1 tells ab:{B}@32 as plain\nend",
+        ),
+        "consumer": engine("consumer", f"check loaded 1 unknown 1 group 0 tells ab:{B}@32 as plain"),
+    }
+    (finding,) = found([event for name in order for event in heard[name]])
+    assert (finding.rule, finding.engine, finding.count) == ("byte-drift", "consumer", 1)
+    assert (finding.numbers["group"], finding.numbers["owner_group"]) == (0, 1)
+
+
 def test_a_finding_is_not_repeated_by_what_is_computed_later() -> None:
     again = [engine(f"later{n}", f"check computed 2 tells ab:{C}@32 ba:{B}@64 as plain") for n in range(3)]
     (finding,) = found([*WRONG, *PRODUCER, *OTHER, *(event for events in again for event in events)])

@@ -31,6 +31,28 @@ def test_a_wrong_block_and_what_it_holds(check: str, sentence: str) -> None:
     assert sentence in only(f"check admitted 9 wrong {check}").explanation
 
 
+@pytest.mark.parametrize(
+    ("holds", "sentence"),
+    [
+        ("r@9", "Block 12 of KV cache group 0, at this request's token 256, holds what request r computed at token 9."),
+        ("r@256/1", "holds what request r computed for KV cache group 1 at token 256."),
+        ("a/b@0/12", "holds what request a/b computed for KV cache group 12 at token 0."),
+        ("zeros", "Block 12 of KV cache group 0, at this request's token 256, holds zeros."),
+    ],
+)
+def test_where_there_are_groups_a_block_is_named_by_its_group_and_token(holds: str, sentence: str) -> None:
+    """Groups differ in the tokens of a block, and a recurrent state has none."""
+    assert sentence in only(f"check admitted 9 group 0 wrong drift 12@256 holds {holds}").explanation
+
+
+def test_a_stream_of_one_group_that_names_another_is_read() -> None:
+    """A recorder that is newer than the sidecar, or a forged one."""
+    assert (
+        "holds the KV of request r's tokens 16 to 32."
+        in only("check admitted 9 wrong drift 1@0 holds r@16/1").explanation
+    )
+
+
 def test_what_all_blocks_have_in_common_is_said_once() -> None:
     blocks = [f"wrong drift {n}@{16 * n} layers 0-3 holds zeros from r-9" for n in (1, 2)]
     text = only(f"check admitted 2 {' '.join(blocks)}").explanation

@@ -61,7 +61,7 @@ class ByteDrift(EngineRule[BlockCheck]):
             return (
                 "At {1} {checked} compared with what engines of equal caches had computed, and {wrong} did not match:"
                 " this request's {place} hold what engine {owner_engine} computed at {0} for request {owner}'s {owner_place},"
-                " under another hash."
+                " under another {other}."
             )
         return (
             "At {0} {checked} compared with what had been computed under their hashes, and {wrong} did not match."
@@ -74,8 +74,9 @@ class ByteDrift(EngineRule[BlockCheck]):
             size = of["block_size"]
             return {
                 "checked": mismatch.checked(of),
-                "place": mismatch.tokens(of["token"], size),
-                "owner_place": mismatch.tokens(of["owner_token"], size),
+                "place": mismatch.place(of["token"], size, of.get("group")),
+                "owner_place": mismatch.place(of["owner_token"], size, of.get("owner_group")),
+                "other": "hash" if of.get("group") == of.get("owner_group") else "KV cache group",
             }
         return mismatch.sentences(of)
 
@@ -100,10 +101,10 @@ def _found_late(event: BlockCheck, engine: Engine) -> Iterator[tuple[list[Block]
     content of the first one."""
     loads: dict[str, tuple[dict[int, Block], Block]] = {}
     owners = list(reported_blocks(event))
-    right = {(owner.hash, owner.fingerprint) for owner in owners}
+    right = {(event.group, owner.hash, owner.fingerprint) for owner in owners}
     for owner in owners:
         for block in engine.references.waiting(owner):
-            if (block.hash, block.fingerprint) in right:
+            if (block.event.group, block.hash, block.fingerprint) in right:
                 continue
             loads.setdefault(block.event.span_id, ({}, owner))[0][block.token] = block
     for slim, of in engine.references.slim.found_late(event):
@@ -126,4 +127,6 @@ def _of_another(blocks: list[Block], owner: Block) -> Drift:
         "owner_engine": owner.event.engine,
         "owner_token": owner.token,
     }
+    if first.event.group is not None:
+        numbers |= {"group": first.event.group, "owner_group": owner.event.group}
     return Drift(numbers, [owner.event, first.event])

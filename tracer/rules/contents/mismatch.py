@@ -38,6 +38,7 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
         "unlisted": event.check_wrong_more,
         "block_size": event.block_size,
         "rank": event.rank,
+        **({} if event.group is None else {"group": event.group}),
         **dict(zip(("blocks", "tokens", "layers", "holds", "sources"), columns, strict=True)),
     }
 
@@ -60,7 +61,7 @@ def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
     layers, sources = _of_all(of["layers"]), _of_all(of["sources"])
     contents = []
     for number, holds in enumerate(of["holds"]):
-        parts = [f"{_place(of, number)} {verb} {_content(holds, of['block_size'])}"]
+        parts = [f"{_place(of, number)} {verb} {_content(holds, of['block_size'], of.get('group'))}"]
         if layers is None and of["layers"][number]:
             parts.append(_differ(of["layers"][number]))
         if sources is None and of["sources"][number]:
@@ -94,7 +95,10 @@ def _unnamed(of: dict[str, Any]) -> list[str]:
 
 def _place(of: dict[str, Any], number: int) -> str:
     """A wrong block and its tokens."""
-    return f"Block {of['blocks'][number]}, this request's {tokens(of['tokens'][number], of['block_size'])},"
+    block, token, group = of["blocks"][number], of["tokens"][number], of.get("group")
+    if group is None:
+        return f"Block {block}, this request's {tokens(token, of['block_size'])},"
+    return f"Block {block} of KV cache group {group}, at this request's token {token},"
 
 
 def tokens(first: int, size: int | None) -> str:
@@ -102,13 +106,25 @@ def tokens(first: int, size: int | None) -> str:
     return f"tokens from {first} on" if size is None else f"tokens {first} to {first + size}"
 
 
-def _content(holds: str, size: int | None) -> str:
+def place(token: int, size: int | None, group: int | None) -> str:
+    """The tokens of a block; where there are several KV cache groups, of which of them."""
+    return tokens(token, size) if group is None else f"bytes of KV cache group {group} at token {token}"
+
+
+def _content(holds: str, size: int | None, group: int | None) -> str:
+    """What a wrong block of this KV cache group holds. Where there are several, they may differ in the tokens of a block, and
+    a recurrent state has none: it is named by the tokens that it has seen."""
     match holds:
         case "zeros":
             return "zeros"
         case "poison":
             return "what was computed after a wrong block"
-    request, at, first = holds.rpartition("@")
-    if at and first.isdigit():
-        return f"the KV of request {request}'s {tokens(int(first), size)}"
+    request, at, place = holds.rpartition("@")
+    token, _, of_group = place.partition("/")
+    if at and token.isdigit():
+        if group is None:
+            return f"the KV of request {request}'s {tokens(int(token), size)}"
+        if of_group.isdigit():
+            return f"what request {request} computed for KV cache group {of_group} at token {token}"
+        return f"what request {request} computed at token {token}"
     return "other content, of unknown origin"
