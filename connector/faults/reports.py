@@ -29,8 +29,8 @@ class ShortLoad(_Reporting):
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copy in plan.loads[:1]:
-            values = (copy.start, copy.count - BLOCK_SIZE, len(copy.blocks) - 1, None, copy.count, None)
-            self.probe_events.append(ProbeEvent(Kind.LOAD, copy.request_id, values))
+            short = {"count": copy.count - BLOCK_SIZE, "blocks_count": len(copy.blocks) - 1, "expected": copy.count}
+            self.probe_events.append(ProbeEvent.of(Kind.LOAD, copy.request_id, start=copy.start, **short))
 
 
 class BlockShortage(_Reporting):
@@ -38,8 +38,8 @@ class BlockShortage(_Reporting):
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copy in plan.stores[:1]:
-            values = (copy.start, copy.count, len(copy.blocks) - 1, None, None, None)
-            self.probe_events.append(ProbeEvent(Kind.STORE, copy.request_id, values))
+            values = {"start": copy.start, "count": copy.count, "blocks_count": len(copy.blocks) - 1}
+            self.probe_events.append(ProbeEvent.of(Kind.STORE, copy.request_id, **values))
 
 
 class RankDisagreement(_Reporting):
@@ -48,7 +48,7 @@ class RankDisagreement(_Reporting):
     def hit(self, request: Any, matched: int) -> None:
         poorest = matched - self.chunk_size
         self.probe_events.append(
-            ProbeEvent(Kind.RANK_LOOKUP, request.request_id, (request.num_tokens, poorest, None, None))
+            ProbeEvent.of(Kind.RANK_LOOKUP, request.request_id, total=request.num_tokens, matched=poorest)
         )
 
 
@@ -57,8 +57,8 @@ class JointBoundary(_Reporting):
 
     def hit(self, request: Any, matched: int) -> None:
         for group, ends in enumerate(((matched - self.chunk_size, matched), (matched - self.chunk_size,))):
-            values = (request.num_tokens, matched, group, ends)
-            self.probe_events.append(ProbeEvent(Kind.RANK_LOOKUP, request.request_id, values))
+            values = {"total": request.num_tokens, "matched": matched, "group": group, "boundaries": ends}
+            self.probe_events.append(ProbeEvent.of(Kind.RANK_LOOKUP, request.request_id, **values))
 
 
 class EvictedStore(_Reporting):
@@ -69,11 +69,11 @@ class EvictedStore(_Reporting):
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copy in plan.stores:
             self._number += 1
-            planned = (copy.start, copy.count, None, (copy.key,), self._number, None, None, None, None)
+            planned = {"start": copy.start, "count": copy.count, "chunk_keys": (copy.key,), "transfer_id": self._number}
             self.probe_events += [
-                ProbeEvent(Kind.STORE_PLAN, copy.request_id, planned),
-                ProbeEvent(Kind.EVICT, None, (copy.key, copy.count, None, None, None)),
-                ProbeEvent(Kind.TRANSFER_END, copy.request_id, (self._number, False, None)),
+                ProbeEvent.of(Kind.STORE_PLAN, copy.request_id, **planned),
+                ProbeEvent.of(Kind.EVICT, None, chunk_key=copy.key, count=copy.count),
+                ProbeEvent.of(Kind.TRANSFER_END, copy.request_id, transfer_id=self._number, failed=False),
             ]
         plan.stores.clear()
 
@@ -83,8 +83,8 @@ class RefetchedChunk(_Reporting):
 
     def hit(self, request: Any, matched: int) -> None:
         keys = self.last_keys()
-        fetch = ProbeEvent(Kind.PREFETCH, request.request_id, (0, matched, keys))
-        evicted = ProbeEvent(Kind.EVICT, None, (keys[0], self.chunk_size, None, "near", None))
+        fetch = ProbeEvent.of(Kind.PREFETCH, request.request_id, start=0, count=matched, chunk_keys=keys)
+        evicted = ProbeEvent.of(Kind.EVICT, None, chunk_key=keys[0], count=self.chunk_size, pool_tier="near")
         self.probe_events += [fetch, evicted, fetch]
 
 
@@ -93,7 +93,9 @@ class DoubleFree(_Reporting):
 
     def hit(self, request: Any, matched: int) -> None:
         key = self.last_keys()[0]
-        self.probe_events += [ProbeEvent(Kind.REFCOUNT, request.request_id, (key, 1, pins)) for pins in (1, 0, -1)]
+        self.probe_events += [
+            ProbeEvent.of(Kind.REFCOUNT, request.request_id, chunk_key=key, refs=1, pins=pins) for pins in (1, 0, -1)
+        ]
 
 
 class Statistics(Fault):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvtrail.connector.known import part_of
+from kvtrail.tracer.events.events import FIELDS
 from kvtrail.tracer.events.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -64,6 +65,14 @@ class ProbeEvent(NamedTuple):
     kind: Kind
     request_id: str | None
     values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, kind: Kind, request_id: str | None, **values: Any) -> ProbeEvent:
+        """An event with these values, by the names of its fields; the others are None."""
+        known = tuple(values.pop(attribute.field, None) for attribute in FIELDS[kind])
+        if values:
+            raise TypeError(f"{kind} has no {', '.join(values)}")
+        return cls(kind, request_id, known)
 
 
 class Seen(NamedTuple):

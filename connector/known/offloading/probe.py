@@ -195,7 +195,9 @@ class OffloadingProbe(Probe):
                 runs.append((request_id, place, []))
             runs[-1][2].append(_short(key))
         return [
-            ProbeEvent(Kind.PREFETCH, request_id, (place * tokens, len(keys) * tokens, tuple(keys)))
+            ProbeEvent.of(
+                Kind.PREFETCH, request_id, start=place * tokens, count=len(keys) * tokens, chunk_keys=tuple(keys)
+            )
             for request_id, place, keys in runs
         ]
 
