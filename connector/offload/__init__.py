@@ -43,7 +43,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        config = from_vllm(vllm_config, kv_cache_config)
+        self._config = config = from_vllm(vllm_config, kv_cache_config)
         self.chunk_size = config.chunk_size
         """Tokens per chunk."""
         self._load_async = config.load_async
@@ -161,6 +161,10 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """The chunks that left host memory since the last call: key, tokens and bytes of each, and the request that pushed it
         out."""
         return self._scheduler.take_evicted()
+
+    def first_tokens(self, copies: Sequence[Copy]) -> tuple[int, ...]:
+        """The first token of the blocks of each KV cache group that a chunk's copies name."""
+        return self._config.first_tokens(copies)
 
     def bytes_of(self, copy: Copy) -> int:
         """Bytes that a copy of a plan moves on this worker."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from kvtrail.connector.known.probe import Evicted, Moved, Planned, Probe, Seen
@@ -33,10 +33,10 @@ class OffloadProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
             return None  # in a step, a chunk is evicted only to make room for a store
-        loads = [_planned(copies) for copies in _chunks(metadata.loads)]
-        stores = [_planned(copies) for copies in _chunks(metadata.stores)]
+        loads = [_planned(connector, copies) for copies in _chunks(metadata.loads)]
+        stores = [_planned(connector, copies) for copies in _chunks(metadata.stores)]
         if metadata.present:
-            stores += [_planned(copies, present=True) for copies in _chunks(metadata.present)]
+            stores += [_planned(connector, copies, present=True) for copies in _chunks(metadata.present)]
         stores += [Planned(request_id, start, 0, None) for request_id, start in metadata.refused]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
@@ -59,11 +59,15 @@ def _chunks(copies: Sequence[Any]) -> list[list[Any]]:
     return [list(some) for _, some in groupby(copies, lambda copy: (copy.request_id, copy.start))]
 
 
-def _planned(copies: Sequence[Any], present: bool | None = None) -> Planned:
-    """A chunk's. Blocks are named where there is one KV cache group."""
-    first = copies[0]
-    blocks = first.blocks if len(copies) == 1 and not present else None
-    return Planned(first.request_id, first.start, first.count, blocks or None, (first.key,), None, present)
+def _planned(connector: Any, copies: Sequence[Any], present: bool | None = None) -> Planned:
+    """A chunk's, with the blocks of each KV cache group that are copied."""
+    first, blocks = copies[0], [copy.blocks for copy in copies]
+    if present or not any(blocks):
+        return Planned(first.request_id, first.start, first.count, None, (first.key,), None, present)
+    starts, sizes = connector.first_tokens(copies), {copy.group: len(copy.blocks) for copy in copies}
+    in_groups = (tuple(sizes.get(group, 0) for group in range(len(starts))), starts) if len(starts) > 1 else ()
+    named = tuple(chain.from_iterable(blocks))
+    return Planned(first.request_id, first.start, first.count, named, (first.key,), None, present, *in_groups)
 
 
 def _moved(connector: Any, copies: Sequence[Any]) -> list[Moved]:

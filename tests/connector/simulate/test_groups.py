@@ -14,7 +14,7 @@ from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.events.events import Schedule
+from kvtrail.tracer.events.events import Schedule, StorePlan
 from kvtrail.tracer.model.findings import Verdict
 
 HOST = {"cpu_bytes_to_use": 50_000_000}
@@ -66,11 +66,16 @@ def test_what_no_window_sees_any_more_is_not_compared(bare: BareScheduler) -> No
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_a_correct_connector_is_accused_of_nothing(seed: int) -> None:
+@pytest.mark.parametrize("connector", ["OffloadingConnector", "OffloadConnector"])
+def test_a_correct_connector_is_accused_of_nothing(connector: str, seed: int) -> None:
     scenario = scenario_of("groups", seed)
-    played = play(scenario, configuration("OffloadingConnector", HOST), observed=True)
+    settings = configuration(connector, HOST if connector == "OffloadingConnector" else {"chunk_size": 64})
+    played = play(scenario, settings, observed=True, own_workers=connector == "OffloadConnector")
     assert (played.findings, played.observations, played.error) == ([], [], None)
     assert played.loads_read > 3
     assert played.blocks_compared > 10_000
     assert {len(event.blocks_by_group or ()) for event in played.events if isinstance(event, Schedule)} <= {0, 2}
     assert played.checks["plan-blocks", Verdict.OK] > 10
+    named = [event for event in played.events if isinstance(event, StorePlan) and event.blocks_ids]
+    assert named
+    assert all(event.group_starts for event in named if connector == "OffloadConnector")
