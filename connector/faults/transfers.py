@@ -163,3 +163,19 @@ class IdlePreemption(Fault):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self._kv_cache_manager.block_pool.touch(blocks.blocks[0])  # type: ignore[union-attr]  # bound before
+
+
+class NullBlock(Fault):
+    """vLLM #46453's kind: the longest of the KV cache groups' hits is taken, and a window has no blocks there. For the
+    OffloadingConnector, with several groups."""
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        coordinator, null = kv_cache_manager.coordinator, kv_cache_manager.block_pool.null_block
+        find = coordinator.find_longest_cache_hit
+
+        def find_without_window(*given: Any, **named: Any) -> Any:
+            (*others, window), *rest = find(*given, **named)
+            return ((*others, [null] * len(window)), *rest)
+
+        coordinator.find_longest_cache_hit = find_without_window

@@ -41,6 +41,10 @@ def run_storm(bare: BareScheduler) -> None:
     storm(bare, seed=3, requests=60)
 
 
+def run_groups(bare: BareScheduler) -> None:
+    storm(bare, seed=3, requests=60, reset_running=False)
+
+
 def run_shared_prefix(bare: BareScheduler) -> None:
     """One prefix after the other, each time from the host; then the same prompt in full."""
     rng = random.Random(0)
@@ -187,6 +191,7 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "handoff-offered-again": run_storm,
     "stalled-transfers": run_short_ones,
     "unloaded-hit": run_storm,
+    "null-block": run_groups,
 }
 
 
@@ -194,6 +199,10 @@ OF_CHILDREN = ("unselected-load", "received-unasked")
 """Faults of a child of a MultiConnector."""
 NATIVE_VARIANTS = ("handoff-offered-again", "reset-ignored")
 """Variants for vLLM's OffloadingConnector."""
+OF_GROUPS = ("null-block",)
+"""Faults of models with several KV cache groups, of which one is of a sliding window."""
+WINDOW = 100
+"""Tokens of that window."""
 SLOW = {"callers-gave-up"}
 """Faults that show after minutes of recorded time."""
 SHOWN = ("stale-lookup", "block-reuse", "key-collision")
@@ -207,7 +216,9 @@ MOST_EVENTS = 100
 def build(folder: Path, fault: str, level: Level) -> BareScheduler:
     kvtrail = {"kvtrail": {"level": level}}
     if fault in (*NATIVE, *NATIVE_VARIANTS):
-        return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", {"cpu_bytes_to_use": 50_000_000, **kvtrail})
+        options = {"window": WINDOW, "num_blocks": 128} if fault in OF_GROUPS else {}
+        extra = {"cpu_bytes_to_use": 50_000_000, **kvtrail}
+        return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", extra, **options)
     chunk = {"chunk_size": 256} if fault == "stale-lookup" else {"chunk_size": 64}
     if fault not in OF_CHILDREN:
         return scheduler(folder, f"Faulty:{fault}:OffloadConnector", {**chunk, **kvtrail})
