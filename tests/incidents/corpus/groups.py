@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from incidents.incident import Incident, LookAlike, vllm
+from incidents.incident import Incident, LookAlike, lmcache, vllm
 
 WINDOW = "full 32, window 32 100"
 STATE = "full 32, state 32"
+ALIGNED = "full 32, state 32 align"
+"""Of recurrent states there are those at the ends of steps."""
 
 
 def _alike(of: str, rule: str, what: str, text: str, groups: str = WINDOW) -> LookAlike:
@@ -18,6 +20,59 @@ def _nulls(count: int) -> str:
 
 
 INCIDENTS = [
+    Incident(
+        id="vllm-30618",
+        of="C4",
+        url=vllm(30618, "pull"),
+        text="""
+            # steps of 8192 and 3 drafts are the thread's, the prompt's length is ours
+            L 12000 c0 -> 0
+            A 0
+            S 0+8192 drafts 0
+            S 8192+3811 drafts 3
+        """,
+        rule="early-drafts",
+        numbers={"begins": 8192, "prompt": 12000, "computes": 3808, "drafted": 3, "end": 12003},
+        says="a recurrent state after it is that of 12003 tokens instead of 12000",
+    ),
+    Incident(
+        id="LMCache-5004",
+        of="C22",
+        url=lmcache(5004, "pull"),
+        connector="LMCacheMPConnector",
+        chunk=1616,
+        block=1616,
+        groups="full 1616, state 1616 align",
+        text="""
+            L 4538 c0 h0 -> 0
+            A 0 [1 | 20 21]  # 21 is the block for drafts, which vLLM moves; ids are ours
+            S 0+1616 [1 | 20 21]
+            S 1616+2922 [2 3 | 22]
+            plan store 0+3232 [1 2 | 20 21] at 0,0
+        """,
+        rule="state-boundary",
+        numbers={"group": 1, "boundary": 3232, "block": 21, "begins": 1616, "end": 4538},
+        says="A step ran from token 1616 to 4538 without an end there",
+    ),
+    Incident(
+        id="vllm-53084",
+        of="C22",
+        url=vllm(53084),
+        connector="MooncakeStoreConnector",
+        chunk=1056,
+        block=1056,
+        groups="full 1056, state 1056 align",
+        text="""
+            # the null block at 2112 is the thread's; the block size and the prompt's length are ours
+            L 4000 c0 h0 -> 0
+            A 0 [1-4 | 0 0 0 23]
+            S 0+4000 [1-4 | 0 0 0 23]
+            plan store 1056+1056 [2 | 0] at 1056,1056
+        """,
+        rule="state-boundary",
+        numbers={"group": 1, "boundary": 2112, "block": 0},
+        says="that is the null block, which nobody has written",
+    ),
     Incident(
         id="vllm-46453",
         of="N2",
@@ -55,6 +110,71 @@ INCIDENTS = [
 ]  # fmt: skip
 
 LOOK_ALIKES = [
+    _alike("C4", "early-drafts", "the first step after the prompt", "L 300 c0 -> 0\nA 0\nS 0+300\nS 300+4 drafts 3"),
+    _alike("C4", "early-drafts", "one token is left, and padded", "L 300 c0 h512 -> 299\nA 299\nS 299+4 drafts 3"),
+    _alike(
+        "C4",
+        "early-drafts",
+        "tokens of output, computed again after a preemption",
+        "L 300 c0 -> 0\nA 0\nS 0+300\nS 300+4 drafts 3\nP\nL 303 c0 -> 0\nA 0\nS 0+306 drafts 3",
+    ),
+    _alike(
+        "C4",
+        "early-drafts",
+        "a failed load sends it back behind its prompt's end",
+        "L 300 c0 h256 -> 256\nA 256 [1-10]\nS 256+44 [1-10]\nerror [8]\nS 224+80 drafts 3",
+        "full 32",
+    ),
+    _alike(
+        "C22",
+        "state-boundary",
+        "steps that end at each boundary",
+        "L 120 c0 -> 0\nA 0 [1-4 | 21-24]\nS 0+32 [1-4 | 21-24]\nS 32+32\nS 64+56\nplan store 0+64 [1 2 | 21 22] at 0,0",
+        ALIGNED,
+    ),
+    _alike(
+        "C22",
+        "state-boundary",
+        "the last state of a long step",
+        "L 120 c0 -> 0\nA 0 [1-3 | 0 0 23]\nS 0+96 [1-3 | 0 0 23]\nplan store 0+96 [1-3 | 23] at 0,64",
+        ALIGNED,
+    ),
+    _alike(
+        "C22",
+        "state-boundary",
+        "a hit's state",
+        "L 120 c64 -> 0\nA 0 [1-4 | 0 22 23 24]\nS 64+56 [1-4 | 0 22 23 24]\nplan store 32+32 [2 | 22] at 32,32",
+        ALIGNED,
+    ),
+    _alike(
+        "C22",
+        "state-boundary",
+        "one token after the other",
+        "L 60 c0 -> 0\nA 0 [1 2 | 21 22]\nS 0+60 [1 2 | 21 22]\nS 60+1\nS 64+1 [3 | 23]\nplan store 32+32 [2 | 22] at 32,32",
+        ALIGNED,
+    ),
+    _alike(
+        "C22",
+        "state-boundary",
+        "accepted drafts, of which vLLM keeps the state",
+        "L 60 c0 -> 0\nA 0 [1 2 | 21 22]\nS 0+60 [1 2 | 21 22]\nS 60+6 [3 | 23] drafts 5\nS 66+1\n"
+        "plan store 32+32 [2 | 22] at 32,32",
+        ALIGNED,
+    ),
+    _alike(
+        "C22",
+        "state-boundary",
+        "a mode in which a step writes the states of all blocks",
+        "L 120 c0 -> 0\nA 0 [1-4 | 21-24]\nS 0+120 [1-4 | 21-24]\nplan store 0+96 [1-3 | 21-23] at 0,0",
+        "full 32, state 32 all",
+    ),
+    _alike(
+        "C22",
+        "state-boundary",
+        "a checkpoint before the prompt's end",
+        "L 120 c0 -> 0\nA 0 [1-4 | 0 0 23 24]\nS 0+120 [1-4 | 0 0 23 24]\nplan store 64+32 [3 | 23] at 64,64",
+        "full 32, state 32 align checkpoints",
+    ),
     _alike(
         "N2",
         "null-block",
