@@ -196,14 +196,17 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "unloaded-hit": run_storm,
     "null-block": run_groups,
     "state-boundary": run_groups,
+    **dict.fromkeys(("groups-exchanged", "group-shifted", "group-load-fails"), run_groups),
 }
 
 
 OF_CHILDREN = ("unselected-load", "received-unasked")
 """Faults of a child of a MultiConnector."""
-NATIVE_VARIANTS = ("handoff-offered-again", "reset-ignored")
+NATIVE_VARIANTS = (
+    "handoff-offered-again", "reset-ignored", "groups-exchanged", "group-shifted", "group-load-fails",
+)  # fmt: skip
 """Variants for vLLM's OffloadingConnector."""
-OF_GROUPS = ("null-block", "state-boundary")
+OF_GROUPS = ("null-block", "state-boundary", "groups-exchanged", "group-shifted", "group-load-fails")
 """Faults of models with several KV cache groups, of which one is of a sliding window, or recurrent."""
 WINDOW = 100
 """Tokens of that window."""

@@ -21,6 +21,41 @@ def _nulls(count: int) -> str:
 
 INCIDENTS = [
     Incident(
+        id="vllm-47812",
+        of="C8",
+        url=vllm(47812),
+        groups=WINDOW,
+        text=f"""
+            # no numbers in the thread: the load of one group's block fails, and nothing goes back
+            L 600 c0 h512 -> 512
+            A 512 [1-19 | {_nulls(12)}50-56]
+            S 512+88 [1-19 | {_nulls(12)}50-56]
+            error [53]
+            S 600+1
+        """,
+        rule="failed-load-resume",
+        numbers={"block": 53, "first_invalid": 480, "begins": 600},
+        says="it holds this request's tokens from 480 on",
+    ),
+    Incident(
+        id="vllm-46694",
+        of="C5",
+        url=vllm(46694),
+        groups=WINDOW,
+        text=f"""
+            # a group's shifted table is the thread's; by how much, and the numbers, are ours
+            L 600 c0 h512 -> 512 async
+            A 512 [1-19 | {_nulls(12)}50-56]
+            plan load 0+512 [1-16 | 51-54] at 0,384
+        """,
+        rule="plan-blocks",
+        numbers={
+            "start": 384, "count": 512, "planned": [51, 52, 53, 54], "expected": [50, 51, 52, 53], "foreign": [],
+            "table_length": 19, "group": 1, "of_group": 1,
+        },
+        says="in blocks 51, 52, 53, 54 of KV cache group 1",
+    ),
+    Incident(
         id="vllm-30618",
         of="C4",
         url=vllm(30618, "pull"),
@@ -109,7 +144,83 @@ INCIDENTS = [
     ),
 ]  # fmt: skip
 
+_STORING = "L 600 c0 h0 -> 0\nA 0 [1 2 | 51 52]\nS 0+64 [1 2 | 51 52]\nplan store 0+64 [1 2 | 51 52] at 0,0 #1\n"
+_LOADING = f"L 600 c0 h512 -> 512 async\nA 512 [1-16 | {_nulls(12)}50-53]\n"
+_AGAIN = "L 600 c0 h0 -> 0\nA 0 [1-19 | 50-68]\nS 0+600 [1-19 | 50-68]\n"
+_FAILED = f"L 600 c0 h512 -> 512\nA 512 [1-19 | {_nulls(12)}50-56]\nS 512+88 [1-19 | {_nulls(12)}50-56]\n"
 LOOK_ALIKES = [
+    _alike(
+        "C16",
+        "block-reuse",
+        "the null block is in every request's window",
+        f"{_LOADING}b: L 600 c512 h0 -> 0\nb: A 0 [21-39 | {_nulls(12)}60-66]\nR",
+    ),
+    _alike(
+        "C16",
+        "block-reuse",
+        "a block that the window has left behind is given away when its store has ended",
+        _STORING + "done #1\nS 64+130 [3-7 | 53-57]\nb: L 32 c0 h0 -> 0\nb: A 0 [51 | 60]",
+    ),
+    _alike(
+        "C16",
+        "unloaded-hit",
+        "the prefix cache's part of full attention is shared, and the window's null blocks",
+        f"L 600 c256 h512 -> 256 async\nA 256 [1-16 | {_nulls(12)}50-53]\n"
+        f"b: L 300 c256 h0 -> 0\nb: A 0 [1-8 20 21 | {_nulls(4)}60-65]\nR",
+    ),
+    _alike(
+        "C16",
+        "store-under-load",
+        "another request's blocks are stored, in both groups",
+        f"{_LOADING}b: L 64 c0 h0 -> 0\nb: A 0 [21 22 | 61 62]\nb: S 0+64 [21 22 | 61 62]\n"
+        "b: plan store 0+64 [21 22 | 61 62] at 0,0 #1\nb: done #1\nR",
+    ),
+    _alike(
+        "C8",
+        "store-failed-load",
+        "all is computed again before it is stored, of both groups",
+        f"{_LOADING}error [13 50]\nR failed\n{_AGAIN}plan store 0+512 [1-16 | 50-65] at 0,0",
+    ),
+    _alike(
+        "C8",
+        "failed-load-resume",
+        "all is computed again, in the same blocks",
+        f"{_LOADING}error [13 50]\nR failed\n{_AGAIN}S 600+1",
+    ),
+    _alike(
+        "C8",
+        "failed-load-resume",
+        "the block lies before the window of the step",
+        f"{_FAILED}error [50]\nS 600+1",
+        "full 32, window 32 64",
+    ),
+    _alike(
+        "C8",
+        "failed-load-resume",
+        "the request that shares the block computes it again",
+        "L 96 c64 h96 -> 31\nA 31 [1-3 | 51-53]\nS 95+1 [1-3 | 51-53]\nb: L 96 c95 h0 -> 0\nb: A 0 [1-3 | 51-53]\n"
+        "error [53]\nS 64+32\nb: S 95+1 [1-3 | 51-53]",
+    ),
+    _alike(
+        "C5",
+        "plan-blocks",
+        "each group's blocks, from different tokens on",
+        f"{_LOADING}plan load 0+512 [1-16 | 50-53] at 0,384 #1\ndone #1\nR",
+    ),
+    _alike(
+        "C5",
+        "plan-blocks",
+        "groups with blocks of different sizes",
+        "L 128 c0 h0 -> 0\nA 0 [1-4 | 51-58]\nS 0+128 [1-4 | 51-58]\nplan store 64+64 [3 4 | 55-58] at 64,64",
+        "full 32, window 16 100",
+    ),
+    _alike(
+        "C5",
+        "unreported-blocks",
+        "a group with larger blocks has fewer of them",
+        "L 128 c0 h0 -> 0\nA 0 [1-8 | 51]\nS 0+128 [1-8 | 51]\nS 128+1 [9 | 52]\nend [1-9 51 52]",
+        "full 16, state 128",
+    ),
     _alike("C4", "early-drafts", "the first step after the prompt", "L 300 c0 -> 0\nA 0\nS 0+300\nS 300+4 drafts 3"),
     _alike("C4", "early-drafts", "one token is left, and padded", "L 300 c0 h512 -> 299\nA 299\nS 299+4 drafts 3"),
     _alike(
