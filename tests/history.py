@@ -116,12 +116,19 @@ def _in_groups(text: str | None) -> Fields:
 
 
 def groups_declared(text: str) -> str | None:
-    """`full 32, window 32 128`: kinds of KV cache groups, each with its block size and window."""
+    """`full 32, window 32 128`, `full 32, state 32 align`: kinds of KV cache groups, each with its block size, and with its
+    window or vLLM's mode of keeping states; `checkpoints` after that, where a step writes some before its end."""
     kinds = {"full": FULL, "window": SLIDING, "chunked": CHUNKED, "state": MAMBA}
     words = [group.split() for group in text.split(",")]
     return declaration(
-        CacheGroup(kinds.get(kind, kind), int(size), int(window[0]) if window else None)
-        for kind, size, *window in words
+        CacheGroup(
+            kinds.get(kind, kind),
+            int(size),
+            next((int(word) for word in more if word.isdecimal()), None),
+            cache_mode=next((word for word in more if word in ("align", "all", "none")), None),
+            checkpoints=1 if "checkpoints" in more else None,
+        )
+        for kind, size, *more in words
     )
 
 

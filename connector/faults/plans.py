@@ -141,6 +141,18 @@ class SelfEviction(Fault):
         return super().take_evicted() + pushed_out
 
 
+class StateBoundary(Fault):
+    """LMCache #5004's kind: a recurrent state is stored as that of the place before it. For the OffloadingConnector, with a
+    recurrent KV cache group."""
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for job in plan.store_jobs.values():
+            spec = job.src_spec
+            *others, state = spec.block_indices
+            if state and spec.group_sizes[-1]:
+                spec.block_indices = type(spec.block_indices)([*others, state - 1])
+
+
 class StoreUnderLoad(Fault):
     """vLLM #35092: blocks that a load is about to fill are stored. For the OffloadingConnector."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.connector.faults.base import BLOCK_SIZE, Fault
+from kvtrail.connector.faults.base import BLOCK_SIZE, Answer, Fault
 from kvtrail.tracer.events.capabilities import Capability
 
 
@@ -163,3 +163,35 @@ class IdlePreemption(Fault):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self._kv_cache_manager.block_pool.touch(blocks.blocks[0])  # type: ignore[union-attr]  # bound before
+
+
+class EarlyDrafts(Fault):
+    """vLLM #30618: drafts are kept for a request whose prompt is not computed yet. With speculative tokens."""
+
+    def prepare(self) -> None:
+        self._asked: list[Any] = []
+
+    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
+        self._asked.append(request)
+        return returned, is_async
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        for request in self._asked:
+            request.is_prefill_chunk = False
+
+
+class NullBlock(Fault):
+    """vLLM #46453's kind: the longest of the KV cache groups' hits is taken, and a window has no blocks there. For the
+    OffloadingConnector, with several groups."""
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        coordinator, null = kv_cache_manager.coordinator, kv_cache_manager.block_pool.null_block
+        find = coordinator.find_longest_cache_hit
+
+        def find_without_window(*given: Any, **named: Any) -> Any:
+            (*others, window), *rest = find(*given, **named)
+            return ((*others, [null] * len(window)), *rest)
+
+        coordinator.find_longest_cache_hit = find_without_window

@@ -58,6 +58,50 @@ class ShortLoadFails(ShortLoad):
             raise RuntimeError("the load has brought other tokens than were asked for")
 
 
+class GroupsExchanged(_Variant):
+    """The blocks of one KV cache group are copied as those of the other. For the
+    OffloadingConnector, with two groups."""
+
+    rule = "plan-blocks"
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for job in plan.load_jobs.values():
+            spec = job.dst_spec
+            first = spec.group_sizes[0]
+            spec.block_ids[:] = [*spec.block_ids[first:], *spec.block_ids[:first]]
+
+
+class GroupShifted(_Variant):
+    """vLLM #46694's kind: the table of a KV cache group is read a block further. For the OffloadingConnector, with two groups."""
+
+    rule = "plan-blocks"
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for job in plan.load_jobs.values():
+            spec = job.dst_spec
+            *others, last = spec.block_indices
+            spec.block_indices = type(spec.block_indices)([*others, last + 1])
+
+
+class GroupLoadFails(_Variant):
+    """vLLM #47812's kind: a load fails in one KV cache group, and the request goes on as if it had not. For the
+    OffloadingConnector, with two groups."""
+
+    rule = "failed-load-resume"
+
+    def prepare(self) -> None:
+        self._loaded: dict[str, int] = {}
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for job in plan.load_jobs.values():
+            self._loaded[job.req_id] = int(job.dst_spec.block_ids[-1])  # of the last group
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        received = connector_output.finished_recving or ()
+        connector_output.invalid_block_ids = {self._loaded.pop(each) for each in received if each in self._loaded}
+
+
 class ReceivedUnasked(_Variant):
     """vLLM #51864: a child of a MultiConnector that was given 0 tokens to load reports them as received."""
 

@@ -27,4 +27,7 @@ def _group(spec: Any, layers: int, spread: int) -> CacheGroup:
     kind = next((_KINDS[cls.__name__] for cls in type(inner).__mro__ if cls.__name__ in _KINDS), type(inner).__name__)
     window = getattr(inner, _WINDOWS[kind], None) if kind in _WINDOWS else None
     per_layer = 1 if inner is not spec else layers
-    return CacheGroup(kind, int(spec.block_size) * spread, window, layers, int(spec.page_size_bytes) * per_layer)
+    size, page = int(spec.block_size) * spread, int(spec.page_size_bytes) * per_layer
+    mode = getattr(inner, "mamba_cache_mode", None)
+    checkpoints = getattr(inner, "num_prefill_checkpoint_blocks", 0) or None
+    return CacheGroup(kind, size, window, layers, page, mode, checkpoints)

@@ -15,6 +15,8 @@ NULL_BLOCK = 0
 """vLLM's placeholder in a block table for a block that is not there, as one that a sliding window has left behind."""
 FULL, SLIDING, CHUNKED, MAMBA = "full_attention", "sliding_window", "chunked_local_attention", "mamba"
 """The kinds of groups whose use of blocks is known. Any other is named after vLLM's class."""
+ALIGN = "align"
+"""vLLM's `mamba_cache_mode` in which steps end where states are to be kept."""
 
 
 class CacheGroup(NamedTuple):
@@ -28,6 +30,15 @@ class CacheGroup(NamedTuple):
     layers: int | None = None
     page_bytes: int | None = None
     """Bytes of a block, over all of the group's layers."""
+    cache_mode: str | None = None
+    """Of a recurrent group, vLLM's `mamba_cache_mode`: which states are kept."""
+    checkpoints: int | None = None
+    """Of a recurrent group, blocks for states that a step writes before its end; None where there are none."""
+
+    @property
+    def has_states_at_ends_alone(self) -> bool:
+        """Whether this is a recurrent group of which a step leaves one state, that after its last token."""
+        return self.kind == MAMBA and self.cache_mode == ALIGN and not self.checkpoints
 
     @property
     def has_place_for_all(self) -> bool:
@@ -71,8 +82,14 @@ def groups_of(declared: str | None) -> tuple[CacheGroup, ...]:
     return groups or ONE
 
 
+@lru_cache(maxsize=256)
+def has_states(declared: str | None) -> bool:
+    """Whether one of an engine's groups is recurrent."""
+    return any(group.kind == MAMBA for group in groups_of(declared))
+
+
 def _group(declared: dict[str, Any]) -> CacheGroup:
-    sizes = {name: declared.get(name) for name in ("block_size", "window", "layers", "page_bytes")}
-    return CacheGroup(
-        str(declared["kind"]), **{name: value for name, value in sizes.items() if type(value) is int and value > 0}
-    )
+    names = ("block_size", "window", "layers", "page_bytes", "checkpoints")
+    sizes = {name: declared[name] for name in names if type(declared.get(name)) is int and declared[name] > 0}
+    mode = declared.get("cache_mode")
+    return CacheGroup(str(declared["kind"]), **sizes, cache_mode=mode if isinstance(mode, str) else None)

@@ -191,8 +191,8 @@ VERSION = Attribute("kvtrail.version", str, "Version of the kvtrail that recorde
 GROUPS = Attribute(
     "kvtrail.groups",
     str,
-    "JSON: the KV cache groups of the model, in vLLM's order: `kind`, `block_size`, `window`, `layers` and `page_bytes` of"
-    " each (docs/groups.md). Absent where one group of full attention is all.",
+    "JSON: the KV cache groups of the model, in vLLM's order: `kind`, `block_size`, `window`, `layers`, `page_bytes`,"
+    " `cache_mode` and `checkpoints` of each (docs/groups.md). Absent where one group of full attention is all.",
     "groups",
 )
 POOL_BLOCKS = Attribute("kvtrail.blocks.total", int, "KV blocks of the engine's pool, the null block included.")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from kvtrail.tracer.events.cache_groups import has_states
 from kvtrail.tracer.events.events import (
     Alloc,
     BlockCheck,
@@ -66,6 +67,9 @@ ASKED_AGAIN_NS = 5 * 10**9
 REMEMBERED_LOOKUPS = 16
 """Distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as one."""
 
+REMEMBERED_STEPS = 256
+"""Steps with several tokens remembered per request of a model with recurrent states."""
+
 
 class Loaded(NamedTuple):
     """A load that was received: the allocation for it, and the computed tokens after it."""
@@ -90,6 +94,9 @@ class Evidence:
     """The last allocation of the epoch, by connector."""
     schedule: Schedule | None = None
     """The last step of the epoch."""
+    steps: tuple[tuple[int, int], ...] = ()
+    """Where the epoch's last steps with several tokens began and ended, without those with speculative tokens; only of models
+    with recurrent states."""
     blocks: BlockTable | None = None
     """The block table, as allocations and steps published it; None where they did not."""
     loading: Alloc | None = None
@@ -166,6 +173,7 @@ class Evidence:
         self.stored_end, self.load_failed = 0, False
         self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
         self.asked = self.deferred = self.load_error = None
+        self.steps = ()
         self.allocs.clear()
         self.repeated_hits.clear()
         self.received_by = frozenset()
@@ -456,6 +464,8 @@ class Account:
         if not evidence.ran_ahead:
             evidence.short = None
         evidence.schedule = event
+        if event.scheduled > 1 and event.groups is not None and not event.drafted and has_states(event.groups):
+            evidence.steps = (*evidence.steps, (event.computed, event.computed + event.scheduled))[-REMEMBERED_STEPS:]
         evidence.asked = evidence.deferred = evidence.load_error = None
         admitted = self.evidence.offers.use()
         if admitted and not event.epoch:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from bare_scheduler import scheduler, storm
@@ -22,6 +24,7 @@ from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS, NATIVE, VARIANTS
+from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.capabilities import declaration
@@ -30,7 +33,7 @@ from kvtrail.tracer.events.semconv import Kind, Level
 from kvtrail.tracer.history.history import History, in_order, load
 from kvtrail.tracer.history.judging import findings_of
 from kvtrail.tracer.history.minimize import minimize
-from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import all_rules
 
 LATER_S = 900.0
@@ -39,6 +42,10 @@ LATER_S = 900.0
 
 def run_storm(bare: BareScheduler) -> None:
     storm(bare, seed=3, requests=60)
+
+
+def run_groups(bare: BareScheduler) -> None:
+    storm(bare, seed=3, requests=60, reset_running=False)
 
 
 def run_shared_prefix(bare: BareScheduler) -> None:
@@ -187,13 +194,24 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "handoff-offered-again": run_storm,
     "stalled-transfers": run_short_ones,
     "unloaded-hit": run_storm,
+    "null-block": run_groups,
+    "state-boundary": run_groups,
+    **dict.fromkeys(("groups-exchanged", "group-shifted", "group-load-fails"), run_groups),
 }
 
 
 OF_CHILDREN = ("unselected-load", "received-unasked")
 """Faults of a child of a MultiConnector."""
-NATIVE_VARIANTS = ("handoff-offered-again", "reset-ignored")
+NATIVE_VARIANTS = (
+    "handoff-offered-again", "reset-ignored", "groups-exchanged", "group-shifted", "group-load-fails",
+)  # fmt: skip
 """Variants for vLLM's OffloadingConnector."""
+OF_GROUPS = ("null-block", "state-boundary", "groups-exchanged", "group-shifted", "group-load-fails")
+"""Faults of models with several KV cache groups, of which one is of a sliding window, or recurrent."""
+WINDOW = 100
+"""Tokens of that window."""
+OF_DRAFTS = ("early-drafts",)
+"""Faults of engines with speculative tokens."""
 SLOW = {"callers-gave-up"}
 """Faults that show after minutes of recorded time."""
 SHOWN = ("stale-lookup", "block-reuse", "key-collision")
@@ -204,13 +222,43 @@ MAX_EVENTS = 100
 """No fault needs more to be shown; the recordings have up to some thousands."""
 
 
+@contextlib.contextmanager
+def recurrent() -> Iterator[None]:
+    """Inside, the simulated model has a recurrent group instead of one with a window."""
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    made, configured = tiny_model.kv_cache, tiny_model.engine_config
+
+    def kv_cache(*given: Any, **named: Any) -> Any:
+        config = made(*given, **named)
+        attention, other = config.kv_cache_groups
+        page: dict[str, Any] = {"page_size_padded": attention.kv_cache_spec.page_size_bytes}
+        state: dict[str, Any] = {"shapes": ((2, 64),), "dtypes": (torch.float32,), "mamba_cache_mode": "align"}
+        spec = MambaSpec(block_size=tiny_model.BLOCK_SIZE, **state, **page)
+        config.kv_cache_groups[1] = type(other)(other.layer_names, spec)
+        return config
+
+    def engine_config(*given: Any, **named: Any) -> Any:
+        config = configured(*given, **named)
+        config.cache_config.mamba_cache_mode = "align"
+        return config
+
+    with patch.object(tiny_model, "kv_cache", kv_cache), patch.object(tiny_model, "engine_config", engine_config):
+        yield
+
+
 def build(folder: Path, fault: str, level: Level) -> BareScheduler:
     kvtrail = {"kvtrail": {"level": level}}
     if fault in (*NATIVE, *NATIVE_VARIANTS):
-        return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", {"cpu_bytes_to_use": 50_000_000, **kvtrail})
+        options = {"window": WINDOW, "num_blocks": 128, "max_num_batched_tokens": 200} if fault in OF_GROUPS else {}
+        extra = {"cpu_bytes_to_use": 50_000_000, **kvtrail}
+        with recurrent() if fault == "state-boundary" else contextlib.nullcontext():
+            return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", extra, **options)
     chunk = {"chunk_size": 256} if fault == "stale-lookup" else {"chunk_size": 64}
     if fault not in OF_CHILDREN:
-        return scheduler(folder, f"Faulty:{fault}:OffloadConnector", {**chunk, **kvtrail})
+        drafts = {"drafts": 3} if fault in OF_DRAFTS else {}
+        return scheduler(folder, f"Faulty:{fault}:OffloadConnector", {**chunk, **kvtrail}, **drafts)
     role = {"kv_role": "kv_both", "kv_connector_extra_config": {**chunk, **kvtrail}}
     children = [
         {"kv_connector": "OffloadConnector", **role},
@@ -324,6 +372,22 @@ def test_vllms_own_connector_pushes_a_prompts_own_head_out_of_a_store_that_is_sm
     for event in events:
         event.capabilities = declaration({})
     assert found() == would_be
+
+
+@pytest.mark.parametrize("has_states", [False, True])
+def test_vllms_own_connector_with_several_groups_is_accused_of_nothing(
+    tmp_path: Path, recorded: Callable[[], list[Event]], has_states: bool
+) -> None:
+    options = {"window": WINDOW, "num_blocks": 128, **({"max_num_batched_tokens": 200} if has_states else {})}
+    with recurrent() if has_states else contextlib.nullcontext():
+        bare = scheduler(tmp_path, "TracedOffloadingConnector", {"cpu_bytes_to_use": 50_000_000}, **options)
+    run_groups(bare)
+    detector = Detector()
+    detector.feed(recorded())
+    detector.settle()
+    assert {finding.rule for held in detector.findings.values() for finding in held.values()} == set()
+    judged = ["null-block", "plan-blocks", *(["state-boundary"] if has_states else [])]
+    assert all(detector.verdicts[rule, Verdict.OK] > 10 for rule in judged)
 
 
 def test_every_rule_has_a_fault_and_every_fault_a_rule() -> None:

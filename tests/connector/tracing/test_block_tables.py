@@ -74,6 +74,7 @@ def test_the_tables_of_several_groups_are_known(
             continue
         table, real = account.evidence.blocks, tables[event.scheduler_step][event.request]
         assert table is not None, event
+        assert [kind.window for kind in table.kinds] == [None, window]
         assert list(map(len, table.groups)) == list(map(len, real))
         for number, (ids, own) in enumerate(zip(real, table.groups, strict=True)):
             certain = table.certain_from(number)

@@ -12,6 +12,7 @@ from incidents.corpus import (
     c12_waiting,
     c16_transfer,
     c21_store,
+    groups,
     look_alikes,
     more_look_alikes,
     n_bytes,
@@ -32,6 +33,7 @@ INCIDENTS: list[Incident] = [
         c12_waiting,
         c16_transfer,
         c21_store,
+        groups,
         n_bytes,
         n_later,
         x_none,
@@ -45,4 +47,5 @@ LOOK_ALIKES: list[LookAlike] = [
     *n_look_alikes.LOOK_ALIKES,
     *n_bytes.LOOK_ALIKES,
     *any_connector.LOOK_ALIKES,
+    *groups.LOOK_ALIKES,
 ]

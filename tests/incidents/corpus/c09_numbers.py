@@ -54,7 +54,7 @@ INCIDENTS = [
         text="""
             L 600 c0 h256 -> 256  # the thread has the exception only
             A 256
-            S 256+344 drafts 1
+            S 256+344
             stats 600 cached 128 external 256
         """,
         rule="statistics",

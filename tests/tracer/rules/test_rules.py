@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from history import history, judge, rules_found
 
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.rules import Rule, all_rules
+from kvtrail.tracer.rules import Groups, Rule, all_rules
 
 
 def only_finding(text: str) -> Finding:
@@ -296,7 +298,7 @@ def test_a_sentence_is_right_where_a_number_is_not_known(text: str, rule: str, s
         ("[1 2]", "end [0 2]", None),
         ("[1 2 | 7 8]", "end computed 64", None),
         ("[1 2 3 | 7 8]", "end computed 65", {"computed": 65, "table_length": 2, "room": 64, "group": 1}),
-        ("[1 2 3 | 7 0 8]", "end computed 65", None),
+        ("[1 2 3 | 7 9 8]", "end [1 2 3 7 0 8]", None),
     ],
 )
 def test_blocks_that_no_step_told_show_at_the_end(table: str, end: str, numbers: dict[str, int] | None) -> None:
@@ -343,3 +345,19 @@ def test_with_asynchronous_scheduling_a_step_may_come_before_the_report_of_a_loa
         event.scheduler_async = True
         event.role = "scheduler" if event.role else event.role  # in one process
     assert [rule for rule in rules_found(judge(events)) if rule == "short-load"] == found
+
+
+OF_BLOCKS = ("blocks_ids", "evidence.blocks", "engine.tables", "BlockTable", "check_wrong_blocks", "mismatch.numbers")
+"""How a rule reads block ids."""
+COUNTED = {"refused-handoff", "stuck-load"}
+"""Rules that count the blocks of all groups, and care for none of them."""
+
+
+def test_a_rule_that_reads_block_ids_says_what_it_does_with_several_groups() -> None:
+    reading = {
+        rule.id: rule.groups
+        for rule in all_rules()
+        if any(words in inspect.getsource(inspect.getmodule(type(rule)) or type(rule)) for words in OF_BLOCKS)
+    }
+    assert len(reading) > 10
+    assert {rule for rule, groups in reading.items() if groups is Groups.INDEPENDENT} <= COUNTED

@@ -10,7 +10,7 @@ from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.reference_hashes import COMPUTED, LOADED, ReportedBlock, reported_blocks
 from kvtrail.tracer.ledger.slim_reference_hashes import SlimBlock, slim_blocks
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule, KnownBy
+from kvtrail.tracer.rules import EngineRule, Groups, KnownBy
 from kvtrail.tracer.rules.contents import mismatch
 
 
@@ -31,6 +31,7 @@ class ByteDrift(EngineRule[BlockCheck]):
 
     id = "byte-drift"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     known_by = KnownBy.BYTES
     level = Level.DETAILED
     classes = ("N3", "N9")

@@ -5,7 +5,7 @@ from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.reference_hashes import LOADED
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import KnownBy, RequestRule
+from kvtrail.tracer.rules import Groups, KnownBy, RequestRule
 from kvtrail.tracer.rules.contents import mismatch
 
 
@@ -23,6 +23,7 @@ class ByteEarly(RequestRule[BlockCheck]):
 
     id = "byte-early"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     known_by = KnownBy.BYTES
     level = Level.DETAILED
     classes = ("N3",)

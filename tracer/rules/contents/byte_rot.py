@@ -4,7 +4,7 @@ from kvtrail.tracer.events.events import BlockCheck
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import KnownBy, RequestRule
+from kvtrail.tracer.rules import Groups, KnownBy, RequestRule
 from kvtrail.tracer.rules.contents import mismatch
 
 
@@ -22,6 +22,7 @@ class ByteRot(RequestRule[BlockCheck]):
 
     id = "byte-rot"
     severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
     known_by = KnownBy.BYTES
     level = Level.DETAILED
     classes = ("N10",)

@@ -1,0 +1,112 @@
+"""null-block: a request goes on where a KV cache group has no block."""
+
+from __future__ import annotations
+
+from kvtrail.tracer.events.cache_groups import MAMBA, NULL_BLOCK
+from kvtrail.tracer.events.events import Alloc, Schedule
+from kvtrail.tracer.events.semconv import Level
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.block_table import BlockTable
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
+from kvtrail.tracer.rules import Groups, RequestRule
+
+
+class NullBlock(RequestRule[Alloc | Schedule]):
+    """A request goes on at a length for which a KV cache group has no block.
+
+    Invariant: a request that goes on after n computed or loaded tokens has, in every group's table, a block other than the
+    null block at each place that the group needs at n: all of full attention, the window's of a sliding window, those of the
+    current chunk of chunked attention, and the last one of a recurrent state. Where it writes attention's tokens there is a
+    block, too.
+
+    So vLLM's own hit, or the end of a load, is a length at which every group has its blocks, not the largest of the groups'
+    hits; and after a failed load a request goes back to such a length, since what a window has left behind is not filled
+    again. It judges allocations, the first step after each, tables that are recorded again, and each step after a failed
+    load. Source: vLLM, `HybridKVCacheCoordinator.find_longest_cache_hit`; the incidents are vLLM #46453
+    (https://github.com/vllm-project/vllm/issues/46453) and vllm-rbln #1151
+    (https://github.com/RBLN-SW/vllm-rbln/issues/1151). Needs block ids (level `detailed`) and the declared groups.
+    """
+
+    id = "null-block"
+    severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
+    level = Level.DETAILED
+    classes = ("C8", "N2")
+    hint = (
+        "The groups' hits were cut to one length, or the largest of them was taken, without looking again for what each group"
+        " has there; or a failed load went back to a length that a window has left behind: compute such requests from 0."
+    )
+
+    def judge(self, event: Alloc | Schedule, account: Account) -> Judgement:
+        if isinstance(event, Alloc):
+            begins = _admitted_at(event, account)
+            if begins is None:
+                return None
+            return _judged(event, BlockTable(event), begins, begins)
+        table = _table(event, account)
+        if table is None:
+            return None
+        end = event.computed + event.scheduled - (event.drafted or 0)
+        return _judged(
+            event, table, event.computed, end, knows_states=event.blocks_whole or account.evidence.schedule is None
+        )
+
+    def template(self, finding: Finding) -> str:
+        if finding.numbers["kind"] == MAMBA:
+            return (
+                "At {0} the request goes on from token {begins}. Of KV cache group {group} ({kind}) it needs the state of its"
+                " first {begins} tokens, and its table has the null block there."
+            )
+        return (
+            "At {0} the request goes on from token {begins}. Of KV cache group {group} ({kind}) it needs the blocks from"
+            " token {needed_from} on, and {missing} of them are the null block, the first at token {token}."
+        )
+
+
+def _admitted_at(event: Alloc, account: Account) -> int | None:
+    """The length at which an allocation lets its request begin; None where that is not known: the allocation answers no
+    lookup, as the one after an asynchronous load, or another connector may load."""
+    offer = account.evidence.offers.get(event.connector_id)
+    if not event.blocks_by_group or event.error is not None or len(account.evidence.connectors) != 1:
+        return None
+    if offer is None or offer.alloc is not None or offer.lookup.returned is None:
+        return None
+    return offer.lookup.computed + event.allocated
+
+
+def _table(event: Schedule, account: Account) -> BlockTable | None:
+    """The table with which a step runs, where it is to be judged; None where it is not."""
+    evidence = account.evidence
+    if event.blocks_ids and (event.blocks_whole or evidence.schedule is None):
+        return BlockTable(event)
+    if evidence.blocks is None or not evidence.load_failed or event.epoch != account.epoch:
+        return None
+    return evidence.blocks.with_added(event)
+
+
+def _judged(
+    event: Alloc | Schedule, table: BlockTable, begins: int, end: int, *, knows_states: bool = True
+) -> Judgement:
+    """Whether each group has its blocks where a step begins, up to its end. A state moves in its table, and no step says so:
+    where it is known from a table that is recorded whole."""
+    if not 1 < len(table.groups) == len(table.kinds):
+        return None
+    for number, kind in enumerate(table.kinds):
+        size, is_state = table.size_of(number), kind.kind == MAMBA
+        if not (size and kind.has_place_for_all) or (is_state and not knows_states):
+            continue
+        first = table.needed_from(number, begins)
+        needed = table.groups[number][first : -(-(begins if is_state else end) // size)]
+        if NULL_BLOCK in needed:
+            return Drift(
+                {
+                    "group": number,
+                    "kind": kind.kind,
+                    "token": (first + needed.index(NULL_BLOCK)) * size,
+                    "needed_from": first * size,
+                    "begins": begins,
+                    "missing": needed.count(NULL_BLOCK),
+                },
+                [event],
+            )
+    return OK
