@@ -332,7 +332,7 @@ def run(
             drafts=scenario.drafts,
             workers=scenario.workers,
             seed=scenario.seed,
-            window=scenario.window,
+            groups=scenario.groups,
             **settings,
             **scenario.settings,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
 
 MAX_LENGTH = 1024
 """Tokens of a request at most, in the tiny model."""
@@ -189,10 +190,14 @@ def ranks(rng: random.Random) -> Scenario:
 
 
 def groups(rng: random.Random) -> Scenario:
-    """Two KV cache groups: the last layer sees a window of tokens only, and has blocks of its own."""
+    """Two or three KV cache groups, each with blocks of its own: full attention, and beside it a sliding window, a recurrent
+    state, or both. With a state, vLLM's own cache may find a part of a block."""
     scenario = rng.choice([asynchronous, chunked_prefill, preemption_storm])(rng)
-    scenario = replace(scenario, window=rng.choice([40, 64, 200]), num_blocks=2 * scenario.num_blocks)
-    return _with(scenario, disable_hybrid_kv_cache_manager=False)
+    window, state = CacheGroup(SLIDING, window=rng.choice([40, 64, 200])), CacheGroup(MAMBA)
+    beside = rng.choice([(window,), (state,), (window, state)])
+    if state in beside and _coin(rng, 0.5):
+        scenario = _with(scenario, prefix_match_unit=BLOCK_SIZE // 2)
+    return replace(scenario, groups=(CacheGroup(FULL), *beside), num_blocks=(1 + len(beside)) * scenario.num_blocks)
 
 
 def multi(rng: random.Random) -> Scenario:
