@@ -1,6 +1,7 @@
 """OffloadConnector: real offload of KV blocks to host memory, correct by construction.
 
-`scheduler` decides, `plan` carries the decision to the workers, `host_memory` copies; `config` is the checked configuration.
+`scheduler` decides, `plan` carries the decision to the workers, `transfers` knows when to copy, and `host_memory` copies.
+`config` is the checked configuration, `groups` what layers of each kind need.
 This file is vLLM's interface to them and knows nothing of tracing: `connector.OffloadConnector` is this class traced, in the
 same way as any other connector.
 """
@@ -21,6 +22,7 @@ from kvtrail.connector.offload.config import from_vllm
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
 from kvtrail.connector.offload.scheduler import OffloadScheduler
+from kvtrail.connector.offload.transfers import Transfers
 
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -44,6 +46,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         config = from_vllm(vllm_config, kv_cache_config)
         self.chunk_size = config.chunk_size
         """Tokens per chunk."""
+        self._load_async = config.load_async
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = OffloadScheduler(config, drafts=vllm_config.speculative_config is not None)
         else:
@@ -56,10 +59,14 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler's side.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._scheduler.new_tokens(request, num_computed_tokens), False
+        tokens = self._scheduler.new_tokens(request, num_computed_tokens)
+        return tokens, self._load_async and tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler.admitted(request, num_external_tokens, blocks.get_block_ids())
+        tables = blocks.get_block_ids()
+        if not any(tables) and (manager := getattr(self, "_kv_cache_manager", None)) is not None:
+            tables = manager.get_block_ids(request.request_id)  # a MultiConnector shows them to the child that loads
+        self._scheduler.admitted(request, num_external_tokens, tables)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return self._scheduler.end_step(scheduler_output)
@@ -85,6 +92,15 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._memory.register(kv_caches)
+        self._transfers = Transfers(self._memory, beside=self._load_async)
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        if isinstance(kv_connector_metadata, OffloadPlan):
+            self._transfers.wait_for_blocks(kv_connector_metadata.given)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self.handle_preemptions(connector_metadata)  # an older vLLM calls that in few steps
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if copies := self._bound_plan().loads:
@@ -101,12 +117,22 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self.store_chunks(copies)
 
     def load_chunks(self, copies: Sequence[Copy]) -> None:
-        """Copy from host memory into KV blocks."""
-        self._memory.load(copies)
+        """Copy from host memory into KV blocks, or begin to."""
+        self._transfers.load(copies)
 
     def store_chunks(self, copies: Sequence[Copy]) -> None:
-        """Copy from KV blocks into host memory."""
-        self._memory.store(copies)
+        """Copy from KV blocks into host memory, or begin to."""
+        self._transfers.store(copies)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, self._transfers.take_loaded() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._transfers.take_failed()
+
+    def shutdown(self) -> None:
+        if transfers := getattr(self, "_transfers", None):
+            transfers.close()
 
     # What a probe reads.
 

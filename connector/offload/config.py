@@ -12,7 +12,7 @@ from kvtrail.connector.offload.groups import Group, Kind, group_of
 
 DEFAULT_CHUNK_SIZE = 256
 DEFAULT_HOST_BYTES = 4 * 1024**3
-KEYS = ("chunk_size", "cpu_bytes_to_use")
+KEYS = ("chunk_size", "cpu_bytes_to_use", "load_async")
 SHARED_KEYS = ("kvtrail",)
 """Read by `kvtrail.connector.settings`."""
 
@@ -26,12 +26,14 @@ class OffloadConfig:
         hash_size: tokens of each of vLLM's block hashes.
         groups: the KV cache groups, in vLLM's order.
         slots: chunks that fit into the budget, on each worker.
+        load_async: whether copies run beside the steps, and requests wait for their loads between them.
     """
 
     chunk_size: int
     hash_size: int
     groups: tuple[Group, ...]
     slots: int
+    load_async: bool = False
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
@@ -52,8 +54,9 @@ class OffloadConfig:
         """Check `kv_connector_extra_config` against the KV cache's layout.
 
         Raises:
-            ValueError: an unknown key, a value that is not a positive integer, a chunk that is not a multiple of all groups'
-                blocks, or a budget that holds no chunk; one sentence names the key, the value and the reason.
+            ValueError: an unknown key, a value of the wrong type, a chunk that is not a multiple of all groups' blocks, a
+                budget that holds no chunk, or loads within the step that would come too late; one sentence names the key,
+                the value and the reason.
         """
         if unknown := sorted(set(given) - {*KEYS, *SHARED_KEYS}):
             raise ValueError(f"OffloadConnector: unknown key {unknown[0]!r}; known: {', '.join((*KEYS, *SHARED_KEYS))}")
@@ -70,7 +73,16 @@ class OffloadConfig:
                 f"OffloadConnector: cpu_bytes_to_use is {budget}, which is less than one chunk of {chunk_size} tokens"
                 f" ({chunk_bytes} bytes on each worker)"
             )
-        return cls(chunk_size, hash_size, tuple(groups), slots=budget // chunk_bytes)
+        has_states = any(group.kind is Kind.STATE for group in groups)
+        load_async = given.get("load_async", has_states)
+        if not isinstance(load_async, bool):
+            raise ValueError(f"OffloadConnector: load_async is {load_async!r}; it must be true or false")
+        if has_states and not load_async:
+            raise ValueError(
+                "OffloadConnector: load_async is False, and vLLM reads recurrent states (MambaSpec) before a load within the"
+                " step can bring them"
+            )
+        return cls(chunk_size, hash_size, tuple(groups), slots=budget // chunk_bytes, load_async=load_async)
 
 
 def _chunk_bytes(chunk_size: int, groups: Sequence[Group]) -> int:
@@ -110,9 +122,9 @@ def from_vllm(vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ValueError("OffloadConnector: context parallelism spreads a block over ranks, which it does not support")
-    if any(group.kind is Kind.STATE for group in known):
+    if vllm_config.speculative_config is not None and any(group.kind is Kind.STATE for group in known):
         raise ValueError(
-            "OffloadConnector: it loads within the step, and vLLM reads recurrent states (MambaSpec) before that"
+            "OffloadConnector: it does not support speculative tokens together with recurrent states (MambaSpec)"
         )
     return OffloadConfig.read(
         vllm_config.kv_transfer_config.kv_connector_extra_config or {},

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +21,10 @@ Places = Sequence[tuple[slice, slice]]
 
 
 class HostMemory:
-    """Slots of host memory for chunks.
+    """Slots of host memory for chunks. Copies run where they are asked for: on a GPU, on the current stream.
 
-    On a GPU the copies run on a stream of their own, which takes turns with the engine's. Nobody waits for them on the CPU:
-    only the same stream reads what they write to host memory.
+    Attributes:
+        device: where the KV caches are.
     """
 
     def __init__(self, config: OffloadConfig, *, num_blocks: int) -> None:
@@ -37,8 +35,7 @@ class HostMemory:
         self._of_group: list[list[_Rows | _Tensors]] = [[] for _ in config.groups]
         self._group_of = {layer: number for number, group in enumerate(config.groups) for layer in group.layers}
         self._block_bytes = [0] * len(config.groups)
-        self._device = torch.device("cpu")
-        self._stream: Any = None
+        self.device = torch.device("cpu")
         self._threads: ThreadPoolExecutor | None = None
 
     def register(self, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
@@ -55,21 +52,19 @@ class HostMemory:
                 if (group, cache.data_ptr()) in seen:
                     continue
                 seen.add((group, cache.data_ptr()))
-                self._device = cache.device
-                if cache.is_cuda and self._stream is None:
-                    self._stream = torch.cuda.Stream(cache.device)
+                self.device = cache.device
                 for part in self._blocks_first(name, cache):
                     copied = _Tensors if part.is_cuda or not part.is_contiguous() else _Rows
                     self._of_group[group].append(copied(part, self._config.slots * self._config.rows[group]))
                     self._parts.append(self._of_group[group][-1])
-                    self._block_bytes[group] += part[0].nbytes
+                    self._block_bytes[group] += part.nbytes // self._num_blocks
 
     def load(self, copies: Sequence[Copy]) -> None:
-        """Copy chunks into KV blocks. Returns when the blocks may be read by work queued after this call."""
+        """Copy chunks into KV blocks."""
         self._copy(copies, lambda part, blocks, places: part.load(blocks, places))
 
     def store(self, copies: Sequence[Copy]) -> None:
-        """Copy KV blocks into chunks. Returns when the blocks may be written by work queued after this call."""
+        """Copy KV blocks into chunks."""
         self._copy(copies, lambda part, blocks, places: part.store(blocks, places))
 
     def bytes_of(self, copy: Copy) -> int:
@@ -82,24 +77,27 @@ class HostMemory:
         return self._group_of.get(layer, 0)
 
     def _copy(self, copies: Sequence[Copy], do: Callable[[_Rows | _Tensors, torch.Tensor, Places], None]) -> None:
-        """Do that to each part of the cache; several at a time where that is worth it and no stream gives the order."""
-        with self._taking_turns():
-            calls: list[Callable[[], None]] = []
-            for group, parts in enumerate(self._of_group):
-                if of_group := [copy for copy in copies if copy.group == group]:
-                    blocks, places = self._blocks(of_group), self._places(of_group, self._config.rows[group])
-                    calls += [partial(do, part, blocks, places) for part in parts]
-            if self._stream is not None or sum(map(self.bytes_of, copies)) < MANY_BYTES:
-                for call in calls:
-                    call()
-                return
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="offload")
-            list(self._threads.map(lambda call: call(), calls))
+        """Do that to each part of the cache; in the CPU's memory several at a time, where that is worth it."""
+        calls: list[Callable[[], None]] = []
+        for group, parts in enumerate(self._of_group):
+            if of_group := [copy for copy in copies if copy.group == group]:
+                blocks, places = self._blocks(of_group), self._places(of_group, self._config.rows[group])
+                calls += [partial(do, part, blocks, places) for part in parts]
+        if self.device.type != "cpu" or sum(map(self.bytes_of, copies)) < MANY_BYTES:
+            for call in calls:
+                call()
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="offload")
+        list(self._threads.map(lambda call: call(), calls))
 
     def _blocks(self, copies: Sequence[Copy]) -> torch.Tensor:
-        """The ids of all blocks of these copies, one after the other, on the device."""
-        return torch.tensor([block for copy in copies for block in copy.blocks], device=self._device)
+        """The ids of all blocks of these copies, one after the other, on the device. They come from pinned memory, for which
+        the CPU does not wait."""
+        ids = [block for copy in copies for block in copy.blocks]
+        on_gpu = self.device.type == "cuda"
+        pinned = torch.empty(len(ids), dtype=torch.int64, pin_memory=on_gpu)
+        return pinned.copy_(torch.tensor(ids)).to(self.device, non_blocking=True)
 
     def _places(self, copies: Sequence[Copy], rows: int) -> list[tuple[slice, slice]]:
         """Where they are among those blocks, and in host memory, counted in blocks. What lies side by side there is one."""
@@ -115,18 +113,6 @@ class HostMemory:
                 places.append((slice(begin, end), slice(first, last)))
             begin = end
         return places
-
-    @contextmanager
-    def _taking_turns(self) -> Iterator[None]:
-        """What is queued inside begins after the engine's work so far, and before its work from then on."""
-        if self._stream is None:
-            yield
-            return
-        engine = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(engine)
-        with torch.cuda.stream(self._stream):
-            yield
-        engine.wait_stream(self._stream)
 
     def _blocks_first(self, name: str, cache: torch.Tensor) -> list[torch.Tensor]:
         """Views of a layer's cache whose first dimension counts blocks, the others in the order in which they lie in memory:
@@ -177,12 +163,10 @@ class _Tensors:
         self._room = torch.empty((rows, *cache.shape[1:]), dtype=cache.dtype, pin_memory=cache.is_cuda)
 
     def load(self, blocks: torch.Tensor, places: Places) -> None:
-        gathered = self._cache.new_empty((len(blocks), *self._cache.shape[1:]))
-        for these, there in places:
-            gathered[these].copy_(self._room[there], non_blocking=True)
-        self._cache.index_copy_(0, blocks, gathered)
+        gathered = [self._room[there].to(self._cache.device, non_blocking=True) for _, there in places]
+        self._cache.index_copy_(0, blocks, torch.cat(gathered))
 
     def store(self, blocks: torch.Tensor, places: Places) -> None:
-        gathered = self._cache.index_select(0, blocks)
-        for these, there in places:
-            self._room[there].copy_(gathered[these], non_blocking=True)
+        gathered = self._cache.index_select(0, blocks).split([these.stop - these.start for these, _ in places])
+        for some, (_, there) in zip(gathered, places, strict=True):
+            self._room[there].copy_(some, non_blocking=True)

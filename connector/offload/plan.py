@@ -36,12 +36,14 @@ class Copy:
 class OffloadPlan(KVConnectorMetadata):
     """The copies of one step, those of a chunk side by side. All loads come before the forward pass, all stores after it.
     `present` chunks were held already; of them only blocks are copied that they lacked. `refused` are the requests for whose
-    next chunk there is no room, and where that begins."""
+    next chunk there is no room, and where that begins. With copies beside the steps, `given` are the blocks that vLLM gives
+    to requests to be written: before that, the stores that read them must have ended."""
 
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
     present: list[Copy] = field(default_factory=list)
     refused: list[tuple[str, int]] = field(default_factory=list)
+    given: set[int] = field(default_factory=set)
 
     def to_store(self) -> list[Copy]:
         """The copies into host memory, among them those of blocks that chunks lacked."""

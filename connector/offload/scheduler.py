@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import compress, islice, takewhile
+from itertools import compress, dropwhile, islice, takewhile
 from typing import Any
 
 from kvtrail.connector.offload.config import OffloadConfig
@@ -117,6 +117,7 @@ class _Tracked:
         refused: computed tokens when there was no room for the next chunk; 0 if there was.
         epoch: the preemption epoch that `stored` and `refused` belong to.
         tables: its block tables, one for each KV cache group, as of its last step. What vLLM has dropped since is in them.
+        loads: the keys of the chunks that were loaded for it last, in order, and the blocks that they went into.
     """
 
     request: Any
@@ -126,6 +127,7 @@ class _Tracked:
     refused: int = 0
     epoch: int = 0
     tables: list[list[int]] = field(default_factory=list)
+    loads: list[tuple[bytes, frozenset[int]]] = field(default_factory=list)
 
 
 class OffloadScheduler:
@@ -174,14 +176,16 @@ class OffloadScheduler:
         return tuple([short(key) for key in keys if key in self._index])
 
     def admitted(self, request: Any, external: int, tables: Sequence[Sequence[int]]) -> None:
-        """Plan the load of `external` tokens after the computed ones, into the request's blocks, of each KV cache group.
+        """The request has got blocks, of each KV cache group. Plan the load of `external` tokens after the computed ones.
 
         On a full hit the last token is left to be computed, so the last block is loaded whole and its last token is
         written once more by the forward pass, with the same value.
         """
+        tracked = self._track(request)
+        for group, table in zip(self._config.groups, tables, strict=True):
+            self._give(table[tracked.computed // group.block_size :])
         if external == 0:
             return
-        tracked = self._track(request)
         full_hit = tracked.matched >= request.num_tokens
         if external > self._loadable(tracked):
             raise AssertionError(
@@ -194,11 +198,14 @@ class OffloadScheduler:
         slots = self._index.use(keys)
         if not self._reaches(slots, end):
             raise AssertionError(f"Nothing is held with which request {request.request_id} could go on at token {end}")
+        tracked.loads = []
         needed = [group.needed(tracked.computed, end) for group in self._config.groups]
         for n in range(tracked.computed // size, len(keys)):
             begin, until = max(n * size, tracked.computed), min((n + 1) * size, end)
             chunk = Copy(request.request_id, begin, until - begin, slots[n], 0, (), short(keys[n]))
-            self._plan.loads += self._copies(chunk, n, tables, needed)
+            copies = self._copies(chunk, n, tables, needed)
+            self._plan.loads += copies
+            tracked.loads.append((keys[n], frozenset(block for copy in copies for block in copy.blocks)))
 
     def end_step(self, scheduler_output: Any) -> OffloadPlan:
         """Plan the stores of this step, and return its plan."""
@@ -215,25 +222,33 @@ class OffloadScheduler:
         return plan
 
     def load_failed(self, blocks: Set[int]) -> None:
-        """Blocks could not be loaded. What the latest steps stored from them on, of any request that holds one, was computed
-        of garbage: forget it, and store it again when it is computed again."""
+        """Blocks could not be loaded. Forget the chunks that they were to come from, or their request would ask for them for
+        ever. What the latest steps stored from these blocks on, of any request that holds one, was computed of garbage:
+        forget it, and store it again when it is computed again."""
         size = self._config.chunk_size
+        for each in self._tracked.values():
+            for key, _ in dropwhile(lambda load: blocks.isdisjoint(load[1]), each.loads):
+                self._forget(key)
         for stored in self._recent:
             for request_id, chunks in stored.items():
                 tracked = self._tracked.get(request_id)
                 if tracked is None:
                     continue
                 bad = [
-                    next(n for n, each in enumerate(table) if each in blocks) * group.block_size
+                    next(n for n, block in enumerate(table) if block in blocks) * group.block_size
                     for group, table in zip(self._config.groups, tracked.tables, strict=True)
                     if not blocks.isdisjoint(table)
                 ]
                 if not bad:
                     continue
                 for end, key in chunks:
-                    if end > min(bad) and self._index.discard(key):
-                        self._evicted.append((short(key), size, self._config.chunk_bytes, None))
+                    if end > min(bad):
+                        self._forget(key)
                 tracked.stored = min(tracked.stored, min(bad) // size * size)
+
+    def _forget(self, key: bytes) -> None:
+        if self._index.discard(key):
+            self._evicted.append((short(key), self._config.chunk_size, self._config.chunk_bytes, None))
 
     def finished(self, request: Any) -> None:
         """Forget a request; its chunks stay."""
@@ -312,6 +327,12 @@ class OffloadScheduler:
             else:
                 for table, blocks in zip(tracked.tables, added, strict=True):
                     table += blocks
+                    self._give(blocks)
+
+    def _give(self, blocks: Sequence[int]) -> None:
+        """vLLM has given these blocks to a request, to be written."""
+        if self._config.load_async:
+            self._plan.given.update(blocks)
 
     def _store_up_to(self, before: int, computed: int, tracked: _Tracked) -> None:
         """Plan the stores of a request's full chunks, in a step that goes from `before` to `computed` tokens. What was stored

@@ -86,7 +86,8 @@ def engine(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
-    """What an engine without a connector does, which goes on behind what its own prefix cache holds."""
+    """What an engine without a connector does, which goes on behind what its own prefix cache holds. To be asked before there
+    is another engine: there is only one at a time."""
     known: dict[str, Ran] = {}
 
     def of(model: str) -> Ran:
@@ -99,22 +100,36 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
     return of
 
 
-@pytest.mark.parametrize("model", ["gemma", "gpt-oss"])
+def differing(model: str, there: Ran, here: Ran) -> list[tuple[str, int, int]]:
+    """The request, group and place of each block that is not the same, bit by bit, or is not there."""
+    found = []
+    for name, groups in there.blocks.items():
+        whole = (len(PROMPTS[name]) + MORE - 1) // BLOCK_SIZE
+        for number, (theirs, ours) in enumerate(zip(groups, here.blocks[name], strict=True)):
+            is_state = model == "lfm2" and number == 0
+            for place in theirs.keys() | ours.keys():
+                if place >= whole and not is_state:
+                    continue  # behind its tokens, a block holds anything
+                in_both = place in theirs and place in ours
+                if not in_both or not all(map(torch.equal, theirs[place], ours[place])):
+                    found.append((name, number, place))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "load_async"), [("gemma", False), ("gemma", True), ("gpt-oss", False), ("lfm2", True)]
+)
 def test_tokens_and_bytes_are_those_of_an_engine_without_a_connector(
-    engine: Callable[..., Any], expected: Callable[[str], Ran], model: str
+    engine: Callable[..., Any], expected: Callable[[str], Ran], model: str, load_async: bool
 ) -> None:
-    plain, ours = expected(model), Ran(engine(model, CONNECTOR, chunk_size=BLOCK_SIZE), forgets=True)
+    plain = expected(model)
+    ours = Ran(engine(model, CONNECTOR, chunk_size=BLOCK_SIZE, load_async=load_async), forgets=True)
     assert ours.tokens == plain.tokens
     assert len({tuple(tokens[:4]) for tokens in plain.tokens.values()}) > 2, "the answers depend on the prompts"
     assert all(tokens >= plain.cached[name] for name, tokens in ours.cached.items()), "vLLM's own cache has longer hits"
-    assert ours.cached == {"first": 0, "again": 288, "diverges": 192, "goes on": 288, "a part": 224}
-    for name, groups in plain.blocks.items():
-        whole = (len(PROMPTS[name]) + MORE - 1) // BLOCK_SIZE  # behind its tokens, a block holds anything
-        for number, (there, here) in enumerate(zip(groups, ours.blocks[name], strict=True)):
-            assert there.keys() == here.keys(), (name, number)
-            for place, layers in there.items():
-                for layer, loaded in zip(layers, here[place], strict=True):
-                    assert place >= whole or torch.equal(layer, loaded), (name, number, place)
+    a_part = 192 if model == "lfm2" else 224  # a state is there where a step ended
+    assert ours.cached == {"first": 0, "again": 288, "diverges": 192, "goes on": 288, "a part": a_part}
+    assert differing(model, plain, ours) == []
 
 
 @pytest.mark.parametrize("model", ["gemma"])
@@ -122,56 +137,55 @@ def test_large_chunks_keep_of_a_window_what_can_be_needed(
     engine: Callable[..., Any], expected: Callable[[str], Ran], model: str
 ) -> None:
     """A chunk of 192 tokens has six blocks of full attention, and the last four of a window of 128 tokens."""
+    plain = expected(model)
     llm = engine(model, CONNECTOR, chunk_size=192)
     memory = hybrid_models.worker_connector(llm)._memory
     assert memory._config.rows == (4, 6)
     ours = Ran(llm, forgets=True)
-    assert ours.tokens == expected(model).tokens
+    assert ours.tokens == plain.tokens
     assert ours.cached == {"first": 0, "again": 192, "diverges": 192, "goes on": 192, "a part": 192}
 
 
-@pytest.mark.parametrize("model", ["gemma"])
+@pytest.mark.parametrize("model", ["gemma", "lfm2"])
 def test_this_comparison_can_fail(
     engine: Callable[..., Any], expected: Callable[[str], Ran], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the blocks of windows the tokens differ."""
-    plain = HostMemory.load
+    """Without the blocks of windows and states, which are of the first group, bytes differ; of windows the tokens, too."""
+    plain, load = expected(model), HostMemory.load
 
     def of_full_attention(self: HostMemory, copies: list[Copy]) -> None:
-        plain(self, [copy for copy in copies if copy.group == 1])
+        load(self, [copy for copy in copies if copy.group == 1])
 
     monkeypatch.setattr(HostMemory, "load", of_full_attention)
     ours = Ran(engine(model, CONNECTOR, chunk_size=BLOCK_SIZE), forgets=True)
-    assert ours.tokens["first"] == expected(model).tokens["first"]
-    assert ours.tokens != expected(model).tokens
+    assert ours.tokens["first"] == plain.tokens["first"]
+    assert differing(model, plain, ours)
+    assert model == "lfm2" or ours.tokens != plain.tokens
 
 
 @pytest.mark.parametrize("model", ["gemma"])
-def test_many_requests_at_once_with_few_blocks(
-    engine: Callable[..., Any], expected: Callable[[str], Ran], model: str
-) -> None:
-    """They preempt each other, and host memory is small, so chunks are evicted."""
+def test_many_requests_at_once_with_few_blocks(engine: Callable[..., Any], model: str) -> None:
+    """They preempt each other, and host memory is small, so chunks are evicted. The tokens of the tiny LFM2 depend on who
+    shares its steps, without a connector as well."""
     from vllm import SamplingParams
 
-    bytes_of_chunk = 2 * 2 * BLOCK_SIZE * 2 * 32 * 4 * 2
-    llm = engine(
-        model,
-        CONNECTOR,
-        {"num_gpu_blocks_override": 44, "max_num_batched_tokens": 96, "scheduler_reserve_full_isl": False},
-        chunk_size=BLOCK_SIZE,
-        cpu_bytes_to_use=14 * bytes_of_chunk,
-    )
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False)
+    overrides = {"num_gpu_blocks_override": 44, "max_num_batched_tokens": 96, "scheduler_reserve_full_isl": False}
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS.values()]
-    first = llm.generate(prompts, params, use_tqdm=False)
+
+    def tokens(llm: Any) -> list[list[int]]:
+        return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, params, use_tqdm=False)]
+
+    plain = engine(model, None, overrides)
+    of_plain = tokens(plain)
+    plain.llm_engine.engine_core.shutdown()
+    bytes_of_chunk = 2 * 2 * BLOCK_SIZE * 2 * 32 * 4 * 2
+    llm = engine(model, CONNECTOR, overrides, chunk_size=BLOCK_SIZE, cpu_bytes_to_use=14 * bytes_of_chunk)
+    assert tokens(llm) == of_plain
     assert llm.reset_prefix_cache()
-    second = llm.generate(prompts, params, use_tqdm=False)
-    for outputs in (first, second):
-        for name, output in zip(PROMPTS, outputs, strict=True):
-            assert list(output.outputs[0].token_ids)[:MORE] == expected(model).tokens[name], name
-    assert [each.outputs[0].token_ids for each in first] == [each.outputs[0].token_ids for each in second]
+    assert tokens(llm) == of_plain
 
 
-def test_a_model_with_a_state_is_refused(engine: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="recurrent states"):
-        engine("lfm2", CONNECTOR)
+def test_states_are_not_loaded_within_the_step(engine: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="load_async is False, and vLLM reads recurrent states"):
+        engine("lfm2", CONNECTOR, load_async=False)

@@ -19,10 +19,11 @@ def test_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"chunk": 256}, "unknown key 'chunk'; known: chunk_size, cpu_bytes_to_use, kvtrail"),
+        ({"chunk": 256}, "unknown key 'chunk'; known: chunk_size, cpu_bytes_to_use, load_async, kvtrail"),
         ({"chunk_size": 100}, "chunk_size is 100, which is not a multiple of vLLM's block size 32"),
         ({"chunk_size": "256"}, "chunk_size is '256'; it must be a whole number above 0"),
         ({"chunk_size": True}, "chunk_size is True; it must be a whole number above 0"),
+        ({"load_async": 1}, "load_async is 1; it must be true or false"),
         ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use is 0; it must be a whole number above 0"),
         (
             {"cpu_bytes_to_use": 8191},

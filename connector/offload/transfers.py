@@ -1,0 +1,214 @@
+"""When a worker's copies run: within the step, or beside the steps.
+
+Why copies beside the steps are right. They run one after the other, in the order in which they are asked for, so each finds
+in host memory what those before it have left there. A copy begins after all that the engine was asked to do before it, so it
+reads what the forward pass has written, and writes into blocks that nobody reads any more. A request runs on what is loaded
+for it only after the load was reported. And before anybody writes into blocks that vLLM has given to another request, the
+stores that read them have ended, whoever held them: one that has ended, that was preempted, or whose window has passed them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import cuda
+
+from kvtrail.connector.offload.host_memory import HostMemory
+from kvtrail.connector.offload.plan import Copy
+
+logger = logging.getLogger("vllm.kvtrail")
+
+
+class Ticket(Protocol):
+    """A copy that was asked for."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def result(self) -> None:
+        """Returns when what the engine does next comes after it.
+
+        Raises:
+            Exception: it failed.
+        """
+        ...
+
+
+class Queue(Protocol):
+    """Runs copies one after the other."""
+
+    def submit(self, copy: Callable[[], None]) -> Ticket:
+        """Run it after the copies so far, and after all that the engine was asked to do so far."""
+        ...
+
+    def close(self) -> None:
+        """No more copies come."""
+        ...
+
+
+class InStep:
+    """The caller's own thread, for a cache in the CPU's memory. A copy has ended when it was asked for."""
+
+    def submit(self, copy: Callable[[], None]) -> Ticket:
+        copy()
+        return self
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class CopyThread:
+    """A thread of its own, for a cache in the CPU's memory, where the engine has done what it was asked to do."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="offload")
+
+    def submit(self, copy: Callable[[], None]) -> Ticket:
+        return self._thread.submit(copy)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+class CopyStream:
+    """A CUDA stream of its own, for a cache on a GPU. Nobody waits on the CPU: streams wait for each other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = cuda.Stream(device)
+
+    def submit(self, copy: Callable[[], None]) -> Ticket:
+        self._stream.wait_stream(cuda.current_stream(self._device))
+        with cuda.stream(self._stream):
+            copy()
+        return _Recorded(self._stream.record_event(), self._device)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+
+
+class _Recorded(NamedTuple):
+    """The copies on a stream up to an event."""
+
+    event: Any
+    device: torch.device
+
+    def done(self) -> bool:
+        return bool(self.event.query())
+
+    def result(self) -> None:
+        cuda.current_stream(self.device).wait_event(self.event)
+
+
+class _Failed(NamedTuple):
+    """A copy that could not even begin."""
+
+    error: Exception
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> None:
+        raise self.error
+
+
+class _Running(NamedTuple):
+    """A copy beside the steps, and its blocks."""
+
+    ticket: Ticket
+    blocks: frozenset[int]
+
+
+class Transfers:
+    """The copies of one worker."""
+
+    def __init__(self, memory: HostMemory, *, beside: bool) -> None:
+        """`memory` has its KV caches. `beside`: copies run beside the steps."""
+        self._memory, self._beside = memory, beside
+        self._queue: Queue
+        if memory.device.type == "cuda":
+            self._queue = CopyStream(memory.device)
+        else:
+            self._queue = CopyThread() if beside else InStep()
+        self._stores: list[_Running] = []
+        self._loads: dict[str, _Running] = {}
+        """Those that are not reported yet, by request."""
+        self._failed: set[int] = set()
+
+    def load(self, copies: Sequence[Copy]) -> None:
+        """Load: within the step, before what the engine does next; or beside it, a request at a time."""
+        for request_id, some in groupby(copies, lambda copy: copy.request_id):
+            mine = list(some)
+            try:
+                ticket = self._queue.submit(partial(self._memory.load, mine))
+            except Exception as error:
+                ticket = _Failed(error)
+            self._loads[request_id] = _Running(ticket, _blocks(mine))
+            if not self._beside:
+                self._end_load(request_id)
+
+    def store(self, copies: Sequence[Copy]) -> None:
+        """Store: within the step, before what the engine does next; or beside it.
+
+        Raises:
+            Exception: it failed.
+        """
+        ticket = self._queue.submit(partial(self._memory.store, copies))
+        if self._beside:
+            self._stores.append(_Running(ticket, _blocks(copies)))
+        else:
+            ticket.result()
+
+    def wait_for_blocks(self, given: Set[int]) -> None:
+        """Let what the engine does next come after the stores that read these blocks.
+
+        Raises:
+            Exception: a store has failed: what host memory holds is not known any more.
+        """
+        running, self._stores = self._stores, []
+        for store in running:
+            if store.ticket.done() or not given.isdisjoint(store.blocks):
+                store.ticket.result()
+            else:
+                self._stores.append(store)
+
+    def take_loaded(self) -> set[str]:
+        """The requests of the loads beside the steps that have ended since the last call, failed ones among them."""
+        ended = {request_id for request_id, load in self._loads.items() if load.ticket.done()}
+        for request_id in ended:
+            self._end_load(request_id)
+        return ended
+
+    def take_failed(self) -> set[int]:
+        """The blocks of the loads that have failed since the last call."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def close(self) -> None:
+        """Returns when nothing is copied any more."""
+        self._queue.close()
+
+    def _end_load(self, request_id: str) -> None:
+        load = self._loads.pop(request_id)
+        try:
+            load.ticket.result()
+        except Exception:
+            logger.exception("OffloadConnector: a load of request %s has failed", request_id)
+            self._failed |= load.blocks
+
+
+def _blocks(copies: Sequence[Copy]) -> frozenset[int]:
+    return frozenset(block for copy in copies for block in copy.blocks)
