@@ -72,7 +72,7 @@ class GroupsExchanged(_Variant):
 
 
 class GroupShifted(_Variant):
-    """vLLM #46694's kind: the table of a KV cache group is read a block further. For the OffloadingConnector, with two groups."""
+    """vLLM #46694's kind: the table of a KV cache group is read a block further. For the OffloadingConnector."""
 
     rule = "plan-blocks"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from causes_not_recorded import EVERYTHING, NOT_RECORDED, NOTHING_LACKS, heard
-from causes_reference import CONNECTORS, REFUSED, Tally, compare, missed, run
+from causes_reference import CONNECTORS, Tally, compare, missed, run
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
@@ -81,7 +81,7 @@ def test_no_cause_is_wrong_when_the_level_changes_while_the_engine_runs(connecto
     assert shares["right"] > 0.15 * shares.total(), shares
 
 
-@pytest.mark.parametrize("connector", [each for each in CONNECTORS if (each, "groups") not in REFUSED])
+@pytest.mark.parametrize("connector", CONNECTORS)
 def test_no_cause_is_wrong_with_several_groups(connector: str) -> None:
     tally: Tally = Counter()
     for seed in range(6):

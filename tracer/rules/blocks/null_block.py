@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer.events.cache_groups import MAMBA, NULL_BLOCK
+from kvtrail.tracer.events.cache_groups import MAMBA, NULL_BLOCK, part_of_block
 from kvtrail.tracer.events.events import Alloc, Schedule
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.account import Account
@@ -65,11 +65,13 @@ class NullBlock(RequestRule[Alloc | Schedule]):
 
 def _admitted_at(event: Alloc, account: Account) -> int | None:
     """The length at which an allocation lets its request begin; None where that is not known: the allocation answers no
-    lookup, as the one after an asynchronous load, or another connector may load."""
+    lookup, as the one after an asynchronous load, another connector may load, or vLLM's own hit may go on within a block."""
     offer = account.evidence.offers.get(event.connector_id)
     if not event.blocks_by_group or event.error is not None or len(account.evidence.connectors) != 1:
         return None
     if offer is None or offer.alloc is not None or offer.lookup.returned is None:
+        return None
+    if not event.allocated and part_of_block(event.groups, event.block_size) > 1:
         return None
     return offer.lookup.computed + event.allocated
 
