@@ -73,4 +73,4 @@ def test_a_correct_connector_is_accused_of_nothing(seed: int) -> None:
     assert played.loads_read > 3
     assert played.blocks_compared > 10_000
     assert {len(event.blocks_by_group or ()) for event in played.events if isinstance(event, Schedule)} <= {0, 2}
-    assert played.checks["plan-blocks", Verdict.OK] > 10
+    assert all(played.checks[rule, Verdict.OK] > 10 for rule in ("plan-blocks", "null-block", "joint-boundary"))
