@@ -72,7 +72,8 @@ class GroupsExchanged(_Variant):
 
 
 class GroupShifted(_Variant):
-    """vLLM #46694's kind: the table of a KV cache group is read a block further. For the OffloadingConnector."""
+    """vLLM #46694's kind: the table of a KV cache group is read a block further. For the OffloadingConnector, with two
+    groups."""
 
     rule = "plan-blocks"
 
@@ -100,6 +101,18 @@ class GroupLoadFails(_Variant):
         super().update_connector_output(connector_output)
         received = connector_output.finished_recving or ()
         connector_output.invalid_block_ids = {self._loaded.pop(each) for each in received if each in self._loaded}
+
+
+class LongestGroupHit(_Variant):
+    """vLLM #50359's kind: what full attention has is answered, though a window's blocks are held elsewhere. For the
+    OffloadingConnector, with two groups."""
+
+    rule = "joint-boundary"
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        scheduler: Any = self.connector_scheduler  # type: ignore[attr-defined]  # of the OffloadingConnector
+        scheduler._sliding_window_lookup = lambda keys, *_, **__: len(keys)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
 
 class ReceivedUnasked(_Variant):

@@ -31,6 +31,13 @@ class Moved(NamedTuple):
     expected: int | None = None
 
 
+class GroupHit(NamedTuple):
+    """What a KV cache group holds of a request: its number, and the lengths, in order, at which it has what it needs."""
+
+    group: int
+    boundaries: tuple[int, ...]
+
+
 class Evicted(NamedTuple):
     """A chunk that left the store: its key as short hex, its size in tokens and bytes, the request whose store pushed it out,
     and the tier that it left. None is unknown; a store without tiers names none."""
@@ -143,6 +150,11 @@ class Probe:
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
         """After a lookup: the matched tokens, and whether the answer was remembered from an earlier one. None is unknown."""
         return None, None
+
+    def groups(self, connector: Any, request: Any, computed: int, claimed: int) -> Sequence[GroupHit]:
+        """With several KV cache groups, at level `detailed`, after a lookup that claims the first `claimed` tokens: what each
+        group holds of the request near that length. Nothing where that cannot be seen."""
+        return ()
 
     def keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
         """After a lookup: the keys of the chunks that it claims. Only for a store with no other writer."""

@@ -134,12 +134,12 @@ class InMemoryExporter:
             "recorder": self._resource[semconv.RECORDER_ID.key],
             "block_size": self._resource.get(semconv.BLOCK_SIZE.key),
             "capabilities": self._resource.get(semconv.CAPABILITIES.key),
+            "groups": self._resource.get(semconv.GROUPS.key),
             "scheduler_async": self._resource.get(semconv.ASYNC_SCHEDULING.key),
             "patience": self._resource.get(semconv.PATIENCE.key),
             "sampled_only": self._resource.get(semconv.SAMPLED_ONLY.key),
             "launch": self._resource.get(semconv.LAUNCH.key),
             "cache_identity": self._resource.get(semconv.CACHE_IDENTITY.key),
-            "groups": self._resource.get(semconv.GROUPS.key),
             "trace_id": root[:16].hex(),
         }
         if request_id:

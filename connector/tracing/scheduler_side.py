@@ -147,6 +147,8 @@ class SchedulerInstrumentation(Instrumentation):
         if self._store is None and self._records_caches:
             self._follow_store(connector)
         self._flush_cache_events(end_ns)
+        if self._has_groups and answer[0] and self._level.detailed:
+            self._record_groups(connector, request, computed, computed + answer[0], end_ns)
         try:
             total, (returned, is_async) = request.num_tokens, answer
             if returned is not None and returned.__class__ is not int:
@@ -171,6 +173,19 @@ class SchedulerInstrumentation(Instrumentation):
                 f" tokens, {computed} of them computed: at most {contract.new_at_most(total, computed, matched)} can be new"
             )
         return answer
+
+    def _record_groups(self, connector: Any, request: Any, computed: int, claimed: int, at_ns: int) -> None:
+        """What each KV cache group holds, before the lookup that claims something of all of them."""
+        try:
+            hits = self._probe.groups(connector, request, computed, claimed)
+            self._failing.pop("groups", None)
+        except Exception:
+            self._probe_failed("groups", gap=False)
+            return
+        context = self._recorder.contexts.of(request)
+        for group, boundaries in hits:
+            matched = boundaries[-1] if boundaries else 0
+            self._record(Kind.RANK_LOOKUP, context, at_ns, (request.num_tokens, matched, group, boundaries))
 
     @fail_open(Kind.ALLOC)
     def on_alloc(

@@ -9,12 +9,13 @@ before it is loaded; not how else chunks move between tiers.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted, Planned, Probe, ProbeEvent, Seen
+from kvtrail.connector.known.probe import Evicted, GroupHit, Planned, Probe, ProbeEvent, Seen
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.semconv import Kind
 
@@ -22,6 +23,8 @@ MAX_PENDING = 65_536
 """Evictions that wait to be recorded."""
 MAX_FETCHED = 65_536
 """Chunks remembered as fetched into host memory."""
+MAX_BOUNDARIES = 64
+"""Ends of chunks at which it is recorded whether a group holds what it needs, the last ones up to a claimed length."""
 HOST = "cpu"
 """The tier that chunks are fetched into."""
 FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec")
@@ -56,6 +59,17 @@ class OffloadingProbe(Probe):
     def held_keys(self, connector: Any) -> Sequence[Any] | None:
         held = _held(connector)
         return None if held is None else list(held)
+
+    def groups(self, connector: Any, request: Any, computed: int, claimed: int) -> Sequence[GroupHit]:
+        scheduler, held = connector.connector_scheduler, _held(connector)
+        status = scheduler._req_status.get(request.request_id)
+        configs = getattr(scheduler.config, "kv_group_configs", ())
+        if held is None or status is None or len(configs) < 2 or getattr(status, "partial_tail_boundary", None):
+            return ()  # a boundary within a block has keys of its own
+        return [
+            GroupHit(config.group_idx, _boundaries(config, state.offload_keys, held, computed, claimed))
+            for config, state in zip(configs, status.group_states, strict=True)
+        ]
 
     def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
         held = _held(connector) or ()
@@ -209,12 +223,43 @@ def _tokens_per_chunk(connector: Any) -> int | None:
     return size
 
 
-def _held(connector: Any) -> Collection[bytes] | None:
+def _held(connector: Any) -> Mapping[bytes, Any] | None:
     """The keys of a store in host memory; None where they cannot be seen."""
     manager = getattr(connector.connector_scheduler, "manager", None)
     policy = getattr(manager, "_policy", None) if type(manager).__name__ == "CPUOffloadingManager" else None
     held = getattr(policy, "chunks", getattr(policy, "blocks", None))
-    return held if isinstance(held, dict) else None
+    return held if isinstance(held, Mapping) else None
+
+
+def _boundaries(
+    config: Any, keys: Sequence[bytes], held: Mapping[bytes, Any], computed: int, claimed: int
+) -> tuple[int, ...]:
+    """The lengths near the claimed one at which a group's chunks are held as far as they are needed there: ends of chunks,
+    and the claimed length itself, which may be a token before the end of one."""
+    size, spec = int(config.tokens_per_chunk), config.kv_cache_spec
+    window, within = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
+    has_states = hasattr(spec, "mamba_cache_mode")
+    last = min(len(keys), claimed // size + 1)
+    first = max(computed // size, last - MAX_BOUNDARIES)
+    lengths = {place * size for place in range(first + 1, last + 1)} | (set() if has_states else {claimed})
+    missing = [
+        place
+        for place in range(computed // size, last)
+        if (chunk := held.get(keys[place])) is None or not chunk.is_ready
+    ]
+
+    def has(length: int) -> bool:
+        end, begin = -(-length // size), computed
+        if has_states:
+            begin = length - 1
+        elif window:
+            begin = max(computed, length - window + 1)
+        elif within:
+            begin = max(computed, length // within * within)
+        at = bisect_left(missing, begin // size)
+        return end <= last and (at == len(missing) or missing[at] >= end)
+
+    return tuple(sorted(filter(has, lengths)))
 
 
 def _planned(scheduler: Any, size: int, number: int, job: Any, in_vllm: Any) -> Planned:

@@ -196,17 +196,24 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "unloaded-hit": run_storm,
     "null-block": run_groups,
     "state-boundary": run_groups,
-    **dict.fromkeys(("groups-exchanged", "group-shifted", "group-load-fails"), run_groups),
+    **dict.fromkeys(("groups-exchanged", "group-shifted", "group-load-fails", "longest-group-hit"), run_groups),
 }
 
 
 OF_CHILDREN = ("unselected-load", "received-unasked")
 """Faults of a child of a MultiConnector."""
 NATIVE_VARIANTS = (
-    "handoff-offered-again", "reset-ignored", "groups-exchanged", "group-shifted", "group-load-fails",
+    "handoff-offered-again", "reset-ignored", "groups-exchanged", "group-shifted", "group-load-fails", "longest-group-hit",
 )  # fmt: skip
 """Variants for vLLM's OffloadingConnector."""
-OF_GROUPS = ("null-block", "state-boundary", "groups-exchanged", "group-shifted", "group-load-fails")
+OF_GROUPS = (
+    "null-block",
+    "state-boundary",
+    "groups-exchanged",
+    "group-shifted",
+    "group-load-fails",
+    "longest-group-hit",
+)
 """Faults of models with several KV cache groups, of which one is of a sliding window, or recurrent."""
 WINDOW = 100
 """Tokens of that window."""
@@ -252,7 +259,7 @@ def build(folder: Path, fault: str, level: Level) -> BareScheduler:
     kvtrail = {"kvtrail": {"level": level}}
     if fault in (*NATIVE, *NATIVE_VARIANTS):
         options = {"window": WINDOW, "num_blocks": 128, "max_num_batched_tokens": 200} if fault in OF_GROUPS else {}
-        extra = {"cpu_bytes_to_use": 50_000_000, **kvtrail}
+        extra = {"cpu_bytes_to_use": 2_000_000 if fault == "longest-group-hit" else 50_000_000, **kvtrail}
         with recurrent() if fault == "state-boundary" else contextlib.nullcontext():
             return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", extra, **options)
     chunk = {"chunk_size": 256} if fault == "stale-lookup" else {"chunk_size": 64}
@@ -386,7 +393,7 @@ def test_vllms_own_connector_with_several_groups_is_accused_of_nothing(
     detector.feed(recorded())
     detector.settle()
     assert {finding.rule for held in detector.findings.values() for finding in held.values()} == set()
-    judged = ["null-block", "plan-blocks", *(["state-boundary"] if has_states else [])]
+    judged = ["null-block", "plan-blocks", "joint-boundary", *(["state-boundary"] if has_states else [])]
     assert all(detector.verdicts[rule, Verdict.OK] > 10 for rule in judged)
 
 
