@@ -139,6 +139,7 @@ class InMemoryExporter:
             "sampled_only": self._resource.get(semconv.SAMPLED_ONLY.key),
             "launch": self._resource.get(semconv.LAUNCH.key),
             "cache_identity": self._resource.get(semconv.CACHE_IDENTITY.key),
+            "groups": self._resource.get(semconv.GROUPS.key),
             "trace_id": root[:16].hex(),
         }
         if request_id:
