@@ -21,6 +21,7 @@ import torch
 from rounds import print_ratio
 
 from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
 
@@ -41,7 +42,7 @@ def measure(block_kib: int, layers: int, rounds: int, device: str, shape: str, s
     numbers = block_kib * 1024 // 2  # of 16 bits
     sizes = (2, 2 * count, numbers // 2) if shape == "split" else (2 * count, numbers)
     caches = {f"layer {n}": torch.ones(sizes, dtype=torch.bfloat16, device=device) for n in range(layers)}
-    memory = HostMemory(OffloadConfig(128, 16, 1, CHUNKS), num_blocks=2 * count)
+    memory = HostMemory(OffloadConfig(128, 16, (Group(16, 1),), CHUNKS), num_blocks=2 * count)
     memory.register(caches)
     ids = random.Random(0).sample(range(2 * count), count)
     per = BLOCKS_PER_CHUNK

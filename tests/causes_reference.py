@@ -453,7 +453,7 @@ CHUNKS = (32, 64, 128)
 CPU_BYTES = (400_000, 2_000_000, 50_000_000)
 """Stores that hold a few prompts, some, and all."""
 CONNECTORS = ("OffloadConnector", "OffloadingConnector")
-REFUSED = (("OffloadConnector", "groups"),)
+REFUSED = (("OffloadConnector", "states"),)
 """Profiles that a connector refuses."""
 
 
@@ -487,7 +487,7 @@ def run(
             drafts=scenario.drafts,
             workers=scenario.workers,
             seed=scenario.seed,
-            window=scenario.window,
+            groups=scenario.groups,
             **settings,
             **scenario.settings,
         )

@@ -33,9 +33,9 @@ class LayerLeftOut(Fault):
 
     def load_chunks(self, copies: Sequence[Any]) -> None:
         memory = self._memory
-        parts, memory._parts = memory._parts, memory._parts[:-1]
+        left_out = memory._of_group[0].pop()
         super().load_chunks(copies)
-        memory._parts = parts
+        memory._of_group[0].append(left_out)
 
 
 class BlocksExchanged(Fault):
@@ -75,7 +75,7 @@ class FlippedBit(Fault):
 
         super().store_chunks(copies)
         room = torch.as_tensor(self._memory._parts[-1]._room).view(torch.uint8)
-        room[copies[0].slot * self._memory._config.blocks_per_chunk].view(-1)[-1] ^= 1
+        room[copies[0].slot * self._memory._config.rows[0]].view(-1)[-1] ^= 1
 
 
 class LateStore(Fault):

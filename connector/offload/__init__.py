@@ -59,8 +59,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.new_tokens(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        (block_ids,) = blocks.get_block_ids()
-        self._scheduler.admitted(request, num_external_tokens, block_ids)
+        self._scheduler.admitted(request, num_external_tokens, blocks.get_block_ids())
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return self._scheduler.end_step(scheduler_output)
@@ -98,7 +97,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """All layers are stored when the forward pass has ended."""
 
     def wait_for_save(self) -> None:
-        if copies := self._bound_plan().stores:
+        if copies := self._bound_plan().to_store():
             self.store_chunks(copies)
 
     def load_chunks(self, copies: Sequence[Copy]) -> None:

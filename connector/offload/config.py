@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+from kvtrail.connector.offload.groups import Group, Kind, group_of
 
 DEFAULT_CHUNK_SIZE = 256
 DEFAULT_HOST_BYTES = 4 * 1024**3
@@ -13,53 +17,72 @@ SHARED_KEYS = ("kvtrail",)
 """Read by `kvtrail.connector.settings`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OffloadConfig:
     """What the scheduler and the worker must agree on.
 
     Attributes:
         chunk_size: tokens that are stored, found and evicted together.
-        block_size: tokens per KV block.
-        block_bytes: bytes of one KV block over all layers, on one worker.
+        hash_size: tokens of each of vLLM's block hashes.
+        groups: the KV cache groups, in vLLM's order.
         slots: chunks that fit into the budget, on each worker.
     """
 
     chunk_size: int
-    block_size: int
-    block_bytes: int
+    hash_size: int
+    groups: tuple[Group, ...]
     slots: int
 
-    @property
-    def blocks_per_chunk(self) -> int:
-        return self.chunk_size // self.block_size
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """For each group, the blocks that a slot has room for: those at the end of its chunk."""
+        return tuple(group.rows(self.chunk_size) for group in self.groups)
 
-    @property
+    @cached_property
     def chunk_bytes(self) -> int:
-        return self.blocks_per_chunk * self.block_bytes
+        return _chunk_bytes(self.chunk_size, self.groups)
+
+    @cached_property
+    def sees_all(self) -> bool:
+        """Whether all layers see all tokens. If not, a hit ends with a chunk."""
+        return all(group.kind is Kind.ALL for group in self.groups)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], *, block_size: int, block_bytes: int) -> OffloadConfig:
+    def read(cls, given: Mapping[str, Any], *, hash_size: int, groups: Sequence[Group]) -> OffloadConfig:
         """Check `kv_connector_extra_config` against the KV cache's layout.
 
         Raises:
-            ValueError: an unknown key, a value that is not a positive integer, a chunk that is not a multiple of a block,
-                or a budget that holds no chunk; one sentence names the key, the value and the reason.
+            ValueError: an unknown key, a value that is not a positive integer, a chunk that is not a multiple of all groups'
+                blocks, or a budget that holds no chunk; one sentence names the key, the value and the reason.
         """
         if unknown := sorted(set(given) - {*KEYS, *SHARED_KEYS}):
             raise ValueError(f"OffloadConnector: unknown key {unknown[0]!r}; known: {', '.join((*KEYS, *SHARED_KEYS))}")
-        chunk_size = _positive(given, "chunk_size", DEFAULT_CHUNK_SIZE)
+        blocks = math.lcm(hash_size, *(group.block_size for group in groups))
+        chunk_size = _positive(given, "chunk_size", _default_chunk_size(blocks, groups))
         budget = _positive(given, "cpu_bytes_to_use", DEFAULT_HOST_BYTES)
-        if chunk_size % block_size:
+        if chunk_size % blocks:
             raise ValueError(
-                f"OffloadConnector: chunk_size is {chunk_size}, which is not a multiple of vLLM's block size {block_size}"
+                f"OffloadConnector: chunk_size is {chunk_size}, which is not a multiple of vLLM's block size {blocks}"
             )
-        chunk_bytes = chunk_size // block_size * block_bytes
+        chunk_bytes = _chunk_bytes(chunk_size, groups)
         if budget < chunk_bytes:
             raise ValueError(
                 f"OffloadConnector: cpu_bytes_to_use is {budget}, which is less than one chunk of {chunk_size} tokens"
                 f" ({chunk_bytes} bytes on each worker)"
             )
-        return cls(chunk_size, block_size, block_bytes, slots=budget // chunk_bytes)
+        return cls(chunk_size, hash_size, tuple(groups), slots=budget // chunk_bytes)
+
+
+def _chunk_bytes(chunk_size: int, groups: Sequence[Group]) -> int:
+    return sum(group.rows(chunk_size) * group.block_bytes for group in groups)
+
+
+def _default_chunk_size(blocks: int, groups: Sequence[Group]) -> int:
+    """A recurrent state is at hand where a step ends, which vLLM makes a block's end: the smallest chunks find most of
+    them."""
+    if any(group.kind is Kind.STATE and not group.dense for group in groups):
+        return blocks
+    return -(-DEFAULT_CHUNK_SIZE // blocks) * blocks
 
 
 def _positive(given: Mapping[str, Any], key: str, default: int) -> int:
@@ -75,17 +98,32 @@ def from_vllm(vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
     Raises:
         ValueError: bad keys (see `OffloadConfig.read`), or an engine whose KV cache this connector cannot offload.
     """
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups) or "none"
-        raise ValueError(f"OffloadConnector: it offloads one group of full-attention layers; this model has: {kinds}")
+    given = kv_cache_config.kv_cache_groups
+    groups = [group_of(group.kv_cache_spec, group.layer_names) for group in given]
+    known = [group for group in groups if group is not None]
+    if len(known) != len(groups) or not known:
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in given) or "none"
+        raise ValueError(
+            "OffloadConnector: it offloads layers with full attention, sliding windows, local attention, and recurrent states"
+            f" where vLLM caches their prefixes; this model has: {kinds}"
+        )
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ValueError("OffloadConnector: context parallelism spreads a block over ranks, which it does not support")
+    if any(group.kind is Kind.STATE for group in known):
+        raise ValueError(
+            "OffloadConnector: it loads within the step, and vLLM reads recurrent states (MambaSpec) before that"
+        )
     return OffloadConfig.read(
         vllm_config.kv_transfer_config.kv_connector_extra_config or {},
-        block_size=vllm_config.cache_config.block_size,
-        block_bytes=groups[0].kv_cache_spec.page_size_bytes * len(groups[0].layer_names),
+        hash_size=_hash_size(vllm_config, kv_cache_config),
+        groups=known,
     )
+
+
+def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
+    try:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+    except ImportError:  # an older vLLM, in which all groups have one size
+        return int(vllm_config.cache_config.block_size)
+    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

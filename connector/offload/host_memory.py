@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,67 +34,79 @@ class HostMemory:
         self._config = config
         self._num_blocks = num_blocks
         self._parts: list[_Rows | _Tensors] = []
+        self._of_group: list[list[_Rows | _Tensors]] = [[] for _ in config.groups]
+        self._group_of = {layer: number for number, group in enumerate(config.groups) for layer in group.layers}
+        self._block_bytes = [0] * len(config.groups)
         self._device = torch.device("cpu")
         self._stream: Any = None
         self._threads: ThreadPoolExecutor | None = None
-        self._block_bytes = 0
 
-    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Allocate host memory for the layers' KV caches; layers that share a tensor share a slot.
+    def register(self, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
+        """Allocate host memory for the layers' KV caches; layers of a group that share a tensor share a slot. The layers of
+        several groups lie in the same memory, each block of which belongs to one of them.
 
         Raises:
-            ValueError: a layer whose layout is unknown, by name and shape.
+            ValueError: a layer whose layout or group is unknown, by name.
         """
-        seen: set[int] = set()
-        for name, cache in kv_caches.items():
-            if cache.data_ptr() in seen:
-                continue
-            seen.add(cache.data_ptr())
-            self._device = cache.device
-            if cache.is_cuda and self._stream is None:
-                self._stream = torch.cuda.Stream(cache.device)
-            for part in self._blocks_first(name, cache):
-                rows = self._config.slots * self._config.blocks_per_chunk
-                copied = _Tensors if part.is_cuda or not part.is_contiguous() else _Rows
-                self._parts.append(copied(part, rows))
-                self._block_bytes += part[0].nbytes
+        seen: set[tuple[int, int]] = set()
+        for name, caches in kv_caches.items():
+            group = self._group(name)
+            for cache in [caches] if isinstance(caches, torch.Tensor) else caches:
+                if (group, cache.data_ptr()) in seen:
+                    continue
+                seen.add((group, cache.data_ptr()))
+                self._device = cache.device
+                if cache.is_cuda and self._stream is None:
+                    self._stream = torch.cuda.Stream(cache.device)
+                for part in self._blocks_first(name, cache):
+                    copied = _Tensors if part.is_cuda or not part.is_contiguous() else _Rows
+                    self._of_group[group].append(copied(part, self._config.slots * self._config.rows[group]))
+                    self._parts.append(self._of_group[group][-1])
+                    self._block_bytes[group] += part[0].nbytes
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Copy chunks into KV blocks. Returns when the blocks may be read by work queued after this call."""
-        with self._taking_turns():
-            blocks, places = self._blocks(copies), self._places(copies)
-            self._for_each_part(lambda part: part.load(blocks, places), len(blocks))
+        self._copy(copies, lambda part, blocks, places: part.load(blocks, places))
 
     def store(self, copies: Sequence[Copy]) -> None:
         """Copy KV blocks into chunks. Returns when the blocks may be written by work queued after this call."""
-        with self._taking_turns():
-            blocks, places = self._blocks(copies), self._places(copies)
-            self._for_each_part(lambda part: part.store(blocks, places), len(blocks))
+        self._copy(copies, lambda part, blocks, places: part.store(blocks, places))
 
     def bytes_of(self, copy: Copy) -> int:
         """Bytes that a copy moves, over all layers of this worker."""
-        return self._block_bytes * len(copy.blocks)
+        return self._block_bytes[copy.group] * len(copy.blocks)
 
-    def _for_each_part(self, do: Callable[[_Rows | _Tensors], None], blocks: int) -> None:
+    def _group(self, layer: str) -> int:
+        if layer not in self._group_of and len(self._of_group) > 1:
+            raise ValueError(f"OffloadConnector: layer {layer} belongs to none of the model's KV cache groups")
+        return self._group_of.get(layer, 0)
+
+    def _copy(self, copies: Sequence[Copy], do: Callable[[_Rows | _Tensors, torch.Tensor, Places], None]) -> None:
         """Do that to each part of the cache; several at a time where that is worth it and no stream gives the order."""
-        if self._stream is not None or blocks * self._block_bytes < MANY_BYTES:
-            for part in self._parts:
-                do(part)
-            return
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="offload")
-        list(self._threads.map(do, self._parts))
+        with self._taking_turns():
+            calls: list[Callable[[], None]] = []
+            for group, parts in enumerate(self._of_group):
+                if of_group := [copy for copy in copies if copy.group == group]:
+                    blocks, places = self._blocks(of_group), self._places(of_group, self._config.rows[group])
+                    calls += [partial(do, part, blocks, places) for part in parts]
+            if self._stream is not None or sum(map(self.bytes_of, copies)) < MANY_BYTES:
+                for call in calls:
+                    call()
+                return
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="offload")
+            list(self._threads.map(lambda call: call(), calls))
 
     def _blocks(self, copies: Sequence[Copy]) -> torch.Tensor:
         """The ids of all blocks of these copies, one after the other, on the device."""
         return torch.tensor([block for copy in copies for block in copy.blocks], device=self._device)
 
-    def _places(self, copies: Sequence[Copy]) -> list[tuple[slice, slice]]:
+    def _places(self, copies: Sequence[Copy], rows: int) -> list[tuple[slice, slice]]:
         """Where they are among those blocks, and in host memory, counted in blocks. What lies side by side there is one."""
         places: list[tuple[slice, slice]] = []
         begin = 0
         for copy in copies:
-            end, first = begin + len(copy.blocks), copy.slot * self._config.blocks_per_chunk + copy.first
+            end, first = begin + len(copy.blocks), copy.slot * rows + copy.first
             last = first + len(copy.blocks)
             if places and places[-1][1].stop == first:
                 before = places.pop()
@@ -117,11 +130,13 @@ class HostMemory:
 
     def _blocks_first(self, name: str, cache: torch.Tensor) -> list[torch.Tensor]:
         """Views of a layer's cache whose first dimension counts blocks, the others in the order in which they lie in memory:
-        of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two."""
+        of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. Where the attention kernel's blocks are
+        smaller than vLLM's, several of them are one."""
         for dimension in (0, 1):
-            if cache.dim() > dimension and cache.shape[dimension] == self._num_blocks:
+            if cache.dim() > dimension and cache.shape[dimension] and not cache.shape[dimension] % self._num_blocks:
+                whole = cache.unflatten(dimension, (self._num_blocks, -1))
                 apart = dimension == 1 and cache.stride(0) > cache.stride(1)
-                return [_as_it_lies(each) for each in (cache.unbind(0) if apart else [cache.movedim(dimension, 0)])]
+                return [_as_it_lies(each) for each in (whole.unbind(0) if apart else [whole.movedim(dimension, 0)])]
         raise ValueError(
             f"OffloadConnector: layer {name} has a KV cache of shape {tuple(cache.shape)}, in which neither of the first"
             f" two dimensions counts the {self._num_blocks} KV blocks; this layout is not supported"

@@ -16,9 +16,10 @@ class Copy:
         start: position of the first token.
         count: tokens that the copy is for; the last block may hold one more (see `OffloadScheduler.admitted`).
         slot: the chunk's slot in host memory.
-        first: number of the first block inside the chunk.
-        blocks: the KV blocks, in the order of their tokens.
+        first: which of the blocks that the slot has room for is the first one, of those of the group.
+        blocks: the KV blocks, in the order of their tokens. None, if nothing of the chunk is at hand, or is needed.
         key: the chunk's key, shortened hex; for the probe.
+        group: the KV cache group of the blocks.
     """
 
     request_id: str
@@ -28,14 +29,20 @@ class Copy:
     first: int
     blocks: tuple[int, ...]
     key: str
+    group: int = 0
 
 
 @dataclass
 class OffloadPlan(KVConnectorMetadata):
-    """The copies of one step. All loads come before the forward pass, all stores after it. `present` chunks are stored
-    already and are not copied. `refused` are the requests for whose next chunk there is no room, and where that begins."""
+    """The copies of one step, those of a chunk side by side. All loads come before the forward pass, all stores after it.
+    `present` chunks were held already; of them only blocks are copied that they lacked. `refused` are the requests for whose
+    next chunk there is no room, and where that begins."""
 
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
     present: list[Copy] = field(default_factory=list)
     refused: list[tuple[str, int]] = field(default_factory=list)
+
+    def to_store(self) -> list[Copy]:
+        """The copies into host memory, among them those of blocks that chunks lacked."""
+        return self.stores + [copy for copy in self.present if copy.blocks]

@@ -8,23 +8,31 @@ chunk is read for the last time before it is written.
 
 Why nothing is held in vain: a lookup finds a prefix only up to its first missing chunk, so a chunk is held only with all
 the chunks before it. A prefix is used as a whole, its head last, and whatever is evicted is the tail of one.
+
+Several KV cache groups: a chunk holds what was at hand of each when it was stored. Blocks of a window may have been dropped
+by then, and a recurrent state is there only where a step ended. So it is noted which blocks each chunk lacks, and a lookup
+goes back to the last chunk behind which every group has what the next token sees. What is lacking is stored when a later
+request has it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import compress, islice, takewhile
 from typing import Any
 
 from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.groups import Kind
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
 
 STEPS_AHEAD = 2
 """Steps that may be planned before it is known that a load has failed: vLLM schedules one ahead."""
 MAX_PENDING = 65_536
 """Evictions that are remembered for a probe."""
+NULL_BLOCK = 0
+"""What a block table has in the place of a block that no token sees any more."""
 
 
 class ChunkIndex:
@@ -56,6 +64,10 @@ class ChunkIndex:
         for key in reversed(prefix):
             self._slot.move_to_end(key)
         self._in_step.update(prefix)
+        return self.slots(prefix)
+
+    def slots(self, prefix: Sequence[bytes]) -> list[int]:
+        """The slots of a prefix that is held. Does not count as use."""
         return [self._slot[key] for key in prefix]
 
     def extend(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
@@ -104,7 +116,7 @@ class _Tracked:
         stored: tokens from its start that were stored in this epoch, or were held already.
         refused: computed tokens when there was no room for the next chunk; 0 if there was.
         epoch: the preemption epoch that `stored` and `refused` belong to.
-        blocks: its block table, as of its last step.
+        tables: its block tables, one for each KV cache group, as of its last step. What vLLM has dropped since is in them.
     """
 
     request: Any
@@ -113,7 +125,7 @@ class _Tracked:
     stored: int = 0
     refused: int = 0
     epoch: int = 0
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
 
 
 class OffloadScheduler:
@@ -124,6 +136,8 @@ class OffloadScheduler:
         self._config = config
         self._drafts = drafts
         self._index = ChunkIndex(config.slots)
+        self._lacking: dict[int, list[int]] = {}
+        """By slot, how many blocks of each group its chunk lacks, of those that there is room for: the first ones."""
         self._tracked: dict[str, _Tracked] = {}
         self._plan = OffloadPlan()
         self._evicted: deque[tuple[str, int, int, str | None]] = deque(maxlen=MAX_PENDING)
@@ -136,7 +150,7 @@ class OffloadScheduler:
     def new_tokens(self, request: Any, computed: int) -> int:
         """How many tokens beyond `computed` can be loaded. Asking changes nothing."""
         tracked = self._track(request)
-        tracked.matched = self._index.longest_prefix(self._keys(request)) * self._config.chunk_size
+        tracked.matched = self._longest_hit(request)
         tracked.computed = computed
         self.last_matched, self._last = tracked.matched, request
         return self._loadable(tracked)
@@ -159,8 +173,8 @@ class OffloadScheduler:
         """Those of these keys whose chunks are held, as they are recorded."""
         return tuple([short(key) for key in keys if key in self._index])
 
-    def admitted(self, request: Any, external: int, block_ids: Sequence[int]) -> None:
-        """Plan the load of `external` tokens after the computed ones, into the request's blocks.
+    def admitted(self, request: Any, external: int, tables: Sequence[Sequence[int]]) -> None:
+        """Plan the load of `external` tokens after the computed ones, into the request's blocks, of each KV cache group.
 
         On a full hit the last token is left to be computed, so the last block is loaded whole and its last token is
         written once more by the forward pass, with the same value.
@@ -175,19 +189,16 @@ class OffloadScheduler:
                 f" - {tracked.computed} (tokens in vllm) - {int(full_hit)} (last token of a full hit, computed again)"
                 f" for request {request.request_id}"
             )
-        size, block = self._config.chunk_size, self._config.block_size
-        end = tracked.computed + external
+        size, end = self._config.chunk_size, tracked.computed + external
         keys = self._keys(request)[: -(-end // size)]
         slots = self._index.use(keys)
+        if not self._reaches(slots, end):
+            raise AssertionError(f"Nothing is held with which request {request.request_id} could go on at token {end}")
+        needed = [group.needed(tracked.computed, end) for group in self._config.groups]
         for n in range(tracked.computed // size, len(keys)):
-            start = n * size
-            first, last = max(start, tracked.computed), min(start + size, end)
-            blocks = tuple(block_ids[first // block : -(-last // block)])
-            self._plan.loads.append(
-                Copy(
-                    request.request_id, first, last - first, slots[n], (first - start) // block, blocks, short(keys[n])
-                )
-            )
+            begin, until = max(n * size, tracked.computed), min((n + 1) * size, end)
+            chunk = Copy(request.request_id, begin, until - begin, slots[n], 0, (), short(keys[n]))
+            self._plan.loads += self._copies(chunk, n, tables, needed)
 
     def end_step(self, scheduler_output: Any) -> OffloadPlan:
         """Plan the stores of this step, and return its plan."""
@@ -197,28 +208,32 @@ class OffloadScheduler:
         self._recent.append({})
         computed_before.update(zip(running.req_ids, running.num_computed_tokens, strict=True))
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
-            computed = computed_before[request_id] + (0 if self._drafts else scheduled)
-            self._store_up_to(computed, self._tracked[request_id])
+            before = computed_before[request_id]
+            self._store_up_to(before, before + (0 if self._drafts else scheduled), self._tracked[request_id])
         self._index.end_step()
         plan, self._plan = self._plan, OffloadPlan()
         return plan
 
-    def load_failed(self, blocks: Collection[int]) -> None:
+    def load_failed(self, blocks: Set[int]) -> None:
         """Blocks could not be loaded. What the latest steps stored from them on, of any request that holds one, was computed
         of garbage: forget it, and store it again when it is computed again."""
-        size, block = self._config.chunk_size, self._config.block_size
+        size = self._config.chunk_size
         for stored in self._recent:
             for request_id, chunks in stored.items():
                 tracked = self._tracked.get(request_id)
                 if tracked is None:
                     continue
-                bad = next((n for n, each in enumerate(tracked.blocks) if each in blocks), None)
-                if bad is None:
+                bad = [
+                    next(n for n, each in enumerate(table) if each in blocks) * group.block_size
+                    for group, table in zip(self._config.groups, tracked.tables, strict=True)
+                    if not blocks.isdisjoint(table)
+                ]
+                if not bad:
                     continue
                 for end, key in chunks:
-                    if end > bad * block and self._index.discard(key):
+                    if end > min(bad) and self._index.discard(key):
                         self._evicted.append((short(key), size, self._config.chunk_bytes, None))
-                tracked.stored = min(tracked.stored, bad * block // size * size)
+                tracked.stored = min(tracked.stored, min(bad) // size * size)
 
     def finished(self, request: Any) -> None:
         """Forget a request; its chunks stay."""
@@ -250,8 +265,33 @@ class OffloadScheduler:
         vLLM chains its block hashes and mixes adapter, multimodal inputs and cache salt into them, so equal keys mean
         equal prefixes of the same kind.
         """
-        per_chunk = self._config.blocks_per_chunk
-        return list(islice(request.block_hashes, per_chunk - 1, None, per_chunk))
+        hashes = self._config.chunk_size // self._config.hash_size
+        return list(islice(request.block_hashes, hashes - 1, None, hashes))
+
+    def _longest_hit(self, request: Any) -> int:
+        """The longest held prefix behind which all groups have what the next token sees. Where layers see only the end of a
+        prefix, it ends with a chunk, and before the last token, which has to be computed."""
+        size, keys = self._config.chunk_size, self._keys(request)
+        held = self._index.longest_prefix(keys)
+        if self._config.sees_all:
+            return held * size
+        held = min(held, (request.num_tokens - 1) // size)
+        slots = self._index.slots(keys[:held])
+        return next((n * size for n in range(held, 0, -1) if self._reaches(slots, n * size)), 0)
+
+    def _reaches(self, slots: Sequence[int], boundary: int) -> bool:
+        """Whether these chunks hold all that a token at `boundary` sees."""
+        size = self._config.chunk_size
+        for number, group in enumerate(self._config.groups):
+            if group.kind is Kind.ALL:
+                continue  # of such a group no chunk lacks a block
+            per_chunk, rows = size // group.block_size, self._config.rows[number]
+            needed = group.needed(0, boundary)
+            for n in range(needed.start // per_chunk, -(-needed.stop // per_chunk)):
+                first = max(needed.start - n * per_chunk, 0) - (per_chunk - rows)
+                if first < self._lacking[slots[n]][number]:
+                    return False
+        return True
 
     def _loadable(self, tracked: _Tracked) -> int:
         """The lookup's contract: max(0, min(h, N - 1) - c); see `kvtrail.tracer.events.contract`."""
@@ -262,19 +302,22 @@ class OffloadScheduler:
         """Enter the blocks that a step gives to its requests. Every vLLM since 0.20 passes them so; only newer ones give the
         tables themselves."""
         for new in output.scheduled_new_reqs:
-            (self._tracked[new.req_id].blocks,) = map(list, new.block_ids)
+            self._tracked[new.req_id].tables = list(map(list, new.block_ids))
         running = output.scheduled_cached_reqs
         for n in compress(range(len(running.req_ids)), running.new_block_ids):
-            request_id, (blocks,) = running.req_ids[n], running.new_block_ids[n]
+            request_id, added = running.req_ids[n], running.new_block_ids[n]
+            tracked = self._tracked[request_id]
             if request_id in running.resumed_req_ids:
-                self._tracked[request_id].blocks = list(blocks)
+                tracked.tables = list(map(list, added))
             else:
-                self._tracked[request_id].blocks += blocks
+                for table, blocks in zip(tracked.tables, added, strict=True):
+                    table += blocks
 
-    def _store_up_to(self, computed: int, tracked: _Tracked) -> None:
-        """Plan the stores of a request's full chunks. What was stored and evicted since is stored again: its KV is at hand,
-        and without it what follows could not be found. Where there is no room, the next try comes a chunk later."""
-        request, size, block = tracked.request, self._config.chunk_size, self._config.block_size
+    def _store_up_to(self, before: int, computed: int, tracked: _Tracked) -> None:
+        """Plan the stores of a request's full chunks, in a step that goes from `before` to `computed` tokens. What was stored
+        and evicted since is stored again: without it what follows could not be found. Where there is no room, the next try
+        comes a chunk later."""
+        request, size = tracked.request, self._config.chunk_size
         if tracked.epoch != request.num_preemptions:
             tracked.epoch, tracked.stored, tracked.refused = request.num_preemptions, 0, 0
         if computed < max(tracked.stored, tracked.refused) + size:
@@ -282,20 +325,47 @@ class OffloadScheduler:
         keys = self._keys(request)[: computed // size]
         if len(keys) * size <= tracked.stored:
             return
-        before = self._index.longest_prefix(keys)
+        held = self._index.longest_prefix(keys)
         slots, evicted = self._index.extend(keys)
         self._evicted += [(short(key), size, self._config.chunk_bytes, request.request_id) for key in evicted]
-        for n in range(tracked.stored // size, before):
-            self._plan.present.append(Copy(request.request_id, n * size, size, slots[n], 0, (), short(keys[n])))
-        if len(slots) > before:
-            for n in range(before, len(slots)):
-                blocks = tuple(tracked.blocks[n * size // block : (n + 1) * size // block])
-                self._plan.stores.append(Copy(request.request_id, n * size, size, slots[n], 0, blocks, short(keys[n])))
+        self._lacking |= {slot: list(self._config.rows) for slot in slots[held:]}
+        at_hand = [group.at_hand(before, computed) for group in self._config.groups]
+        for n in range(min(held, tracked.stored // size), len(slots)):
+            chunk = Copy(request.request_id, n * size, size, slots[n], 0, (), short(keys[n]))
+            copies = self._copies(chunk, n, tracked.tables, at_hand, lacking=self._lacking[slots[n]])
+            (self._plan.stores if n >= held else self._plan.present).extend(copies)
+            if n >= held or copies[0].blocks:
                 self._recent[-1].setdefault(request.request_id, []).append(((n + 1) * size, keys[n]))
         tracked.stored, tracked.refused = len(slots) * size, 0
         if len(slots) < len(keys):
             tracked.refused = computed
             self._plan.refused.append((request.request_id, tracked.stored))
+
+    def _copies(
+        self,
+        chunk: Copy,
+        number: int,
+        tables: Sequence[Sequence[int]],
+        places: Sequence[range],
+        lacking: list[int] | None = None,
+    ) -> list[Copy]:
+        """The copies of a chunk of a request, its `number`th: one for each group of which it has blocks at these places of
+        the block tables, or one without blocks. A store copies what is `lacking`, and notes that it is not any more."""
+        copies = []
+        for each, group in enumerate(self._config.groups):
+            per_chunk, rows = self._config.chunk_size // group.block_size, self._config.rows[each]
+            end = (number + 1) * per_chunk
+            first = max(places[each].start, end - rows)
+            last = min(places[each].stop, end)
+            if lacking is not None:
+                last = min(last, end - rows + lacking[each])
+            first = max([first, *(n + 1 for n in range(first, last) if tables[each][n] == NULL_BLOCK)])
+            if first < last:
+                blocks = tuple(tables[each][first:last])
+                copies.append(replace(chunk, first=first - (end - rows), blocks=blocks, group=each))
+                if lacking is not None:
+                    lacking[each] = first - (end - rows)
+        return copies or [chunk]
 
 
 def short(key: bytes) -> str:

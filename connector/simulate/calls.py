@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -31,7 +31,8 @@ class Calls:
         on_end: called with a request before the connector is told that it has ended.
     """
 
-    def __init__(self, connector: Any, block_size: int) -> None:
+    def __init__(self, connector: Any, block_sizes: Sequence[int]) -> None:
+        """`block_sizes`: of each KV cache group."""
         self.answers: dict[str, tuple[int | None, bool]] = {}
         self.loads: dict[str, Load] = {}
         self.failed: set[str] = set()
@@ -39,7 +40,7 @@ class Calls:
         self.on_load: list[Callable[[Any, Load], None]] = []
         self.on_reset: list[Callable[[bool | None], None]] = []
         self.on_end: list[Callable[[Any], None]] = []
-        self._block_size = block_size
+        self._block_sizes = block_sizes
         self._computed: dict[str, int] = {}
         self._look_up, self._allocate = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
         self._reset = connector.reset_cache
@@ -62,8 +63,8 @@ class Calls:
         if external:
             start = self._computed[request.request_id]
             end = start + external
-            these = slice(start // self._block_size, -(-end // self._block_size))
-            into = tuple(tuple(table[these]) for table in blocks.get_block_ids())
+            tables = zip(blocks.get_block_ids(), self._block_sizes, strict=True)
+            into = tuple(tuple(table[start // size : -(-end // size)]) for table, size in tables)
             load = Load(start, end, into[0], self.answers[request.request_id][1], into)
             self.loads[request.request_id] = load
             for listen in self.on_load:

@@ -74,9 +74,11 @@ class Contents:
 
 
 class Secret:
-    """What makes the KV of one layer another than that of all others: bits for each place in a token's KV."""
+    """What makes the KV of one layer another than that of all others: bits for each place in a token's KV, or in the state
+    after a token."""
 
-    def __init__(self, name: str, places: tuple[int, ...]) -> None:
+    def __init__(self, name: str, places: tuple[int, ...], *, is_state: bool = False) -> None:
+        self.subject = "the state after" if is_state else "the KV of"
         seed = [*name.encode()]
         self._bits = np.random.default_rng(seed).integers(0, 1 << 31, places, np.int32) & _FREE_BITS
 
@@ -113,7 +115,7 @@ def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], 
     for name, secret in {layer: secrets[layer], **secrets}.items():
         number = secret.number(words)
         if number is not None and number < len(contents.prefixes):
-            owner = f"the KV of {contents.prefixes.name(number)}"
+            owner = f"{secret.subject} {contents.prefixes.name(number)}"
             return owner if name == layer else f"{owner} in {name}"
     differ = int((words != expected).sum())
     if 2 * differ < words.size:

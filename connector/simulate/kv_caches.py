@@ -15,15 +15,18 @@ class LayerCache:
 
     Attributes:
         layer, rank, group: whose it is.
-        tensor: the cache, as connectors see it: its first dimension counts blocks, the third one the tokens of a block.
+        is_state: whether a block holds one recurrent state, in one slot, instead of the KV of its tokens.
+        tensor: the cache, as connectors see it: its first dimension counts blocks, the third one the slots of a block.
         secret: of this layer's KV.
     """
 
-    def __init__(self, layer: str, rank: int, group: int, shape: tuple[int, ...], seed: int) -> None:
+    def __init__(
+        self, layer: str, rank: int, group: int, shape: tuple[int, ...], seed: int, *, is_state: bool = False
+    ) -> None:
         import torch
 
-        self.layer, self.rank, self.group = layer, rank, group
-        self.secret = Secret(f"{seed}/{rank}/{layer}", (shape[1], *shape[3:]))
+        self.layer, self.rank, self.group, self.is_state = layer, rank, group, is_state
+        self.secret = Secret(f"{seed}/{rank}/{layer}", (shape[1], *shape[3:]), is_state=is_state)
         self.tensor: Any = torch.full(shape, -1.0)
         self._held = self.tensor.numpy().view(np.int32)
         self._should = self._held.copy()
@@ -33,6 +36,11 @@ class LayerCache:
         words = self.secret.words(numbers)
         self._held[blocks, :, slots] = words
         self._should[blocks, :, slots] = words
+
+    def copy(self, source: int, target: int) -> None:
+        """vLLM copies a block."""
+        for array in (self._held, self._should):
+            array[target] = array[source]
 
     def expect(self, blocks: Any, slots: Any, numbers: Any) -> None:
         """Somebody is to write the KV of these tokens; until then nothing is there."""
@@ -55,6 +63,11 @@ class LayerCache:
     def words(self, block: int, slot: int) -> Any:
         """The KV of one token, as it is."""
         return self._held[block, :, slot]
+
+    @property
+    def slots(self) -> int:
+        """Places of a block that hold something of their own: its tokens, or one state."""
+        return int(self._held.shape[2])
 
     def checksum(self) -> int:
         """Of what the cache holds."""

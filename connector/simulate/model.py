@@ -1,5 +1,9 @@
 """A made-up model on KV caches in memory. It writes the KV of each step's tokens, and compares, bit by bit, every block
 that the step reads, and every other block that a running request holds.
+
+A recurrent layer is modelled as in vLLM's mode `align`: a step reads the state after the tokens before it, and writes that
+after its own last token into the block where that token lies. So a block holds the state after one token, and the number of
+that token's prefix stands for all of it.
 """
 
 from __future__ import annotations
@@ -11,31 +15,68 @@ from typing import Any
 
 import numpy as np
 
+from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls, Load
 from kvtrail.connector.simulate.contents import FAILED, UNKNOWN, UNWRITTEN, Contents, Prefixes, holds
 from kvtrail.connector.simulate.kv_caches import LayerCache
 from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
+from kvtrail.connector.tracing.cache_groups import groups_in
+from kvtrail.tracer.events.cache_groups import MAMBA, CacheGroup
 
 _SEEDS = count()
 """Each model has secrets of its own, so memory that was never written holds no KV of an earlier one by chance."""
 
 
 @dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where a KV cache group keeps what: tokens of a block, and whether that holds the state after one of them alone."""
+
+    group: CacheGroup
+    size: int
+    is_state: bool
+
+    @property
+    def slots(self) -> int:
+        return tiny_model.STATE_SLOTS if self.is_state else self.size
+
+    def start(self, end: int) -> int:
+        """The first token that the one at `end` sees."""
+        first = self.group.first_needed(end)
+        assert first is not None, f"no layer of the tiny model is of kind {self.group.kind}"
+        return first
+
+    def slot(self, tokens: Any) -> Any:
+        """Where in its block each token's KV is, or the state after it."""
+        return tokens * 0 if self.is_state else tokens % self.size
+
+    def tokens(self, at: int, end: int) -> Any:
+        """The token of each slot of the block at this place, of a request that has `end` of them."""
+        return (
+            np.array([min((at + 1) * self.size, end) - 1])
+            if self.is_state
+            else np.arange(at * self.size, (at + 1) * self.size)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Read:
-    """The KV of a request's tokens [start, end) must be in its blocks of a KV cache group; `runs`: this step reads it."""
+    """The KV of a request's tokens [start, end), or the state after the last of them, must be in its blocks of a KV cache
+    group, in this layout; `runs`: this step reads it."""
 
     request: Any
     group: int
+    layout: _Layout
     blocks: Any
     start: int
     end: int
     runs: bool
 
-    def of(self, block: int, size: int, wrong: Any) -> Iterator[tuple[int, Any]]:
-        """The places of a block among the request's, and which of its tokens are wrong, of those that must be there."""
-        for at in (self.blocks[: -(-self.end // size)] == block).nonzero()[0].tolist():
-            tokens = np.arange(at * size, (at + 1) * size)
-            yield at, wrong & (tokens >= self.start) & (tokens < self.end)
+    def of(self, block: int, wrong: Any) -> Iterator[tuple[Any, Any]]:
+        """The tokens of a block wherever it is among the request's, and which of its slots are wrong, of those that must be
+        right."""
+        for at in (self.blocks[: -(-self.end // self.layout.size)] == block).nonzero()[0].tolist():
+            tokens = self.layout.tokens(at, self.end)
+            yield tokens, wrong & (tokens >= self.start) & (tokens < self.end)
 
 
 @dataclass(slots=True)
@@ -64,14 +105,20 @@ class Model:
     """
 
     def __init__(self, scheduler: Any, calls: Calls, kv_cache: Any, config: Any, prefixes: Prefixes) -> None:
-        self._scheduler, self._calls, self._block_size = scheduler, calls, config.cache_config.block_size
+        self._scheduler, self._calls = scheduler, calls
         self.ranks: int = config.parallel_config.tensor_parallel_size
-        shape = (kv_cache.num_blocks, HEADS // self.ranks, self._block_size, 2 * HIDDEN // HEADS)
-        self._windows = [getattr(group.kv_cache_spec, "sliding_window", None) for group in kv_cache.kv_cache_groups]
-        """Of each KV cache group: how many tokens its layers see; None for all."""
+        self._layouts = [
+            _Layout(group, group.block_size or 1, is_state=group.kind == MAMBA) for group in groups_in(kv_cache, 1)
+        ]
+        """Of each KV cache group."""
+        shapes = [
+            (kv_cache.num_blocks, HEADS // self.ranks, layout.slots, 2 * HIDDEN // HEADS) for layout in self._layouts
+        ]
         seed = next(_SEEDS)
         self.caches = {
-            f"{name} of rank {rank}" if rank else name: LayerCache(name, rank, number, shape, seed)
+            f"{name} of rank {rank}" if rank else name: LayerCache(
+                name, rank, number, shapes[number], seed, is_state=self._layouts[number].is_state
+            )
             for rank in range(self.ranks)
             for number, group in enumerate(kv_cache.kv_cache_groups)
             for name in group.layer_names
@@ -81,9 +128,10 @@ class Model:
         self.compared = self.loaded = 0
         self.copied = False
         self._contents = Contents(prefixes)
-        self._numbers = np.full((kv_cache.num_blocks, self._block_size), UNKNOWN, np.int32)
+        slots = max(layout.slots for layout in self._layouts)
+        self._numbers = np.full((kv_cache.num_blocks, slots), UNKNOWN, np.int32)
         """The prefix whose KV each slot of each block should hold."""
-        self._groups = np.zeros(kv_cache.num_blocks, np.int32)
+        self._given_to = np.zeros(kv_cache.num_blocks, np.int32)
         """The KV cache group that each block was last given to."""
         self._unread: dict[str, Load] = {}
         """Loads whose request has not run since."""
@@ -104,7 +152,7 @@ class Model:
         """What this step reads and writes. What is computed of a load that has failed is scribble."""
         self._reads.clear()
         self._found = {}
-        writes: list[list[Any]] = [[] for _ in self._windows]
+        writes: list[list[Any]] = [[] for _ in self._layouts]
         for request_id, computed in self._computed(output).items():
             request = self._scheduler.requests[request_id]
             tables = self._tables(request_id)
@@ -112,25 +160,45 @@ class Model:
             start = min(computed, self._written[request_id])
             end = min(computed + output.num_scheduled_tokens[request_id], request.num_tokens)
             mine, at = numbers[start:end], np.arange(start, end)
-            before = -(-computed // self._block_size)
-            if failed and any(failed.intersection(table[:before].tolist()) for table in tables):
+            of_tables = zip(tables, self._layouts, strict=True)
+            if failed and any(
+                failed.intersection(table[: -(-computed // layout.size)].tolist()) for table, layout in of_tables
+            ):
                 mine = np.full_like(mine, FAILED)
             else:
                 self._reads += self._read(request, start, runs=True)
-            for table, written in zip(tables, writes, strict=True):
-                written.append((table[at // self._block_size], at % self._block_size, mine))
+            for table, layout, written in zip(tables, self._layouts, writes, strict=True):
+                last = slice(-1, None) if layout.is_state else slice(None)
+                written.append((table[at[last] // layout.size], layout.slot(at[last]), mine[last]))
             self._written[request_id] = end
         self._writes = [tuple(map(np.concatenate, zip(*written, strict=True))) for written in writes if written]
-        for group, (blocks, slots, numbers) in enumerate(self._writes):
-            self._numbers[blocks, slots] = numbers
-            self._groups[blocks] = group
-        self._compare_numbers()
+        self._enter_writes(states=False)  # KV may be read in the step that writes it
+        read_now = np.zeros(len(self._numbers), bool)
+        for read in self._reads:
+            self._compare_numbers(read, read_now)
+        self.compared += int(read_now.sum())
+
+    def _enter_writes(self, *, states: bool) -> None:
+        for group, (layout, (blocks, slots, numbers)) in enumerate(zip(self._layouts, self._writes, strict=False)):
+            if layout.is_state is states:
+                self._numbers[blocks, slots] = numbers
+                self._given_to[blocks] = group
 
     def run(self, layer: str) -> None:
-        """A layer runs: it writes the KV of the step's tokens, and then reads. Whether all blocks hold what they should."""
+        """A layer runs: it writes the KV of the step's tokens, and then reads; a recurrent one reads first. Whether all
+        blocks hold what they should."""
         cache = self.caches[layer]
+        if not cache.is_state:
+            self._write(cache)
+        self._compare(cache, layer)
+        if cache.is_state:
+            self._write(cache)
+
+    def _write(self, cache: LayerCache) -> None:
         if self._writes:
             cache.write(*self._writes[cache.group])
+
+    def _compare(self, cache: LayerCache, layer: str) -> None:
         differing = cache.differing()
         if not len(differing):
             return
@@ -139,13 +207,14 @@ class Model:
         for block in filter(None, differing.tolist()):  # block 0 belongs to nobody
             wrong = cache.wrong_slots(block)
             for read in reads:
-                for at, mine in read.of(block, self._block_size, wrong):
-                    seen[block] |= mine
-                    self._note_some(read, at, mine, layer)
+                for tokens, mine in read.of(block, wrong):
+                    seen[block, : cache.slots] |= mine
+                    self._note_some(read, tokens, mine, layer)
         self._accept(cache, differing, seen)
 
     def end(self) -> None:
-        """All layers have run."""
+        """All layers have run. A state was overwritten in place, after it was read."""
+        self._enter_writes(states=True)
         for read in self._reads:
             if self._unread.pop(read.request.request_id, None) is not None:
                 self.loaded += 1
@@ -154,6 +223,14 @@ class Model:
     def checksum(self) -> list[int]:
         """Another one, when anybody has written to the caches."""
         return [cache.checksum() for cache in self.caches.values()]
+
+    def copy(self, output: Any) -> None:
+        """Copy the blocks that vLLM copies before this step: those of which a request may use a part, and writes the rest."""
+        for source, target in getattr(output, "kv_cache_block_copies", None) or ():  # an older vLLM copies none
+            for cache in self.caches.values():
+                cache.copy(source, target)
+            self._numbers[target] = self._numbers[source]
+            self._given_to[target] = self._given_to[source]
 
     # Loads.
 
@@ -169,16 +246,19 @@ class Model:
             for layer in layers:
                 cache = self.caches[layer]
                 for block in np.intersect1d(cache.differing(), load.of_groups[cache.group]).tolist():
-                    for at, mine in reads[cache.group].of(block, self._block_size, cache.wrong_slots(block)):
-                        self._note_some(reads[cache.group], at, mine, layer)
+                    for tokens, mine in reads[cache.group].of(block, cache.wrong_slots(block)):
+                        self._note_some(reads[cache.group], tokens, mine, layer)
             said = f"the workers reported the load of {request_id} as received, when it was not in place: "
             self.wrong += [said + self._sentence(each) for each in self._found.values()]
 
     def fail(self, blocks: Iterable[int], request_id: str) -> None:
         """A load fails: its blocks hold scribble."""
         self._unread.pop(request_id, None)
-        at, slots = self._slots(sorted(blocks))
-        self._put(at, slots, np.full(len(at), FAILED, np.int32))
+        for cache in self.caches.values():
+            at, slots = self._slots(sorted(blocks), cache.slots)
+            numbers = np.full(len(at), FAILED, np.int32)
+            cache.write(at, slots, numbers)
+            self._numbers[at, slots] = numbers
 
     def expect(self) -> None:
         """The loads of this step may begin: what their blocks hold is undefined from now on. Until then a store may still
@@ -189,18 +269,21 @@ class Model:
         self._awaited.clear()
 
     def _expect(self, request: Any, load: Load) -> None:
-        first = load.start % self._block_size
-        for group, into in enumerate(load.of_groups):
-            blocks, slots = self._slots(into)
+        for group, (into, layout) in enumerate(zip(load.of_groups, self._layouts, strict=True)):
+            if layout.is_state:
+                into, first, tokens = into[-1:], 0, self._contents.of(request)[load.end - 1 : load.end]
+            else:
+                first, tokens = load.start % layout.size, self._contents.of(request)[load.start : load.end]
+            blocks, slots = self._slots(into, layout.slots)
             numbers = np.full(len(blocks), UNWRITTEN, np.int32)
-            numbers[first : first + load.end - load.start] = self._contents.of(request)[load.start : load.end]
+            numbers[first : first + len(tokens)] = tokens
             awaited = (blocks > 0) & (np.arange(len(blocks)) >= first)  # what no later token sees has no block
             blocks, slots, numbers = blocks[awaited], slots[awaited], numbers[awaited]
             for cache in self.caches.values():
                 if cache.group == group:
                     cache.expect(blocks, slots, numbers)
             self._numbers[blocks, slots] = numbers
-            self._groups[blocks] = group
+            self._given_to[blocks] = group
         self._unread[request.request_id] = load
 
     def _ended(self, request: Any) -> None:
@@ -211,15 +294,9 @@ class Model:
         if not self.copied:
             self.copied = any(cache.written(list(load.blocks)) for cache in self.caches.values())
 
-    def _put(self, blocks: Any, slots: Any, numbers: Any) -> None:
-        for cache in self.caches.values():
-            cache.write(blocks, slots, numbers)
-        self._numbers[blocks, slots] = numbers
-
-    def _slots(self, blocks: Sequence[int]) -> tuple[Any, Any]:
-        """The blocks and slots of all tokens in these blocks."""
-        size = self._block_size
-        return np.repeat(np.array(blocks, np.int64), size), np.tile(np.arange(size), len(blocks))
+    def _slots(self, blocks: Sequence[int], of_each: int) -> tuple[Any, Any]:
+        """The blocks and slots of all that is in these blocks."""
+        return np.repeat(np.array(blocks, np.int64), of_each), np.tile(np.arange(of_each), len(blocks))
 
     # What is read.
 
@@ -253,45 +330,42 @@ class Model:
     def _read(self, request: Any, end: int, *, runs: bool) -> list[_Read]:
         """What a request's next token sees, of each KV cache group."""
         tables = self._tables(request.request_id)
-        starts = [0 if window is None else max(0, end - window + 1) for window in self._windows]
-        parts = enumerate(zip(tables, starts, strict=True))
-        return [_Read(request, group, table, start, end, runs) for group, (table, start) in parts]
+        parts = enumerate(zip(self._layouts, tables, strict=True))
+        return [_Read(request, group, layout, table, layout.start(end), end, runs) for group, (layout, table) in parts]
 
     def _tables(self, request_id: str) -> list[Any]:
         return [np.array(table, np.int64) for table in self._scheduler.kv_cache_manager.get_block_ids(request_id)]
 
-    def _compare_numbers(self) -> None:
-        """Whether the blocks that the step reads were written, or are to be loaded, for these prefixes."""
-        read_now = np.zeros(len(self._numbers), bool)
-        for read in self._reads:
-            blocks = read.blocks[: -(-read.end // self._block_size)]
-            read_now[blocks[read.start // self._block_size :]] = True
-            if (load := self._unread.get(read.request.request_id)) is not None:
-                self._note_copies(load)
-            numbers = self._contents.of(read.request)[: read.end]
-            wrong = self._numbers[blocks].reshape(-1)[: read.end] != numbers
-            wrong[: read.start] = False
-            if wrong.any():
-                layers = [name for name, cache in self.caches.items() if cache.group == read.group]
-                self._note(read, int(wrong.argmax()), int(wrong.sum()), layers)
-        self.compared += int(read_now.sum())
+    def _compare_numbers(self, read: _Read, read_now: Any) -> None:
+        """Whether the blocks that the step reads were written, or are to be loaded, for these prefixes; marks them in
+        `read_now`."""
+        layout, tokens = read.layout, np.arange(read.start, read.end)
+        read_now[read.blocks[read.start // layout.size : -(-read.end // layout.size)]] = True
+        if (load := self._unread.get(read.request.request_id)) is not None:
+            self._note_copies(load)
+        should = self._contents.of(read.request)[read.start : read.end]
+        wrong = self._numbers[read.blocks[tokens // layout.size], layout.slot(tokens)] != should
+        if wrong.any():
+            layers = [name for name, cache in self.caches.items() if cache.group == read.group]
+            self._note(read, read.start + int(wrong.argmax()), int(wrong.sum()), layers)
 
     def _accept(self, cache: LayerCache, differing: Any, seen: Any) -> None:
         """What was found is not found again; what nobody may read yet is not looked at, unless a load is to write it."""
         loading = {block for load in self._unread.values() for into in load.of_groups for block in into}
         over = [block for block in differing.tolist() if block not in loading]
         for block in over:
-            if self._groups[block] != cache.group:
+            if self._given_to[block] != cache.group:
                 continue  # the layers of other groups have nothing there
-            self._numbers[block, cache.wrong_slots(block) & ~seen[block]] = UNKNOWN
+            unread = cache.wrong_slots(block) & ~seen[block, : cache.slots]
+            self._numbers[block, : cache.slots][unread] = UNKNOWN
         cache.accept(over)
 
-    def _note_some(self, read: _Read, at: int, wrong: Any, layer: str) -> None:
+    def _note_some(self, read: _Read, tokens: Any, wrong: Any, layer: str) -> None:
         if wrong.any():
-            self._note(read, at * self._block_size + int(wrong.argmax()), int(wrong.sum()), [layer])
+            self._note(read, int(tokens[wrong.argmax()]), int(wrong.sum()), [layer])
 
     def _note(self, read: _Read, token: int, tokens: int, layers: list[str]) -> None:
-        block, slot = int(read.blocks[token // self._block_size]), token % self._block_size
+        block, slot = int(read.blocks[token // read.layout.size]), int(read.layout.slot(token))
         held = self.caches[layers[0]].words(block, slot)
         expected = self._secrets[layers[0]].words(self._contents.of(read.request)[token : token + 1])[0]
         known = self._found.get(read.request.request_id)
@@ -311,11 +385,15 @@ class Model:
         request_id, load = read.request.request_id, self._calls.loads.get(read.request.request_id)
         tokens = f"first {read.end}" if not read.start else f"{read.end - read.start} last of {read.end}"
         layers = "all layers" if len(wrong.layers) == len(self.caches) else ", ".join(wrong.layers)
-        text = (
-            f"{request_id} {'reads' if read.runs else 'holds'} the KV of its {tokens} tokens."
-            f" {max(wrong.tokens)} of them have wrong KV in {layers}, the first of them token {wrong.first} in block"
-            f" {wrong.block}: it holds {wrong.holds}."
-        )
+        text = f"{request_id} {'reads' if read.runs else 'holds'} "
+        if read.layout.is_state:
+            text += f"the state after its first {read.end} tokens, which is wrong in {layers}, in block {wrong.block}:"
+        else:
+            text += (
+                f"the KV of its {tokens} tokens. {max(wrong.tokens)} of them have wrong KV in {layers}, the first of them"
+                f" token {wrong.first} in block {wrong.block}:"
+            )
+        text += f" it holds {wrong.holds}."
         if load is not None:
             text += f" Tokens {load.start} to {load.end} were to be loaded by the connector."
         return text

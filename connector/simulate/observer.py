@@ -52,9 +52,7 @@ class Observer:
         self._stage, self._connector = stage, connector
         self._plain = getattr(connector, "_kvtrail_plain", type(connector))
         own = stage.calls is not None and connector is stage.connectors[0]
-        self._calls = (
-            stage.calls if own and stage.calls is not None else Calls(connector, stage.config.cache_config.block_size)
-        )
+        self._calls = stage.calls if own and stage.calls is not None else Calls(connector, stage.block_sizes)
         self._calls.on_lookup.append(self._looked_up)
         self._calls.on_reset.append(self._was_reset)
         self._calls.on_end.append(self._ending)

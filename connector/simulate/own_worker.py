@@ -59,6 +59,7 @@ class OwnWorker(FakeWorker):
         for rank in self._of_ranks:
             rank.connector.bind_connector_metadata(output.kv_connector_metadata)
             rank.connector.handle_preemptions(output.kv_connector_metadata)
+        self.model.copy(output)
         self.model.expect()
         if loads_first:
             for rank in self._of_ranks:
@@ -101,6 +102,9 @@ class OwnWorker(FakeWorker):
         self.model.begin(output, report.invalid_block_ids)
         for rank in self._of_ranks:
             for layer, cache in rank.layers.items():
+                if cache.is_state:  # vLLM asks for attention layers only
+                    self.model.run(layer)
+                    continue
                 rank.connector.wait_for_layer_load(cache.layer)
                 self.model.run(layer)
                 rank.connector.save_kv_layer(cache.layer, cache.tensor, rank.context.attn_metadata)
@@ -127,7 +131,9 @@ def _rank(number: int, model: Model, config: Any, kv_cache: Any) -> _Rank:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     layers = {name: cache for name, cache in model.caches.items() if cache.rank == number}
-    caches = {cache.layer: cache.tensor for cache in layers.values()}
+    caches: dict[str, Any] = {
+        cache.layer: [cache.tensor] if cache.is_state else cache.tensor for cache in layers.values()
+    }
     if number:
         config = copy.copy(config)
         config.parallel_config = copy.copy(config.parallel_config)

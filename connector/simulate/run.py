@@ -307,7 +307,7 @@ def _build(
             block_size=scenario.block_size,
             seed=scenario.seed,
             drafts=scenario.drafts,
-            window=scenario.window,
+            groups=scenario.groups,
             workers=scenario.workers,
             **scenario.settings,
         )

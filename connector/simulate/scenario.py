@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, VOCABULARY
+from kvtrail.tracer.events.cache_groups import CacheGroup, declared
 
 Segment = tuple[str, int]
 """A seed, and the number of tokens drawn from it: segments of the same seed begin with the same tokens."""
@@ -127,7 +128,8 @@ class Scenario:
         num_blocks: KV blocks of the pool, the null block included.
         block_size: tokens per block.
         drafts: speculative tokens per step; a random part of them is rejected.
-        window: how many tokens the last layer sees; it is a KV cache group of its own then. 0: all layers see all.
+        groups: the model's KV cache groups, a layer each, as a recorder declares them; a block that says nothing of its size
+            has `block_size` tokens. None: all layers are one group of full attention.
         settings: further vLLM engine arguments.
         workers: of the connector.
         seed: of the model's tokens.
@@ -140,7 +142,7 @@ class Scenario:
     num_blocks: int = 64
     block_size: int = BLOCK_SIZE
     drafts: int = 0
-    window: int = 0
+    groups: tuple[CacheGroup, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     workers: Workers = Workers()
     seed: int = 0
@@ -162,6 +164,7 @@ class Scenario:
             known["arrivals"] = tuple(_arrival(each) for each in known["arrivals"])
             known["aborts"] = tuple(Abort(**_timed(each)) for each in known.get("aborts", ()))
             known["resets"] = tuple(CachesReset(**_timed(each)) for each in known.get("resets", ()))
+            known["groups"] = tuple(CacheGroup(**each) for each in known.get("groups", ()))
             known["workers"] = _workers(known.get("workers", {}))
             return cls(**known)
         except (TypeError, KeyError, ValueError) as wrong:
@@ -200,6 +203,8 @@ def _sparse(thing: Any) -> dict[str, Any]:
         value = getattr(thing, each.name)
         if isinstance(value, tuple) and value and hasattr(value[0], "__dataclass_fields__"):
             kept[each.name] = [_sparse(item) for item in value]
+        elif isinstance(value, tuple) and value and isinstance(value[0], CacheGroup):
+            kept[each.name] = declared(value)
         elif isinstance(value, Workers):
             if value != Workers():
                 kept[each.name] = {name: each for name, each in asdict(value).items() if each or name == "latest_steps"}

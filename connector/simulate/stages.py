@@ -21,6 +21,7 @@ from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.scenario import Arrival, When, Workers, tokens
 from kvtrail.connector.simulate.worker import FakeWorker
+from kvtrail.tracer.events.cache_groups import CacheGroup
 
 
 class BareScheduler:
@@ -30,6 +31,7 @@ class BareScheduler:
     Attributes:
         scheduler: vLLM's.
         steps: scheduling steps so far.
+        block_sizes: tokens of a block, of each KV cache group.
         calls: what the scheduler and the connector say to each other; None without a connector.
         worker: what stands for the connector's workers.
         connectors: the connector and, if it has any, its children.
@@ -48,7 +50,7 @@ class BareScheduler:
         block_size: int = tiny_model.BLOCK_SIZE,
         seed: int = 0,
         drafts: int = 0,
-        window: int = 0,
+        groups: Sequence[CacheGroup] = (),
         workers: Workers = Workers(),  # noqa: B008 - frozen
         **overrides: Any,
     ) -> None:
@@ -59,7 +61,7 @@ class BareScheduler:
             own_workers: run the connector's own worker side, on KV caches in memory, instead of a fake.
             copies: let the fake workers copy, on KV caches in memory, where the connector's plans say what.
             drafts: speculative tokens per step; a random part of them is rejected.
-            window: the last layer sees so many tokens, and is a KV cache group of its own; 0 for all in one group.
+            groups: KV cache groups of the model, a layer each; none for one group of all layers.
             workers: how the fake workers behave.
             overrides: vLLM engine arguments.
 
@@ -79,26 +81,31 @@ class BareScheduler:
             fake = fake_for(connector)
             connector = fake.configured(connector, folder)
         size = {"num_gpu_blocks_override": num_blocks, "block_size": block_size}
+        if len(groups) > 1:
+            overrides = {"disable_hybrid_kv_cache_manager": False, **overrides}
         config = tiny_model.engine_config(folder, connector, drafts=drafts, seed=seed, **size, **overrides)
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
         self.steps = 0
         ranks = config.parallel_config.tensor_parallel_size
-        kv_cache = tiny_model.kv_cache(num_blocks, block_size, ranks=ranks, window=window)
+        kv_cache = tiny_model.kv_cache(num_blocks, block_size, ranks=ranks, groups=groups)
+        _hold_states(config, kv_cache, drafts)
+        scheduler_block_size, hash_block_size = _block_sizes(kv_cache, config)
         with nullcontext() if fake is None else fake.installed():
             self.scheduler = Scheduler(
                 config,
                 kv_cache,
                 StructuredOutputManager(config),
-                block_size=block_size,
-                hash_block_size=block_size,
+                block_size=scheduler_block_size,
+                hash_block_size=hash_block_size,
                 log_stats=True,
             )
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
-        self._hasher = get_request_block_hasher(block_size, hash_function)
+        self._hasher = get_request_block_hasher(hash_block_size, hash_function)
         self._seed = seed
         self._drafts = drafts
+        self.block_sizes = [group.kv_cache_spec.block_size for group in kv_cache.kv_cache_groups]
         self.observers: list[Callable[[Any, Any], None]] = []
         self.connectors: Sequence[Any] = ()
         self.prefixes = Prefixes()
@@ -106,7 +113,7 @@ class BareScheduler:
         self.worker: FakeWorker | None = None
         if fake is not None:
             self.connectors = fake.connectors(self.scheduler.connector)
-            self.calls = Calls(self.scheduler.connector, block_size)
+            self.calls = Calls(self.scheduler.connector, self.block_sizes)
             parts = self.scheduler, workers, fake, self.calls
             if own_workers:
                 self.worker = OwnWorker(*parts, self._model(kv_cache), config, kv_cache)
@@ -248,7 +255,7 @@ class WholeEngine:
         block_size: int,
         seed: int,
         drafts: int,
-        window: int,
+        groups: Sequence[CacheGroup],
         workers: Workers,
         **overrides: Any,
     ) -> None:
@@ -265,7 +272,7 @@ class WholeEngine:
             raise ValueError(f"the tiny model ends at {tiny_model.POSITIONS} tokens, not {overrides['max_model_len']}")
         if drafts:
             raise ValueError("speculative tokens are not run in the whole engine")
-        if window:
+        if groups:
             raise ValueError("the tiny model's layers see all tokens in the whole engine")
         options = {"num_gpu_blocks_override": num_blocks, "block_size": block_size, **overrides}
         self._engine = tiny_model.build(folder, connector, seed=0, **options).llm_engine
@@ -295,6 +302,28 @@ class WholeEngine:
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+
+
+def _hold_states(config: Any, kv_cache: Any, drafts: int) -> None:
+    """Configure vLLM for recurrent layers, if there are any, as it does itself when prefixes are cached.
+
+    Raises:
+        ValueError: their states with speculative tokens are not simulated.
+    """
+    if any(hasattr(group.kv_cache_spec, "mamba_cache_mode") for group in kv_cache.kv_cache_groups):
+        if drafts:
+            raise ValueError("speculative tokens are not simulated with recurrent states")
+        config.cache_config.mamba_cache_mode = "align"
+
+
+def _block_sizes(kv_cache: Any, config: Any) -> tuple[int, int]:
+    """Tokens by which vLLM's scheduler counts, and of one of its block hashes."""
+    try:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+    except ImportError:  # an older vLLM, in which all groups have one size
+        return config.cache_config.block_size, config.cache_config.block_size
+    sizes: tuple[int, int] = resolve_kv_cache_block_sizes(kv_cache, config)
+    return sizes
 
 
 Stage = BareScheduler | WholeEngine

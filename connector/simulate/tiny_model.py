@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+from kvtrail.tracer.events import cache_groups
+from kvtrail.tracer.events.cache_groups import CacheGroup
 
 VOCABULARY = 512
 HIDDEN = 64
@@ -23,6 +26,8 @@ FEED_FORWARD = 128
 POSITIONS = 2048
 BLOCK_SIZE = 32  # vLLM's CPU attention takes multiples of 32
 WEIGHT_DEVIATION = 0.25
+STATE_SLOTS = 1
+"""A block of a recurrent group holds one state, of the size of one token's KV."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -121,32 +126,57 @@ def request(
     )
 
 
-def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1, window: int = 0) -> Any:
-    """The model's KV cache on each of so many tensor-parallel ranks, as vLLM's `KVCacheConfig`: one group of all layers. With
-    a `window`, the last layer is a group of its own, which sees so many tokens."""
+def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1, groups: Sequence[CacheGroup] = ()) -> Any:
+    """The model's KV cache on each of so many tensor-parallel ranks, as vLLM's `KVCacheConfig`: one group of all layers, or
+    one layer for each of `groups`.
+
+    Raises:
+        ValueError: a group is of a kind that this model has no layer for.
+    """
     import torch
     from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
         FullAttentionSpec,
         KVCacheConfig,
         KVCacheGroupSpec,
         KVCacheTensor,
+        MambaSpec,
         SlidingWindowSpec,
     )
 
-    layers = [f"layer.{number}" for number in range(LAYERS)]
-    layout: Any = {"block_size": block_size, "num_kv_heads": HEADS // ranks, "head_size": HIDDEN // HEADS}
-    spec = FullAttentionSpec(**layout, dtype=torch.float32)
-    groups = [KVCacheGroupSpec(layers, spec)]
-    if window:
-        last = SlidingWindowSpec(**layout, dtype=torch.float32, sliding_window=window)
-        groups = [KVCacheGroupSpec(layers[:-1], spec), KVCacheGroupSpec(layers[-1:], last)]
-    page = spec.page_size_bytes
+    heads, width = HEADS // ranks, HIDDEN // HEADS
+    layout: Any = {"num_kv_heads": heads, "head_size": width, "dtype": torch.float32}
+    sizes = [group.block_size or block_size for group in groups] or [block_size]
+    page = FullAttentionSpec(block_size=max(sizes), **layout).page_size_bytes
+    specs: list[Any] = [] if groups else [FullAttentionSpec(block_size=block_size, **layout)]
+    for group, size in zip(groups, sizes, strict=False):
+        padded: Any = {} if size == max(sizes) else {"page_size_padded": page}  # all blocks are of one pool
+        match group.kind:
+            case cache_groups.FULL:
+                specs.append(FullAttentionSpec(block_size=size, **layout, **padded))
+            case cache_groups.SLIDING if group.window:
+                specs.append(SlidingWindowSpec(block_size=size, sliding_window=group.window, **layout, **padded))
+            case cache_groups.CHUNKED if group.window:
+                specs.append(
+                    ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=group.window, **layout, **padded)
+                )
+            case cache_groups.MAMBA:
+                state: Any = {"shapes": ((heads, STATE_SLOTS, 2 * width),), "dtypes": (torch.float32,)}
+                specs.append(MambaSpec(block_size=size, mamba_cache_mode="align", page_size_padded=page, **state))
+            case kind:
+                raise ValueError(
+                    f"the simulated model has no layer that keeps what a KV cache group of kind {kind} keeps"
+                )
+    layers = [f"layer.{number}" for number in range(len(groups) or LAYERS)]
+    of_specs = [[layer] for layer in layers] if groups else [layers]
+    made = [KVCacheGroupSpec(names, spec) for names, spec in zip(of_specs, specs, strict=True)]
     tensor: Any = KVCacheTensor  # its fields differ from version to version
     if "layer_stride" in {each.name for each in fields(KVCacheTensor)}:
-        tensors = [tensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)]
+        strides = {"layer_stride": page * num_blocks, "block_stride": page}
+        tensors = [tensor(page * num_blocks * len(layers), layers, **strides)]
     else:  # an older vLLM has a tensor for each layer
         tensors = [tensor(page * num_blocks, [layer]) for layer in layers]
-    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
+    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=made)
 
 
 def write_model(folder: Path, layers: int = LAYERS) -> None:

@@ -130,6 +130,7 @@ class FakeWorker:
         """The forward pass of a step. What must be waited for has been copied; loads within the step come before it."""
         if self.model is None:
             return
+        self.model.copy(output)
         self.model.expect()
         for name, (step, each) in self._jobs.items():
             if step <= self._step and each.copies is not None and each.copies.loads and not each.loads:

@@ -37,26 +37,43 @@ class CacheGroup(NamedTuple):
     def needed_from(self, computed: int, block_size: int) -> int:
         """The first place in a block table whose block a step needs that begins after so many computed tokens. vLLM gives the
         ones before it back, in that step or a later one."""
+        first = self.first_needed(computed)
+        return -(-computed // block_size) if first is None else first // block_size
+
+    def first_needed(self, computed: int) -> int | None:
+        """The first token that a step needs which begins after so many computed ones; None where that is not known of this
+        kind. A recurrent group needs its last state, which is that of the last computed token."""
         if self.kind == FULL:
             return 0
         if self.kind == SLIDING and self.window:
-            return max(0, computed - self.window + 1) // block_size
+            return max(0, computed - self.window + 1)
         if self.kind == CHUNKED and self.window:
-            return computed // self.window * self.window // block_size
-        blocks = -(-computed // block_size)
-        return max(0, blocks - 1) if self.kind == MAMBA else blocks  # a recurrent group needs its last state
+            return computed // self.window * self.window
+        return max(0, computed - 1) if self.kind == MAMBA else None
 
 
 ONE = (CacheGroup(),)
 """An engine that declares no groups has one of full attention."""
 
 
+def part_of_block(declared: str | None, block_size: int | None) -> int:
+    """Tokens of a block in whose middle a hit may end: with a recurrent group, whose states vLLM may keep within a block. 1
+    where hits are of whole blocks."""
+    recurrent = (group for group in groups_of(declared) if group.kind == MAMBA)
+    return max((group.block_size or block_size or 1 for group in recurrent), default=1)
+
+
 def declaration(groups: Iterable[CacheGroup]) -> str | None:
     """The attribute's value; None where there is nothing to declare: one group of full attention."""
-    known = [{name: value for name, value in group._asdict().items() if value is not None} for group in groups]
+    known = declared(groups)
     if not known or (len(known) == 1 and known[0]["kind"] == FULL):
         return None
     return json.dumps(known, separators=(",", ":"))
+
+
+def declared(groups: Iterable[CacheGroup]) -> list[dict[str, Any]]:
+    """Each group as JSON-ready data, without what is not known of it."""
+    return [{name: value for name, value in group._asdict().items() if value is not None} for group in groups]
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from kvtrail.connector.known.probe import Evicted, Moved, Planned, Probe, Seen
@@ -32,10 +33,10 @@ class OffloadProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
             return None  # in a step, a chunk is evicted only to make room for a store
-        loads = [_planned(copy) for copy in metadata.loads]
-        stores = [_planned(copy) for copy in metadata.stores]
+        loads = [_planned(copies) for copies in _chunks(metadata.loads)]
+        stores = [_planned(copies) for copies in _chunks(metadata.stores)]
         if metadata.present:
-            stores += [_planned(copy, present=True) for copy in metadata.present]
+            stores += [_planned(copies, present=True) for copies in _chunks(metadata.present)]
         stores += [Planned(request_id, start, 0, None) for request_id, start in metadata.refused]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
@@ -50,15 +51,32 @@ class OffloadProbe(Probe):
         return _moved(connector, connector._connector_metadata.loads)
 
     def stores(self, connector: Any) -> Sequence[Moved]:
-        return _moved(connector, connector._connector_metadata.stores)
+        return _moved(connector, connector._connector_metadata.to_store())
 
 
-def _planned(copy: Any, present: bool | None = None) -> Planned:
-    return Planned(copy.request_id, copy.start, copy.count, copy.blocks or None, (copy.key,), None, present)
+def _chunks(copies: Sequence[Any]) -> list[list[Any]]:
+    """The copies of each chunk, which come one after the other: one of each KV cache group."""
+    return [list(some) for _, some in groupby(copies, lambda copy: (copy.request_id, copy.start))]
+
+
+def _planned(copies: Sequence[Any], present: bool | None = None) -> Planned:
+    """A chunk's. Blocks are named where there is one KV cache group."""
+    first = copies[0]
+    blocks = first.blocks if len(copies) == 1 and not present else None
+    return Planned(first.request_id, first.start, first.count, blocks or None, (first.key,), None, present)
 
 
 def _moved(connector: Any, copies: Sequence[Any]) -> list[Moved]:
-    return [Moved(c.request_id, c.start, c.count, len(c.blocks), connector.bytes_of(c)) for c in copies]
+    return [
+        Moved(
+            some[0].request_id,
+            some[0].start,
+            some[0].count,
+            sum(len(copy.blocks) for copy in some),
+            sum(map(connector.bytes_of, some)),
+        )
+        for some in _chunks(copies)
+    ]
 
 
 PROBE = OffloadProbe

@@ -260,9 +260,10 @@ def _planned_in_groups(scheduler: Any, configs: Sequence[Any], number: int, job:
 
 def _is_one_run(scheduler: Any, number: int, job: Any, group: int, stored: tuple[Any, int]) -> bool:
     """Whether a store's blocks of a group follow each other: chunks that the store holds are left out, and so are blocks that
-    a window has left behind."""
+    a window has left behind. The part of a block where a prompt ends, which is stored with a recurrent state, is none of the
+    chunks."""
     config, blocks = stored
-    if blocks < 2:
+    if not blocks or (blocks == 1 and not any(each.requires_cow_source for each in scheduler.config.kv_group_configs)):
         return True
     keys: Sequence[bytes] = scheduler._req_status[job.req_id].group_states[group].offload_keys
     wanted = scheduler._jobs[number].keys

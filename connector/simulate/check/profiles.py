@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
 
 MAX_LENGTH = 1024
 """Tokens of a request at most, in the tiny model."""
@@ -189,10 +190,21 @@ def ranks(rng: random.Random) -> Scenario:
 
 
 def groups(rng: random.Random) -> Scenario:
-    """Two KV cache groups: the last layer sees a window of tokens only, and has blocks of its own."""
+    """Two KV cache groups, each with blocks of its own: full attention and a sliding window."""
     scenario = rng.choice([asynchronous, chunked_prefill, preemption_storm])(rng)
-    scenario = replace(scenario, window=rng.choice([40, 64, 200]), num_blocks=2 * scenario.num_blocks)
-    return _with(scenario, disable_hybrid_kv_cache_manager=False)
+    window = CacheGroup(SLIDING, window=rng.choice([40, 64, 200]))
+    return replace(scenario, groups=(CacheGroup(FULL), window), num_blocks=2 * scenario.num_blocks)
+
+
+def states(rng: random.Random) -> Scenario:
+    """A recurrent state beside full attention, and perhaps a sliding window. vLLM's own cache may find a part of a block."""
+    scenario = groups(rng)
+    beside = (CacheGroup(MAMBA),) if _coin(rng, 0.5) else (scenario.groups[1], CacheGroup(MAMBA))
+    if _coin(rng, 0.5):
+        scenario = _with(scenario, prefix_match_unit=BLOCK_SIZE // 2)
+    return replace(
+        scenario, groups=(CacheGroup(FULL), *beside), num_blocks=scenario.num_blocks * (1 + len(beside)) // 2
+    )
 
 
 def multi(rng: random.Random) -> Scenario:
@@ -232,9 +244,10 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "mixed": mixed,
     "ranks": ranks,
     "groups": groups,
+    "states": states,
 }
 """By name, in the order in which `kvtrail check` takes turns."""
-NOT_FOR_ALL = ("ranks", "groups")
+NOT_FOR_ALL = ("ranks", "groups", "states")
 """Profiles that a connector may refuse."""
 
 

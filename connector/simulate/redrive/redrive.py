@@ -103,14 +103,14 @@ def _settings(name: str, workload: Workload) -> tuple[Mapping[str, Any], list[st
     notes = []
     if known is None and has_other_writers(plain):
         notes.append(f"What others had written into the store of {name} is not recorded.")
-    block_size = workload.scenario.block_size
-    group = tiny_model.kv_cache(1, block_size).kv_cache_groups[0]
+    block_size, declared = workload.scenario.block_size, workload.scenario.groups
+    groups = tiny_model.kv_cache(1, block_size, groups=declared).kv_cache_groups
     store = RecordedStore(
         settings=workload.settings if same else {},
         same_connector=same,
         chunk_size=workload.chunk_size,
         block_size=block_size,
-        block_bytes=group.kv_cache_spec.page_size_bytes * len(group.layer_names),
+        block_bytes=sum(group.kv_cache_spec.page_size_bytes * len(group.layer_names) for group in groups),
         events=workload.events,
         matched={name: list(_matched(request)) for name, request in workload.requests.items()},
         notes=notes,

@@ -13,6 +13,7 @@ from kvtrail.connector.simulate.prefixes import Known, segments
 from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.cache_groups import ONE, CacheGroup, groups_of
 from kvtrail.tracer.events.events import (
     Alloc,
     CacheReset,
@@ -90,7 +91,9 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
         notes.append(_GUESSED_STEPS)
     block_size = int(resource.get(semconv.BLOCK_SIZE.key) or _block_size(events))
     chunk_size = next((e.chunk_size for e in events if e.chunk_size), None)
-    made, known = segments(requests, block_size=block_size, chunk_size=chunk_size)
+    groups = _groups(resource)
+    hash_size = _hash_size(requests, block_size) if groups else block_size
+    made, known = segments(requests, block_size=hash_size, chunk_size=chunk_size)
     if known is not Known.BLOCKS:
         notes.append(_NO_HASHES.format(_SHARING[known]))
     arrivals = tuple(
@@ -108,6 +111,8 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     if unknown:
         notes.append(_UNKNOWN_FAILURES.format(some(unknown, "report")))
     settings, more = _settings(resource)
+    if hash_size < block_size:
+        settings["prefix_match_unit"] = hash_size
     connector_class = next((e.connector for e in events if isinstance(e, Lookup)), None)
     if connector_class is None:
         raise NotDrivable("the history cannot be driven again: no lookup is in it, so the connector is not known")
@@ -119,6 +124,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             num_blocks=int(resource.get(semconv.POOL_BLOCKS.key) or DEFAULT_BLOCKS),
             block_size=block_size,
             drafts=int(resource.get(semconv.DRAFTS.key) or 0),
+            groups=groups,
             settings=settings,
             workers=Workers(ends=tuple(_ends(events)), fails=fails),
             most_steps=max(steps.values(), default=0) + SPARE_STEPS,
@@ -271,6 +277,32 @@ def _connector_settings(resource: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     return settings if isinstance(settings, dict) else {}
+
+
+def _hash_size(requests: Mapping[str, RecordedRequest], block_size: int) -> int:
+    """Tokens of a block hash, which is not recorded: the most with which a request can have as many as are recorded."""
+    chains = [(len(request.hashes), request) for request in requests.values() if request.hashes]
+    sizes = (size for size in range(block_size, 0, -1) if block_size % size == 0)
+    return next(size for size in sizes if all(count * size <= each.length + each.max_tokens for count, each in chains))
+
+
+def _groups(resource: Mapping[str, Any]) -> tuple[CacheGroup, ...]:
+    """The declared KV cache groups; none where there is one of full attention. One layer stands for all of a group: the
+    scheduler counts blocks.
+
+    Raises:
+        NotDrivable: a group is of a kind that the simulated model has no layer for.
+    """
+    declared = groups_of(resource.get(semconv.GROUPS.key))
+    if declared == ONE:
+        return ()
+    for group in declared:
+        if group.first_needed(0) is None:
+            raise NotDrivable(
+                f"the history cannot be driven again: its model has a KV cache group of kind {group.kind}, which is not"
+                " simulated"
+            )
+    return tuple(CacheGroup(group.kind, group.block_size, group.window) for group in declared)
 
 
 def _settings(resource: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

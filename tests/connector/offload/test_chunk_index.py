@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.offload.plan import OffloadPlan
 from kvtrail.connector.offload.scheduler import ChunkIndex, OffloadScheduler
 
@@ -151,7 +152,7 @@ def stepped(scheduler: OffloadScheduler, request: Request, computed: int, schedu
 
 
 def scheduler_with(slots: int) -> OffloadScheduler:
-    return OffloadScheduler(OffloadConfig(CHUNK, BLOCK, block_bytes=1, slots=slots), drafts=False)
+    return OffloadScheduler(OffloadConfig(CHUNK, BLOCK, (Group(BLOCK, 1),), slots=slots), drafts=False)
 
 
 def starts(plan: OffloadPlan) -> tuple[list[int], list[int], list[tuple[str, int]]]:
@@ -165,7 +166,7 @@ def test_a_prefix_that_was_loaded_loses_its_tail() -> None:
     stepped(scheduler, a, 0, 33)
     scheduler.finished(a)
     assert scheduler.new_tokens(a, 0) == 32
-    scheduler.admitted(a, 32, list(range(8)))
+    scheduler.admitted(a, 32, [range(8)])
     assert len(stepped(scheduler, a, 32, 1).loads) == 8
     scheduler.new_tokens(b, 0)
     assert starts(stepped(scheduler, b, 0, 5)) == ([0], [], [])

@@ -10,6 +10,7 @@ import torch
 
 from kvtrail.connector.offload import host_memory
 from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.offload.host_memory import HostMemory, _Rows, _Tensors
 from kvtrail.connector.offload.plan import Copy
 
@@ -43,7 +44,7 @@ def test_what_is_loaded_is_what_was_stored(layout: str, many_bytes: int, monkeyp
     monkeypatch.setattr(host_memory, "MANY_BYTES", many_bytes)
     make, way = LAYOUTS[layout]
     caches = {"a": make(), "b": make()}
-    memory = HostMemory(OffloadConfig(64, 16, 1, SLOTS), num_blocks=BLOCKS)
+    memory = HostMemory(OffloadConfig(64, 16, (Group(16, 1),), SLOTS), num_blocks=BLOCKS)
     memory.register({**caches, "the same again": caches["a"]})
     assert {type(part) for part in memory._parts} == {way}
     rng = random.Random(layout)
@@ -77,6 +78,6 @@ def test_what_is_loaded_is_what_was_stored(layout: str, many_bytes: int, monkeyp
 
 
 def test_a_layout_that_is_not_known_is_refused_by_name() -> None:
-    memory = HostMemory(OffloadConfig(64, 16, 1, SLOTS), num_blocks=BLOCKS)
+    memory = HostMemory(OffloadConfig(64, 16, (Group(16, 1),), SLOTS), num_blocks=BLOCKS)
     with pytest.raises(ValueError, match=r"layer odd has a KV cache of shape \(3, 5, 24\)"):
         memory.register({"odd": torch.zeros(3, 5, BLOCKS)})

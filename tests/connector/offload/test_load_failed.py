@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.offload.scheduler import OffloadScheduler, short
 
 BLOCK, CHUNK = 16, 32
@@ -22,7 +23,7 @@ class Stored:
     """A scheduler of the OffloadConnector, and the calls of vLLM that matter here."""
 
     def __init__(self) -> None:
-        config = OffloadConfig.read({"chunk_size": CHUNK}, block_size=BLOCK, block_bytes=64)
+        config = OffloadConfig.read({"chunk_size": CHUNK}, hash_size=BLOCK, groups=[Group(BLOCK, 64)])
         self.scheduler = OffloadScheduler(config, drafts=False)
 
     def begin(self, *requests: tuple[Any, range]) -> None:
@@ -69,7 +70,7 @@ class Stored:
 def test_chunks_from_the_failed_block_on_are_forgotten(failed: tuple[int, ...], kept: int) -> None:
     store, request = Stored(), a_request("a", 3 * CHUNK)
     store.begin((request, range(6)))
-    store.scheduler.load_failed(failed)
+    store.scheduler.load_failed(set(failed))
     assert store.matched(request) == kept
     evicted = [key for key, *_ in store.scheduler.take_evicted()]
     assert evicted == [short(f"a-{n}".encode()) for n in (1, 3, 5) if (n + 1) * BLOCK > kept]

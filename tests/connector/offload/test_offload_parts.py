@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.settings import Guard, Settings, Unsampled
 from kvtrail.tracer.events.semconv import Level
 
 
 def test_the_defaults() -> None:
-    config = OffloadConfig.read({}, block_size=16, block_bytes=1024)
-    assert (config.chunk_size, config.blocks_per_chunk, config.chunk_bytes) == (256, 16, 16_384)
+    config = OffloadConfig.read({}, hash_size=16, groups=[Group(16, 1024)])
+    assert (config.chunk_size, config.rows, config.chunk_bytes) == (256, (16,), 16_384)
     assert config.slots == 4 * 1024**3 // 16_384
 
 
@@ -31,7 +32,7 @@ def test_the_defaults() -> None:
 )
 def test_bad_configuration_is_refused_in_one_sentence(given: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said) as refused:
-        OffloadConfig.read(given, block_size=32, block_bytes=1024)
+        OffloadConfig.read(given, hash_size=32, groups=[Group(32, 1024)])
     assert "\n" not in str(refused.value)
 
 

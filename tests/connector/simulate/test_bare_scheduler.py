@@ -20,6 +20,7 @@ from history import heartbeats
 
 from kvtrail.connector.demo.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.offload.scheduler import OffloadScheduler
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate.scenario import Workers
@@ -325,7 +326,7 @@ def test_the_offload_scheduler_stores_only_what_is_computed(tmp_path: Path) -> N
 
 def test_after_a_preemption_what_was_evicted_meanwhile_is_stored_again() -> None:
     """One slot: another request's chunk takes it while the first is preempted."""
-    config = OffloadConfig(chunk_size=32, block_size=32, block_bytes=1, slots=1)
+    config = OffloadConfig(chunk_size=32, hash_size=32, groups=(Group(32, 1),), slots=1)
     offload = OffloadScheduler(config, drafts=False)
     first, other = (
         SimpleNamespace(request_id=i, block_hashes=[i.encode()], num_tokens=40, num_preemptions=0) for i in "ab"

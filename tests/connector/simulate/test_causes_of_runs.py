@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from causes_not_recorded import EVERYTHING, NOT_RECORDED, NOTHING_LACKS, heard
-from causes_reference import CONNECTORS, REFUSED, Tally, compare, missed, run
+from causes_reference import CONNECTORS, Tally, compare, missed, run
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
@@ -81,17 +81,26 @@ def test_no_cause_is_wrong_when_the_level_changes_while_the_engine_runs(connecto
     assert shares["right"] > 0.15 * shares.total(), shares
 
 
-@pytest.mark.parametrize("connector", [each for each in CONNECTORS if (each, "groups") not in REFUSED])
-def test_causes_name_the_group_that_lost_its_part(connector: str) -> None:
+def test_causes_name_the_group_that_lost_its_part() -> None:
     tally: Tally = Counter()
     for seed in range(6):
-        admissions, events = run(scenario_of("groups", seed), connector, seed=seed)
+        admissions, events = run(scenario_of("groups", seed), "OffloadingConnector", seed=seed)
         tally += compare(admissions, heard(events, EVERYTHING, seed=seed))
     shares, wrong = missed(tally)
     assert not shares["wrong"], wrong
     assert shares["right"] >= RIGHT * shares.total(), shares
     for cause in ("evicted gpu", "evicted store", "stranded store", "last-token gpu", "new"):
         assert tally[cause, "right"], cause
+
+
+def test_no_cause_is_wrong_where_the_stores_groups_are_not_followed() -> None:
+    tally: Tally = Counter()
+    for seed in range(3):
+        admissions, events = run(scenario_of("groups", seed), "OffloadConnector", seed=seed)
+        tally += compare(admissions, heard(events, EVERYTHING, seed=seed))
+    shares, wrong = missed(tally)
+    assert not shares["wrong"], wrong
+    assert shares["right"] > shares["unknown"] > 0, shares
 
 
 @pytest.mark.parametrize(("seed", "said"), [("7", "elsewhere"), ("8", "unknown")])

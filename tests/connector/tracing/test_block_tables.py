@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from bare_scheduler import scheduler, storm
 
+from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import Event, Preempt, RequestEnd, Schedule
 from kvtrail.tracer.ledger.account import Account
 
@@ -50,7 +51,7 @@ def test_the_tables_of_several_groups_are_known(
         tmp_path,
         "TracedOffloadingConnector",
         {"cpu_bytes_to_use": 1 << 22, "kvtrail": {"level": "detailed"}},
-        window=window,
+        groups=(CacheGroup(FULL), CacheGroup(SLIDING, window=window)),
     )
     tables: list[dict[str, list[list[int]]]] = []
     connector: Any = bare.scheduler.connector

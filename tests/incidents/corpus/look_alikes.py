@@ -6,9 +6,16 @@ from incidents.incident import LookAlike
 
 
 def _alike(
-    of: str, rule: str, what: str, text: str, *, later_s: float = 0.0, connector: str = "Connector"
+    of: str,
+    rule: str,
+    what: str,
+    text: str,
+    *,
+    later_s: float = 0.0,
+    connector: str = "Connector",
+    groups: str | None = None,
 ) -> LookAlike:
-    return LookAlike(of=of, rule=rule, what=what, text=text, later_s=later_s, connector=connector)
+    return LookAlike(of=of, rule=rule, what=what, text=text, later_s=later_s, connector=connector, groups=groups)
 
 
 LOOK_ALIKES = [
@@ -113,6 +120,28 @@ LOOK_ALIKES = [
     ),
     _alike("C5", "block-shortage", "the last block is not full", "L 100 c0 h0 -> 0\nA 0\nS 0+100\nstore 0+100 in 4"),
     _alike("C5", "block-shortage", "one token in a block", "L 97 c0 h0 -> 0\nA 0\nS 0+97\nstore 96+1 in 1"),
+    _alike(
+        "C4",
+        "resume-point",
+        "a hit that ends within a block of a recurrent group",
+        "L 200 c160 -> 0\nA 0 [1-7 | 0 0 0 0 0 8 9]\nS 176+24 [1-7 | 0 0 0 0 0 8 9]",
+        groups="full 32, state 32",
+    ),
+    _alike(
+        "C4",
+        "plan-blocks",
+        "a state that vLLM has copied into a block of no table",
+        "L 200 c0 h0 -> 0\nA 0 [1-6 | 0 0 0 0 0 8]\nS 0+176 [1-6 | 0 0 0 0 0 8]\nS 176+24 [7 | 9]\n"
+        "plan store 160+32 [6 | 30] at 160,160",
+        groups="full 32, state 32",
+    ),
+    _alike(
+        "C5",
+        "load-range",
+        "the block in which a hit of a recurrent group ends is loaded whole",
+        "L 200 c0 h112 -> 112\nA 112 [1-7 | 0 0 0 8 0 0 9]\nplan load 0+128 [1-4 | 8] at 0,96",
+        groups="full 32, state 32",
+    ),
     _alike("C5", "load-range", "begins at the start of a chunk", "L 749 c288 h512 -> 224\nA 224\nplan load 256+256"),
     _alike(
         "C5", "load-range", "a full hit's last block is loaded whole", "L 512 c0 h512 -> 511\nA 511\nplan load 0+512"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from kvtrail.tracer.events.cache_groups import part_of_block
 from kvtrail.tracer.events.events import LoadPlan
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
@@ -10,8 +11,8 @@ class LoadRange(RequestRule[LoadPlan]):
     """The connector plans to load beyond what was allocated for it.
 
     Invariant: a load's end <= c + x, where c are the computed tokens of the lookup and x the external tokens of the
-    allocation; one more on a full hit, whose last token is computed again. Its keys are among those that the lookup
-    claimed, where both name them.
+    allocation; one more on a full hit, whose last token is computed again; the end of its block on a hit that ends within
+    one, as it may with a recurrent KV cache group. Its keys are among those that the lookup claimed, where both name them.
 
     A load may begin before c, at the start of a chunk. Source: vLLM, `Scheduler.schedule` allocates blocks for c + x
     tokens and counts them as computed; the incident is vLLM #56701 (https://github.com/vllm-project/vllm/issues/56701).
@@ -35,7 +36,8 @@ class LoadRange(RequestRule[LoadPlan]):
             return None  # unselected-load judges it
         end, most = (event.start or 0) + event.count, lookup.computed + alloc.allocated
         numbers = {"computed": lookup.computed, "allocated": alloc.allocated, "end": end, "at_most": most}
-        if event.start is not None and end > most + (most + 1 == lookup.total):
+        size = part_of_block(event.groups, event.block_size)
+        if event.start is not None and end > max(most + (most + 1 == lookup.total), -(-most // size) * size):
             return Drift(numbers, [lookup, alloc, event])
         claimed = lookup.chunk_keys
         unclaimed = [] if claimed is None else [key for key in event.chunk_keys or () if key not in claimed]

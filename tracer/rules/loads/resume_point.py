@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from kvtrail.tracer.events.cache_groups import part_of_block
 from kvtrail.tracer.events.events import Schedule
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
@@ -11,7 +12,8 @@ class ResumePoint(RequestRule[Schedule]):
 
     Invariant: n = c + x for the first step after an admission, where n is the step's first token, c the computed tokens
     of the lookup and x the external tokens of the allocation; n = N - 1 if c + x = N (an asynchronous full hit: the last
-    token is computed again).
+    token is computed again). With a recurrent KV cache group and x = 0, c <= n < c + b, where b is the block size: vLLM asks
+    with the whole blocks of a hit that ends within a block, and keeps the rest of it if nothing is to be loaded.
 
     A load that failed, and said so, may begin anywhere. Source: vLLM, `Scheduler.schedule` and
     `Scheduler._update_waiting_for_remote_kv`; the incident is RBLN #1009
@@ -47,6 +49,9 @@ class ResumePoint(RequestRule[Schedule]):
         if expected == alloc.total and lookup.is_async:
             expected -= 1
         if event.computed == expected:
+            return OK
+        part = part_of_block(event.groups, event.block_size)
+        if not alloc.allocated and expected <= (event.computed or 0) < expected + part:
             return OK
         numbers = {
             "computed": lookup.computed,

@@ -96,7 +96,7 @@ def test_a_correct_connector_passes_all_profiles(name: str, rounds: int, hits: i
     checked = check(name, steps=None, runs=rounds * len(PROFILES), seed=100)
     assert [each.failure for each in checked.found] == []
     assert {*checked.trials, *checked.refused} == set(PROFILES)
-    assert set(checked.refused) == ({"groups"} if name == "OffloadConnector" else set())
+    assert set(checked.refused) == ({"states"} if name == "OffloadConnector" else set())
     assert checked.hits > hits
     assert checked.blocks_compared > blocks
 

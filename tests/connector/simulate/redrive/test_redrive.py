@@ -42,8 +42,8 @@ def test_the_demos_workloads_come_out_lookup_for_lookup(tmp_path: Path, scenario
     assert driven.played.steps == pytest.approx(played.steps, abs=15), "idle steps at the end are not recorded"
 
 
-NOT_DRIVEN = ("spec-decode", "load-failure", "multi", "groups")
-"""The OffloadConnector refuses several KV cache groups; of the others docs/replay.md says why."""
+NOT_DRIVEN = ("spec-decode", "load-failure", "multi", "states")
+"""The OffloadConnector refuses recurrent states; of the others docs/replay.md says why."""
 
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name not in NOT_DRIVEN])
@@ -64,6 +64,34 @@ def test_transfers_between_steps_end_where_they_were_recorded(tmp_path: Path, pr
     driven = redrive(recorded(play(scenario, native.configuration()), tmp_path))
     assert_the_same(driven.comparison)
     assert driven.comparison.hits > 100
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("groups", 0), ("states", 8), ("states", 22), ("states", 24)])
+def test_a_hybrid_model_comes_out_lookup_for_lookup(tmp_path: Path, profile: str, seed: int) -> None:
+    """With the declared groups: a window, a state, one whose block hashes are of half a block, and both."""
+    scenario = scenario_of(profile, seed)
+    scenario = replace(scenario, workers=replace(scenario.workers, latest_steps=9))
+    played = play(scenario, configuration("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000}))
+    driven = redrive(recorded(played, tmp_path))
+    again = driven.workload.scenario
+    assert [group[:3] for group in again.groups] == [
+        (group.kind, scenario.block_size, group.window) for group in scenario.groups
+    ]
+    assert again.settings.get("prefix_match_unit") == scenario.settings.get("prefix_match_unit")
+    assert_the_same(driven.comparison)
+    assert driven.comparison.hits > 100
+
+
+def test_a_group_that_is_not_simulated_is_named(tmp_path: Path) -> None:
+    whole = recorded(
+        play(Scenario(arrivals=(Arrival("r", (("p", 40),)),)), configuration("OffloadConnector", {})), tmp_path
+    )
+    declared = {semconv.GROUPS.key: json.dumps([{"kind": "full_attention"}, {"kind": "RSWASpec"}])}
+    other = tuple(
+        (event, structs.replace(span, resource={**span.resource, **declared})) for event, span in whole.moments
+    )
+    with pytest.raises(NotDrivable, match="a KV cache group of kind RSWASpec, which is not simulated"):
+        workload_of(History(moments=other))
 
 
 @pytest.mark.parametrize("seed", range(3))
