@@ -222,7 +222,7 @@ class Reference:
     """
 
     def __init__(self, scheduler: Any, block_size: int, view: StoreView) -> None:
-        from vllm.v1.kv_cache_interface import FullAttentionSpec
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
         self._scheduler, self._view = scheduler, view
         self._size = block_size
@@ -231,6 +231,7 @@ class Reference:
             len(specs),
             math.lcm(*[spec.block_size for spec in specs]) if specs[1:] else block_size,
         )
+        self._has_states = any(isinstance(spec, MambaSpec) for spec in specs)
         self._is_dense = [len(specs) == 1 or isinstance(spec, FullAttentionSpec) for spec in specs]
         self._pool = scheduler.kv_cache_manager.block_pool
         self._map = self._pool.cached_block_hash_to_block
@@ -369,7 +370,10 @@ class Reference:
         needs, most = self._needs(hashes), (total - 1) // unit  # where a hit can end
         in_vllm, hit = _look(asked.vllm, dense, needs, range(most))
         in_vllm += _look(asked.vllm, dense, needs, range(most, full))[0]
-        if self._groups > 1 and hit * unit != computed:
+        if self._has_states and not external and hit * unit < computed:
+            computed = reused = hit * unit  # vLLM goes back to what all groups have
+            spans[:] = [("held", "gpu", 0, computed, NONE)]
+        if self._groups > 1 and hit * unit != computed and not self._has_states:
             raise ValueError(f"vLLM found {computed} tokens, and the reference {hit * unit}")
         per = self._view.chunk_size
         first = 0 if self._view.from_start else computed // per

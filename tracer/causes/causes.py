@@ -205,20 +205,26 @@ class Causes:
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
+        not_recorded = request.not_recorded
+        has_groups = len(groups_of(lookup.groups)) > 1
+        if has_groups and request.chain.end > full:  # hashes of pieces of blocks, of which a hit may consist, too
+            is_known, not_recorded = False, NotRecorded.GROUPS
         chain = request.chain.hashes if is_known else None
         is_joint = self._has_groups and self._vllm.is_reported
         groups = JointGroups.of(groups_of(lookup.groups), size) if is_joint else None
         pending, by = self._pending(event.request or "", chain, full)
-        has_groups = len(groups_of(lookup.groups)) > 1
+        computed = lookup.computed
+        if groups is not None and groups.has_states and chain and not allocated:
+            computed = groups.held(self._vllm, chain, size, computed, self._is_fresh)
         begun, unfollowed = self._begun(event.request or "", chain, full) if pending and has_groups else (0, 0)
         context = AdmissionContext(
             total=lookup.total,
-            computed=lookup.computed,
+            computed=computed,
             allocated=allocated,
             sources=self._sources(request, allocated),
             block_size=size,
             chain=chain if full else (),
-            not_recorded=request.not_recorded,
+            not_recorded=not_recorded,
             is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
             shadow=self._shadow(event, request),
             groups=groups,
@@ -246,7 +252,7 @@ class Causes:
             request.open, request.steps, request.doubt = split, 0, None
             request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
         request.computing, request.is_followed = full, event.blocks_ids is not None
-        if (lookup.computed + allocated) // size < full if size else False:
+        if (computed + allocated) // size < full if size else False:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
 
     def _elsewhere(self, identity: str, chain: Sequence[bytes], size: int, parts: Sequence[Part]) -> list[Part]:

@@ -88,6 +88,22 @@ class JointGroups(Struct, frozen=True):
             *_until_next_boundary(dense[last:], sparse[last:], never[last:]),
         ]
 
+    @property
+    def has_states(self) -> bool:
+        """Whether one of them is recurrent."""
+        return any(group.kind == MAMBA for group in self.groups)
+
+    def held(
+        self, cache: CacheModel, chain: Sequence[bytes], block_size: int, computed: int, is_fresh: Callable[[Key], bool]
+    ) -> int:
+        """Of the tokens that full attention held those that all groups did. With recurrent groups vLLM asks a connector for
+        what comes behind those of full attention, and where it offers nothing goes back to those of all groups (vLLM,
+        `KVCacheManager.get_computed_blocks_for_connector`)."""
+        states = self.states(cache, chain, block_size, (0, computed // self.unit), is_fresh)
+        return self.unit * next(
+            (n for n, each in enumerate(states) if each is None or each.state is not BlockState.HELD), len(states)
+        )
+
     def _needed_from(self, group: CacheGroup, units: int, size: int) -> int:
         """The first block that a hit of so many units needs of a group that is not full attention."""
         end = units * self.unit
