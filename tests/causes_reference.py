@@ -3,6 +3,7 @@ recording does not tell is seen here. Nothing of it is shared with `kvtrail.trac
 
 from __future__ import annotations
 
+import math
 import secrets
 import tempfile
 from collections import Counter
@@ -21,8 +22,10 @@ from kvtrail.tracer.events.events import Alloc, Event, Lookup
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.facts import Breakdown
 
-Span = tuple[str, str, int, int]
-"""A cause, its tier (`gpu` or `store`), and tokens from the first to before the last."""
+Span = tuple[str, str, int, int, frozenset[int]]
+"""A cause, its tier (`gpu` or `store`), tokens from the first to before the last, and of several KV cache groups those
+that had lost their part first, or never had it."""
+NONE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -49,29 +52,101 @@ class Admission:
 
 @dataclass(slots=True)
 class _Cache:
-    """A cache as it is, and when it lost what.
+    """What a KV cache group has in a cache, and when it came and went.
 
     Attributes:
-        held: what it holds, in all of its groups.
-        some: what at least one group holds.
+        held: what it has.
         lost: of what it lost, when, and whether by a reset.
-        ever: all that it ever held.
+        gained: of all that it ever had, when it came last.
     """
 
     held: set[bytes] = field(default_factory=set)
-    some: set[bytes] = field(default_factory=set)
     lost: dict[bytes, tuple[int, str]] = field(default_factory=dict)
-    ever: set[bytes] = field(default_factory=set)
+    gained: dict[bytes, int] = field(default_factory=dict)
 
-    def see(self, groups: Sequence[set[bytes]], moment: int, how: str) -> None:
-        """A block is lost when the first group has lost it, and none holds it whole any more."""
-        held, some = set.intersection(*groups), set.union(*groups)
-        incomplete = {key for key in self.some - held if key in self.held or (key not in some and key not in self.lost)}
-        self.lost.update(dict.fromkeys(incomplete, (moment, how)))
-        self.held, self.some, self.ever = held, some, self.ever | some
+    def see(self, held: set[bytes], moment: int, how: str) -> None:
+        self.lost.update(dict.fromkeys(self.held - held, (moment, how)))
+        self.gained.update(dict.fromkeys(held - self.held, moment))
+        self.held = held
 
     def copy(self) -> _Cache:
-        return _Cache(self.held, self.some, dict(self.lost), self.ever)
+        return _Cache(self.held, dict(self.lost), dict(self.gained))
+
+
+Needs = Callable[[int, int], Sequence[bytes]]
+"""The keys of a KV cache group, by its number, that a hit needs which ends with a unit of a prompt; of full attention those
+of this unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a cache has of a unit of a prompt: it is `held`, `lost`, `uncached` (a group never had its part) or `never` there.
+
+    Attributes:
+        moment: when it was lost, or when full attention had it.
+        how: by a reset, or evicted.
+        groups: those that had lost it first, or never had it.
+        lacking: the keys that are not there.
+    """
+
+    state: str
+    moment: int = 0
+    how: str = ""
+    groups: frozenset[int] = NONE
+    lacking: frozenset[bytes] = NONE  # type: ignore[assignment]  # nothing is in it
+
+
+def _look(caches: Sequence[_Cache], dense: Sequence[int], needs: Needs, units: range) -> tuple[list[_Found], int]:
+    """What a cache has of these units of a prompt, and how many of them, from the first on, a hit can have. `dense` are the
+    groups of full attention."""
+    sparse = [group for group in range(len(caches)) if group not in dense]
+    own = {unit: [(group, key) for group in dense for key in needs(group, unit)] for unit in units}
+    kept = {unit: [(group, key) for group in sparse for key in needs(group, unit)] for unit in units}
+    found: list[_Found] = []
+    for unit in units:
+        if any(key not in caches[group].gained for group, key in own[unit]):
+            found.append(_Found("never"))
+            continue
+        end = unit
+        while end in own and all(key in caches[group].gained for group, key in own[end]):
+            if all(key in caches[group].gained for group, key in kept[end]):
+                break
+            end += 1
+        else:
+            end = -1
+        wanted = own[unit] if end < 0 else [each for some in range(unit, end + 1) for each in own[some]] + kept[end]
+        lacking = [(*caches[group].lost[key], group, key) for group, key in wanted if key not in caches[group].held]
+        if lacking:
+            moment, how, *_ = min(lacking)
+            groups = frozenset(group for at, _, group, _ in lacking if at == moment)
+            found.append(_Found("lost", moment, how, groups, frozenset(key for *_, key in lacking)))
+        elif end < 0:
+            moment = max(caches[group].gained[key] for group, key in own[unit])
+            groups = frozenset(group for group, key in kept[unit] if key not in caches[group].gained)
+            found.append(_Found("uncached", moment, "uncached", groups))
+        else:
+            found.append(_Found("held"))
+    hit = 0
+    for number, unit in enumerate(units, start=1):
+        if any(key not in caches[group].held for group, key in own[unit]):
+            break
+        if all(key in caches[group].held for group, key in kept[unit]):
+            hit = number
+    return [_Found("held")] * hit + found[hit:], hit
+
+
+class _AllCached:
+    """A block pool that has every block, and notes for which ones vLLM's lookup asks."""
+
+    null_block = None
+
+    def __init__(self, hash_block_size: int) -> None:
+        self.hash_block_size = hash_block_size
+        self.asked: list[bytes] = []
+
+    def get_cached_block(self, key: Any, groups: Sequence[int]) -> list[object]:
+        self.asked.append(bytes(key))
+        return [object() for _ in groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +154,8 @@ class _Asked:
     """A lookup: the tokens that vLLM held, and what all caches held."""
 
     computed: int
-    vllm: _Cache
-    store: _Cache
+    vllm: Sequence[_Cache]
+    store: Sequence[_Cache]
     storing: set[bytes]
 
 
@@ -91,9 +166,13 @@ class StoreView:
         """`from_start`: its lookups look at all of a prompt's chunks, and not only behind what vLLM holds."""
         self.connector, self.chunk_size, self.from_start = connector, chunk_size, from_start
 
-    def held(self) -> set[bytes]:
-        """Chunks that can be loaded."""
+    def held(self) -> Sequence[set[bytes]]:
+        """Chunks that can be loaded, by KV cache group."""
         raise NotImplementedError
+
+    def window(self, group: int) -> int | None:
+        """How many chunks before its end a hit needs of a group; None: all."""
+        return None
 
     def storing(self) -> set[bytes]:
         """Chunks whose store is under way."""
@@ -106,8 +185,8 @@ class StoreView:
 class OffloadView(StoreView):
     """kvtrail's OffloadConnector."""
 
-    def held(self) -> set[bytes]:
-        return set(self.connector.held_keys())
+    def held(self) -> Sequence[set[bytes]]:
+        return [set(self.connector.held_keys())]
 
 
 class OffloadingView(StoreView):
@@ -117,11 +196,22 @@ class OffloadingView(StoreView):
         policy = self.connector.connector_scheduler.manager._policy
         return list(policy.chunks.items())
 
-    def held(self) -> set[bytes]:
-        return {bytes(key)[:-4] for key, chunk in self._chunks() if chunk.is_ready}
+    def held(self) -> Sequence[set[bytes]]:
+        configs = self.connector.connector_scheduler.config.kv_group_configs
+        held: list[set[bytes]] = [set() for _ in configs]
+        for key, chunk in self._chunks():
+            if chunk.is_ready:
+                held[int.from_bytes(bytes(key)[-4:], "big")].add(bytes(key)[:-4])
+        return held
 
     def storing(self) -> set[bytes]:
         return {bytes(key)[:-4] for key, chunk in self._chunks() if not chunk.is_ready}
+
+    def window(self, group: int) -> int | None:
+        size: int | None = self.connector.connector_scheduler.config.kv_group_configs[
+            group
+        ].sliding_window_size_in_chunks
+        return size
 
 
 class Reference:
@@ -132,12 +222,21 @@ class Reference:
     """
 
     def __init__(self, scheduler: Any, block_size: int, view: StoreView) -> None:
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+
         self._scheduler, self._view = scheduler, view
         self._size = block_size
-        self._groups = len(scheduler.kv_cache_config.kv_cache_groups)
+        specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+        self._groups, self._unit = (
+            len(specs),
+            math.lcm(*[spec.block_size for spec in specs]) if specs[1:] else block_size,
+        )
+        self._has_states = any(isinstance(spec, MambaSpec) for spec in specs)
+        self._is_dense = [len(specs) == 1 or isinstance(spec, FullAttentionSpec) for spec in specs]
         self._pool = scheduler.kv_cache_manager.block_pool
         self._map = self._pool.cached_block_hash_to_block
-        self._vllm, self._store = _Cache(), _Cache()
+        self._vllm = [_Cache() for _ in range(self._groups)]
+        self._store = [_Cache() for _ in view.held()]
         self._moment = 0
         self._is_reset = False
         self._asked: dict[str, _Asked] = {}
@@ -175,9 +274,11 @@ class Reference:
         groups: list[set[bytes]] = [set() for _ in range(self._groups)]
         for key in now._cache:
             groups[get_group_id(key)].add(bytes(get_block_hash(key)))
-        self._vllm.see(groups, self._moment, "evicted" if now is self._map else "reset")
+        for cache, held in zip(self._vllm, groups, strict=True):
+            cache.see(held, self._moment, "evicted" if now is self._map else "reset")
         self._map = now
-        self._store.see([self._view.held()], self._moment, "reset" if self._is_reset else "evicted")
+        for cache, held in zip(self._store, self._view.held(), strict=True):
+            cache.see(held, self._moment, "reset" if self._is_reset else "evicted")
 
     def stepped(self) -> None:
         """A step has ended."""
@@ -192,20 +293,25 @@ class Reference:
     def _fail(self, admission: Admission, computed: int) -> None:
         """Only the tokens up to `computed` were loaded."""
         spans: list[Span] = []
-        for cause, tier, start, end in admission.spans:
+        for cause, tier, start, end, groups in admission.spans:
             if cause == "loaded" and end > computed:
                 spans += [
-                    ("loaded", tier, start, max(start, computed)),
-                    ("failed-load", tier, max(start, computed), end),
+                    ("loaded", tier, start, max(start, computed), NONE),
+                    ("failed-load", tier, max(start, computed), end, NONE),
                 ]
             else:
-                spans.append((cause, tier, start, end))
+                spans.append((cause, tier, start, end, groups))
         admission.spans = [span for span in spans if span[3] > span[2]]
         admission.promised = (computed, computed)
 
     def _looked_up(self, answer: Any, request: Any, computed: int) -> None:
         self._view.asked(request)
-        self._asked[request.request_id] = _Asked(computed, self._vllm.copy(), self._store.copy(), self._view.storing())
+        self._asked[request.request_id] = _Asked(
+            computed,
+            [cache.copy() for cache in self._vllm],
+            [cache.copy() for cache in self._store],
+            self._view.storing(),
+        )
 
     def _allocated(self, answer: Any, request: Any, blocks: Any, external: int) -> None:
         asked = self._asked.pop(request.request_id, None)
@@ -214,7 +320,7 @@ class Reference:
         lost = (0, 0)
         for each in self.admissions[-64:]:
             if each.request is request and each.epoch == request.num_preemptions:
-                lost = next(((s, e) for cause, _, s, e in each.spans if cause == "failed-load"), lost)
+                lost = next(((s, e) for cause, _, s, e, _ in each.spans if cause == "failed-load"), lost)
                 each.is_over = True
         computed, total = asked.computed, request.num_tokens
         spans = self._spans(request, external, asked, lost)
@@ -222,33 +328,85 @@ class Reference:
             Admission(request, request.num_preemptions, spans, (computed, computed + external), total)
         )
 
+    def _needs(self, hashes: Sequence[Any]) -> Needs:
+        """What vLLM's cache must have: that for which vLLM's own lookup asks, where it finds all."""
+        if self._groups == 1:
+            return lambda group, unit: [bytes(hashes[unit])]
+        coordinator = self._scheduler.kv_cache_manager.coordinator
+        by_group = {group: each for each in coordinator.attention_groups for group in each.group_ids}
+
+        def needs(group: int, unit: int) -> Sequence[bytes]:
+            end, pool = (unit + 1) * self._unit, _AllCached(self._size)
+            spec, _, manager, _ = by_group[group]
+            manager.find_longest_cache_hit(
+                block_hashes=hashes[: end // self._size], max_length=end, kv_cache_group_ids=[group], block_pool=pool,
+                kv_cache_spec=spec, drop_eagle_block=False, alignment_tokens=self._unit,
+            )  # fmt: skip
+            return pool.asked[-(self._unit // spec.block_size) :] if self._is_dense[group] else pool.asked
+
+        return needs
+
+    def _chunks_needed(self, hashes: Sequence[Any], first: int) -> Needs:
+        """What the connector's store must have for a load behind `first` chunks."""
+        per = self._view.chunk_size // self._size
+
+        def needs(group: int, unit: int) -> Sequence[bytes]:
+            begin = max(first, unit + 1 - (self._view.window(group) or 1))
+            return [bytes(hashes[(chunk + 1) * per - 1]) for chunk in range(begin, unit + 1)]
+
+        return needs
+
     def _spans(self, request: Any, external: int, asked: _Asked, lost: tuple[int, int]) -> list[Span]:
-        computed, in_vllm, in_store, storing = asked.computed, asked.vllm.held, asked.store.held, asked.storing
-        total, size, hashes = request.num_tokens, self._size, [bytes(each) for each in request.block_hashes]
-        reused, full = computed + external, total // size
-        spans: list[Span] = [("held", "gpu", 0, computed), ("loaded", "store", computed, reused)]
+        computed, total, size, unit = asked.computed, request.num_tokens, self._size, self._unit
+        hashes, reused, full = request.block_hashes, computed + external, total // unit
+        spans: list[Span] = [("held", "gpu", 0, computed, NONE), ("loaded", "store", computed, reused, NONE)]
         running = [
-            {bytes(each) for each in other.block_hashes[: other.num_tokens // size]}
+            {bytes(each) for each in other.block_hashes[other.num_computed_tokens // size : other.num_tokens // size]}
             for other in self._scheduler.requests.values()
             if other is not request and not other.is_finished()
             if other.status.name == "RUNNING" or other.num_computed_tokens
         ]
-        per = self._view.chunk_size // size
-        chunks = [hashes[n] in in_store for n in range(per - 1, full, per)]
-        first = 0 if self._view.from_start else computed // self._view.chunk_size
-        reach = next((n for n in range(first, len(chunks)) if not chunks[n]), len(chunks)) * self._view.chunk_size
-        for block in range(reused // size, full):
-            start, end, key, chunk = max(reused, block * size), (block + 1) * size, hashes[block], block // per
-            is_stored = chunk < len(chunks) and chunks[chunk]
-            is_storing = chunk < len(chunks) and hashes[(chunk + 1) * per - 1] in storing
-            losses = [(*asked.vllm.lost[key], "gpu")] if key in asked.vllm.lost else []
-            if chunk < len(chunks) and (chunk_key := hashes[(chunk + 1) * per - 1]) in asked.store.lost:
-                losses.append((*asked.store.lost[chunk_key], "store"))
-            if end == total and reused >= total - size and (key in in_vllm or is_stored):
-                cause, tier = "last-token", "gpu" if key in in_vllm and reused != total - 1 else "store"
-            elif key in in_vllm:
+        dense = [group for group, is_dense in enumerate(self._is_dense) if is_dense]
+        needs, most = self._needs(hashes), (total - 1) // unit  # where a hit can end
+        in_vllm, hit = _look(asked.vllm, dense, needs, range(most))
+        in_vllm += _look(asked.vllm, dense, needs, range(most, full))[0]
+        if self._has_states and not external and hit * unit < computed:
+            computed = reused = hit * unit  # vLLM goes back to what all groups have
+            spans[:] = [("held", "gpu", 0, computed, NONE)]
+        if self._groups > 1 and hit * unit != computed and not self._has_states:
+            raise ValueError(f"vLLM found {computed} tokens, and the reference {hit * unit}")
+        per = self._view.chunk_size
+        first = 0 if self._view.from_start else computed // per
+        chunks, reach = _look(
+            asked.store,
+            [group for group in range(len(asked.store)) if self._view.window(group) is None],
+            self._chunks_needed(hashes, first),
+            range(first, max(first, total // per)),
+        )
+        for number in range(reused // unit, full):
+            start, end, key, chunk = (
+                max(reused, number * unit),
+                (number + 1) * unit,
+                bytes(hashes[-(-(number + 1) * unit // size) - 1]),
+                number * unit // per,
+            )
+            here, stored = in_vllm[number], chunks[chunk - first] if chunk - first < len(chunks) else _Found("never")
+            is_stored = stored.state == "held"
+            names = [bytes(hashes[(chunk + 1) * per // size - 1])] if chunk - first < len(chunks) else []
+            is_storing = bool(stored.lacking or names) and set(stored.lacking or names) <= asked.storing
+            losses = [
+                (found.moment, found.how, tier, found.groups)
+                for found, tier in ((here, "gpu"), (stored, "store"))
+                if found.state == "lost" or (found.state == "uncached" and tier == "gpu")
+            ]
+            if not losses and stored.state == "uncached":
+                losses = [(stored.moment, stored.how, "store", stored.groups)]
+            groups = NONE
+            if end == total and reused >= total - unit and (here.state == "held" or is_stored):
+                cause, tier = "last-token", "gpu" if here.state == "held" and reused != total - 1 else "store"
+            elif here.state == "held":
                 cause, tier = "refused" if start == computed else "stranded", "gpu"
-            elif is_stored and (chunk + 1) * self._view.chunk_size > reach:
+            elif is_stored and chunk >= first + reach:
                 cause, tier = "stranded", "store"
             elif any(key in chain for chain in running):
                 cause, tier = "pending", "gpu"
@@ -259,12 +417,12 @@ class Reference:
             elif lost[0] <= start < lost[1]:
                 cause, tier = "failed-load", "store"
             elif losses:
-                _, cause, tier = max(losses)
+                _, cause, tier, groups = max(losses, key=lambda each: each[0])
             else:
-                assert key not in asked.vllm.ever or key in asked.vllm.some, "what was held is held, or was lost"
-                cause, tier = ("new", "") if key not in asked.vllm.ever else ("incomplete", "gpu")
-            spans.append((cause, tier, start, end))
-        spans.append(("unaligned", "", max(reused, full * size), total))
+                cause, tier = "new", ""
+            several = self._groups > 1 and cause in ("evicted", "uncached")
+            spans.append((cause, tier, start, end, groups if several else NONE))
+        spans.append(("unaligned", "", max(reused, full * unit), total, NONE))
         return [span for span in spans if span[3] > span[2]]
 
 
@@ -283,11 +441,12 @@ def compare(admissions: Sequence[Admission], splits: Sequence[Breakdown]) -> Tal
         assert sum(part.tokens for part in split.parts) == admission.total
         for part in split.parts:
             said = (part.cause.value, "store" if part.tier not in ("", "gpu") else part.tier)
-            for cause, tier, start, end in admission.spans:
+            for cause, tier, start, end, groups in admission.spans:
                 if (tokens := min(end, part.end) - max(start, part.start)) > 0:
                     if said[0] == "loaded" and not split.is_final:
                         said = ("unknown", "")  # it is only promised
                     is_right = said == (cause, tier) or (cause == said[0] == "failed-load")
+                    is_right = is_right and (part.detail.group in groups if groups else part.detail.group is None)
                     verdict = "right" if is_right else "unknown" if said[0] == "unknown" else " ".join(said).strip()
                     tally[f"{cause} {tier}".strip(), verdict] += tokens
     return tally

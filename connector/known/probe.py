@@ -99,13 +99,16 @@ Change = bytes | tuple[bytes] | None
 
 
 class StoreContents(Protocol):
-    """All that a connector's store gains and loses, by the hashes of its chunks' last blocks.
+    """All that a connector's store gains and loses, by the hashes of its chunks' last blocks. With several KV cache groups
+    the number of the group follows the hash.
 
     Attributes:
         tier: the store's name.
+        changes_in_plans: whether it changes while vLLM plans a step, after vLLM's own cache has.
     """
 
     tier: str
+    changes_in_plans: bool
 
     def changed(self) -> Sequence[tuple[Change, str | None]]:
         """What has changed since the last call, in order, each with the request whose store did it. Of chunks with one hash

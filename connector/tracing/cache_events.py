@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from kvtrail.connector.known.probe import Change, StoreContents
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 
 MAX_PENDING = 65_536
 """Changes that wait to be recorded; beyond them, all that the cache holds is recorded again."""
@@ -23,7 +22,6 @@ MAX_DELAY_NS = 10**9
 RESYNC_NS = 600 * 10**9
 """After how long all that the cache holds is recorded again, for a sidecar that started later."""
 _CACHE = Kind.PREFIX_CACHE.value
-_BY_REQUEST = itemgetter(1)
 Scope = tuple[int | None, str | None, str | None]
 """What changes have in common: the KV cache group, the tier of a connector's store, and the request that made them."""
 StoreChange = tuple[Change, str | None]
@@ -100,6 +98,8 @@ class StoreEvents(CacheEvents):
     def __init__(self, recorder: Recorder, contents: StoreContents) -> None:
         super().__init__(recorder)
         self._contents = contents
+        self.changes_in_plans = contents.changes_in_plans
+        """Whether it changes while vLLM plans a step, after vLLM's own cache has."""
 
     def stop(self, source: bytes, step: int, at_ns: int) -> None:
         if self._resync_ns:
@@ -114,13 +114,20 @@ class StoreEvents(CacheEvents):
     def _parts(self, changes: Sequence[StoreChange]) -> Sequence[tuple[Scope, Sequence[Change]]]:
         tier, named = self._contents.tier, self._recorder.contexts.named
         parts: list[tuple[Scope, Sequence[Change]]] = []
-        for request_id, some in groupby(changes, _BY_REQUEST):
+        for (request_id, group), some in groupby(changes, _made_by):
             name = None if request_id is None else named(request_id).name
-            parts.append(((None, tier, name), [change for change, _ in some]))
+            parts.append(((group, tier, name), [change for change, _ in some]))
         return parts or [((None, tier, None), ())]
 
     def _hashes(self, keys: Iterable[bytes]) -> bytes:
-        return b"".join(keys)
+        return b"".join([key[:HASH_BYTES] for key in keys])
+
+
+def _made_by(change: StoreChange) -> tuple[str | None, int | None]:
+    """The request that made a change, and of several KV cache groups the number of the one whose chunk it is."""
+    key, request_id = change
+    key = key[0] if isinstance(key, tuple) else key
+    return request_id, int.from_bytes(key[HASH_BYTES:], "big") if key and len(key) > HASH_BYTES else None
 
 
 def _runs(changes: Iterable[Change]) -> tuple[tuple[int, ...], list[bytes]]:

@@ -16,12 +16,11 @@ from kvtrail.connector.known.probe import CLEARED, Change
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.cache_events import CacheEvents, Scope
 from kvtrail.connector.vllm_version import shows_changes
-from kvtrail.tracer.events.semconv import HASH_BYTES
+from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
-_GROUP_BYTES = 4
+_HASH = itemgetter(slice(-HASH_BYTES - GROUP_BYTES, -GROUP_BYTES))
+_GROUP = itemgetter(slice(-GROUP_BYTES, None))
 """A key of vLLM's map is a block's hash and the number of its KV cache group."""
-_HASH = itemgetter(slice(-HASH_BYTES - _GROUP_BYTES, -_GROUP_BYTES))
-_GROUP = itemgetter(slice(-_GROUP_BYTES, None))
 _OURS = "_kvtrail_prefix_cache"
 
 

@@ -246,7 +246,7 @@ class SchedulerInstrumentation(Instrumentation):
                 self._steps.record(connector, output, self._pool, self._step, at_ns)
         except Exception:
             self._not_recorded(Kind.SCHEDULE, ids_of_step(output))
-        self._flush_cache_events(at_ns, can_wait=True)
+        self._flush_cache_events(at_ns, can_wait=True, is_planned=True)
         self._steps.previous = output
         self._step += 1
         self._recorder.steps = self._step
@@ -258,7 +258,7 @@ class SchedulerInstrumentation(Instrumentation):
             self._probe_failed("stepped", ids_of_step(output))
             return
         if seen is not None:
-            self._flush_cache_events(at_ns)  # whichever cache loses a block last is recorded last
+            self._flush_cache_events(at_ns, is_planned=True)  # whichever cache loses a block last is recorded last
             self._record_seen(seen, metadata, output, at_ns)
         if self._level.detailed and at_ns >= self._holdings.due_ns:
             try:
@@ -374,9 +374,17 @@ class SchedulerInstrumentation(Instrumentation):
                     context.epoch = context.request.num_preemptions
                     yield context, held
 
-    def _flush_cache_events(self, at_ns: int, *, can_wait: bool = False) -> None:
+    def _flush_cache_events(self, at_ns: int, *, can_wait: bool = False, is_planned: bool = False) -> None:
         """Record what the connector's store has gained and lost, by the step before, and then vLLM's prefix cache, which
-        `can_wait`. If that fails, nothing more is recorded of it."""
+        `can_wait`; a store that has changed in the step that `is_planned` comes after it."""
+        is_later = is_planned and self._store is not None and self._store.changes_in_plans
+        if not is_later:
+            self._flush_store(at_ns)
+        self._flush_prefix_cache(at_ns, can_wait=can_wait)
+        if is_later and not can_wait:
+            self._flush_store(at_ns)
+
+    def _flush_store(self, at_ns: int) -> None:
         if (store := self._store) is not None:
             try:
                 store.flush(self._source, self._step, at_ns)
@@ -385,6 +393,8 @@ class SchedulerInstrumentation(Instrumentation):
                 self._probe_failed("contents")
                 with suppress(Exception):
                     store.stop(self._source, self._step, at_ns)
+
+    def _flush_prefix_cache(self, at_ns: int, *, can_wait: bool) -> None:
         if (cache := self._prefix_cache) is not None:
             try:
                 cache.flush(self._source, self._step, at_ns, can_wait=can_wait)

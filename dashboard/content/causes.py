@@ -241,6 +241,7 @@ def largest(sums: Row) -> str:
         "refused": "was held, and not given or not taken",
         "failed-load": "was promised, and its load failed",
         "elsewhere": "had been computed by another engine only",
+        "uncached": "had been computed, but a KV cache group never kept its part",
     }
     age_s = sums.get("causes_age_s", {}).get(cause)
     before = f" {text.seconds(age_s)} before, on average" if age_s else ""

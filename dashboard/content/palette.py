@@ -150,6 +150,7 @@ CAUSE = {
     "failed-load": Meaning(RED, "promised, but its load failed"),
     "evicted": Meaning(ORANGE, "held once, and evicted to make room"),
     "reset": Meaning(YELLOW, "held until the cache was emptied"),
+    "uncached": Meaning(VIOLET, "computed once, but a KV cache group never kept its part"),
     "elsewhere": Meaning(LIME, "computed by another engine, never by this one"),
     "new": Meaning(GREY, "never computed before"),
     "unknown": Meaning(TEXT, "its cause was not recorded, or was lost"),

@@ -47,8 +47,8 @@ class LMCacheView(StoreView):
                 name = request.block_hashes[end // self._block_size - 1]
                 self._names[key.chunk_hash] = bytes(name)
 
-    def held(self) -> set[bytes]:
-        return {self._names[key.chunk_hash] for key in self._backend.hot_cache}
+    def held(self) -> list[set[bytes]]:
+        return [{self._names[key.chunk_hash] for key in self._backend.hot_cache}]
 
 
 def jobs(seed: int, requests: int, generate: int) -> list[workload.DemoRequest]:

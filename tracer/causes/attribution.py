@@ -7,8 +7,10 @@ from itertools import compress, count, islice, pairwise
 from operator import is_not
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
+from kvtrail.tracer.causes.joint import JointGroups
 from kvtrail.tracer.model.causes import NOTHING, Cause, Detail, NotRecorded, Part
 
 MAX_PARTS = 200
@@ -26,10 +28,13 @@ class AdmissionContext(Struct, eq=False):
         block_size: tokens of a block.
         chain: the hashes of its full blocks; None where they are not known, which `not_recorded` explains.
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
+        begun: of these, those that all of these requests have computed: with several KV cache groups they may be lost again.
+        unfollowed: and those that a request goes on computing, of which it is not recorded how far it is.
         pending_by: the request that goes on furthest, and its admission.
         is_last_open: whether a running request may have computed the final block, which nobody reports.
         shadow: why requests may be computing of whose prompts nothing is known; None if there are none.
-        has_groups: whether there are several KV cache groups: a hit needs blocks of the others, too.
+        groups: the KV cache groups, where there are several and what a hit needs of each is known.
+        has_groups: whether there are several, and that is not known: only the first one's blocks are.
         promised: tokens that an earlier load of this epoch was to bring and did not; it failed.
     """
 
@@ -41,9 +46,12 @@ class AdmissionContext(Struct, eq=False):
     chain: Sequence[bytes] | None
     not_recorded: NotRecorded = NotRecorded.BLOCK_HASHES
     pending: int = 0
+    begun: int = 0
+    unfollowed: int = 0
     pending_by: BlockChange | None = None
     is_last_open: bool = False
     shadow: NotRecorded | None = None
+    groups: JointGroups | None = None
     has_groups: bool = False
     promised: tuple[int, int] = (0, 0)
     failed: BlockChange | None = None
@@ -58,8 +66,10 @@ class Store(Struct, eq=False):
         matched: the prefix that it held, by its own account.
         offered: the tokens that it offered, behind those that vLLM held.
         was_deferred: whether it had answered 'ask me later' before.
+        groups: what it keeps chunks of, with several KV cache groups.
         is_reported: whether all that it gains and loses is reported, in chunks of whole blocks.
         is_shared: whether others write to it.
+        why: why not all of it is reported, if it is not.
     """
 
     cache: CacheModel
@@ -69,6 +79,8 @@ class Store(Struct, eq=False):
     offered: int
     was_deferred: bool
     is_shared: bool
+    groups: JointGroups | None = None
+    why: NotRecorded = NotRecorded.PROBE
 
 
 class _View(Struct, eq=False):
@@ -124,21 +136,24 @@ class _Runs:
                 return
         self._runs.append((cause, tier, start, end, fact, why, unstored, refusal))
 
-    def parts(self) -> list[Part]:
+    def parts(self, groups: JointGroups | None) -> list[Part]:
         made: list[Part] = []
         are_many = len(self._runs) > MAX_PARTS
         for cause, tier, start, end, fact, why, unstored, refusal in self._runs:
             if are_many and made and (made[-1].cause, made[-1].tier) == (cause, tier):
                 made[-1] = Part(cause, tier, made[-1].start, end - made[-1].start, made[-1].detail)
             else:
-                made.append(Part(cause, tier, start, end - start, _detail(fact, why, unstored, refusal)))
+                made.append(Part(cause, tier, start, end - start, _detail(groups, fact, why, unstored, refusal)))
         return made
 
 
-def _detail(fact: BlockChange | None, why: str, unstored: str, refusal: str) -> Detail:
+def _detail(groups: JointGroups | None, fact: BlockChange | None, why: str, unstored: str, refusal: str) -> Detail:
     if fact is None:
         return Detail(why=why, unstored=unstored) if why or unstored else NOTHING
-    return Detail(why, fact.at_ns, fact.span_id, fact.by, unstored=unstored, refusal=refusal)
+    found = Detail(why, fact.at_ns, fact.span_id, fact.by, unstored=unstored, refusal=refusal)
+    if groups is None or fact.state not in _OF_ONE_GROUP or fact.group is None or fact.group >= len(groups.groups):
+        return found
+    return replace(found, group=fact.group, group_kind=groups.groups[fact.group].kind)
 
 
 class Attribution:
@@ -150,7 +165,10 @@ class Attribution:
         self._context, self._vllm, self._is_fresh = context, vllm, is_fresh
         self._hole = context.computed // context.block_size if context.block_size else 0
         """The first block that vLLM's lookup did not find."""
+        self._unit = context.groups.unit // context.block_size if context.groups else 1
+        """Blocks that are found together or not at all."""
         self._full = context.total // context.block_size if context.block_size else 0
+        self._full -= self._full % self._unit
         self._views = [self._view(store) for store in stores]
         self._runs = _Runs()
 
@@ -169,7 +187,7 @@ class Attribution:
         elif end < aligned:
             self._blocks(end)
         runs.add(Cause.UNALIGNED, "", max(end, aligned), asked.total)
-        return runs.parts()
+        return runs.parts(asked.groups)
 
     def _view(self, store: Store) -> _View:
         asked = self._context
@@ -178,8 +196,14 @@ class Attribution:
             return view
         view.blocks = store.chunk_size // asked.block_size
         view.first = self._hole // view.blocks
-        ends = slice((view.first + 1) * view.blocks - 1, self._full, view.blocks)
-        view.states = store.cache.states(asked.chain[ends], self._is_fresh)
+        if store.groups is not None:
+            chunks = (view.first, max(view.first, self._full // view.blocks))
+            view.states = store.groups.states(
+                store.cache, asked.chain, asked.block_size, chunks, self._is_fresh, begin=view.first
+            )
+        else:
+            ends = slice((view.first + 1) * view.blocks - 1, self._full, view.blocks)
+            view.states = store.cache.states(asked.chain[ends], self._is_fresh)
         held = 0
         for fact in view.states:
             if fact is None or fact.state is not BlockState.HELD:
@@ -214,17 +238,37 @@ class Attribution:
         asked, size = self._context, self._context.block_size
         assert asked.chain is not None
         first = begin // size
-        facts = self._vllm.states(asked.chain[first : self._full], self._is_fresh)
+        facts = self._in_vllm(first)
         for block, end in self._stretches(facts, first):
             fact, start = facts[block - first], max(begin, block * size)
             if end * size < asked.total or begin < start or not self._last_token(block, fact, begin):
                 self._block(block, fact, start, end * size)
 
+    def _in_vllm(self, first: int) -> Sequence[BlockChange | None]:
+        """What is known of vLLM's cache, for each block from this one on."""
+        asked, unit = self._context, self._unit
+        assert asked.chain is not None
+        if asked.groups is None:
+            return self._vllm.states(asked.chain[first : self._full], self._is_fresh)
+        units = (first // unit, self._full // unit)
+        is_cut = self._full * asked.block_size == asked.total
+        states = asked.groups.states(self._vllm, asked.chain, asked.block_size, units, self._is_fresh, is_cut=is_cut)
+        return [state for state in states for _ in range(unit)][first % unit :]
+
     def _stretches(self, facts: Sequence[BlockChange | None], first: int) -> Iterator[tuple[int, int]]:
         """The first and the end of each stretch of full blocks with the same known about all of them, from the first one on
         that was not reused: a long prompt has few. `facts` are those of vLLM's cache."""
         asked, size = self._context, self._context.block_size
-        ends = {first + 1, self._full - 1, self._full, self._hole, self._hole + 1, asked.pending}
+        ends = {
+            first + 1,
+            self._full - self._unit,
+            self._full,
+            self._hole,
+            self._hole + self._unit,
+            asked.pending,
+            asked.begun,
+            asked.unfollowed,
+        }
         ends.update(-(-tokens // size) for tokens in asked.promised)
         ends.update(first + n for n in _changes(facts))
         for view in self._views:
@@ -277,7 +321,10 @@ class Attribution:
         if (why := self._may_be_held(block, fact, chunks)) is not None:
             add(Cause.UNKNOWN, "", start, end, why=why)
             return
-        if block < asked.pending:
+        if asked.begun <= block < asked.unfollowed:
+            add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CACHE_EVENTS)
+            return
+        if asked.begun <= block < asked.pending:
             add(Cause.PENDING, vllm.name, start, end, asked.pending_by)
             return
         for state, cause in ((BlockState.STORING, Cause.PENDING), (BlockState.HELD, Cause.REFUSED)):
@@ -318,7 +365,7 @@ class Attribution:
                 return NotRecorded.CACHE_EVENTS
         for view, chunk in chunks:
             if not view.store.is_reported:
-                return NotRecorded.PROBE
+                return view.store.why
             if chunk is not None and chunk.state is BlockState.UNSURE:
                 return NotRecorded.CONTRADICTION if chunk is _CONTRADICTED else view.store.cache.why
         return self._context.shadow if self._is_shadowed(block) else None
@@ -338,15 +385,20 @@ class Attribution:
     ) -> None:
         """Enter blocks that no cache holds, by the cache that lost them last."""
         losses = [] if fact is None else [(self._vllm, fact)]
+        parts: list[tuple[CacheModel, BlockChange]] = []
         unstored = ""
         for view, chunk in chunks:
             if chunk is None:
                 unstored = "partial" if view.is_partial(block) else "unasked"
+            elif chunk.state is BlockState.UNCACHED:
+                unstored, parts = "unasked", [*parts, (view.store.cache, chunk)]
+                continue
             elif chunk.state in _UNSTORED:
                 unstored = _UNSTORED[chunk.state]
                 chunk = None if chunk.before is None else view.store.cache.now(chunk.before)
             if chunk is not None:
                 losses.append((view.store.cache, chunk))
+        losses = losses or parts
         for cache, loss in losses:
             if loss.state in (BlockState.ABSENT, BlockState.UNSURE):
                 self._runs.add(Cause.UNKNOWN, "", start, end, why=cache.why)
@@ -382,6 +434,11 @@ def _changes(known: Sequence[object]) -> Iterator[int]:
     return compress(count(1), map(is_not, known, islice(known, 1, None)))
 
 
+_OF_ONE_GROUP = (BlockState.EVICTED, BlockState.UNCACHED)
 _CONTRADICTED = BlockChange(BlockState.UNSURE, 0)
 _UNSTORED = {BlockState.FULL: "full", BlockState.FAILED: "failed"}
-_CAUSES = {BlockState.EVICTED: Cause.EVICTED, BlockState.RESET: Cause.RESET}
+_CAUSES = {
+    BlockState.EVICTED: Cause.EVICTED,
+    BlockState.RESET: Cause.RESET,
+    BlockState.UNCACHED: Cause.UNCACHED,
+}

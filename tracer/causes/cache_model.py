@@ -37,6 +37,8 @@ class BlockState(IntEnum):
     """The cache does not hold it, and whether it ever did is not known."""
     UNSURE = 9
     """Nothing is known of it."""
+    UNCACHED = 10
+    """Of several KV cache groups one has never kept its part of it."""
 
 
 LOST = (BlockState.EVICTED, BlockState.RESET)
@@ -52,6 +54,7 @@ class BlockChange(Struct, eq=False, gc=False):
         at_ns, span_id: when it happened, and the event.
         by: the request that did it.
         before: of a chunk that was not stored, what had become of it earlier.
+        group: of several KV cache groups, the one whose part it is.
     """
 
     state: BlockState
@@ -60,6 +63,7 @@ class BlockChange(Struct, eq=False, gc=False):
     span_id: str = ""
     by: str = ""
     before: BlockChange | None = None
+    group: int | None = None
 
 
 ABSENT, UNSURE = BlockChange(BlockState.ABSENT, 0), BlockChange(BlockState.UNSURE, 0)
@@ -67,7 +71,7 @@ _FORGOTTEN = {state: BlockChange(state, 0) for state in (BlockState.HELD, *LOST,
 
 
 class CacheModel:
-    """A cache, as it was reported.
+    """A cache, as it was reported; with several KV cache groups, what the first of them keeps there.
 
     Attributes:
         name: the tier's, in the parts of a prompt.
@@ -77,6 +81,7 @@ class CacheModel:
         reports_changes: whether it is reported change by change, and not by a connector's plans and evictions.
         size: what it holds then, in blocks or chunks.
         listed_at: the number of the change that listed all of them last.
+        others: what the further KV cache groups keep there.
     """
 
     def __init__(self, name: str) -> None:
@@ -86,6 +91,7 @@ class CacheModel:
         self.size = self.listed_at = 0
         self.whole_from = 0
         self.why = NotRecorded.LATE
+        self.others: list[CacheModel] = []
         self._cleared: list[BlockChange] = []
         """When it was emptied, the latest `MAX_RESETS` times."""
         self._listed = -1
@@ -95,6 +101,15 @@ class CacheModel:
         self._leaving: list[Key] = []
         """The keys of `_old`, the oldest last."""
         self._past = EvictionHistory()
+
+    def group(self, number: int) -> CacheModel:
+        """What a KV cache group keeps there."""
+        while len(self.others) < number:
+            other = CacheModel(self.name)
+            other.is_reported, other.whole_from, other.why = self.is_reported, self.whole_from, self.why
+            other._cleared = self._cleared
+            self.others.append(other)
+        return self.others[number - 1] if number else self
 
     def record(self, keys: Iterable[Key], fact: BlockChange) -> None:
         """Something became of these."""
@@ -115,6 +130,8 @@ class CacheModel:
     def clear(self, fact: BlockChange) -> None:
         """The cache was emptied."""
         self._cleared = [*self._cleared[1 - MAX_RESETS :], fact]
+        for other in self.others:
+            other.clear(fact)
 
     def listed(self, keys: Sequence[Key], fact: BlockChange) -> None:
         """The cache holds these, and nothing else."""
@@ -124,6 +141,8 @@ class CacheModel:
     def lose(self, number: int, why: NotRecorded) -> None:
         """What happened before this number may not have been reported."""
         self.whole_from, self.why = number, why
+        for other in self.others:
+            other.lose(number, why)
 
     def last(self, key: Key) -> BlockChange | None:
         """What was reported of a key last."""

@@ -7,7 +7,7 @@ when its blocks are allocated, by what was reported until then.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -16,8 +16,10 @@ from msgspec.structs import replace
 from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
 from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.fleet import Fleet
+from kvtrail.tracer.causes.joint import JointGroups
 from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
 from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.cache_groups import groups_of
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
@@ -79,7 +81,8 @@ class Causes:
         self._admitting = ""
         """The request whose allocation made those of vLLM's cache."""
         self._has_groups = False
-        """Whether there are several KV cache groups. The first one's blocks stand for all, where it does not hold them."""
+        """Whether there are several KV cache groups. Where what a hit needs of each is not known, the first one's blocks
+        stand for all, if it does not hold them."""
         self._stores: dict[str, CacheModel] = {}
         self._chains = Chains()
         self._requests: OrderedDict[str, RequestState] = OrderedDict()
@@ -205,20 +208,33 @@ class Causes:
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
+        not_recorded = request.not_recorded
+        has_groups = len(groups_of(lookup.groups)) > 1
+        if has_groups and request.chain.end > full:  # hashes of pieces of blocks, of which a hit may consist, too
+            is_known, not_recorded = False, NotRecorded.GROUPS
         chain = request.chain.hashes if is_known else None
+        is_joint = self._has_groups and self._vllm.is_reported
+        groups = JointGroups.of(groups_of(lookup.groups), size) if is_joint else None
         pending, by = self._pending(event.request or "", chain, full)
+        computed = lookup.computed
+        if groups is not None and groups.has_states and chain and not allocated:
+            computed = groups.held(self._vllm, chain, size, computed, self._is_fresh)
+        begun, unfollowed = self._begun(event.request or "", chain, full) if pending and has_groups else (0, 0)
         context = AdmissionContext(
             total=lookup.total,
-            computed=lookup.computed,
+            computed=computed,
             allocated=allocated,
             sources=self._sources(allocs, allocated),
             block_size=size,
             chain=chain if full else (),
-            not_recorded=request.not_recorded,
+            not_recorded=not_recorded,
             is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
             shadow=self._shadow(event, request),
-            has_groups=self._has_groups,
+            groups=groups,
+            has_groups=self._has_groups and groups is None,
             pending=pending,
+            begun=begun,
+            unfollowed=unfollowed,
             pending_by=by,
             promised=request.lost,
             failed=request.failed,
@@ -239,8 +255,8 @@ class Causes:
         if allocated:
             request.open, request.steps, request.doubt = split, 0, None
             request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
-        request.computing = full
-        if (lookup.computed + allocated) // size < full if size else False:
+        request.computing, request.is_followed = full, event.blocks_ids is not None
+        if (computed + allocated) // size < full if size else False:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
 
     def _elsewhere(self, identity: str, chain: Sequence[bytes], size: int, parts: Sequence[Part]) -> list[Part]:
@@ -287,25 +303,42 @@ class Causes:
         chunk = lookup.chunk_size or 0  # without it the probe does not see the store's chunks
         tells = cache.reports_changes or lookup.has(Capability.TELLS_CHUNKS)
         believed = tells and lookup.connector not in self._unprobed
-        cache.is_reported = is_reported = (
-            believed and not self._has_groups and bool(chunk and block_size) and chunk % block_size == 0
-        )
+        groups, why = None, NotRecorded.PROBE
+        if self._has_groups:
+            groups = JointGroups.of(groups_of(lookup.groups), block_size, chunk_size=chunk) if chunk else None
+            if believed and (groups is None or not cache.reports_changes):
+                believed, why = False, NotRecorded.GROUPS
+        cache.is_reported = is_reported = believed and bool(chunk and block_size) and chunk % block_size == 0
         offered, was_deferred = lookup.answer or 0, lookup.connector_id in request.deferred
-        return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, is_shared=False)
+        return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, False, groups, why)
 
     def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, BlockChange | None]:
         """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""
         furthest, by = 0, None
+        for _, same, fact in self._going_on(name, chain, full):
+            if same > furthest:
+                furthest, by = same, fact
+        return furthest, by
+
+    def _begun(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, int]:
+        """How many blocks of it all of these requests have computed, and up to where those go on of which it is not known."""
+        going_on = list(self._going_on(name, chain, full))
+        begun = min(going.reached // going.block_size if going.block_size else 0 for going, *_ in going_on)
+        return begun, max([same for going, same, _ in going_on if not going.is_followed], default=0)
+
+    def _going_on(
+        self, name: str, chain: Sequence[bytes] | None, full: int
+    ) -> Iterator[tuple[RequestState, int, BlockChange]]:
+        """The running requests that go on computing the same prompt, each with the blocks that are the same."""
         if not chain:
-            return furthest, by
+            return
         for other, fact in self._computing.items():
             going = self._requests.get(other)
             if other == name or going is None or not going.chain.is_whole:
                 continue
             same = in_common(chain, going.chain.hashes, min(full, going.computing))
-            if same > furthest:
-                furthest, by = same, fact
-        return furthest, by
+            if same:
+                yield going, same, fact
 
     def _is_last_open(self, name: str, chain: Sequence[bytes] | None, total: int, size: int) -> bool:
         """Whether a running request may have computed the prompt's final block, of which vLLM's lookup says nothing. Only
@@ -409,9 +442,10 @@ class Causes:
         if self._vllm.is_reported or not size or computed // size == first // size:
             return
         if request.chain.is_whole:
-            self._vllm.record(
-                request.chain.hashes[first // size : computed // size], self._fact(BlockState.COMPUTED, event)
-            )
+            blocks = request.chain.hashes[first // size : computed // size]
+            fact = self._fact(BlockState.COMPUTED, event)
+            for number in range(len(groups_of(event.groups))):
+                self._vllm.group(number).record(blocks, fact)
         else:
             self._number += 1
             self._vllm.lose(self._number, request.not_recorded)
@@ -428,7 +462,7 @@ class Causes:
         return cache
 
     def _enter_prefix_cache(self, event: PrefixCache) -> None:
-        """What a cache has gained and lost. Of several KV cache groups the first is followed."""
+        """What a cache has gained and lost."""
         self._has_groups = self._has_groups or event.group is not None
         if not event.cache_changes and not event.cache_whole:
             self._stop_following(event)
@@ -448,9 +482,11 @@ class Causes:
                 parts = [event]
                 while changes and changes[0].end_ns == event.end_ns and changes[0].pool_tier == event.pool_tier:
                     parts.append(changes.pop(0))
-                self._list(cache, parts)
-            elif not event.group:
-                self._change(cache, event, owner)
+                for number in range(len(groups_of(event.groups))):
+                    own = [part for part in parts if (part.group or 0) == number]
+                    self._list(cache.group(number), own, event, None if event.group is None else number)
+            elif not event.group or event.group < len(groups_of(event.groups)):
+                self._change(cache.group(event.group or 0), event, owner)
 
     def _stop_following(self, event: PrefixCache) -> None:
         """From now on nobody reports what a cache gains and loses: what it holds is not known any more."""
@@ -464,9 +500,10 @@ class Causes:
             store = self._stores[event.connector_id] = CacheModel(event.pool_tier)
             store.lose(self._number, NotRecorded.PROBE)
 
-    def _list(self, cache: CacheModel, events: Sequence[PrefixCache]) -> None:
-        """A cache is reported as a whole. Where it is not what it was believed to be, something was not reported before."""
-        held = [key for event in events if not event.group for key in split_hashes(event.block_hashes)]
+    def _list(self, cache: CacheModel, events: Sequence[PrefixCache], first: PrefixCache, group: int | None) -> None:
+        """A cache is reported as a whole, from its first event on; what one KV cache group keeps there is in these events.
+        Where it is not what it was believed to be, something was not reported before."""
+        held = [key for event in events for key in split_hashes(event.block_hashes)]
         before = cache.states(held, self._is_fresh)
         is_known = (
             cache.is_reported
@@ -476,7 +513,7 @@ class Causes:
         if cache.is_reported and not is_known and cache.whole_from <= cache.listed_at:
             self._number += 1
             cache.lose(self._number, NotRecorded.LATE)
-        fact = self._fact(BlockState.HELD, events[0])
+        fact = self._fact(BlockState.HELD, (events or (first,))[0], group=group)
         cache.is_reported, cache.size, cache.listed_at = True, len(held), fact.number
         if not is_known:
             cache.listed(held, fact)
@@ -491,12 +528,13 @@ class Causes:
         for emptied, changes in groupby(event.cache_changes, key=_is_reset):
             if emptied:
                 cache.clear(self._fact(BlockState.RESET, event))
-                cache.size = 0
+                for each in (cache, *cache.others):
+                    each.size = 0
                 if not is_store:
                     self._computing.clear()  # only a cache whose blocks nobody uses is emptied
                 continue
-            held = self._fact(BlockState.HELD, event, by if is_store else "")
-            gone = self._fact(BlockState.EVICTED, event, by)
+            held = self._fact(BlockState.HELD, event, by if is_store else "", event.group)
+            gone = self._fact(BlockState.EVICTED, event, by, event.group)
             facts: list[BlockChange] = []
             for change in changes:
                 cache.size += change
@@ -534,9 +572,9 @@ class Causes:
         last = (event.start + event.count) // chunk if event.count else first + 1
         return list(request.chain.hashes[(first + 1) * per - 1 : last * per : per])
 
-    def _fact(self, state: BlockState, event: Event, by: str = "") -> BlockChange:
+    def _fact(self, state: BlockState, event: Event, by: str = "", group: int | None = None) -> BlockChange:
         self._number += 1
-        return BlockChange(state, self._number, event.end_ns, event.span_id, by)
+        return BlockChange(state, self._number, event.end_ns, event.span_id, by, group=group)
 
     def _unstored(self, cache: CacheModel, keys: Sequence[Key], state: BlockState, event: Event) -> BlockChange:
         """A fact of a chunk that was not stored, after what happened to it before."""

@@ -33,6 +33,7 @@ class RequestState(Struct, eq=False):
         doubt: why it is not known whether that load failed: what would have told it may be missing.
         lost: the tokens of such a load that were not brought, after another lookup in the same epoch.
         computing: up to where, in blocks, it is to compute its prompt.
+        is_followed: whether it is recorded how far it is: its steps are at level `detailed`, as its block table.
     """
 
     chain: Chain = field(default_factory=Chain)
@@ -52,6 +53,7 @@ class RequestState(Struct, eq=False):
     doubt: NotRecorded | None = None
     lost: tuple[int, int] = (0, 0)
     computing: int = 0
+    is_followed: bool = True
 
 
 def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None) -> list[Part]:

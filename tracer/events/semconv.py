@@ -311,7 +311,7 @@ FINDING_WITNESS = Attribute(
 )
 
 
-HASH_BYTES = 8
+HASH_BYTES, GROUP_BYTES = 8, 4
 """Recorded of a block's hash, its last ones: enough to recognize it, and what vLLM's KV events have of it."""
 MAX_REPORTED = 65_536
 """Hashes that a recorder refers to at most, before it reports them again."""

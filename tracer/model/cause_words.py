@@ -19,7 +19,7 @@ Part = Mapping[str, Any]
 Run = dict[str, Any]
 FEW = 24
 """Runs that can be read one by one; where there are more, they are joined across the requests that did it."""
-_SAME_CAUSE = ("cause", "tier", "why", "engine", "unstored", "refusal")
+_SAME_CAUSE = ("cause", "tier", "why", "engine", "unstored", "refusal", "group")
 _SAME_REQUEST = (*_SAME_CAUSE, "request")
 VLLM = "gpu"
 """The tier of vLLM's own cache."""
@@ -31,7 +31,10 @@ _UNKNOWN_REASONS = {
         "what vLLM's own cache gains and loses was not recorded: `cache_events` is off, the level is `basic`, or this vLLM"
         " cannot"
     ),
-    "groups": "the first KV cache group holds it; the model has others, and which of their blocks a hit needs is not known",
+    "groups": (
+        "the model has several KV cache groups, and what a hit needs of one of them, or what the connector's store holds of"
+        " each, is not known"
+    ),
     "probe": "no probe shows what the connector's store gains and loses",
     "fleet": (
         "this engine never computed it; whether other engines of the model did cannot be decided: their hashes have another"
@@ -123,6 +126,20 @@ def cache(tier: str) -> str:
     return _TIERS.get(tier, tier)
 
 
+def group(part: Mapping[str, Any]) -> str:
+    """The KV cache group that had lost its part, where there are several."""
+    if part.get("group") is None:
+        return ""
+    kind = str(part.get("group_kind", "")).replace("_", " ")
+    return f"KV cache group {part['group']}" + (f" ({kind})" if kind else "")
+
+
+def _place(part: Mapping[str, Any]) -> str:
+    """The cache that lost a part, and of several KV cache groups the one whose part it was."""
+    of = group(part)
+    return f"{of} of {cache(part['tier'])}" if of else cache(part["tier"])
+
+
 def _held(part: Mapping[str, Any], at_ns: int) -> str:
     return "held by vLLM's own cache"
 
@@ -160,11 +177,16 @@ def _failed_load(part: Mapping[str, Any], at_ns: int) -> str:
 
 def _evicted(part: Mapping[str, Any], at_ns: int) -> str:
     room = f", to make room for {_requests(part)}" if part.get("request") else ""
-    return f"evicted from {cache(part['tier'])}{_before(part, at_ns)}{room}{_unstored(part)}"
+    return f"evicted from {_place(part)}{_before(part, at_ns)}{room}{_unstored(part)}"
 
 
 def _reset(part: Mapping[str, Any], at_ns: int) -> str:
     return f"held by {cache(part['tier'])} until it was reset{_before(part, at_ns)}{_unstored(part)}"
+
+
+def _uncached(part: Mapping[str, Any], at_ns: int) -> str:
+    who = group(part) or "a KV cache group"
+    return f"computed before, but {who} never had its part of it in {cache(part['tier'])}"
 
 
 def _elsewhere(part: Mapping[str, Any], at_ns: int) -> str:
@@ -211,6 +233,7 @@ _WORDS = {
     "failed-load": _failed_load,
     "evicted": _evicted,
     "reset": _reset,
+    "uncached": _uncached,
     "elsewhere": _elsewhere,
     "new": _new,
     "unknown": _unknown,

@@ -31,6 +31,8 @@ class Cause(StrEnum):
     """It was held, and evicted to make room."""
     RESET = "reset"
     """It was held until the cache was reset."""
+    UNCACHED = "uncached"
+    """It was computed, but one of several KV cache groups never cached what a hit needs of it."""
     ELSEWHERE = "elsewhere"
     """It was computed by another engine, and never by this one."""
     NEW = "new"
@@ -54,7 +56,8 @@ class NotRecorded(StrEnum):
     """What vLLM's own cache gains and loses was not recorded, by the setting `cache_events`, at level `basic`, or because
     this vLLM cannot."""
     GROUPS = "groups"
-    """The model has several KV cache groups, and only the first one's blocks are followed: it holds the block."""
+    """The model has several KV cache groups, and what a hit needs of one of them, or what the connector holds of each, is not
+    known."""
     PROBE = "probe"
     """What the connector's store gains and loses is not recorded: it has no probe that can see it."""
     FLEET = "fleet"
@@ -81,6 +84,8 @@ class Detail(Struct, frozen=True, gc=False):
         unstored: why the connector's store never had it: `full`, `failed`, `partial`, or `unasked`.
         refusal: why what a connector's store held was not used: the connector offered none of it (`declined`), or less
             (`capped`), or none after answering 'ask me later' (`given-up`); or vLLM did not take it (`untaken`).
+        group, group_kind: of several KV cache groups, the number of the one that had lost its part, or never had it, and its
+            kind.
     """
 
     why: str = ""
@@ -90,6 +95,8 @@ class Detail(Struct, frozen=True, gc=False):
     engine: str = ""
     unstored: str = ""
     refusal: str = ""
+    group: int | None = None
+    group_kind: str = ""
 
 
 NOTHING = Detail()
@@ -125,5 +132,9 @@ class Part(Struct, frozen=True, gc=False):
             "start": self.start,
             "tokens": self.tokens,
         }
-        detail = {name: value for name in Detail.__struct_fields__ if (value := getattr(self.detail, name))}
+        detail = {
+            name: value
+            for name in Detail.__struct_fields__
+            if (value := getattr(self.detail, name)) != getattr(NOTHING, name)
+        }
         return {**data, **detail}

@@ -35,6 +35,7 @@ class Contents:
     """
 
     tier = TIER
+    changes_in_plans = False
 
     @classmethod
     def of(cls, engine_id: str) -> Contents:

@@ -2,9 +2,9 @@
 loses.
 
 It does not store the matched prefix after a lookup, so that stays unknown. In vLLM 0.20 its transfers have no numbers,
-and nothing of them is seen. Keys are seen where there is one KV cache group, and what leaves the store where that is in host
-memory alone. Of a store of several tiers it is seen what lookups fetch into host memory, and which of that leaves it again
-before it is loaded; not how else chunks move between tiers.
+and nothing of them is seen. What a store gains and loses is seen where that is in host memory alone; keys in plans where
+there is one KV cache group. Of a store of several tiers it is seen what lookups fetch into host memory, and which of that
+leaves it again before it is loaded; not how else chunks move between tiers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted, GroupHit, Planned, Probe, ProbeEvent, Seen
+from kvtrail.connector.known.offloading.contents import Contents
+from kvtrail.connector.known.probe import Evicted, GroupHit, Planned, Probe, ProbeEvent, Seen, StoreContents
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.semconv import Kind
 
@@ -44,6 +45,8 @@ class OffloadingProbe(Probe):
         """The chunks that were fetched into host memory and neither loaded nor evicted since."""
         self._fetches: deque[tuple[str, bytes]] = deque(maxlen=MAX_PENDING)
         """Fetches that were not reported yet: the request and the chunk."""
+        self._contents: Contents | None = None
+        """Of several KV cache groups."""
         self._failure: Exception | None = None
         """What could not be noted of an eviction."""
 
@@ -53,8 +56,13 @@ class OffloadingProbe(Probe):
         return "load_jobs" in OffloadingConnectorMetadata.__dataclass_fields__
 
     def chunk_size(self, connector: Any) -> int | None:
-        """Only where chunks are seen, too: with one KV cache group and a store in host memory alone."""
-        return None if _held(connector) is None else _tokens_per_chunk(connector)
+        """Only where chunks are seen, too: in a store in host memory alone."""
+        return None if _held(connector) is None else _tokens_per_chunk(connector) or _in_all_groups(connector)
+
+    def contents(self, connector: Any) -> StoreContents | None:
+        if self._contents is None and _held(connector) is not None and _in_all_groups(connector) is not None:
+            self._contents = Contents(connector.connector_scheduler.manager, lambda: _held(connector))
+        return self._contents
 
     def held_keys(self, connector: Any) -> Sequence[Any] | None:
         held = _held(connector)
@@ -119,8 +127,8 @@ class OffloadingProbe(Probe):
         self._follows = manager = connector.connector_scheduler.manager
         if (host := getattr(manager, "primary_tier", None)) is not None:
             self._follow_tiers(manager, host, connector)
-        tokens = self.chunk_size(connector)
-        if tokens is None:
+        tokens = _tokens_per_chunk(connector)
+        if tokens is None or _held(connector) is None:
             return
         prepare: Callable[..., Any] = manager.prepare_store
         complete: Callable[..., Any] = manager.complete_store
@@ -221,6 +229,13 @@ def _tokens_per_chunk(connector: Any) -> int | None:
     groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
     size: int | None = getattr(groups[0], "tokens_per_chunk", None) if len(groups) == 1 else None
     return size
+
+
+def _in_all_groups(connector: Any) -> int | None:
+    """Tokens of a chunk, where several KV cache groups have chunks of one size."""
+    groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
+    sizes = {getattr(group, "tokens_per_chunk", None) for group in groups}
+    return sizes.pop() if len(sizes) == 1 and len(groups) > 1 else None
 
 
 def _held(connector: Any) -> Mapping[bytes, Any] | None:

@@ -23,6 +23,7 @@ class Contents:
     """A store's, made by hand."""
 
     tier = "cpu"
+    changes_in_plans = False
 
     def __init__(self) -> None:
         self.changes: list[tuple[Change, str | None]] = []

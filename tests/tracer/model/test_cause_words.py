@@ -40,6 +40,14 @@ NOW_NS = 1_700_000_000 * 10**9
             },
             "evicted from cpu 9.00 s to 12.00 s before, to make room for chat-9 and 3 others",
         ),
+        (
+            {"cause": "evicted", "tier": "gpu", "group": 0, "group_kind": "sliding_window", "request": "chat-9"},
+            "evicted from KV cache group 0 (sliding window) of vLLM's cache, to make room for chat-9",
+        ),
+        (
+            {"cause": "uncached", "tier": "gpu", "group": 1, "group_kind": "mamba"},
+            "computed before, but KV cache group 1 (mamba) never had its part of it in vLLM's cache",
+        ),
         ({"cause": "pending", "tier": "store"}, "on its way into the connector's store"),
         ({"cause": "elsewhere", "tier": "", "engine": "pod-3"}, "computed by pod-3, never by this one"),
         ({"cause": "unknown", "tier": "", "why": "lost"}, "not known: events are missing that may show it"),

@@ -1,0 +1,189 @@
+"""What a prompt finds in a cache of a model with several KV cache groups. Pure.
+
+A prefix of n tokens can be reused if each group holds what it needs of it: full attention all blocks, a window those of its
+last tokens, a recurrent group the state after n tokens (vLLM, `HybridKVCacheCoordinator.find_longest_cache_hit`). Such an end
+is a joint boundary; it is a multiple of all block sizes, so that a prompt is looked at in *units* of their least common
+multiple.
+
+A group that is not full attention need not have kept its part at each end: a recurrent group may have a state after each few
+thousand tokens only. So what is known of a unit is what is known of the next end, from its own on, that all once kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import gcd, lcm
+
+from msgspec import Struct
+
+from kvtrail.tracer.causes.cache_model import LOST, BlockChange, BlockState, CacheModel, Key
+from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
+
+Known = BlockChange | None
+"""What happened to a block; None: its group never had it."""
+
+
+class JointGroups(Struct, frozen=True):
+    """The KV cache groups of an engine, where what a hit needs of each of them is known.
+
+    Attributes:
+        groups: by their number.
+        unit: tokens of a unit.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    unit: int
+
+    @classmethod
+    def of(cls, groups: tuple[CacheGroup, ...], block_size: int, *, chunk_size: int = 0) -> JointGroups | None:
+        """Those whose blocks are hashed in pieces of so many tokens; `chunk_size`: a store keeps chunks of all of them. None
+        where what a hit needs is not known: a group of another kind, or a recurrent one with blocks unlike those of
+        others, of which a hit may be a piece."""
+        sizes = {group.block_size or 0 for group in groups}
+        if len(groups) < 2 or not block_size or gcd(*sizes) != block_size or 0 in sizes:
+            return None
+        for group in groups:
+            has_window = group.kind in (SLIDING, CHUNKED) and group.window
+            if not (has_window or group.kind in (FULL, MAMBA)) or (group.kind == MAMBA and len(sizes) > 1):
+                return None
+        if not chunk_size:
+            return cls(groups, lcm(*sizes))
+        if any(chunk_size % size for size in sizes):
+            return None
+        return cls(tuple(_in_chunks(group, chunk_size) for group in groups), chunk_size)
+
+    def states(
+        self,
+        cache: CacheModel,
+        chain: Sequence[bytes],
+        block_size: int,
+        units: tuple[int, int],
+        is_fresh: Callable[[Key], bool],
+        *,
+        begin: int = 0,
+        is_cut: bool = False,
+    ) -> list[Known]:
+        """What is known of these units of a prompt, each as if it were one block of one cache. Nothing before the unit
+        `begin` is needed: it comes from another cache. `is_cut`: no hit ends with the last of them, which ends the prompt."""
+        first, end = units
+        dense: list[Known] = [_ALWAYS] * (end - first)
+        sparse, never = dense.copy(), [0] * (end - first)
+        for number, group in enumerate(self.groups):
+            is_dense, size = group.kind == FULL, group.block_size or block_size
+            per, blocks = size // block_size, self.unit // size
+            low = first * blocks if is_dense else max(begin * blocks, self._needed_from(group, first + 1, size))
+            facts = cache.group(number).states(chain[(low + 1) * per - 1 : end * blocks * per : per], is_fresh)
+            stretches = _Stretches(facts)
+            for unit in range(first, end):
+                start = unit * blocks if is_dense else max(low, self._needed_from(group, unit + 1, size))
+                found, place = stretches.whole(start - low, (unit + 1) * blocks - low), unit - first
+                if is_dense:
+                    dense[place] = _both(dense[place], found)
+                else:
+                    sparse[place] = _both(sparse[place], found)
+                    never[place] = number if found is None else never[place]
+        last = max(0, end - first - is_cut)
+        return [
+            *_until_next_boundary(dense[:last], sparse[:last], never[:last]),
+            *_until_next_boundary(dense[last:], sparse[last:], never[last:]),
+        ]
+
+    @property
+    def has_states(self) -> bool:
+        """Whether one of them is recurrent."""
+        return any(group.kind == MAMBA for group in self.groups)
+
+    def held(
+        self, cache: CacheModel, chain: Sequence[bytes], block_size: int, computed: int, is_fresh: Callable[[Key], bool]
+    ) -> int:
+        """Of the tokens that full attention held those that all groups did. With recurrent groups vLLM asks a connector for
+        what comes behind those of full attention, and where it offers nothing goes back to those of all groups (vLLM,
+        `KVCacheManager.get_computed_blocks_for_connector`)."""
+        states = self.states(cache, chain, block_size, (0, computed // self.unit), is_fresh)
+        return self.unit * next(
+            (n for n, each in enumerate(states) if each is None or each.state is not BlockState.HELD), len(states)
+        )
+
+    def _needed_from(self, group: CacheGroup, units: int, size: int) -> int:
+        """The first block that a hit of so many units needs of a group that is not full attention."""
+        end = units * self.unit
+        first = group.needed_from(end, size)
+        return (
+            min(first, end // size - 1) if group.kind == SLIDING else first
+        )  # vLLM wants one block of a window of 1, too
+
+
+class _Stretches:
+    """What is known of a group's blocks, by stretches with the same known about them."""
+
+    def __init__(self, facts: Sequence[Known]) -> None:
+        self._facts = facts
+        self._since: list[int] = []
+        """Of each block the first one of its stretch."""
+        for n, fact in enumerate(facts):
+            self._since.append(self._since[-1] if n and facts[n - 1] is fact else n)
+
+    def whole(self, start: int, end: int) -> Known:
+        """What is known of all of these blocks together."""
+        found: Known = _ALWAYS
+        while end > start:
+            found = _both(found, self._facts[end - 1])
+            end = self._since[end - 1]
+        return found
+
+
+def _in_chunks(group: CacheGroup, chunk_size: int) -> CacheGroup:
+    """A group in a store, whose lookups want the whole window in full chunks, the token itself included (vLLM,
+    `get_sliding_window_size_in_chunks`)."""
+    window = None if group.window is None else group.window + (group.kind == SLIDING)
+    return group._replace(block_size=chunk_size, window=window)
+
+
+def _both(one: Known, other: Known) -> Known:
+    """What is known of two things of which a hit needs both: a loss counts from the first one on."""
+    if one is None or other is None or one is other:
+        return None if one is None else other
+    losses = [each for each in (one, other) if each.state in LOST]
+    if losses:
+        return min(losses, key=_number)
+    if one.state is other.state is BlockState.HELD:
+        return max(one, other, key=_number)
+    return other if one.state is BlockState.HELD else one
+
+
+def _number(fact: BlockChange) -> int:
+    return fact.number
+
+
+def _until_next_boundary(dense: Sequence[Known], sparse: Sequence[Known], never: Sequence[int]) -> list[Known]:
+    """Of each unit what is known of the next end that all groups ever kept. `dense` says what is known of the blocks of full
+    attention, `sparse` of what the others need at the end of each unit, and `never` which of them never kept it."""
+    found: list[Known] = []
+    uncached: dict[tuple[int, int], BlockChange] = {}
+    following: Known = None
+    for own, kept, number in zip(reversed(dense), reversed(sparse), reversed(never), strict=True):
+        if own is None or kept is not None:
+            following = _both(own, kept)
+        elif following is not None:
+            following = _both(own, following)
+        if following is not None or own is None or own is _ALWAYS or own.state is not BlockState.HELD:
+            found.append(following or (own if own is not _ALWAYS else None))
+        else:
+            at = (own.number, number)
+            if at not in uncached:
+                uncached[at] = BlockChange(
+                    BlockState.UNCACHED, own.number, own.at_ns, own.span_id, own.by, group=number
+                )
+            found.append(uncached[at])
+    found.reverse()
+    reach = 0
+    for end, (own, kept) in enumerate(zip(dense, sparse, strict=True), start=1):
+        if own is None or own.state is not BlockState.HELD:
+            break
+        if kept is not None and kept.state is BlockState.HELD:
+            reach = end
+    return [*dense[:reach], *found[reach:]]
+
+
+_ALWAYS = BlockChange(BlockState.HELD, -1)
+"""Of what is not needed."""
