@@ -461,6 +461,11 @@ REFUSED = (("OffloadConnector", "states"),)
 """Profiles that a connector refuses."""
 
 
+def is_in_whole_blocks(scenario: Scenario) -> bool:
+    """Whether no hit ends within a block: of others this reference knows nothing."""
+    return "prefix_match_unit" not in scenario.settings
+
+
 TOGGLE_STEPS = 40
 """After so many steps each the level of a run changes whose level does."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from causes_not_recorded import EVERYTHING, NOT_RECORDED, NOTHING_LACKS, heard
-from causes_reference import CONNECTORS, Tally, compare, missed, run
+from causes_reference import CONNECTORS, Tally, compare, is_in_whole_blocks, missed, run
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
@@ -97,7 +97,7 @@ def test_causes_follow_recurrent_states() -> None:
     tally: Tally = Counter()
     scenarios = [(seed, scenario_of("states", seed)) for seed in range(6)]
     for seed, scenario in scenarios:
-        if "prefix_match_unit" not in scenario.settings:
+        if is_in_whole_blocks(scenario):
             admissions, events = run(scenario, "OffloadingConnector", seed=seed)
             tally += compare(admissions, heard(events, EVERYTHING, seed=seed))
     shares, wrong = missed(tally)
@@ -109,7 +109,7 @@ def test_causes_follow_recurrent_states() -> None:
 
 def test_hits_within_a_block_are_not_explained() -> None:
     scenario = scenario_of("states", 0)
-    assert "prefix_match_unit" in scenario.settings
+    assert not is_in_whole_blocks(scenario)
     _, events = run(scenario, "OffloadingConnector", seed=0)
     said = {(part.cause, part.detail.why) for each in heard(events, EVERYTHING, seed=0) for part in each.parts}
     assert said <= {("held", ""), ("loaded", ""), ("unaligned", ""), ("unknown", "groups")}
