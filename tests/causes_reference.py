@@ -298,8 +298,6 @@ CHUNKS = (32, 64, 128)
 CPU_BYTES = (400_000, 2_000_000, 50_000_000)
 """Stores that hold a few prompts, some, and all."""
 CONNECTORS = ("OffloadConnector", "OffloadingConnector")
-REFUSED = (("OffloadConnector", "states"),)
-"""Profiles that a connector refuses."""
 
 
 TOGGLE_STEPS = 40

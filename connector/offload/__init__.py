@@ -44,6 +44,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         config = from_vllm(vllm_config, kv_cache_config)
+        self._config = config
         self.chunk_size = config.chunk_size
         """Tokens per chunk."""
         self._load_async = config.load_async
@@ -140,6 +141,16 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def last_matched(self) -> int:
         """Tokens of the stored prefix that the last lookup matched."""
         return self._scheduler.last_matched
+
+    def in_groups(self, copies: Sequence[Copy]) -> list[tuple[tuple[int, ...], int]]:
+        """For each KV cache group, the blocks that the copies of one chunk name, and of which token the first one is."""
+        size = self.chunk_size
+        found: list[tuple[tuple[int, ...], int]] = [((), 0)] * len(self._config.groups)
+        for copy in copies:
+            block_size, rows = self._config.groups[copy.group].block_size, self._config.rows[copy.group]
+            end = (copy.start // size + 1) * size // block_size
+            found[copy.group] = copy.blocks, (end - rows + copy.first) * block_size
+        return found
 
     def last_keys(self) -> tuple[str, ...]:
         """Keys of the chunks that the last lookup matched."""

@@ -43,6 +43,7 @@ _OPTIONAL = (
     (semconv.LAUNCH.key, str),
     (semconv.LACKS.key, str),
     (semconv.CACHE_IDENTITY.key, str),
+    (semconv.GROUPS.key, str),
 )
 """Attributes of a resource that are fields of its events where they have this type."""
 

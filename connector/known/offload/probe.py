@@ -33,10 +33,10 @@ class OffloadProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
             return None  # in a step, a chunk is evicted only to make room for a store
-        loads = [_planned(copies) for copies in _chunks(metadata.loads)]
-        stores = [_planned(copies) for copies in _chunks(metadata.stores)]
+        loads = [_planned(connector, copies) for copies in _chunks(metadata.loads)]
+        stores = [_planned(connector, copies) for copies in _chunks(metadata.stores)]
         if metadata.present:
-            stores += [_planned(copies, present=True) for copies in _chunks(metadata.present)]
+            stores += [_planned(connector, copies, present=True) for copies in _chunks(metadata.present)]
         stores += [Planned(request_id, start, 0, None) for request_id, start in metadata.refused]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
@@ -59,11 +59,17 @@ def _chunks(copies: Sequence[Any]) -> list[list[Any]]:
     return [list(some) for _, some in groupby(copies, lambda copy: (copy.request_id, copy.start))]
 
 
-def _planned(copies: Sequence[Any], present: bool | None = None) -> Planned:
-    """A chunk's. Blocks are named where there is one KV cache group."""
+def _planned(connector: Any, copies: Sequence[Any], present: bool | None = None) -> Planned:
+    """A chunk's. Of one that is in the store already no blocks are named."""
     first = copies[0]
-    blocks = first.blocks if len(copies) == 1 and not present else None
-    return Planned(first.request_id, first.start, first.count, blocks or None, (first.key,), None, present)
+    groups = connector.in_groups(copies)
+    blocks = () if present else tuple(block for some, _ in groups for block in some)
+    by_group, starts = None, None
+    if blocks and len(groups) > 1:
+        by_group, starts = tuple(len(some) for some, _ in groups), tuple(start for _, start in groups)
+    return Planned(
+        first.request_id, first.start, first.count, blocks or None, (first.key,), None, present, by_group, starts
+    )
 
 
 def _moved(connector: Any, copies: Sequence[Any]) -> list[Moved]:
