@@ -116,7 +116,7 @@ class Engine:
             kvtrail = {} if slim else {"fingerprints": "all", "fingerprint_held": "all"}
             extra = {"chunk_size": chunk_size, "cpu_bytes_to_use": host_bytes, "kvtrail": kvtrail}
             connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
-        larger = {"max_num_batched_tokens": 1024, "num_gpu_blocks_override": 256} if slim else {}
+        larger: dict[str, Any] = {"max_num_batched_tokens": 1024, "num_gpu_blocks_override": 256} if slim else {}
         self.llm = tiny_model.build(folder / "model", connector, **larger)
         self.counts: Counter[str] = Counter()
         self.named: set[str] = set()

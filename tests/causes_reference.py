@@ -457,8 +457,6 @@ CHUNKS = (32, 64, 128)
 CPU_BYTES = (400_000, 2_000_000, 50_000_000)
 """Stores that hold a few prompts, some, and all."""
 CONNECTORS = ("OffloadConnector", "OffloadingConnector")
-REFUSED = (("OffloadConnector", "states"),)
-"""Profiles that a connector refuses."""
 
 
 def is_in_whole_blocks(scenario: Scenario) -> bool:

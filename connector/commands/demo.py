@@ -26,6 +26,13 @@ PORT = click.IntRange(1, 65535)
     "--once", is_flag=True, help="End after one round, with exit code 0 if all went as it should; for scripts."
 )
 @click.option(
+    "--model",
+    type=click.Choice([driver.OPT, driver.HYBRID]),
+    default=driver.OPT,
+    show_default=True,
+    help="The tiny model: an OPT, or a Gemma 3 with two KV cache groups, since half of its layers have a sliding window.",
+)
+@click.option(
     "--bug",
     type=click.Choice(list(FAULTS)),
     metavar="FAULT",
@@ -79,6 +86,8 @@ def demo(context: click.Context, /, **options: Any) -> None:
     not asked for, the next free one is used.
 
     Example: kvtrail demo
+
+    Example: kvtrail demo --model hybrid
 
     Example: kvtrail demo --bug stale-lookup
 

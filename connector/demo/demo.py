@@ -27,6 +27,8 @@ WIDEST = 100
 """Columns of a line, however wide the terminal is."""
 OTHER_PORTS = 20
 """Ports that are tried where one is taken."""
+OPT, HYBRID = "opt", "hybrid"
+"""The tiny models."""
 T = TypeVar("T")
 
 
@@ -39,6 +41,7 @@ class Options:
     """The options of `kvtrail demo`; see its --help."""
 
     once: bool
+    model: str
     bug: str | None
     guard: str
     trace_file: Path | None
@@ -55,6 +58,11 @@ class Options:
     @property
     def page(self) -> str:
         return f"http://127.0.0.1:{self.dashboard_port}"
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the model has several KV cache groups."""
+        return self.model == HYBRID
 
     @property
     def is_safe(self) -> bool:
@@ -178,10 +186,12 @@ def _start_servers(options: Options, children: Children) -> tuple[Child, Child]:
 def _engine(options: Options, children: Children, watched: list[Child], *, plain: bool = False) -> _Engine:
     if not plain:
         bug = f" and the bug {options.bug!r} (guard: {options.guard})" if options.bug else ""
-        click.echo(f"Starting a real vLLM engine on the CPU with the OffloadConnector{bug} ...")
+        hybrid = ", a hybrid model" if options.is_hybrid else ""
+        click.echo(f"Starting a real vLLM engine on the CPU{hybrid} with the OffloadConnector{bug} ...")
     name = "plain engine" if plain else "engine"
     order = Order(
         model=str(options.folder / "model"),
+        hybrid=options.is_hybrid,
         bug=options.bug or "",
         guard=options.guard,
         plain=plain,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.demo import workload
-from kvtrail.connector.simulate import tiny_model
+from kvtrail.connector.simulate import tiny_hybrid, tiny_model
 
 GENTLY_S = 5.0
 """Pause between two rounds."""
@@ -33,6 +33,7 @@ class Order:
 
     Attributes:
         model: folder for the model.
+        hybrid: whether half of the model's layers have a sliding window.
         bug: a fault of `kvtrail.connector.faults`, or empty.
         guard: `observe`, `heal` or `raise`.
         plain: run without any connector, for the tokens to compare with.
@@ -41,6 +42,7 @@ class Order:
     """
 
     model: str
+    hybrid: bool
     bug: str
     guard: str
     plain: bool
@@ -69,7 +71,8 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what else is printed, such as vLLM's log, goes to standard error
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    llm = tiny_model.build(Path(order.model), order.connector(), disable_log_stats=not order.metrics_port)
+    options: dict[str, Any] = {"write": tiny_hybrid.write, **tiny_hybrid.OPTIONS} if order.hybrid else {}
+    llm = tiny_model.build(Path(order.model), order.connector(), disable_log_stats=not order.metrics_port, **options)
     if order.metrics_port:
         from prometheus_client import start_http_server  # a dependency of vLLM, which counts in its registry
 

@@ -141,6 +141,16 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Tokens of the stored prefix that the last lookup matched."""
         return self._scheduler.last_matched
 
+    def in_groups(self, copies: Sequence[Copy]) -> list[tuple[tuple[int, ...], int]]:
+        """For each KV cache group, the blocks that the copies of one chunk name, and of which token the first one is."""
+        size = self.chunk_size
+        found: list[tuple[tuple[int, ...], int]] = [((), 0)] * len(self._config.groups)
+        for copy in copies:
+            block_size, rows = self._config.groups[copy.group].block_size, self._config.rows[copy.group]
+            end = (copy.start // size + 1) * size // block_size
+            found[copy.group] = copy.blocks, (end - rows + copy.first) * block_size
+        return found
+
     def last_keys(self) -> tuple[str, ...]:
         """Keys of the chunks that the last lookup matched."""
         return self._scheduler.last_keys()
@@ -161,10 +171,6 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """The chunks that left host memory since the last call: key, tokens and bytes of each, and the request that pushed it
         out."""
         return self._scheduler.take_evicted()
-
-    def first_tokens(self, copies: Sequence[Copy]) -> tuple[int, ...]:
-        """The first token of the blocks of each KV cache group that a chunk's copies name."""
-        return self._config.first_tokens(copies)
 
     def bytes_of(self, copy: Copy) -> int:
         """Bytes that a copy of a plan moves on this worker."""

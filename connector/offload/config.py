@@ -6,12 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvtrail.connector.offload.groups import Group, Kind, group_of
-
-if TYPE_CHECKING:
-    from kvtrail.connector.offload.plan import Copy
 
 DEFAULT_CHUNK_SIZE = 256
 DEFAULT_HOST_BYTES = 4 * 1024**3
@@ -46,14 +43,6 @@ class OffloadConfig:
     @cached_property
     def chunk_bytes(self) -> int:
         return _chunk_bytes(self.chunk_size, self.groups)
-
-    def first_tokens(self, copies: Sequence[Copy]) -> tuple[int, ...]:
-        """Of the copies of a chunk, one for each group at the most: the first token of each group's blocks."""
-        end = (copies[0].start // self.chunk_size + 1) * self.chunk_size
-        first = [0] * len(self.groups)
-        for copy in copies:
-            first[copy.group] = end - (self.rows[copy.group] - copy.first) * self.groups[copy.group].block_size
-        return tuple(first)
 
     @cached_property
     def sees_all(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -237,12 +237,17 @@ def build(
     *,
     seed: int = 0,
     layers: int = LAYERS,
+    write: Callable[[Path, int], None] | None = None,
     **overrides: Any,
 ) -> Any:
-    """A `vllm.LLM` over a model written to `folder`, with the given `kv_transfer_config`, or without a connector."""
+    """A `vllm.LLM` over a model written to `folder`, with the given `kv_transfer_config`, or without a connector. `write`
+    writes another model, from a seed."""
     prepare_environment()
-    write_model(folder, layers)
-    write_weights(folder, seed, layers)
+    if write is None:
+        write_model(folder, layers)
+        write_weights(folder, seed, layers)
+    else:
+        write(folder, seed)
     from vllm import LLM
 
     options: dict[str, Any] = {**OPTIONS, "seed": seed, **overrides}

@@ -23,14 +23,18 @@ from demos import Demo, children_left, demo, total
 from processes import SLOW_S, free_port, until
 from terminals import SIZES, Terminal
 
+from kvtrail.tracer.events.cache_groups import groups_of
+from kvtrail.tracer.history.history import load
+
 COLUMNS, ROWS = SIZES[0]
 ASSERTION = "AssertionError: Mismatch in tokens to load"
 MISMATCH = r"Mismatch in tokens to load: 256 vs 256 \(tokens in the cache\) - (\d+) \(tokens in vllm\) - 0 \("
 WHY = "Why: stale-lookup: A cached lookup answer was handed out without regard"
 
 
-def test_once_ends_by_itself_with_a_summary(tmp_path: Path) -> None:
-    with demo(tmp_path, "--once", "--trace-file", "trace.jsonl") as run:
+@pytest.mark.parametrize(("model", "groups"), [("opt", 1), ("hybrid", 2)])
+def test_once_ends_by_itself_with_a_summary(tmp_path: Path, model: str, groups: int) -> None:
+    with demo(tmp_path, "--once", "--model", model, "--trace-file", "trace.jsonl") as run:
         assert run.finish() == 0, run.output()
         output = run.output()
     assert total(output, "requests") == 48
@@ -42,6 +46,8 @@ def test_once_ends_by_itself_with_a_summary(tmp_path: Path) -> None:
     result = subprocess.run(audit, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
     assert "48 requests: 0 with drift, 48 ok, 0 unknown" in result.stdout
+    events = load([tmp_path / "trace.jsonl"]).events
+    assert {len(groups_of(event.groups)) for event in events} == {groups}
 
 
 @dataclass

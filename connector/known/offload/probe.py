@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 from kvtrail.connector.known.probe import Evicted, Moved, Planned, Probe, Seen
@@ -60,14 +60,16 @@ def _chunks(copies: Sequence[Any]) -> list[list[Any]]:
 
 
 def _planned(connector: Any, copies: Sequence[Any], present: bool | None = None) -> Planned:
-    """A chunk's, with the blocks of each KV cache group that are copied."""
-    first, blocks = copies[0], [copy.blocks for copy in copies]
-    if present or not any(blocks):
-        return Planned(first.request_id, first.start, first.count, None, (first.key,), None, present)
-    starts, sizes = connector.first_tokens(copies), {copy.group: len(copy.blocks) for copy in copies}
-    in_groups = (tuple(sizes.get(group, 0) for group in range(len(starts))), starts) if len(starts) > 1 else ()
-    named = tuple(chain.from_iterable(blocks))
-    return Planned(first.request_id, first.start, first.count, named, (first.key,), None, present, *in_groups)
+    """A chunk's. Of one that is in the store already no blocks are named."""
+    first = copies[0]
+    groups = connector.in_groups(copies)
+    blocks = () if present else tuple(block for some, _ in groups for block in some)
+    by_group, starts = None, None
+    if blocks and len(groups) > 1:
+        by_group, starts = tuple(len(some) for some, _ in groups), tuple(start for _, start in groups)
+    return Planned(
+        first.request_id, first.start, first.count, blocks or None, (first.key,), None, present, by_group, starts
+    )
 
 
 def _moved(connector: Any, copies: Sequence[Any]) -> list[Moved]:

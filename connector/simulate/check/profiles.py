@@ -190,16 +190,16 @@ def ranks(rng: random.Random) -> Scenario:
 
 
 def groups(rng: random.Random) -> Scenario:
-    """Two KV cache groups, each with blocks of its own: full attention and a sliding window."""
+    """Two KV cache groups, each with blocks of its own: full attention and a sliding window, in any order."""
     scenario = rng.choice([asynchronous, chunked_prefill, preemption_storm])(rng)
-    window = CacheGroup(SLIDING, window=rng.choice([40, 64, 200]))
-    return replace(scenario, groups=(CacheGroup(FULL), window), num_blocks=2 * scenario.num_blocks)
+    both = CacheGroup(FULL), CacheGroup(SLIDING, window=rng.choice([40, 64, 200]))
+    return replace(scenario, groups=both if _coin(rng, 0.5) else both[::-1], num_blocks=2 * scenario.num_blocks)
 
 
 def states(rng: random.Random) -> Scenario:
     """A recurrent state beside full attention, and perhaps a sliding window. vLLM's own cache may find a part of a block."""
     scenario = groups(rng)
-    beside = (CacheGroup(MAMBA),) if _coin(rng, 0.5) else (scenario.groups[1], CacheGroup(MAMBA))
+    beside = [group for group in scenario.groups if group.kind == SLIDING and _coin(rng, 0.5)] + [CacheGroup(MAMBA)]
     if _coin(rng, 0.5):
         scenario = _with(scenario, prefix_match_unit=BLOCK_SIZE // 2)
     return replace(

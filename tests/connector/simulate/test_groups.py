@@ -129,15 +129,15 @@ def test_what_vllm_copies_for_a_hit_within_a_block_is_copied(recurrent: BareSche
 @pytest.mark.parametrize(
     ("profile", "seed", "kinds", "unit"),
     [
-        ("groups", 0, [SLIDING], None),
-        ("states", 8, [MAMBA], None),
-        ("states", 22, [MAMBA], 16),
-        ("states", 24, [SLIDING, MAMBA], 16),
+        ("groups", 3, [SLIDING, FULL], None),
+        ("states", 8, [FULL, MAMBA], None),
+        ("states", 19, [FULL, MAMBA], 16),
+        ("states", 24, [FULL, SLIDING, MAMBA], 16),
     ],
 )
 def test_a_correct_connector_is_accused_of_nothing(profile: str, seed: int, kinds: list[str], unit: int | None) -> None:
     scenario = scenario_of(profile, seed)
-    assert [group.kind for group in scenario.groups] == [FULL, *kinds]
+    assert [group.kind for group in scenario.groups] == kinds
     assert scenario.settings.get("prefix_match_unit") == unit
     assert Scenario.from_dict(json.loads(json.dumps(scenario.as_dict()))) == scenario
     played = play(scenario, configuration("OffloadingConnector", HOST), observed=True)
@@ -145,9 +145,10 @@ def test_a_correct_connector_is_accused_of_nothing(profile: str, seed: int, kind
     assert played.loads_read > 3
     assert played.blocks_compared > 5_000
     groups = {len(event.blocks_by_group or ()) for event in played.events if isinstance(event, Schedule)}
-    assert groups <= {0, 1 + len(kinds)}
+    assert groups <= {0, len(kinds)}
     assert {event.groups for event in played.events} == {span.resource["kvtrail.groups"] for span in played.spans}
-    assert all(played.checks[rule, Verdict.OK] > 5 for rule in ("plan-blocks", "null-block", "joint-boundary"))
+    judged = ["plan-blocks", "null-block", *(["joint-boundary"] if profile == "groups" else [])]
+    assert all(played.checks[rule, Verdict.OK] > 5 for rule in judged), played.checks
 
 
 def test_what_is_not_simulated_is_refused() -> None:

@@ -136,6 +136,12 @@ LOOK_ALIKES = [
         groups="full 32, state 32",
     ),
     _alike(
+        "C4",
+        "plan-blocks",
+        "several groups of which nothing is declared",
+        "L 60 c0 h0 -> 0\nA 0 [1 2 | 5 6]\nS 0+60 [1 2 | 5 6]\nplan store 0+32 [1 | 5] at 0,0",
+    ),
+    _alike(
         "C5",
         "load-range",
         "the block in which a hit of a recurrent group ends is loaded whole",

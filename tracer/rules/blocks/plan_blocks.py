@@ -44,9 +44,9 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
         planned = blocks_by_group(event)
         if len(planned) > len(table.groups):
             return Unknown.LEVEL
-        kinds = groups_of(event.groups)
+        recurrent = {n for n, group in enumerate(groups_of(event.groups)) if group.kind == MAMBA}
         for group, blocks in enumerate(planned):
-            if isinstance(event, StorePlan) and kinds[group].kind == MAMBA:
+            if isinstance(event, StorePlan) and group in recurrent:
                 continue
             expected = _expected(event, table, group, len(blocks))
             foreign = set(blocks) - set(table.groups[group])

@@ -1,0 +1,72 @@
+"""A tiny hybrid model: a four-layer Gemma 3 with seeded random weights, of which every other layer has a sliding window. vLLM
+puts its layers into two KV cache groups.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvtrail.connector.simulate.tiny_model import (
+    FEED_FORWARD,
+    HEADS,
+    HIDDEN,
+    POSITIONS,
+    VOCABULARY,
+    WEIGHT_DEVIATION,
+)
+
+LAYERS = 4
+WINDOW = 128
+OPTIONS: dict[str, Any] = {"served_model_name": "tiny-gemma", "num_gpu_blocks_override": 80}
+"""vLLM's engine arguments, in place of the other tiny model's: both groups take blocks from one pool."""
+_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+
+
+def write(folder: Path, seed: int) -> None:
+    """Write the model's configuration and its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": HIDDEN // HEADS,
+        "intermediate_size": FEED_FORWARD,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": POSITIONS,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+        "torch_dtype": "float32",
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        "pad_token_id": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    _write_weights(folder, seed)
+
+
+def _write_weights(folder: Path, seed: int) -> None:
+    """Noise for every matrix. The norms stay neutral, which is 0 in a Gemma."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in _matrices().items()}
+    for layer in range(LAYERS):
+        weights |= {f"layers.{layer}.{norm}_layernorm.weight": torch.zeros(HIDDEN) for norm in _NORMS}
+        for part in ("q", "k"):
+            weights[f"layers.{layer}.self_attn.{part}_norm.weight"] = torch.zeros(HIDDEN // HEADS)
+    weights["norm.weight"] = torch.zeros(HIDDEN)
+    save_file({f"model.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+
+
+def _matrices() -> dict[str, tuple[int, int]]:
+    of_layer = {f"self_attn.{part}_proj": (HIDDEN, HIDDEN) for part in ("q", "k", "v", "o")}
+    of_layer |= {f"mlp.{part}_proj": (FEED_FORWARD, HIDDEN) for part in ("gate", "up")}
+    of_layer["mlp.down_proj"] = (HIDDEN, FEED_FORWARD)
+    layers = {f"layers.{n}.{name}.weight": shape for n in range(LAYERS) for name, shape in of_layer.items()}
+    return {"embed_tokens.weight": (VOCABULARY, HIDDEN), **layers}
