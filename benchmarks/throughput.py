@@ -80,12 +80,13 @@ class Busy:
         """With a `window`, the last layer is a KV cache group of its own, which sees so many tokens. `more` are settings of
         the traced connector besides its level."""
         from kvtrail.connector.simulate.stages import BareScheduler
+        from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 
         extra = {"kvtrail": {"level": level, **more}, **(HOST if side in OFFLOADING else {})}
         settings = {"kv_connector": side, "kv_connector_extra_config": extra}
         size: dict[str, Any] = {"max_num_seqs": running, "max_num_batched_tokens": running + 512}
         blocks = running * BLOCKS_EACH * (2 if window else 1)
-        size["window"] = window
+        size["groups"] = (CacheGroup(FULL), CacheGroup(SLIDING, window=window)) if window else ()
         self._bare = BareScheduler(folder / "model", settings, block_size=16, num_blocks=blocks, **size)
         self._running, self._count, self._rng = running, 0, random.Random(0)
         self._heads = [self._tokens(256) for _ in range(8)]

@@ -35,6 +35,7 @@ OFFLOADING = {
     "block-reuse",
     "load-store-overlap",
     "null-block",
+    "stale-block",
     "state-boundary",
     "stray-completion",
     "stuck-load",
@@ -55,6 +56,7 @@ BEST_PROFILE = {
     "failed-load-resume": "async",
     "unloaded-hit": "async",
     "null-block": "groups",
+    "stale-block": "groups",
     "early-drafts": "spec-decode",
     "plan-blocks": "mixed",
     "load-range": "mixed",
@@ -88,10 +90,11 @@ def healthy_history(runs: Sequence[Run], seed: object) -> tuple[str, list[Event]
     rng = random.Random(f"history/{seed}")
     first = rng.choice(runs)
     kind = rng.choice(["one", "one", "lives", "engines"])
-    if kind == "one":
-        return first.name, list(first.events)
     profile = first.name.split("/")[1]
-    second = rng.choice([run for run in runs if run is not first and run.name.split("/")[1] == profile])
+    others = [run for run in runs if run is not first and run.name.split("/")[1] == profile]
+    if kind == "one" or not others:
+        return first.name, list(first.events)
+    second = rng.choice(others)
     name = f"{first.name} and {second.name} as two {kind}"
     if kind == "lives":
         return name, lives(first.events, second.events)

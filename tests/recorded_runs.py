@@ -170,6 +170,7 @@ def play(
             seed=scenario.seed,
             drafts=scenario.drafts,
             workers=scenario.workers,
+            groups=scenario.groups,
             **scenario.settings,
         )
         (mine,) = recorder.recorders()
@@ -309,6 +310,24 @@ class _Timed:
             worker.run(output.kv_connector_metadata)
 
 
+class _NoTransfers:
+    """In place of the OffloadConnector's: nothing is copied."""
+
+    def load(self, copies: Any) -> None: ...
+
+    def store(self, copies: Any) -> None: ...
+
+    def wait_for_blocks(self, blocks: Any) -> None: ...
+
+    def take_loaded(self) -> set[str]:
+        return set()
+
+    def take_failed(self) -> set[int]:
+        return set()
+
+    def close(self) -> None: ...
+
+
 class _Worker:
     """A worker's process: the worker's side of each OffloadConnector of the engine, and a recorder of its own. What it copies
     is nothing, since there is no KV. Workers of other connectors record nothing, or refuse to run on a CPU."""
@@ -329,7 +348,7 @@ class _Worker:
                 config.parallel_config.rank = rank
                 cls: Any = type(child)
                 side = cls(config, KVConnectorRole.WORKER, child._kv_cache_config)
-                side._memory.load = side._memory.store = lambda copies: None
+                side._transfers = _NoTransfers()
                 self._sides.append((place, side))
             self.recorders = recorder.recorders()
 

@@ -35,8 +35,9 @@ BY_RULE = {"byte-drift": "blocks-exchanged", "byte-early": "late-load", "byte-ro
 """Which of them the rules about bytes are proven by."""
 
 NATIVE = (
-    "block-reuse", "callers-gave-up", "load-store-overlap", "null-block", "second-load", "stalled-transfers",
-    "state-boundary", "store-under-load", "stray-completion", "stuck-load", "stuck-promotion", "unloaded-hit",
+    "block-reuse", "callers-gave-up", "load-store-overlap", "null-block", "second-load", "stale-block",
+    "stalled-transfers", "state-boundary", "store-under-load", "stray-completion", "stuck-load", "stuck-promotion",
+    "unloaded-hit",
 )  # fmt: skip
 """Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""
 

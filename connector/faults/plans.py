@@ -36,6 +36,21 @@ class PlanBlocks(Fault):
             plan.stores[number] = replace(copy, blocks=stale + copy.blocks[len(stale) :])
 
 
+class StaleBlock(Fault):
+    """vLLM #42959: a store of a window's blocks comes late, and by then they are another request's. For the
+    OffloadingConnector, with two groups."""
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        requests = self.connector_scheduler._req_status  # type: ignore[attr-defined]  # of the OffloadingConnector
+        for job in plan.store_jobs.values():
+            spec, own = job.src_spec, requests[job.req_id].group_states[-1].block_ids
+            others = [state for name, state in requests.items() if name != job.req_id]
+            theirs = {block for state in others for group in state.group_states for block in group.block_ids[-3:]}
+            left = [block for block in own[:-8] if block and block in theirs]
+            if left and spec.group_sizes[-1]:
+                spec.block_ids[-1] = left[0]
+
+
 class LoadRange(Fault):
     """A load reaches a block further than was allocated for it."""
 

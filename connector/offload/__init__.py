@@ -51,6 +51,8 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = OffloadScheduler(config, drafts=vllm_config.speculative_config is not None)
         else:
             self._memory = HostMemory(config, num_blocks=kv_cache_config.num_blocks)
+        self._transfers: Transfers | None = None
+        """A worker's, once its KV caches are registered."""
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -95,7 +97,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._transfers = Transfers(self._memory, beside=self._load_async)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        if isinstance(kv_connector_metadata, OffloadPlan):
+        if self._transfers is not None and isinstance(kv_connector_metadata, OffloadPlan):
             self._transfers.wait_for_blocks(kv_connector_metadata.given)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -118,21 +120,25 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def load_chunks(self, copies: Sequence[Copy]) -> None:
         """Copy from host memory into KV blocks, or begin to."""
-        self._transfers.load(copies)
+        self._copying().load(copies)
 
     def store_chunks(self, copies: Sequence[Copy]) -> None:
         """Copy from KV blocks into host memory, or begin to."""
-        self._transfers.store(copies)
+        self._copying().store(copies)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, self._transfers.take_loaded() or None
+        return None, (self._transfers.take_loaded() or None) if self._transfers is not None else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._transfers.take_failed()
+        return set() if self._transfers is None else self._transfers.take_failed()
 
     def shutdown(self) -> None:
-        if transfers := getattr(self, "_transfers", None):
-            transfers.close()
+        if self._transfers is not None:
+            self._transfers.close()
+
+    def _copying(self) -> Transfers:
+        assert self._transfers is not None, "vLLM registers the KV caches before it runs a step"
+        return self._transfers
 
     # What a probe reads.
 

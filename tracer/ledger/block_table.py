@@ -7,7 +7,7 @@ from copy import copy
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from kvtrail.tracer.events.cache_groups import NULL_BLOCK, CacheGroup, groups_of
+from kvtrail.tracer.events.cache_groups import FULL, NULL_BLOCK, CacheGroup, groups_of
 from kvtrail.tracer.events.events import Alloc, LoadError, Plan, RequestEnd, Schedule
 
 WithBlocks = Alloc | LoadError | Plan | RequestEnd | Schedule
@@ -29,15 +29,17 @@ class BlockTable:
     Attributes:
         groups: the block ids of each group. A group may have the null block at a place whose tokens it does not need.
         kinds: what the groups are.
+        named_by: the event that named the table as a whole.
     """
 
-    __slots__ = ("block_size", "groups", "kinds")
+    __slots__ = ("block_size", "groups", "kinds", "named_by")
 
     def __init__(self, event: WithBlocks) -> None:
         """The table that an event names, as a whole."""
         self.groups = [list(ids) for ids in blocks_by_group(event)]
         self.kinds: Sequence[CacheGroup] = groups_of(event.groups)
         self.block_size = event.block_size
+        self.named_by = event
 
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(self.groups)
@@ -78,6 +80,16 @@ class BlockTable:
         """Tokens of a block of a group; None where that is not known."""
         return (self.kinds[group].block_size if group < len(self.kinds) else None) or self.block_size
 
+    @property
+    def leaves_behind(self) -> bool:
+        """Whether vLLM gives blocks of it back before the request ends."""
+        return any(kind.kind != FULL for kind in self.kinds)
+
+    def new_from(self, computed: int) -> Iterator[int]:
+        """The blocks behind those of so many computed tokens: what a prefix cache has may end within a block."""
+        for size, ids in self.sized():
+            yield from ids[-(-computed // size) + 1 :]
+
     def sized(self) -> Iterator[tuple[int, list[int]]]:
         """The blocks of each group, with the tokens of a block, where these are known."""
         for number, ids in enumerate(self.groups):
@@ -96,6 +108,14 @@ class BlockTable:
             if block in ids and block != NULL_BLOCK:
                 return len(ids) - 1 - ids[::-1].index(block) >= self.certain_from(number) or None
         return False
+
+    def moved(self, group: int, blocks: Sequence[int]) -> dict[int, int]:
+        """Those of a group's blocks that are another group's now, and whose: vLLM had taken them back and gave them out
+        again."""
+        own = set(self.groups[group][self.certain_from(group) :])
+        others = [number for number in range(len(self.groups)) if number != group]
+        held = {block: number for number in others for block in self.groups[number][self.certain_from(number) :]}
+        return {block: held[block] for block in blocks if block in held and block not in own and block != NULL_BLOCK}
 
     def certain_from(self, group: int) -> int:
         """The first place in a group's table whose block the request holds for certain: which tokens are computed is not

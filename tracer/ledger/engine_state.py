@@ -85,6 +85,8 @@ class Engine:
     """Block tables of the requests that hold blocks, where they are known."""
     untold: set[str] = field(default_factory=set)
     """Requests with an open transfer whose tables are not known."""
+    given: dict[int, Event] = field(default_factory=dict)
+    """By block, the event that gave it out last, free as it was, in engines whose windows leave blocks behind."""
     admitted: set[str] = field(default_factory=set)
     """Requests that have been given blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
@@ -115,6 +117,8 @@ class Engine:
     """Blocks whose load failed and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
     """The requests that have begun to compute such a block, from its first token on."""
+    ran_since: set[str] = field(default_factory=set)
+    """The requests that have run since the last load error, while there are such blocks."""
     resets: dict[str, Reset] = field(default_factory=dict)
     """The last reset of each connector that has stored nothing since."""
     storing: set[str] = field(default_factory=set)
@@ -191,7 +195,8 @@ class Engine:
         for facts in (
             self.met, self.tables, self.untold, self.admitted, self.transfers, self.contested, self.undecided, self.jobs,
             self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers, self.own_chunks,
-            self.kept, self.resets, self.transfer_ends, self.fetched,
+            self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
+            self.ran_since,
         ):  # fmt: skip
             facts.clear()
         self.clocks.lose()
@@ -232,8 +237,10 @@ class Engine:
             if self.invalid:
                 self._renew(request, event.blocks_ids)
             if names_all_blocks(event):
-                self.tables[request] = BlockTable(event)
+                table = self.tables[request] = BlockTable(event)
                 self.untold.discard(request)
+                if table.leaves_behind and (asked := self.last_lookup(event)) is not None:
+                    self.given.update(dict.fromkeys(table.new_from(asked.computed), event))
             else:
                 self.tables.pop(request, None)
         lookup = self.last_lookup(event)
@@ -257,9 +264,13 @@ class Engine:
                 self.untold.discard(request)
             elif request in self.tables:
                 self.tables[request].add(event)
+                if self.tables[request].leaves_behind:
+                    self.given.update(dict.fromkeys(event.blocks_ids, event))
         self.admitted.discard(request)
-        if self.invalid and event.block_size:
-            self._recompute(request, event)
+        if self.invalid:
+            self.ran_since.add(request)
+            if event.block_size:
+                self._recompute(request, event)
 
     def _renew(self, request: str, blocks: Iterable[int]) -> None:
         """Forget the failed load of a block that no other request holds: it is given out afresh."""
@@ -372,6 +383,7 @@ class Engine:
     def _enter_load_error(self, event: LoadError) -> None:
         self.short = None
         self.invalid.update(dict.fromkeys(event.blocks_ids, event))
+        self.ran_since.clear()
         for block in event.blocks_ids:
             self.recomputing.pop(block, None)
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from bare_scheduler import scheduler, storm
@@ -24,9 +23,9 @@ from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS, NATIVE, VARIANTS
-from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
 from kvtrail.tracer.events.capabilities import declaration
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import Kind, Level
@@ -195,6 +194,7 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "stalled-transfers": run_short_ones,
     "unloaded-hit": run_storm,
     "null-block": run_groups,
+    "stale-block": run_groups,
     "state-boundary": run_groups,
     **dict.fromkeys(("groups-exchanged", "group-shifted", "group-load-fails", "longest-group-hit"), run_groups),
 }
@@ -208,6 +208,7 @@ NATIVE_VARIANTS = (
 """Variants for vLLM's OffloadingConnector."""
 OF_GROUPS = (
     "null-block",
+    "stale-block",
     "state-boundary",
     "groups-exchanged",
     "group-shifted",
@@ -215,8 +216,9 @@ OF_GROUPS = (
     "longest-group-hit",
 )
 """Faults of models with several KV cache groups, of which one is of a sliding window, or recurrent."""
-WINDOW = 100
-"""Tokens of that window."""
+WITH_WINDOW = (CacheGroup(FULL), CacheGroup(SLIDING, window=100))
+WITH_STATES = (CacheGroup(FULL), CacheGroup(MAMBA))
+"""Their groups."""
 OF_DRAFTS = ("early-drafts",)
 """Faults of engines with speculative tokens."""
 SLOW = {"callers-gave-up"}
@@ -229,39 +231,13 @@ MAX_EVENTS = 100
 """No fault needs more to be shown; the recordings have up to some thousands."""
 
 
-@contextlib.contextmanager
-def recurrent() -> Iterator[None]:
-    """Inside, the simulated model has a recurrent group instead of one with a window."""
-    import torch
-    from vllm.v1.kv_cache_interface import MambaSpec
-
-    made, configured = tiny_model.kv_cache, tiny_model.engine_config
-
-    def kv_cache(*given: Any, **named: Any) -> Any:
-        config = made(*given, **named)
-        attention, other = config.kv_cache_groups
-        page: dict[str, Any] = {"page_size_padded": attention.kv_cache_spec.page_size_bytes}
-        state: dict[str, Any] = {"shapes": ((2, 64),), "dtypes": (torch.float32,), "mamba_cache_mode": "align"}
-        spec = MambaSpec(block_size=tiny_model.BLOCK_SIZE, **state, **page)
-        config.kv_cache_groups[1] = type(other)(other.layer_names, spec)
-        return config
-
-    def engine_config(*given: Any, **named: Any) -> Any:
-        config = configured(*given, **named)
-        config.cache_config.mamba_cache_mode = "align"
-        return config
-
-    with patch.object(tiny_model, "kv_cache", kv_cache), patch.object(tiny_model, "engine_config", engine_config):
-        yield
-
-
 def build(folder: Path, fault: str, level: Level) -> BareScheduler:
     kvtrail = {"kvtrail": {"level": level}}
     if fault in (*NATIVE, *NATIVE_VARIANTS):
-        options = {"window": WINDOW, "num_blocks": 128, "max_num_batched_tokens": 200} if fault in OF_GROUPS else {}
+        groups = WITH_STATES if fault == "state-boundary" else WITH_WINDOW
+        options = {"groups": groups, "num_blocks": 128, "max_num_batched_tokens": 200} if fault in OF_GROUPS else {}
         extra = {"cpu_bytes_to_use": 2_000_000 if fault == "longest-group-hit" else 50_000_000, **kvtrail}
-        with recurrent() if fault == "state-boundary" else contextlib.nullcontext():
-            return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", extra, **options)
+        return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", extra, **options)
     chunk = {"chunk_size": 256} if fault == "stale-lookup" else {"chunk_size": 64}
     if fault not in OF_CHILDREN:
         drafts = {"drafts": 3} if fault in OF_DRAFTS else {}
@@ -385,14 +361,16 @@ def test_vllms_own_connector_pushes_a_prompts_own_head_out_of_a_store_that_is_sm
 def test_vllms_own_connector_with_several_groups_is_accused_of_nothing(
     tmp_path: Path, recorded: Callable[[], list[Event]], has_states: bool
 ) -> None:
-    options = {"window": WINDOW, "num_blocks": 128, **({"max_num_batched_tokens": 200} if has_states else {})}
-    with recurrent() if has_states else contextlib.nullcontext():
-        bare = scheduler(tmp_path, "TracedOffloadingConnector", {"cpu_bytes_to_use": 50_000_000}, **options)
+    options: dict[str, Any] = {"max_num_batched_tokens": 200} if has_states else {}
+    groups = WITH_STATES if has_states else WITH_WINDOW
+    extra = {"cpu_bytes_to_use": 50_000_000}
+    bare = scheduler(tmp_path, "TracedOffloadingConnector", extra, groups=groups, num_blocks=128, **options)
     run_groups(bare)
     detector = Detector()
     detector.feed(recorded())
     detector.settle()
-    assert {finding.rule for held in detector.findings.values() for finding in held.values()} == set()
+    found = {finding.rule for held in detector.findings.values() for finding in held.values()}
+    assert found <= (set() if has_states else {"stale-block", "plan-blocks"}), "what docs/findings.md says of a window"
     judged = ["null-block", "plan-blocks", "joint-boundary", *(["state-boundary"] if has_states else [])]
     assert all(detector.verdicts[rule, Verdict.OK] > 10 for rule in judged)
 

@@ -101,7 +101,7 @@ def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
     run = loss_injection.a_told_day()
     assert not live(sent(run.events)).found
     quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4
-    wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}
+    wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)} - {"stale-block"}  # the day has one group
 
     def starts_late(event: Event) -> bool:
         return event.end_ns < quarter_ns

@@ -3,19 +3,24 @@ since they are no connector's, or would hide what else is wrong: a newer vLLM th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 import vllm
+from bare_scheduler import scheduler, storm
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers, tokens
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.events.events import LoadError, RequestEnd
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
+from kvtrail.tracer.events.events import Event, LoadError, RequestEnd
 
 pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="these are faults of vLLM 0.32")
 PREFIX = ("prefix", 128)
@@ -69,3 +74,35 @@ def test_the_offloading_connector_dies_of_an_id_that_comes_again_while_a_store_i
         return
     with pytest.raises(KeyError):
         stage.run()
+
+
+def test_the_offloading_connector_stores_stale_blocks_of_a_window(
+    tmp_path: Path, recorded: Callable[[], list[Event]]
+) -> None:
+    """What is found is what vLLM's own tables say: the request of the plan has none of these blocks any more."""
+    groups = (CacheGroup(FULL), CacheGroup(SLIDING, window=100))
+    extra = {"cpu_bytes_to_use": 1 << 22, "kvtrail": {"level": "detailed"}}
+    bare = scheduler(
+        tmp_path, "TracedOffloadingConnector", extra, num_blocks=128, max_num_batched_tokens=200, groups=groups
+    )
+    connector: Any = bare.scheduler.connector
+    manager, build = bare.scheduler.kv_cache_manager, connector.build_connector_meta
+    anothers: set[tuple[str, int]] = set()
+
+    def built(output: Any) -> Any:
+        plan = build(output)
+        for job in plan.store_jobs.values():
+            if job.req_id in bare.scheduler.requests:
+                held = {block for ids in manager.get_block_ids(job.req_id) for block in ids}
+                pool = manager.block_pool.blocks
+                stored = set(map(int, job.src_spec.block_ids))
+                anothers.update((job.req_id, block) for block in stored - held if pool[block].ref_cnt)
+        return plan
+
+    connector.build_connector_meta = built
+    storm(bare, seed=4, requests=120, reset_running=False)
+    detector = Detector()
+    detector.feed(recorded())
+    found = [each for held in detector.findings.values() for each in held.values() if each.rule == "stale-block"]
+    assert found
+    assert {(finding.request, finding.numbers["block"]) for finding in found} <= anothers

@@ -56,6 +56,26 @@ INCIDENTS = [
         says="in blocks 51, 52, 53, 54 of KV cache group 1",
     ),
     Incident(
+        id="vllm-42959",
+        of="C16",
+        url=vllm(42959, "pull"),
+        groups=WINDOW,
+        text="""
+            # a block that was not stored in time is freed and given out again: the thread's; the numbers are ours
+            L 300 c0 h0 -> 0
+            A 0 [1-10 | 51-60]
+            S 0+300 [1-10 | 51-60]
+            b: L 32 c0 h0 -> 0
+            b: A 0 [20 | 70]
+            b: S 0+32 [20 | 70]
+            b: S 32+1 [21 | 53]
+            plan store 0+256 [1-8 | 53-58] at 0,64 #1
+        """,
+        rule="stale-block",
+        numbers={"block": 53, "group": 1, "other": "b-cmpl-1-0-0123abcd", "stale": 1},
+        says="was given to request",
+    ),
+    Incident(
         id="vllm-30618",
         of="C4",
         url=vllm(30618, "pull"),
@@ -149,6 +169,20 @@ _LOADING = f"L 600 c0 h512 -> 512 async\nA 512 [1-16 | {_nulls(12)}50-53]\n"
 _AGAIN = "L 600 c0 h0 -> 0\nA 0 [1-19 | 50-68]\nS 0+600 [1-19 | 50-68]\n"
 _FAILED = f"L 600 c0 h512 -> 512\nA 512 [1-19 | {_nulls(12)}50-56]\nS 512+88 [1-19 | {_nulls(12)}50-56]\n"
 LOOK_ALIKES = [
+    _alike(
+        "C16",
+        "stale-block",
+        "nobody was given what the window has left behind",
+        "L 300 c0 h0 -> 0\nA 0 [1-10 | 51-60]\nS 0+300 [1-10 | 51-60]\nplan store 0+256 [1-8 | 51-58] at 0,0 #1\ndone #1",
+    ),
+    _alike(
+        "C16",
+        "stale-block",
+        "blocks that another request had before are hits of the prefix cache",
+        "L 300 c0 h0 -> 0\nA 0 [1-10 | 51-60]\nS 0+300 [1-10 | 51-60]\nend\n"
+        "b: L 300 c256 h0 -> 0\nb: A 0 [1-8 11 12 | 0 0 0 0 55-58 71 72]\nb: S 256+44 [1-8 11 12 | 0 0 0 0 55-58 71 72]\n"
+        "b: plan store 128+128 [5-8 | 55-58] at 128,128 #2\nb: done #2",
+    ),
     _alike(
         "C16",
         "block-reuse",

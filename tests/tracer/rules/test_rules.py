@@ -361,3 +361,15 @@ def test_a_rule_that_reads_block_ids_says_what_it_does_with_several_groups() -> 
     }
     assert len(reading) > 10
     assert {rule for rule, groups in reading.items() if groups is Groups.INDEPENDENT} <= COUNTED
+
+
+@pytest.mark.parametrize(("stored", "moved"), [("[1 2 | 3 4]", [3]), ("[1 2 | 4]", None), ("[3 | 11]", None)])
+def test_a_block_that_a_window_has_left_behind_may_be_another_groups_now(stored: str, moved: list[int] | None) -> None:
+    """Seen of vLLM 0.32's OffloadingConnector, which goes on with its copy of the table."""
+    steps = "L 200 c0 -> 0\nA 0 [1 2 | 3 4]\nS 0+64 [1 2 | 3 4]\nS 64+64 [5 6 | 7 8]\nS 128+72 [3 9 10 | 11 12 13]\n"
+    detector = judge(history(f"{steps}plan store 128+32 {stored} #1", groups="full 32, window 32 64"))
+    found = [each for held in detector.findings.values() for each in held.values() if each.rule == "plan-blocks"]
+    assert [finding.numbers["moved"] for finding in found] == ([] if moved is None else [moved])
+    for finding in found:
+        assert finding.numbers["of_group"] == 0
+        assert "Of these, 3 are of group 0 now" in finding.explanation

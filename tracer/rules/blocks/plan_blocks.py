@@ -18,9 +18,10 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
     are T[s // b : s // b + n]. Stores of a recurrent group are not judged: vLLM hands a state over by its exact block, which
     may be a copy that no table has.
 
-    A table grows while a request runs, and is replaced when it is resumed. Source: vLLM, `SchedulerOutput` (new requests and
-    resumed ones carry their whole table, others what is added); the incidents are dynamo #8490
-    (https://github.com/ai-dynamo/dynamo/pull/8490) and vLLM #52170
+    A block that a window has left behind may be given out again, to another group of the same request, too; a plan that names
+    it for the window copies what is not the window's. A table grows while a request runs, and is replaced when it is resumed.
+    Source: vLLM, `SchedulerOutput` (new requests and resumed ones carry their whole table, others what is added); the
+    incidents are dynamo #8490 (https://github.com/ai-dynamo/dynamo/pull/8490) and vLLM #52170
     (https://github.com/vllm-project/vllm/issues/52170). Needs block ids (level `detailed`) and a probe that reads plans.
     """
 
@@ -49,8 +50,9 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
             if isinstance(event, StorePlan) and group in recurrent:
                 continue
             expected = _expected(event, table, group, len(blocks))
+            moved = table.moved(group, blocks)
             foreign = set(blocks) - set(table.groups[group])
-            if foreign if expected is None else list(blocks) != expected:
+            if moved or (foreign if expected is None else list(blocks) != expected):
                 break
         else:
             return OK
@@ -65,6 +67,8 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
         if len(table.groups) > 1:
             numbers["group"] = group
             numbers["of_group"] = next((n for n, ids in enumerate(table.groups) if set(blocks) <= set(ids)), None)
+        if moved:
+            numbers |= {"moved": list(moved), "of_group": min(moved.values())}
         step = account.evidence.schedule
         return Drift(numbers, [event] if step is None else [step, event])
 
@@ -74,6 +78,9 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
         group = f" of KV cache group {n['group']}" if "group" in n else ""
         named = f"blocks {_some(n['planned'])}{group}"
         text = f"At {plan:epoch} the connector instructed its workers to copy {tokens} in {named}."
+        if "moved" in n:
+            moved = f"Of these, {_some(n['moved'])} are of group {n['of_group']} now"
+            return f"{text} {moved}: they were given back, and then out again."
         if n["foreign"] and n.get("of_group") is not None:
             return f"{text} In the request's tables these are blocks of group {n['of_group']}."
         if n["foreign"]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvtrail.tracer.events.events import Schedule
+from kvtrail.tracer.events.events import LoadError, Schedule
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
@@ -14,8 +14,9 @@ class FailedLoadResume(EngineRule[Schedule]):
     begins at or before i x the group's block size, until a step has computed b again, or this request's own step has begun
     to. A block before the window of the step is not needed.
 
-    A shared block is recomputed by one of its owners. With `kv_load_failure_policy=fail` the request ends instead.
-    Source: vLLM, `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
+    A shared block is recomputed by one of its owners, and may be so in the step that reads it: a layer writes before it reads.
+    With `kv_load_failure_policy=fail` the request ends instead. Source: vLLM,
+    `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
     (https://github.com/vllm-project/vllm/issues/49250). Needs block ids (level `detailed`), the block size, and every
     event of the engine since the error.
     """
@@ -40,7 +41,17 @@ class FailedLoadResume(EngineRule[Schedule]):
         for number, (size, ids) in enumerate(table.sized()):
             needed = table.needed_from(number, event.computed)
             for position, block in enumerate(ids[needed : -(-event.computed // size)], needed):
-                if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
+                if block not in engine.invalid or event.request in engine.recomputing.get(block, ()):
+                    continue
+                if not _may_be_computed_beside(event, engine.invalid[block], engine):
                     numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
                     return Drift(numbers, [engine.invalid[block], event])
         return OK
+
+
+def _may_be_computed_beside(event: Schedule, error: LoadError, engine: Engine) -> bool:
+    """Whether the request whose load failed may compute the block in this very step: of a step's requests, new ones are
+    recorded before running ones. The next step of this request shows whether it did."""
+    owner = error.request or ""
+    waits = owner in engine.tables and owner not in engine.ran_since
+    return event.scheduler_step is not None and owner != event.request and waits

@@ -1,0 +1,65 @@
+"""stale-block: a block is copied for a request whose window has left it behind, and that is somebody else's by now."""
+
+from __future__ import annotations
+
+from kvtrail.tracer.events.events import Event, LoadPlan, StorePlan
+from kvtrail.tracer.events.semconv import Level
+from kvtrail.tracer.ledger.block_table import blocks_by_group
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
+from kvtrail.tracer.rules import EngineRule, Groups
+
+
+class StaleBlock(EngineRule[LoadPlan | StorePlan]):
+    """The connector plans to copy a block that vLLM has given to another request since.
+
+    Invariant: no block of a plan has been given out, free as it was, to another request after the request of the plan got it.
+
+    vLLM gives back what a sliding window or a recurrent state has left behind, step by step, and says so to nobody; who keeps
+    a copy of the block table has to forget it. That the block was given back is legal to overlook while nobody has it.
+    Source: vLLM, `SingleTypeKVCacheManager.remove_skipped_blocks`; the incident is vLLM #42959
+    (https://github.com/vllm-project/vllm/pull/42959). Needs block ids (level `detailed`), the declared groups, a probe that
+    reads plans, and every event of the engine since the block was given out.
+    """
+
+    id = "stale-block"
+    severity = Severity.WRONG_OUTPUT
+    groups = Groups.EACH
+    level = Level.DETAILED
+    classes = ("C4", "C16")
+    hint = (
+        "The connector's copy of a window's block table still has blocks that vLLM has taken back. Forget them as the window"
+        " moves on, or when they are given out again, before a late store is planned."
+    )
+    explanation = (
+        "At {0} block {block} was given to request {other}. At {1:epoch} the connector plans to copy it as one of KV cache"
+        " group {group} of this request, whose window has left it behind ({stale} such blocks in the plan): what is copied is"
+        " the other request's KV."
+    )
+
+    def judge(self, event: LoadPlan | StorePlan, engine: Engine) -> Judgement:
+        if not event.blocks_ids or not event.blocks_by_group:
+            return None
+        table = engine.tables.get(event.request or "")
+        if table is None:
+            return engine.missing if event.request in engine.met else None
+        stale = [
+            (group, block, given)
+            for group, blocks in enumerate(blocks_by_group(event))
+            for block in blocks
+            if (given := engine.given.get(block)) is not None
+            and given.request != event.request
+            and _is_later(given, table.named_by)
+        ]
+        if not stale:
+            return OK
+        group, block, given = stale[0]
+        numbers = {"block": block, "group": group, "other": given.request, "stale": len(stale)}
+        return Drift(numbers, [given, event])
+
+
+def _is_later(given: Event, named: Event) -> bool:
+    """Whether a block was given out in a later step. Within a step no order is known: requests share at once what one of them
+    is given to compute. A log has no steps."""
+    step, since = getattr(given, "scheduler_step", None), getattr(named, "scheduler_step", None)
+    return given.sequence > named.sequence if step is None or since is None else bool(step > since)
