@@ -722,7 +722,8 @@ class BlockCheck(Event, kw_only=True, gc=False):
         Keys,
         _check(
             "wrong.holds",
-            "What each wrong block holds: `zeros`, `REQUEST@TOKEN` for the KV of that request's tokens from TOKEN on,"
+            "What each wrong block holds: `zeros`, `REQUEST@TOKEN` for the KV of that request's tokens from TOKEN on, with"
+            " `/GROUP` after it if it is that of another KV cache group,"
             " `poison` for what was computed after a wrong block, or `unknown`.",
         ),
     ] = ()

@@ -14,7 +14,7 @@ class FailedLoadResume(EngineRule[Schedule]):
     begins at or before i x the group's block size, until a step has computed b again, or this request's own step has begun
     to. A block before the window of the step is not needed.
 
-    A shared block is recomputed by one of its owners, and may be so in the step that reads it: a layer writes before it reads.
+    A shared block is recomputed by one of its owners, and may be so in the step that reads it: a layer writes first.
     With `kv_load_failure_policy=fail` the request ends instead. Source: vLLM,
     `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
     (https://github.com/vllm-project/vllm/issues/49250). Needs block ids (level `detailed`), the block size, and every
