@@ -564,7 +564,11 @@ def loaded(events: Sequence[Event]) -> History:
 
 def _moment(event: Event) -> Moment:
     span = span_of(event)
-    of_resource = {semconv.BLOCK_SIZE.key: event.block_size, semconv.CACHE_IDENTITY.key: event.cache_identity}
+    of_resource = {
+        semconv.BLOCK_SIZE.key: event.block_size,
+        semconv.CACHE_IDENTITY.key: event.cache_identity,
+        semconv.GROUPS.key: event.groups,
+    }
     resource = {**span.resource, **{key: value for key, value in of_resource.items() if value}}
     attributes = {**span.attributes, **({semconv.CHUNK_SIZE.key: event.chunk_size} if event.chunk_size else {})}
     span = structs.replace(span, span_id=event.span_id or span.span_id, resource=resource, attributes=attributes)

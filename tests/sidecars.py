@@ -138,7 +138,7 @@ def span_of(event: Event) -> Span:
     """The span that carries an event, with all that it says."""
     resource = (
         semconv.ENGINE_ID, semconv.RECORDER_ID, semconv.BLOCK_SIZE, semconv.CAPABILITIES, semconv.PATIENCE,
-        semconv.ASYNC_SCHEDULING, semconv.SAMPLED_ONLY, semconv.LAUNCH,
+        semconv.ASYNC_SCHEDULING, semconv.SAMPLED_ONLY, semconv.LAUNCH, semconv.GROUPS,
     )  # fmt: skip
     own = (*semconv.COMMON, *FIELDS[event.kind])
     if event.request is None:
