@@ -6,6 +6,7 @@ A connector without a probe is traced all the same; what only a probe can see is
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -122,6 +123,27 @@ class StoreContents(Protocol):
     def held(self) -> Sequence[bytes]:
         """All that it holds, with these changes."""
         ...
+
+
+MAX_PENDING = 65_536
+"""Changes that wait to be asked for; beyond them the oldest are dropped, which the caller notices by their number."""
+
+
+class NotedChanges:
+    """What has changed in a store, noted as its calls say it, until `changed` asks: for a `StoreContents`."""
+
+    def __init__(self) -> None:
+        self._changes: deque[tuple[Change, str | None]] = deque(maxlen=MAX_PENDING)
+        self._failure: Exception | None = None
+        """What could not be noted of a change."""
+
+    def changed(self) -> Sequence[tuple[Change, str | None]]:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        changes = list(self._changes)
+        self._changes.clear()
+        return changes
 
 
 class Probe:

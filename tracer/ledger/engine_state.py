@@ -232,6 +232,7 @@ class Engine:
         request = event.request or ""
         self.admitted.add(request)
         self.fetched.pop(request, None)
+        lookup = self.last_lookup(event)
         if event.blocks_ids is not None:
             self._contest(event, event.blocks_ids)
             if self.invalid:
@@ -239,11 +240,10 @@ class Engine:
             if names_all_blocks(event):
                 table = self.tables[request] = BlockTable(event)
                 self.untold.discard(request)
-                if table.leaves_behind and (asked := self.last_lookup(event)) is not None:
-                    self.given.update(dict.fromkeys(table.new_from(asked.computed), event))
+                if table.leaves_behind and lookup is not None:
+                    self.given.update(dict.fromkeys(table.new_from(lookup.computed), event))
             else:
                 self.tables.pop(request, None)
-        lookup = self.last_lookup(event)
         if event.allocated and event.error is None and lookup is not None and lookup.is_async:
             self.loads[request] = event
             self.flow.loads(event)

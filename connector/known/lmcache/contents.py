@@ -16,17 +16,15 @@ from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
-from kvtrail.connector.known.probe import CLEARED, Change
+from kvtrail.connector.known.probe import CLEARED, NotedChanges
 from kvtrail.tracer.events.semconv import HASH_BYTES
 
 BACKEND = "LocalCPUBackend"
 TIER = "cpu"
-MAX_PENDING = 65_536
-"""Changes that wait to be asked for; beyond them the oldest are dropped, which the caller notices by their number."""
 _OF_ENGINES: WeakValueDictionary[str, Contents] = WeakValueDictionary()
 
 
-class Contents:
+class Contents(NotedChanges):
     """Follows the local CPU backend of one engine.
 
     Attributes:
@@ -46,6 +44,7 @@ class Contents:
         return contents
 
     def __init__(self) -> None:
+        super().__init__()
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.worker: Callable[[], Any] = lambda: None
         self._follows: Any = None
@@ -54,12 +53,10 @@ class Contents:
         """The hash of its last block, of each chunk that is held, by LMCache's key."""
         self._copies: Counter[bytes] = Counter()
         """Chunks by this hash: LMCache may distinguish chunks that vLLM does not."""
-        self._changes: deque[tuple[Change, str | None]] = deque(maxlen=MAX_PENDING)
         self._storing: str | None = None
         """The request that is being stored."""
         self._ends: dict[Any, int] = {}
         """Where its chunks end, in tokens, by LMCache's keys."""
-        self._failure: Exception | None = None
 
     def register(self, worker: Any) -> None:
         """Remember LMCache's part of the connector on the worker's side."""
@@ -76,14 +73,6 @@ class Contents:
             self._hear(worker, engine, backend)
             self._follows = backend
         return True
-
-    def changed(self) -> Sequence[tuple[Change, str | None]]:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        changes = list(self._changes)
-        self._changes.clear()
-        return changes
 
     def held(self) -> Sequence[bytes]:
         return list(self._copies)

@@ -5,19 +5,15 @@ With one group its plans and evictions say the same, and the reasons why somethi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
-from kvtrail.connector.known.probe import CLEARED, Change
+from kvtrail.connector.known.probe import CLEARED, Change, NotedChanges
 from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
-MAX_PENDING = 65_536
-"""Changes that wait to be asked for; beyond them the oldest are dropped, which the caller notices by their number."""
 
-
-class Contents:
+class Contents(NotedChanges):
     """Follows a manager: its calls say what comes and goes, and do what they did."""
 
     tier = "cpu"
@@ -25,10 +21,8 @@ class Contents:
 
     def __init__(self, manager: Any, chunks: Callable[[], Any]) -> None:
         """`chunks` gives all that the store has, by key, be it ready or on its way there."""
+        super().__init__()
         self._chunks = chunks
-        self._changes: deque[tuple[Change, str | None]] = deque(maxlen=MAX_PENDING)
-        self._failure: Exception | None = None
-        """What could not be noted of a change."""
         prepare, complete, reset = manager.prepare_store, manager.complete_store, manager.reset_cache
 
         @wraps(prepare)
@@ -58,14 +52,6 @@ class Contents:
             return answer
 
         manager.prepare_store, manager.complete_store, manager.reset_cache = prepare_store, complete_store, reset_cache
-
-    def changed(self) -> Sequence[tuple[Change, str | None]]:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        changes = list(self._changes)
-        self._changes.clear()
-        return changes
 
     def held(self) -> Sequence[bytes]:
         return [_name(key) for key in self._ready(self._chunks())]
