@@ -35,6 +35,9 @@
                                        `as plain` after it: the request's adapter and salt
     stats 100 cached 50 external 60 queried 40
     freed expired, read                the blocks of an ended request
+    lease 20                           another engine asks to keep them for so many seconds from here on
+    gives h1 600/601 of a              what is handed over: its name, tokens (- if it is not said) of a prompt, and
+                                       the digest of these tokens; `takes` on the other engine
     key k1 after k0 of digest          a chunk's key
     holds a,b                          all chunks of the store, told anew; in parts: `holds a ..`, `holds .. b`
     evict a, reset, reset refused      `reset silent` answered None
@@ -213,6 +216,14 @@ _WRONG = (
 _TOLD = r" (?P<hash>\w+):(?P<fingerprint>-?\d+)@(?P<token>\d+)"
 
 
+def _handoff(m: re.Match[str]) -> Fields:
+    tokens, prompt = (None if m["tokens"] == "-" else int(m["tokens"])), int(m["prompt"])
+    return {
+        "handoff_side": m["side"], "handoff_keys": (f"transfer_id:{m['key']}",), "handoff_tokens": tokens,
+        "prompt": prompt, "digest": m["digest"], "digest_tokens": min(prompt if tokens is None else tokens, prompt),
+    }  # fmt: skip
+
+
 def _check(m: re.Match[str]) -> Fields:
     wrong = [each.groupdict() for each in re.finditer(_WRONG, m["wrong"])]
     reported = [each.groupdict() for each in re.finditer(_TOLD, m["told"] or "")]
@@ -340,6 +351,12 @@ LINES: list[Line] = [
     ),
     (r"freed(?P<expired> expired)?", e.Free, lambda m: {"lease_expired": bool(m["expired"])}),
     (r"read", e.Read, lambda m: {}),
+    (r"lease (?P<lease>\d+)", e.Lease, lambda m: {"lease_s": int(m["lease"])}),
+    (
+        r"(?P<side>gives|takes) (?P<key>\S+) (?P<tokens>\d+|-)/(?P<prompt>\d+)(?: of (?P<digest>\w+))?",
+        e.Handoff,
+        _handoff,
+    ),
     (
         r"key (?P<key>\S+)(?: after (?P<parent>\S+))? of (?P<content>\S+)",
         e.Key,

@@ -154,11 +154,13 @@ class Probe:
     Attributes:
         load_call, store_call: names of the connector's methods on a worker that copy, after which `loads` and `stores` are
             asked; None where they would see nothing.
+        report_calls: names of those of its methods on a worker that report what has ended, after which `reported` is asked.
         sees_ends: whether `ended` is asked.
     """
 
     load_call: str | None = None
     store_call: str | None = None
+    report_calls: tuple[str, ...] = ()
     sees_ends = False
 
     def made(self, connector: Any) -> None:
@@ -228,6 +230,11 @@ class Probe:
 
     def stores(self, connector: Any) -> Sequence[Moved]:
         """On a worker, after its `store_call`: what this step stored."""
+        return ()
+
+    def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
+        """On a worker, after one of its `report_calls` has returned `report`: what other engines said, and what was done about
+        it, in order."""
         return ()
 
 

@@ -18,6 +18,7 @@ from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.encoder import inside, of_span
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
+from kvtrail.connector.tracing import handoffs
 from kvtrail.connector.tracing.block_hashes import BlockHashes
 from kvtrail.connector.tracing.cache_events import StoreEvents
 from kvtrail.connector.tracing.holdings import Holdings
@@ -123,6 +124,8 @@ class SchedulerInstrumentation(Instrumentation):
             self._recorder.record(
                 KIND_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values
             )
+            if getattr(request, "kv_transfer_params", None):
+                self._record_taken(request, context)
 
     def on_lookup(
         self, connector: Any, request: Any, computed: int, start_ns: int, answer: tuple[int | None, bool]
@@ -323,6 +326,8 @@ class SchedulerInstrumentation(Instrumentation):
         """After `request_finished`, which is given the blocks that the request holds, and answers whether the connector keeps
         them, and what goes to the client. The blocks are recorded of a request that is to be handed on and was preempted."""
         context = self._recorder.contexts.of(request)
+        if answer[0]:
+            self._record_given(request, context, answer[1])
         if context.ended is None:  # another child of a MultiConnector may have recorded it
             values: tuple[Any, ...]
             delayed = False
@@ -344,6 +349,21 @@ class SchedulerInstrumentation(Instrumentation):
             )
             self._recorder.contexts.end(context, delayed=delayed)
         self._steps.ended(context.request_id)
+
+    @fail_open(Kind.HANDOFF)
+    def _record_taken(self, request: Any, context: RequestContext) -> None:
+        """What the request is to read of another engine, if it is."""
+        values = handoffs.taken(request, self._recorder.contexts.name_of, with_blocks=self._level.detailed)
+        if values is not None:
+            self._record(Kind.HANDOFF, context, monotonic_ns(), values)
+
+    @fail_open(Kind.HANDOFF)
+    def _record_given(self, request: Any, context: RequestContext, returned: Any) -> None:
+        """What is kept of the request for another engine, if anything is."""
+        name_of, computed = self._recorder.contexts.name_of, request.num_computed_tokens
+        values = handoffs.given(request, returned, name_of, computed=computed, with_blocks=self._level.detailed)
+        if values is not None:
+            self._record(Kind.HANDOFF, context, monotonic_ns(), values)
 
     def _lease_s(self, request_id: str) -> int | None:
         """For how many seconds the connector keeps the blocks of an ended request; None where that is not known."""

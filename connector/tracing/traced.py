@@ -241,6 +241,7 @@ def traced(cls: type, *, name: str | None = None) -> type:
     for call, record in ((probe.load_call, _loaded), (probe.store_call, _stored)):
         if call is not None and hasattr(cls, call):
             own[call] = _recorded(call, getattr(cls, call), record)
+    own |= {call: _reporting(call, getattr(cls, call)) for call in probe.report_calls if hasattr(cls, call)}
     return type(name, (*mixins, cls), own)
 
 
@@ -362,6 +363,19 @@ def _recorded(call: str, plain: Callable[..., Any], record: Callable[..., None])
         return result
 
     return recorded
+
+
+def _reporting(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A worker's method that reports what has ended: a probe sees what it returns."""
+    watched = _watched(call, plain)
+
+    @wraps(plain)
+    def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        report = watched(self, *args, **kwargs)
+        self._kvtrail_worker.on_report(self, report)
+        return report
+
+    return reporting
 
 
 def _nothing(connector: Any, gpu_block_pool: Any) -> None:

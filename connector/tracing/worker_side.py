@@ -1,4 +1,4 @@
-"""The worker's side of the instrumentation: what a step has loaded and stored."""
+"""The worker's side of the instrumentation: what a step has loaded and stored, and what other engines said."""
 
 from __future__ import annotations
 
@@ -21,6 +21,21 @@ class WorkerInstrumentation(Instrumentation):
     def on_store(self, connector: Any, start_ns: int) -> None:
         """After the connector's call that stores."""
         self._on_copy(Kind.STORE, "stores", connector, start_ns)
+
+    @fail_open(Kind.READ, concerns_all=True)
+    def on_report(self, connector: Any, report: Any) -> None:
+        """After a call of the connector that reports what has ended: what other engines said."""
+        try:
+            seen = self._probe.reported(connector, report)
+            if self._failing:
+                self._failing.pop("reported", None)
+        except Exception:
+            self._probe_failed("reported", None)
+            return
+        if seen:
+            at_ns, contexts = monotonic_ns(), self._recorder.contexts
+            for kind, request_id, values in seen:
+                self._record(kind, None if request_id is None else contexts.of_id(request_id), at_ns, values)
 
     @fail_open(Kind.LOAD, concerns_all=True)
     def _on_copy(self, kind: Kind, question: str, connector: Any, start_ns: int) -> None:

@@ -38,5 +38,6 @@ CLASSES = {
     "N8": "a full tier that neither evicts nor refuses",
     "N9": "a copy from or to the address of another block",
     "N10": "a block that changes though nothing writes to it",
+    "N11": "a hand-off that reaches another request than it was made for, or more than was made",
     "X": "what was reported and is no drift",
 }

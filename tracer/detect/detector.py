@@ -26,6 +26,7 @@ from kvtrail.tracer.events.events import Key as ChunkKey
 from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
+from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.causes import NotRecorded
@@ -90,6 +91,7 @@ class Detector:
         self._recorders: dict[str, TrackedRecorder] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         self._references = SharedReferences()
+        self._handoffs = HandOffs()
         self._fleet = Fleet()
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests
@@ -388,7 +390,7 @@ class Detector:
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
         held = self._recorders[name] = TrackedRecorder(
-            Engine(contents=self._contents, references=self._references), Causes(self._fleet)
+            Engine(contents=self._contents, references=self._references, handoffs=self._handoffs), Causes(self._fleet)
         )
         return held
 

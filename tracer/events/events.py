@@ -14,6 +14,7 @@ Annotations are evaluated when a class is made, without `from __future__ import 
 
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import StrEnum
 from inspect import get_annotations
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, final, get_args, get_origin
@@ -141,6 +142,9 @@ Failed = Annotated[bool, _on_wire("kvtrail.failed", "The transfer failed.")]
 Prompt = Annotated[Tokens, _on_wire("gen_ai.usage.input_tokens", "Tokens of the request's prompt.", "prompt")]
 Group = Annotated[
     Count, _on_wire("kvtrail.group", "Number of a KV cache group, where there are several and one alone is concerned.")
+]
+LeaseSeconds = Annotated[
+    Seconds, _on_wire("kvtrail.lease.s", "Seconds for which the connector keeps the blocks at most, from here on.")
 ]
 Identity = Annotated[
     str,
@@ -276,9 +280,7 @@ class RequestEnd(Event, kw_only=True, gc=False):
             "kvtrail.handoff", "The caller asked for the request to be handed on to another engine: `do_remote_decode`."
         ),
     ] = None
-    lease_s: Annotated[
-        Seconds | None, _on_wire("kvtrail.lease.s", "Seconds for which the connector keeps the blocks at most.")
-    ] = None
+    lease_s: LeaseSeconds | None = None
     prompt: Prompt | None = None
     cache_read: Annotated[
         Tokens | None,
@@ -565,6 +567,69 @@ class Read(Event, kw_only=True, gc=False):
 
     kind = Kind.READ
     blocks_count: BlocksCount | None = None
+
+
+@final
+class Lease(Event, kw_only=True, gc=False):
+    """Another engine has asked to keep a request's KV blocks for longer, until it has read them."""
+
+    kind = Kind.LEASE
+    lease_s: LeaseSeconds | None = None
+
+
+class Side(StrEnum):
+    """What an engine does in a hand-off."""
+
+    GIVES = "gives"
+    """It has computed the KV, and keeps it until it is read."""
+    TAKES = "takes"
+    """It is to read it."""
+
+
+@final
+class Handoff(Event, kw_only=True, gc=False):
+    """One engine's part of a hand-off, by its `kv_transfer_params`: of the engine that gives, as its request ends; of the one
+    that takes, as its request begins."""
+
+    kind = Kind.HANDOFF
+    handoff_side: Annotated[
+        Name,
+        _on_wire("kvtrail.handoff.side", "`gives`: the engine keeps the KV for another one; `takes`: it is to read it."),
+    ]
+    handoff_keys: Annotated[
+        Keys,
+        _on_wire(
+            "kvtrail.handoff.keys",
+            "What both engines call the hand-off, each with the parameter's name: `remote_request_id:ENGINE/REQUEST`,"
+            " `transfer_id:ID`, `kv_request_id:ID`.",
+        ),
+    ] = ()
+    handoff_peer: Annotated[
+        Name | None, _on_wire("kvtrail.handoff.peer", "The engine that gives, where the one that takes was told it.")
+    ] = None
+    handoff_tokens: Annotated[
+        Tokens | None,
+        _on_wire("kvtrail.handoff.tokens", "Tokens of which the KV is handed over: `remote_num_tokens`, where it is set."),
+    ] = None
+    handoff_mode: Annotated[
+        Name | None, _on_wire("kvtrail.handoff.mode", "`pull` or `push`, where the connector names it.")
+    ] = None
+    prompt: Prompt | None = None
+    digest: Annotated[
+        str | None,
+        _on_wire(
+            "kvtrail.handoff.digest",
+            "A digest of the first `kvtrail.handoff.digest.tokens` token ids of the prompt, the same in both engines if"
+            " the tokens are.",
+            "digest",
+        ),
+    ] = None
+    digest_tokens: Annotated[
+        Tokens | None,
+        _on_wire("kvtrail.handoff.digest.tokens", "How many token ids the digest covers.", "digest_tokens"),
+    ] = None
+    blocks_ids: BlockIds | None = None
+    blocks_by_group: BlocksByGroup | None = None
 
 
 @final

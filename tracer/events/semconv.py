@@ -71,6 +71,8 @@ class Kind(StrEnum):
     REFCOUNT = "kv.refcount"
     FREE = "kv.free"
     READ = "kv.read"
+    HANDOFF = "kv.handoff"
+    LEASE = "kv.lease"
     STATS = "kv.stats"
     KEY = "kv.key"
     EVICT = "kv.evict"

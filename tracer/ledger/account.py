@@ -17,6 +17,7 @@ from kvtrail.tracer.events.events import (
     CutOff,
     Event,
     Free,
+    Lease,
     Load,
     LoadError,
     LoadPlan,
@@ -139,6 +140,8 @@ class Evidence:
     """The last load error, while the request has not run since."""
     load_failed: bool = False
     """Whether a load of the epoch was reported as failed."""
+    lease: Lease | None = None
+    """When the engine that is to read the blocks asked last to keep them."""
     freed: Free | None = None
     """When the blocks were freed after the end, if that was recorded."""
     rank_lookups: list[RankLookup] = field(default_factory=list)
@@ -579,6 +582,9 @@ class Account:
         self.evidence.sent, self.evidence.end = event, None
         self.evidence.sent_by |= {event.connector_id}
         return Released(event)
+
+    def _enter_lease(self, event: Lease) -> None:
+        self.evidence.lease = event
 
     def _enter_free(self, event: Free) -> Released:
         self.evidence.freed = self.evidence.freed or event

@@ -18,6 +18,7 @@ from kvtrail.tracer.events.events import (
     Evict,
     Flush,
     Free,
+    Handoff,
     Heartbeat,
     Holdings,
     Key,
@@ -28,6 +29,7 @@ from kvtrail.tracer.events.events import (
     Plan,
     Preempt,
     Prefetch,
+    Read,
     Received,
     RequestEnd,
     RequestStart,
@@ -47,6 +49,7 @@ from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into, names_all
 from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
 from kvtrail.tracer.ledger.deadline_clocks import DeadlineClocks
 from kvtrail.tracer.ledger.given_up import ASKED_AGAIN_NS, GivenUp, GivenUps
+from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.own_chunks import OwnChunks
 from kvtrail.tracer.ledger.recorded_time import RecordedTime
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
@@ -113,6 +116,8 @@ class Engine:
     engines that share a store must agree on keys."""
     references: SharedReferences = field(default_factory=SharedReferences)
     """What was computed under which hash. All recorders share it, as far as their caches are comparable."""
+    handoffs: HandOffs = field(default_factory=HandOffs)
+    """What engines hand over to each other. All recorders share it."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
     """Blocks whose load failed and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
@@ -325,12 +330,21 @@ class Engine:
 
     def _enter_sent(self, event: Sent) -> None:
         self._holds_nothing(event.request or "")
+        self.handoffs.enter_release(event)
         self._release(event)
 
     def _enter_free(self, event: Free) -> None:
+        self.handoffs.enter_release(event)
         self._release(event)
 
+    def _enter_read(self, event: Read) -> None:
+        self.handoffs.enter_read(event)
+
+    def _enter_handoff(self, event: Handoff) -> None:
+        self.handoffs.enter_handoff(event)
+
     def _enter_received(self, event: Received) -> None:
+        self.handoffs.enter_received(event)
         self._release(event)  # vLLM frees an ended request's blocks at either report
         alloc = self.loads.pop(event.request or "", None)
         self.flow.received(event)
@@ -427,6 +441,7 @@ class Engine:
         self.references.enter(event)
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
+        self.handoffs.enter_heartbeat(event, self.lost_number)
         if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):
             self.probes_off.update(event.recorder_probes_off)
             self._blame_probe()
@@ -536,4 +551,4 @@ class Engine:
 
 
 _ENTER = handlers(Engine)
-_OF_ANY_ROLE = (Kind.LOAD, Kind.KEY, Kind.HEARTBEAT, Kind.BLOCK_CHECK, UNFAMILIAR)
+_OF_ANY_ROLE = (Kind.LOAD, Kind.KEY, Kind.HEARTBEAT, Kind.BLOCK_CHECK, Kind.FREE, Kind.READ, UNFAMILIAR)

@@ -18,6 +18,7 @@ from incidents.corpus import (
     n_bytes,
     n_later,
     n_look_alikes,
+    pairs,
     x_none,
 )
 from incidents.incident import Incident, LookAlike
@@ -36,6 +37,7 @@ INCIDENTS: list[Incident] = [
         groups,
         n_bytes,
         n_later,
+        pairs,
         x_none,
     )
     for incident in module.INCIDENTS
@@ -48,4 +50,5 @@ LOOK_ALIKES: list[LookAlike] = [
     *n_bytes.LOOK_ALIKES,
     *any_connector.LOOK_ALIKES,
     *groups.LOOK_ALIKES,
+    *pairs.LOOK_ALIKES,
 ]

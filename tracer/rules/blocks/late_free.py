@@ -37,10 +37,12 @@ class LateFree(DeadlineRule):
             return None
         if evidence.end is not None:
             end = evidence.end
+            since = evidence.lease or end
+            if since.lease_s is not None:
+                drift = Drift({"lease_s": since.lease_s}, [end] if since is end else [end, since])
+                return Pending(since, drift, since.lease_s + MARGIN_S, stepping)
             keep_s = of_connector(end.connector, end.patience).keep_s
-            within_s = max(self.after_s, (end.lease_s or keep_s or 0.0) + MARGIN_S)
-            numbers = {} if end.lease_s is None else {"lease_s": end.lease_s}
-            return Pending(end, Drift(numbers, [end]), within_s, stepping)
+            return Pending(end, Drift({}, [end]), max(self.after_s, (keep_s or 0.0) + MARGIN_S), stepping)
         if evidence.loading is not None:
             drift = Drift({"loading": evidence.loading.allocated}, [evidence.loading])
             return Pending(evidence.ended, drift, self.after_s, stepping, in_turn=True)

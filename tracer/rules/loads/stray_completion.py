@@ -41,8 +41,8 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
                 return None  # async-declaration judges it; or another child has recorded this report
             return _stray_load(event, account)
         if type(event) is Sent:
-            if evidence.end is not None:
-                return OK
+            if evidence.end is not None or (evidence.freed is not None and evidence.sent is None):
+                return OK  # a worker may have reported before that the blocks were freed
             if _may_be_a_siblings(event, account, evidence.sent_by):
                 return None
             return _drift("store", evidence.sent, event)

@@ -1,0 +1,184 @@
+"""Incidents between an engine that prefills and one that decodes, with both sides' events, and what resembles them.
+
+The prefill engine is `engine`, the other one `<d>`.
+"""
+
+from __future__ import annotations
+
+from incidents.incident import Incident, LookAlike, vllm
+
+
+def _prefill(tokens: int, prompt: int, digest: str = "a", *, blocks: int = 0) -> str:
+    """The prefill engine's part up to the request's end, whose KV it keeps."""
+    table = f" [1-{blocks}]" if blocks else ""
+    return (
+        f"start {prompt}\nL {prompt} c0 -> 0\nA 0{table}\nS 0+{prompt}{table}\n"
+        f"gives h1 {tokens}/{prompt} of {digest}\nend delayed length_capped handoff computed {tokens} lease 30\n"
+    )
+
+
+def _decode(tokens: int | str, prompt: int, digest: str = "a", *, name: str = "", key: str = "h1", load: int = 0) -> str:
+    """The other engine's part, up to the end of its load."""
+    load = load or prompt - 1
+    calls = (
+        f"start {prompt}", f"takes {key} {tokens}/{prompt} of {digest}", f"L {prompt} c0 -> {load} async", f"A {load}", "R",
+    )  # fmt: skip
+    return "".join(f"<d> {name}{call}\n" for call in calls)
+
+
+INCIDENTS = [
+    Incident(
+        id="vllm-21570",
+        of="C16",
+        url=vllm(21570),
+        connector="NixlConnector",
+        text=f"""
+            {_prefill(600, 600)}
+            # no numbers in the thread: the decode engine's queue is longer than the prefill engine's patience
+            wait 30
+            freed expired
+            sent
+            {_decode(600, 600)}
+            read
+        """,
+        rule="stale-handoff",
+        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "expired": True, "late_s": 0.007},
+        says="the lease had run out",
+        also=("late-read",),
+    ),
+    Incident(
+        id="vllm-38900",
+        of="N11",
+        url=vllm(38900, "pull"),
+        connector="NixlConnector",
+        text=f"""
+            {_prefill(600, 600)}
+            # n = 3: the children of one prompt have one reference; no lengths in the thread
+            {_decode(600, 600, name="s0: ")}
+            read
+            sent
+            {_decode(600, 600, name="s1: ")}
+        """,
+        rule="second-handoff",
+        numbers={"key": "transfer_id:h1", "other": "s0-cmpl-1-0-0123abcd", "taker": "d"},
+        says="keeps the blocks for one reader",
+    ),
+    Incident(
+        id="vllm-50558",
+        of="N11",
+        url=vllm(50558, "pull"),
+        connector="NixlConnector",
+        block=64,
+        text=f"""
+            {_prefill(2048, 2048)}
+            # the proxy has appended the first generated token to the prompt; 1984 tokens were in the decode engine's cache
+            <d> start 2049
+            <d> takes h1 2048/2049 of a
+            <d> L 2049 c1984 -> 65 async
+            <d> A 65
+        """,
+        rule="short-handoff",
+        numbers={"handed": 2048, "computed": 1984, "allocated": 65, "beyond": 1},
+        says="1 more than there are",
+    ),
+    Incident(
+        id="vllm-52234-reference",
+        of="N11",
+        url=vllm(52234),
+        connector="NixlConnector",
+        text=f"""
+            {_prefill(600, 600, "first")}
+            # no lengths in the thread: the reference of an earlier prompt is given to another one
+            {_decode(600, 700, "second", load=600)}
+        """,
+        rule="crossed-handoff",
+        numbers={
+            "giver": "engine",
+            "other": "cmpl-1-0-0123abcd",
+            "given_prompt": 600,
+            "prompt": 700,
+            "compared": 600,
+            "handed": 600,
+            "shorter": False,
+        },
+        says="the first 600 tokens of the two differ",
+    ),
+    Incident(
+        id="vllm-43541",
+        of="C13",
+        url=vllm(43541, "pull"),
+        connector="MoRIIOConnector",
+        text=f"""
+            {_prefill(600, 600)}
+            {_decode(600, 600)}
+            # the report has the decode engine's own id, which the prefill engine does not know
+            wait 60
+            freed expired
+            sent
+            wait 30
+        """,
+        rule="unacknowledged-handoff",
+        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd"},
+        says="nobody had reported to have read them",
+    ),
+]
+
+
+def _alike(of: str, rule: str, what: str, text: str) -> LookAlike:
+    return LookAlike(of=of, rule=rule, what=what, text=text, connector="NixlConnector")
+
+
+LOOK_ALIKES = [
+    _alike("C16", "stale-handoff", "read in time", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
+    _alike("C16", "stale-handoff", "two ranks read in time", f"{_prefill(600, 600)}{_decode(600, 600)}read\nread\nsent"),
+    _alike(
+        "C16",
+        "stale-handoff",
+        "the lease ended and the load failed",
+        f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\n{_decode(600, 600).replace('> R', '> R failed')}",
+    ),
+    _alike("N11", "crossed-handoff", "a prefill of one token less", f"{_prefill(599, 600)}{_decode(599, 600)}read\nsent"),
+    _alike(
+        "N11",
+        "crossed-handoff",
+        "the router drops the number of tokens",
+        f"{_prefill(599, 600)}{_decode('-', 600, 'b', load=599)}read\nsent",
+    ),
+    _alike(
+        "N11",
+        "second-handoff",
+        "again after a load that failed",
+        f"{_prefill(600, 600)}{_decode(600, 600, name='b: ').replace('R', 'R failed')}{_decode(600, 600)}read\nsent",
+    ),
+    _alike(
+        "N11",
+        "second-handoff",
+        "two hand-offs of one prompt",
+        f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent\n{_decode(600, 600, name='b: ', key='h2')}",
+    ),
+    _alike("N11", "short-handoff", "all but the last token", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
+    _alike(
+        "N11",
+        "short-handoff",
+        "the tail is computed again",
+        f"{_prefill(576, 600)}{_decode(576, 600, load=576)}read\nsent",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "nobody has taken it",
+        f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "its load has failed",
+        f"{_prefill(600, 600)}{_decode(600, 600).replace('> R', '> R failed')}wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "the report of one of two ranks is there",
+        f"{_prefill(600, 600)}{_decode(600, 600)}read\nwait 30\nfreed expired\nsent\nwait 60",
+    ),
+]

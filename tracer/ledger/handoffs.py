@@ -1,0 +1,161 @@
+"""Hand-offs: requests that one engine prefills and another decodes, as both engines recorded them.
+
+All recorders share this, as a pair is judged once, whichever side comes first. Sides are joined by what both engines call the
+hand-off, and by nothing that a client chooses. The clocks of two engines are never compared: what came first is known where
+one recorder recorded both, or where it follows from a message. Pure and bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, Read, Received, Sent, Side
+
+MAX_HANDOFFS = 100_000
+"""Hand-offs remembered; beyond that the oldest is forgotten."""
+MAX_TAKERS = 16
+"""Requests remembered that take one hand-off."""
+MAX_EXPIRED = 10_000
+"""Hand-offs remembered of which the lease has just ended."""
+ON_ITS_WAY_NS = 10 * 10**9
+"""For how long after the end of a lease a reader's report may be on its way."""
+Place = tuple[str, str]
+"""An engine and its id of a request."""
+
+
+@dataclass(slots=True, eq=False)
+class Taker:
+    """A request that is to read what was handed over, and the end of its load, if that went well."""
+
+    event: Handoff
+    received: Received | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """One hand-off: what is known of the engine that gives, and of the requests that take.
+
+    Attributes:
+        given: what is given, and when; None while that engine has not reported it.
+        released: when the blocks were given back first, by the lease's end or since they were read.
+        reads: the reports of readers before that, from the recorder of the release.
+        late: the first report of a reader after it, from the same recorder.
+        unread: the lease has ended, and for a while nobody has reported to have read the blocks; known only where all events
+            of that time are.
+        takers: by engine and request.
+    """
+
+    given: Handoff | None = None
+    released: Free | Sent | None = None
+    reads: int = 0
+    late: Read | None = None
+    unread: bool = False
+    takers: dict[Place, Taker] = field(default_factory=dict)
+
+    @property
+    def expired(self) -> Free | None:
+        """The end of the lease, if the blocks were given back by that."""
+        return self.released if isinstance(self.released, Free) and self.released.lease_expired else None
+
+    @property
+    def received(self) -> Iterator[Taker]:
+        """The takers that have received it."""
+        return (taker for taker in self.takers.values() if taker.received is not None)
+
+
+class HandOffs:
+    """The hand-offs between all engines."""
+
+    def __init__(self) -> None:
+        self._by_key: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
+        self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
+        """By the engine and request that give; before those have reported it, if a worker's report came first."""
+        self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
+        self._expired: dict[str, deque[Pair]] = {}
+        """By recorder, those of which the lease has ended and nobody had reported to have read them."""
+
+    def given_by(self, event: Event) -> Pair | None:
+        """The hand-off that the event's request gives."""
+        return self._given.get(_place(event))
+
+    def taken_by(self, event: Event) -> Pair | None:
+        """The hand-off that the event's request takes."""
+        return self._taken.get(_place(event))
+
+    def pair(self, event: Handoff) -> Pair | None:
+        """The hand-off of an event, before it is entered; None if nothing is known of it."""
+        known = next((self._by_key[key] for key in event.handoff_keys if key in self._by_key), None)
+        return known or (self.given_by(event) if event.handoff_side == Side.GIVES else self.taken_by(event))
+
+    def enter_handoff(self, event: Handoff) -> None:
+        """Enter one side."""
+        if not event.handoff_keys:
+            return
+        pair = self.pair(event) or Pair()
+        for key in event.handoff_keys:
+            self._by_key.setdefault(key, pair)
+        if event.handoff_side == Side.GIVES:
+            early = self._given.get(_place(event))
+            if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
+                pair.released, pair.reads, pair.late = early.released, early.reads, early.late
+            pair.given = pair.given or event
+            self._given[_place(event)] = pair
+        elif len(pair.takers) < MAX_TAKERS:
+            pair.takers.setdefault(_place(event), Taker(event))
+            self._taken[_place(event)] = pair
+
+    def enter_read(self, event: Read) -> None:
+        """A reader reports to the engine that gives that it has what it needs."""
+        pair = self._giving(event)
+        if pair.released is None:
+            pair.reads += 1
+        elif pair.late is None and pair.released.recorder == event.recorder:
+            pair.late = event
+
+    def enter_release(self, event: Free | Sent) -> None:
+        """The engine that gives has given the blocks back."""
+        pair = self._giving(event) if isinstance(event, Free) else self.given_by(event)
+        if pair is not None and pair.released is None:
+            pair.released = event
+            if pair.expired is not None and not pair.reads:
+                self._expired.setdefault(event.recorder, deque(maxlen=MAX_EXPIRED)).append(pair)
+
+    def unread(self, event: Heartbeat) -> list[Pair]:
+        """The hand-offs whose lease ended a while ago by the recorder of the heartbeat, and that nobody has read since."""
+        expired = self._expired.get(event.recorder, ())
+        over = takewhile(lambda pair: event.end_ns - (pair.released or event).end_ns > ON_ITS_WAY_NS, expired)
+        return [pair for pair in over if pair.late is None]
+
+    def enter_heartbeat(self, event: Heartbeat, lost_number: int) -> None:
+        """Time has passed; `lost_number` is that of the recorder's last event that is missing."""
+        for pair in self.unread(event):
+            pair.unread = pair.given is not None and is_known_since(pair.given, event, lost_number)
+        expired = self._expired.get(event.recorder)
+        while expired and (released := expired[0].released) and event.end_ns - released.end_ns > ON_ITS_WAY_NS:
+            expired.popleft()
+
+    def enter_received(self, event: Received) -> None:
+        """A load has ended; it may be that of a request that takes."""
+        pair = self.taken_by(event)
+        taker = None if pair is None else pair.takers.get(_place(event))
+        if taker is not None and taker.received is None and not event.failed and event.error is None:
+            taker.received = event
+
+    def _giving(self, event: Event) -> Pair:
+        pair = self.given_by(event)
+        if pair is None:
+            pair = self._given[_place(event)] = Pair()
+        return pair
+
+
+def is_known_since(given: Handoff, event: Event, lost_number: int) -> bool:
+    """Whether no event of the recorder of `event` is missing since the hand-off was given."""
+    return lost_number < (given.sequence if given.recorder == event.recorder else 0)
+
+
+def _place(event: Event) -> Place:
+    return event.engine, event.request or ""

@@ -1,0 +1,1 @@
+"""Rules about what one engine prefills and another decodes: both sides' spans, joined (`ledger/handoffs.py`)."""

@@ -1,0 +1,81 @@
+"""crossed-handoff: a request takes the KV of another prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrail.tracer.events.events import Handoff, Side
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
+from kvtrail.tracer.rules import EngineRule
+
+
+class CrossedHandoff(EngineRule[Handoff]):
+    """A request is to read what another engine has computed for another prompt.
+
+    Invariant: the first n token ids of the prompt are the same in the engine that gives and in the one that takes, n the tokens
+    that are handed over, or the shorter of the two prompts.
+
+    A prefill engine may compute a few tokens less than the prompt has; that is no other prompt. Source: vLLM, the connectors
+    compare no token: the NIXL connector's lookup answers with the length of its own prompt
+    (`NixlPullConnectorScheduler.get_num_new_matched_tokens`), whatever was computed; the incident is vLLM #52234
+    (https://github.com/vllm-project/vllm/issues/52234), where a reference was used for another request than it was made for.
+    Needs the spans of both engines.
+    """
+
+    id = "crossed-handoff"
+    severity = Severity.WRONG_OUTPUT
+    classes = ("N11",)
+    needs_history = False
+    hint = (
+        "The router gave a request the `kv_transfer_params` of another one, or kept them from an earlier turn. They belong to one"
+        " prompt, and are used once."
+    )
+    explanation = (
+        "At {0} engine {giver} ended request {other} with a prompt of {given_prompt} tokens and kept its KV to hand it over. At"
+        " {1} this request, whose prompt has {prompt} tokens, is to read it: {why}. Its answer is one to another prompt."
+    )
+
+    def judge(self, event: Handoff, engine: Engine) -> Judgement:
+        pair = engine.handoffs.pair(event)
+        if event.handoff_side == Side.GIVES:
+            if pair is not None and pair.given is not None:
+                return None  # another child of a MultiConnector has reported it
+            takers = [] if pair is None else [taker.event for taker in pair.takers.values()]
+            found = [drift for taker in takers if (drift := _compared(event, taker)) is not OK]
+        else:
+            found = [] if pair is None or pair.given is None else [_compared(pair.given, event)]
+            if not found:
+                return None  # judged when the other engine's side comes
+        drifts = tuple(each for each in found if isinstance(each, Drift))
+        if drifts:
+            return drifts
+        if event.handoff_side == Side.GIVES and (pair is None or not pair.takers):
+            return None
+        return Unknown.UNSEEN if Unknown.UNSEEN in found else OK
+
+    def values(self, finding: Finding) -> dict[str, Any]:
+        numbers = finding.numbers
+        if numbers["shorter"]:
+            return {"why": f"it is shorter than the {numbers['handed']} tokens that are handed over"}
+        return {"why": f"the first {numbers['compared']} tokens of the two differ"}
+
+
+def _compared(given: Handoff, taken: Handoff) -> Judgement:
+    """Whether both sides are about one prompt."""
+    numbers = {
+        "giver": given.engine,
+        "other": given.request,
+        "given_prompt": given.prompt,
+        "prompt": taken.prompt,
+        "compared": taken.digest_tokens,
+        "handed": given.digest_tokens,
+        "shorter": False,
+    }
+    if given.digest is None or taken.digest is None or given.digest_tokens is None or taken.digest_tokens is None:
+        return Unknown.UNSEEN
+    if given.digest_tokens == taken.digest_tokens:
+        return OK if given.digest == taken.digest else Drift(numbers, [given, taken])
+    if taken.prompt is not None and taken.prompt < given.digest_tokens:
+        return Drift({**numbers, "shorter": True}, [given, taken])
+    return Unknown.UNSEEN
