@@ -1,7 +1,7 @@
 """What engines hand over to each other, read from a request's `kv_transfer_params`.
 
-The engine that prefills returns them when a request ends, the router gives them to the engine that decodes, and that one finds
-them in its request. Connectors differ in what they put in; the names here are those of vLLM 0.32's (docs/handoffs.md).
+The engine that prefills returns them when a request ends, the router gives them to the engine that decodes, and that one
+finds them in its request. Connectors differ in what they put in; the names here are those of vLLM 0.32's (docs/handoffs.md).
 """
 
 from __future__ import annotations

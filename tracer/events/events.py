@@ -594,7 +594,9 @@ class Handoff(Event, kw_only=True, gc=False):
     kind = Kind.HANDOFF
     handoff_side: Annotated[
         Name,
-        _on_wire("kvtrail.handoff.side", "`gives`: the engine keeps the KV for another one; `takes`: it is to read it."),
+        _on_wire(
+            "kvtrail.handoff.side", "`gives`: the engine keeps the KV for another one; `takes`: it is to read it."
+        ),
     ]
     handoff_keys: Annotated[
         Keys,
@@ -609,7 +611,9 @@ class Handoff(Event, kw_only=True, gc=False):
     ] = None
     handoff_tokens: Annotated[
         Tokens | None,
-        _on_wire("kvtrail.handoff.tokens", "Tokens of which the KV is handed over: `remote_num_tokens`, where it is set."),
+        _on_wire(
+            "kvtrail.handoff.tokens", "Tokens of which the KV is handed over: `remote_num_tokens`, where it is set."
+        ),
     ] = None
     handoff_mode: Annotated[
         Name | None, _on_wire("kvtrail.handoff.mode", "`pull` or `push`, where the connector names it.")

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, Read, Received, Sent, Side
@@ -27,12 +28,11 @@ Place = tuple[str, str]
 """An engine and its id of a request."""
 
 
-@dataclass(slots=True, eq=False)
-class Taker:
-    """A request that is to read what was handed over, and the end of its load, if that went well."""
+class Taker(NamedTuple):
+    """A request that has received what was handed over: its side, and the end of its load."""
 
     event: Handoff
-    received: Received | None = None
+    received: Received
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,8 @@ class Pair:
         late: the first report of a reader after it, from the same recorder.
         unread: the lease has ended, and for a while nobody has reported to have read the blocks; known only where all events
             of that time are.
-        takers: by engine and request.
+        takers: the sides of the requests that are to read it, by engine and request.
+        loads: the ends of their loads that went well.
     """
 
     given: Handoff | None = None
@@ -54,7 +55,8 @@ class Pair:
     reads: int = 0
     late: Read | None = None
     unread: bool = False
-    takers: dict[Place, Taker] = field(default_factory=dict)
+    takers: dict[Place, Handoff] = field(default_factory=dict)
+    loads: dict[Place, Received] = field(default_factory=dict)
 
     @property
     def expired(self) -> Free | None:
@@ -63,8 +65,8 @@ class Pair:
 
     @property
     def received(self) -> Iterator[Taker]:
-        """The takers that have received it."""
-        return (taker for taker in self.takers.values() if taker.received is not None)
+        """Those that have received it, in the order in which they were heard."""
+        return (Taker(self.takers[place], load) for place, load in self.loads.items())
 
 
 class HandOffs:
@@ -105,7 +107,7 @@ class HandOffs:
             pair.given = pair.given or event
             self._given[_place(event)] = pair
         elif len(pair.takers) < MAX_TAKERS:
-            pair.takers.setdefault(_place(event), Taker(event))
+            pair.takers.setdefault(_place(event), event)
             self._taken[_place(event)] = pair
 
     def enter_read(self, event: Read) -> None:
@@ -133,17 +135,21 @@ class HandOffs:
     def enter_heartbeat(self, event: Heartbeat, lost_number: int) -> None:
         """Time has passed; `lost_number` is that of the recorder's last event that is missing."""
         for pair in self.unread(event):
-            pair.unread = pair.given is not None and is_known_since(pair.given, event, lost_number)
+            pair.unread = is_known_since(pair, event, lost_number)
         expired = self._expired.get(event.recorder)
         while expired and (released := expired[0].released) and event.end_ns - released.end_ns > ON_ITS_WAY_NS:
             expired.popleft()
 
+    def receives(self, event: Received) -> bool:
+        """Whether a request has received the hand-off that it takes, by this event: not if another child of a MultiConnector
+        has reported it before."""
+        pair = self.taken_by(event)
+        return pair is not None and not event.failed and event.error is None and _place(event) not in pair.loads
+
     def enter_received(self, event: Received) -> None:
         """A load has ended; it may be that of a request that takes."""
-        pair = self.taken_by(event)
-        taker = None if pair is None else pair.takers.get(_place(event))
-        if taker is not None and taker.received is None and not event.failed and event.error is None:
-            taker.received = event
+        if self.receives(event):
+            self._taken[_place(event)].loads[_place(event)] = event
 
     def _giving(self, event: Event) -> Pair:
         pair = self.given_by(event)
@@ -152,9 +158,11 @@ class HandOffs:
         return pair
 
 
-def is_known_since(given: Handoff, event: Event, lost_number: int) -> bool:
-    """Whether no event of the recorder of `event` is missing since the hand-off was given."""
-    return lost_number < (given.sequence if given.recorder == event.recorder else 0)
+def is_known_since(pair: Pair, event: Event, lost_number: int) -> bool:
+    """Whether no event of the recorder of `event` is missing since the hand-off was given, the last missing one being that of
+    this number."""
+    given = pair.given
+    return given is not None and lost_number < (given.sequence if given.recorder == event.recorder else 0)
 
 
 def _place(event: Event) -> Place:

@@ -17,7 +17,9 @@ def _prefill(tokens: int, prompt: int, digest: str = "a", *, blocks: int = 0) ->
     )
 
 
-def _decode(tokens: int | str, prompt: int, digest: str = "a", *, name: str = "", key: str = "h1", load: int = 0) -> str:
+def _decode(
+    tokens: int | str, prompt: int, digest: str = "a", *, name: str = "", key: str = "h1", load: int = 0
+) -> str:
     """The other engine's part, up to the end of its load."""
     load = load or prompt - 1
     calls = (
@@ -118,7 +120,7 @@ INCIDENTS = [
             wait 30
         """,
         rule="unacknowledged-handoff",
-        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd"},
+        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "quiet_s": 10},
         says="nobody had reported to have read them",
     ),
 ]
@@ -130,14 +132,18 @@ def _alike(of: str, rule: str, what: str, text: str) -> LookAlike:
 
 LOOK_ALIKES = [
     _alike("C16", "stale-handoff", "read in time", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
-    _alike("C16", "stale-handoff", "two ranks read in time", f"{_prefill(600, 600)}{_decode(600, 600)}read\nread\nsent"),
+    _alike(
+        "C16", "stale-handoff", "two ranks read in time", f"{_prefill(600, 600)}{_decode(600, 600)}read\nread\nsent"
+    ),
     _alike(
         "C16",
         "stale-handoff",
         "the lease ended and the load failed",
         f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\n{_decode(600, 600).replace('> R', '> R failed')}",
     ),
-    _alike("N11", "crossed-handoff", "a prefill of one token less", f"{_prefill(599, 600)}{_decode(599, 600)}read\nsent"),
+    _alike(
+        "N11", "crossed-handoff", "a prefill of one token less", f"{_prefill(599, 600)}{_decode(599, 600)}read\nsent"
+    ),
     _alike(
         "N11",
         "crossed-handoff",

@@ -13,8 +13,8 @@ from kvtrail.tracer.rules import EngineRule
 class CrossedHandoff(EngineRule[Handoff]):
     """A request is to read what another engine has computed for another prompt.
 
-    Invariant: the first n token ids of the prompt are the same in the engine that gives and in the one that takes, n the tokens
-    that are handed over, or the shorter of the two prompts.
+    Invariant: the first n token ids of the prompt are the same in the engine that gives and in the one that takes, n the
+    tokens that are handed over, or the shorter of the two prompts.
 
     A prefill engine may compute a few tokens less than the prompt has; that is no other prompt. Source: vLLM, the connectors
     compare no token: the NIXL connector's lookup answers with the length of its own prompt
@@ -28,31 +28,26 @@ class CrossedHandoff(EngineRule[Handoff]):
     classes = ("N11",)
     needs_history = False
     hint = (
-        "The router gave a request the `kv_transfer_params` of another one, or kept them from an earlier turn. They belong to one"
-        " prompt, and are used once."
+        "The router gave a request the `kv_transfer_params` of another one, or kept them from an earlier turn. They belong to"
+        " one prompt, and are used once."
     )
     explanation = (
-        "At {0} engine {giver} ended request {other} with a prompt of {given_prompt} tokens and kept its KV to hand it over. At"
-        " {1} this request, whose prompt has {prompt} tokens, is to read it: {why}. Its answer is one to another prompt."
+        "At {0} engine {giver} ended request {other} with a prompt of {given_prompt} tokens, and kept its KV for another"
+        " engine. At {1} this request, whose prompt has {prompt} tokens, is to read it: {why}. Its answer will be one to"
+        " another prompt."
     )
 
     def judge(self, event: Handoff, engine: Engine) -> Judgement:
         pair = engine.handoffs.pair(event)
-        if event.handoff_side == Side.GIVES:
-            if pair is not None and pair.given is not None:
-                return None  # another child of a MultiConnector has reported it
-            takers = [] if pair is None else [taker.event for taker in pair.takers.values()]
-            found = [drift for taker in takers if (drift := _compared(event, taker)) is not OK]
-        else:
-            found = [] if pair is None or pair.given is None else [_compared(pair.given, event)]
-            if not found:
-                return None  # judged when the other engine's side comes
+        if pair is None:
+            return None  # judged when the other engine's side comes
+        if event.handoff_side == Side.TAKES:
+            return None if pair.given is None else _compared(pair.given, event)
+        if pair.given is not None or not pair.takers:
+            return None  # the first case: another child of a MultiConnector has reported it
+        found = [_compared(event, taken) for taken in pair.takers.values()]
         drifts = tuple(each for each in found if isinstance(each, Drift))
-        if drifts:
-            return drifts
-        if event.handoff_side == Side.GIVES and (pair is None or not pair.takers):
-            return None
-        return Unknown.UNSEEN if Unknown.UNSEEN in found else OK
+        return drifts or (OK if OK in found else Unknown.UNSEEN)
 
     def values(self, finding: Finding) -> dict[str, Any]:
         numbers = finding.numbers
@@ -61,8 +56,15 @@ class CrossedHandoff(EngineRule[Handoff]):
         return {"why": f"the first {numbers['compared']} tokens of the two differ"}
 
 
-def _compared(given: Handoff, taken: Handoff) -> Judgement:
+def _compared(given: Handoff, taken: Handoff) -> Drift | Unknown | Any:
     """Whether both sides are about one prompt."""
+    if given.digest is None or taken.digest is None or given.digest_tokens is None or taken.digest_tokens is None:
+        return Unknown.UNSEEN
+    shorter = taken.prompt is not None and taken.prompt < given.digest_tokens
+    if given.digest_tokens != taken.digest_tokens and not shorter:
+        return Unknown.UNSEEN
+    if given.digest == taken.digest:
+        return OK
     numbers = {
         "giver": given.engine,
         "other": given.request,
@@ -70,12 +72,6 @@ def _compared(given: Handoff, taken: Handoff) -> Judgement:
         "prompt": taken.prompt,
         "compared": taken.digest_tokens,
         "handed": given.digest_tokens,
-        "shorter": False,
+        "shorter": shorter,
     }
-    if given.digest is None or taken.digest is None or given.digest_tokens is None or taken.digest_tokens is None:
-        return Unknown.UNSEEN
-    if given.digest_tokens == taken.digest_tokens:
-        return OK if given.digest == taken.digest else Drift(numbers, [given, taken])
-    if taken.prompt is not None and taken.prompt < given.digest_tokens:
-        return Drift({**numbers, "shorter": True}, [given, taken])
-    return Unknown.UNSEEN
+    return Drift(numbers, [given, taken])

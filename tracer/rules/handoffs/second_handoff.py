@@ -1,4 +1,4 @@
-"""second-handoff: two requests take one hand-off."""
+"""second-handoff: two requests receive one hand-off."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class SecondHandoff(EngineRule[Received]):
     Invariant: of the requests that take a hand-off, one receives it.
 
     Whoever tries again after its load failed, or after an abort before it, is no second one. Source: vLLM, the engine that
-    prefills gives the blocks back once the readers of one request are done (`_get_new_notifs` counts one engine's ranks): who
-    reads later reads what the blocks hold by then; the incident is vLLM #52234
+    prefills gives the blocks back once the readers of one request are done (`NixlPullConnectorWorker._get_new_notifs` counts
+    one engine's ranks): who reads later reads what the blocks hold by then; the incidents are vLLM #38900
+    (https://github.com/vllm-project/vllm/pull/38900), where several sequences of one prompt share the parameters, and #52234
     (https://github.com/vllm-project/vllm/issues/52234). Needs the spans of the engines that decode.
     """
 
@@ -24,8 +25,8 @@ class SecondHandoff(EngineRule[Received]):
     classes = ("N11",)
     needs_history = False
     hint = (
-        "The router used the `kv_transfer_params` twice: for a retry, for several sequences of one prompt, or for the next turn."
-        " Ask the prefill engine again."
+        "The router used the `kv_transfer_params` twice: for a retry, for several sequences of one prompt, or for the next"
+        " turn. Ask the prefill engine again."
     )
     explanation = (
         "Request {other} of engine {taker} received the hand-off {key} at {0}. At {1} this request has received it, too: the"
@@ -33,18 +34,12 @@ class SecondHandoff(EngineRule[Received]):
     )
 
     def judge(self, event: Received, engine: Engine) -> Judgement:
-        if event.failed or event.error is not None:
-            return None
         pair = engine.handoffs.taken_by(event)
-        if pair is None:
+        if pair is None or not engine.handoffs.receives(event):
             return None
-        place = (event.engine, event.request or "")
-        own = pair.takers[place]
-        if own.received is not None:
-            return None  # another child of a MultiConnector has reported it
-        before = next((taker for other, taker in pair.takers.items() if other != place and taker.received), None)
-        if before is None or before.received is None:
+        before = next(pair.received, None)
+        if before is None:
             return OK
-        key = own.event.handoff_keys[0]
+        key = before.event.handoff_keys[0]
         numbers = {"key": key, "other": before.event.request, "taker": before.event.engine}
         return Drift(numbers, [before.received, event])

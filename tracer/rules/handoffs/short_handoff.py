@@ -38,7 +38,7 @@ class ShortHandoff(EngineRule[Alloc]):
         pair = engine.handoffs.taken_by(event)
         if pair is None:
             return None
-        taken = pair.takers[event.engine, event.request or ""].event
+        taken = pair.takers[event.engine, event.request or ""]
         side = pair.given if pair.given is not None and pair.given.handoff_tokens is not None else taken
         lookup = engine.last_lookup(event)
         if side.handoff_tokens is None or lookup is None:

@@ -11,8 +11,8 @@ from kvtrail.tracer.rules import RequestRule
 class LateRead(RequestRule[Read]):
     """A request's blocks were read after they had been released.
 
-    Invariant: no read of a request's blocks by another instance after their lease has expired or they were freed, in the order
-    of one recorder or log.
+    Invariant: no read of a request's blocks by another instance after their lease has expired or they were freed, in the
+    order of one recorder or log.
 
     Source: freed blocks belong to others; a later read must fail the request that reads. The incident is
     aws-do-eks #84 (https://github.com/aws-samples/aws-do-eks/pull/84). Needs a log, or a probe that sees readers' reports on
