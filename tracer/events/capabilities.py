@@ -23,6 +23,8 @@ class Capability(StrEnum):
     """A request that is to be handed on to another engine keeps its blocks after its end, until they are sent."""
     RECEIVES_ONCE = "receives_once"
     """What it offers asynchronously was handed on by another engine, which gives it up once it was received."""
+    REPORTS_LEASES = "reports_leases"
+    """What it keeps for another engine has a lease, and each extension of it is recorded, if there is any."""
     ANSWERS_FOR_CHILDREN = "answers_for_children"
     """Its answers are its children's, which may be traced as well: what both report is counted once."""
     TELLS_CHUNKS = "tells_chunks"

@@ -29,7 +29,7 @@ def _lease(connector: Any, request_id: str) -> float | None:
 CONNECTOR = KnownConnector(
     __name__,
     classes=("MooncakeConnector",),
-    capabilities=frozenset({Capability.HANDS_ON, Capability.RECEIVES_ONCE}),
+    capabilities=frozenset({Capability.HANDS_ON, Capability.RECEIVES_ONCE, Capability.REPORTS_LEASES}),
     compared_by_name=True,
     patience=_patience,
     lease=_lease,

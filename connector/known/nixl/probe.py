@@ -27,9 +27,10 @@ class NixlProbe(Probe):
 
     def made(self, connector: Any) -> None:
         worker = getattr(connector, "connector_worker", None)
-        if worker is None or not hasattr(worker, "_read_blocks"):  # a push is the writer's own: nobody reads
+        if worker is None:
             return
-        _after(worker.nixl_wrapper, "get_new_notifs", self._note_messages)
+        if hasattr(worker, "_read_blocks"):  # otherwise this side writes, and nobody reads
+            _after(worker.nixl_wrapper, "get_new_notifs", self._note_messages)
         if hasattr(worker, "_reap_expired_send_leases"):
             self._note_expired(worker)
         if hasattr(worker, "_handle_heartbeat"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
@@ -14,7 +15,8 @@ class LateFree(DeadlineRule):
     """A finished request's blocks are never given back.
 
     Invariant: `request_finished` -> True is followed by one `finished_sending` for the request within 600 seconds, or within
-    the lease and a minute where that is longer; the end of a request whose asynchronous load is under way, by the end of that
+    the lease and a minute where that is longer; of a connector that reports each extension of a lease (`reports_leases`:
+    NIXL, Mooncake), within the lease and a minute. The end of a request whose asynchronous load is under way, by the end of that
     load within 600 seconds.
 
     A connector may keep blocks as long as its lease; blocks that are freed when the lease ends are not late. Only the time
@@ -38,11 +40,12 @@ class LateFree(DeadlineRule):
         if evidence.end is not None:
             end = evidence.end
             since = evidence.lease or end
-            if since.lease_s is not None:
+            if since.lease_s is not None and end.has(Capability.REPORTS_LEASES):
                 drift = Drift({"lease_s": since.lease_s}, [end] if since is end else [end, since])
                 return Pending(since, drift, since.lease_s + MARGIN_S, stepping)
-            keep_s = of_connector(end.connector, end.patience).keep_s
-            return Pending(end, Drift({}, [end]), max(self.after_s, (keep_s or 0.0) + MARGIN_S), stepping)
+            keep_s = end.lease_s or of_connector(end.connector, end.patience).keep_s or 0.0
+            numbers = {} if end.lease_s is None else {"lease_s": end.lease_s}
+            return Pending(end, Drift(numbers, [end]), max(self.after_s, keep_s + MARGIN_S), stepping)
         if evidence.loading is not None:
             drift = Drift({"loading": evidence.loading.allocated}, [evidence.loading])
             return Pending(evidence.ended, drift, self.after_s, stepping, in_turn=True)

@@ -32,8 +32,8 @@ class StaleHandoff(EngineRule[Read | Received]):
         " or its heartbeats did not arrive. Make the lease longer than the queue, and compute such a request again."
     )
     explanation = (
-        "Engine {giver} gave the blocks of request {other} back at {0}: {why}. At {1} a reader reported that it had read them."
-        " This request received them ({2}): they may have been another request's by then."
+        "Engine {giver} gave the blocks of request {other} back at {0}: {why}. At {1} a reader reported that it had read"
+        " them. This request received them ({2}): they may have been another request's by then."
     )
 
     def judge(self, event: Read | Received, engine: Engine) -> Judgement:
