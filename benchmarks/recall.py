@@ -19,7 +19,7 @@ from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.holdout import FIRST, HOLDOUT, Holdout
 from incidents.incident import Incident, Scenario
 
-from kvtrail.connector.faults import BY_RULE, FAULTS, VARIANTS
+from kvtrail.connector.faults import BY_RULE, FAULTS, OF_PAIRS, VARIANTS
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.rules import KnownBy, all_rules, as_markdown
 
@@ -183,7 +183,7 @@ def rules_page() -> str:
     for rule in all_rules():
         found = ", ".join(f"[{each.id}]({each.url})" for each in INCIDENTS if rule.id in (each.rule, *each.also))
         alike = sum(each.rule == rule.id for each in LOOK_ALIKES)
-        name = rule.id if rule.id in FAULTS else BY_RULE.get(rule.id)
+        name = rule.id if rule.id in FAULTS or rule.id in OF_PAIRS else BY_RULE.get(rule.id)
         names = [*filter(None, [name]), *[variant for variant, cls in VARIANTS.items() if cls.rule == rule.id]]
         fault = ", ".join(f"`Faulty:{each}`" for each in names) or "none"
         lines.append(f"| `{rule.id}` | {', '.join(rule.classes)} | {fault} | {found} | {alike} |")

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
-from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.events import Side
+from kvtrail.tracer.events.semconv import Kind, external_id
 from kvtrail.tracer.model.words import NOTHING, count, described, duration, kind, some, value, waiting
 
 MEASURES = {
@@ -157,6 +158,23 @@ def witness_labels(findings: Iterable[Row]) -> dict[str, str]:
         for witness in finding["witness"]:
             labels.setdefault(witness["span_id"], {})[witness["label"]] = None
     return {span_id: ", ".join(names) for span_id, names in labels.items()}
+
+
+def handoffs(timeline: Row) -> list[tuple[str, Row | None]]:
+    """The request's hand-offs in words, each with the request on the other side, as far as it is known."""
+    return [
+        (_handoff_text(each), {"request": each["request"], "engine": each["engine"]} if each["request"] else None)
+        for each in timeline.get("handoffs", ())
+    ]
+
+
+def _handoff_text(handoff: Row) -> str:
+    gives = handoff["side"] == Side.GIVES
+    if not handoff["request"]:
+        name = handoff["keys"][0].partition(":")[2] if handoff["keys"] else "no key"
+        return f"Handed over as {name}; the other engine has reported nothing of it"
+    other = external_id(handoff["request"])
+    return f"Handed over to {other}" if gives else f"Prefilled as {other}"
 
 
 def missing_events(timeline: Row) -> str:

@@ -14,7 +14,14 @@ from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
 from kvtrail.dashboard.content import causes, palette, phases, request_charts, tokens
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import Entry, bar, legend
-from kvtrail.dashboard.content.request import STEP_MEASURES, facts, findings_by_step, missing_events, step_rows
+from kvtrail.dashboard.content.request import (
+    STEP_MEASURES,
+    facts,
+    findings_by_step,
+    handoffs,
+    missing_events,
+    step_rows,
+)
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
 from kvtrail.dashboard.content.unknown import of_request as why_unknown
@@ -185,6 +192,7 @@ def header(timeline: Row) -> None:
         f"trace {request['trace_id']}",
     ]
     st.caption(plain(" · ".join(known)))
+    handoff_links(timeline)
     notes = st.container()
     if request["error"]:
         notes.error(f"A call for this request raised. {plain(request['error'])}")
@@ -192,6 +200,18 @@ def header(timeline: Row) -> None:
         notes.warning(sentence)
     if sentence := why_unknown(request):
         (notes.error if request["outcome"] == Outcome.LOST else notes.info)(sentence)
+
+
+def handoff_links(timeline: Row) -> None:
+    """The requests of other engines to which its KV was handed over, or from which it came."""
+    if not (known := handoffs(timeline)):
+        return
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="handoffs"):
+        for words, other in known:
+            if other is None:
+                st.caption(plain(words), width="content")
+            else:
+                link("request", plain(words), icon="swap_horiz", query=request_query(other))
 
 
 def links(request: Row) -> None:

@@ -52,6 +52,7 @@ class Detector:
         changed: requests whose account changed without an event of theirs, because their engine shut down or their gaps were
             given up, or whose prompt was explained, maybe long after its event came. The caller reads and clears it.
         lost: events that were declared missing, by engine.
+        handoffs: what engines hand over to each other.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Detector:
         self._recorders: dict[str, TrackedRecorder] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         self._references = SharedReferences()
-        self._handoffs = HandOffs()
+        self.handoffs = HandOffs()
         self._fleet = Fleet()
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests
@@ -390,7 +391,7 @@ class Detector:
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
         held = self._recorders[name] = TrackedRecorder(
-            Engine(contents=self._contents, references=self._references, handoffs=self._handoffs), Causes(self._fleet)
+            Engine(contents=self._contents, references=self._references, handoffs=self.handoffs), Causes(self._fleet)
         )
         return held
 

@@ -93,6 +93,15 @@ class HandOffs:
         known = next((self._by_key[key] for key in event.handoff_keys if key in self._by_key), None)
         return known or (self.given_by(event) if event.handoff_side == Side.GIVES else self.taken_by(event))
 
+    def others(self, event: Handoff) -> list[Handoff]:
+        """The other side of a hand-off, as far as it is known: the requests that take it, or the one that gives it."""
+        pair = self.pair(event)
+        if pair is None:
+            return []
+        if event.handoff_side == Side.GIVES:
+            return list(pair.takers.values())
+        return [] if pair.given is None else [pair.given]
+
     def enter_handoff(self, event: Handoff) -> None:
         """Enter one side."""
         if not event.handoff_keys:

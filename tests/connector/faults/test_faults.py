@@ -22,7 +22,7 @@ from recorded_runs import faulty
 from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
-from kvtrail.connector.faults import FAULTS, NATIVE, VARIANTS
+from kvtrail.connector.faults import FAULTS, NATIVE, OF_PAIRS, VARIANTS
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
@@ -377,4 +377,4 @@ def test_vllms_own_connector_with_several_groups_is_accused_of_nothing(
 
 def test_every_rule_has_a_fault_and_every_fault_a_rule() -> None:
     """Those about bytes apart, which find theirs on real engines."""
-    assert set(FAULTS) == {rule.id for rule in all_rules() if Kind.BLOCK_CHECK not in rule.kinds}
+    assert {*FAULTS, *OF_PAIRS} == {rule.id for rule in all_rules() if Kind.BLOCK_CHECK not in rule.kinds}

@@ -16,8 +16,8 @@ class LateFree(DeadlineRule):
 
     Invariant: `request_finished` -> True is followed by one `finished_sending` for the request within 600 seconds, or within
     the lease and a minute where that is longer; of a connector that reports each extension of a lease (`reports_leases`:
-    NIXL, Mooncake), within the lease and a minute. The end of a request whose asynchronous load is under way, by the end of that
-    load within 600 seconds.
+    NIXL, Mooncake), within the lease and a minute. The end of a request whose asynchronous load is under way is followed by
+    the end of that load within 600 seconds.
 
     A connector may keep blocks as long as its lease; blocks that are freed when the lease ends are not late. Only the time
     counts in which the scheduler made steps: a paused engine is given no report. Source:

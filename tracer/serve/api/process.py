@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Protocol
 
+from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.model.findings import Unknown, Verdict
@@ -42,6 +43,10 @@ class Live(Protocol):
     def spans_behind(self) -> int:
         """Spans that are stored and not judged."""
 
+    @property
+    def handoffs(self) -> HandOffs:
+        """What engines hand over to each other, as far as it is in memory. Read by other threads than that which enters."""
+
     def running(self) -> set[str]:
         """The engines that are heard, whose open requests go on."""
 
@@ -60,6 +65,7 @@ class FleetProcess:
         self.last_received_ns: int | None = None
         self.spans_stored = self.events_missing = self.spans_behind = 0
         self.recorders = Recorders()
+        self.handoffs = HandOffs()
         self.errors = errors
         self.forwarder: Forwarder | None = None
         self._reader = reader

@@ -13,13 +13,14 @@ from msgspec import convert
 from pydantic import BaseModel
 
 from kvtrail.tracer.events import ids
-from kvtrail.tracer.events.events import Event, Unfamiliar
+from kvtrail.tracer.events.events import Event, Handoff, Unfamiliar
 from kvtrail.tracer.events.semconv import SCOPE
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history import history
 from kvtrail.tracer.history.perfetto import trace_events
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.serve.api.download import part_about
@@ -60,12 +61,23 @@ class TimelineStep(BaseModel):
     """The request's account after the event; None for a foreign span."""
 
 
+class HandoffLink(BaseModel):
+    """A hand-off of a request: whether it gives or takes it, its keys, and the request on the other side, by its engine; None
+    where that is not known."""
+
+    side: str
+    keys: list[str]
+    engine: str | None = None
+    request: str | None = None
+
+
 class Timeline(BaseModel):
-    """A request's current account, its steps in order, and its findings. `outcome` is one of
-    `kvtrail.tracer.liveness.outcome.Outcome`, and `reason` vLLM's own."""
+    """A request's current account, its steps in order, its hand-offs to or from other engines, and its findings. `outcome` is
+    one of `kvtrail.tracer.liveness.outcome.Outcome`, and `reason` vLLM's own."""
 
     request: dict[str, Any]
     steps: list[TimelineStep]
+    handoffs: list[HandoffLink] = []
     findings: list[dict[str, Any]]
     missing: int
     """Events of this request that have not arrived, by the gaps in their numbers."""
@@ -122,7 +134,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
     def request(request_id: str, engine: str = "") -> Timeline:
         account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
-        return timeline(resolver.request(account), reader.spans_of(account), resolver.findings(findings_of(account)))
+        spans = reader.spans_of(account)
+        shown = timeline(resolver.request(account), spans, resolver.findings(findings_of(account)))
+        shown.handoffs = handoffs_of(map(_event, spans), process.handoffs)
+        return shown
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:
@@ -186,6 +201,18 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
         steps.append(_step(span, event, replayed))
     missing = missing_of(event for _, event in ordered)
     return Timeline(request=account, steps=steps, findings=findings, missing=missing)
+
+
+def handoffs_of(events: Iterable[Event | None], known: HandOffs) -> list[HandoffLink]:
+    """The hand-offs among a request's events, each with every request that is known to be on its other side."""
+    links = []
+    for event in events:
+        if isinstance(event, Handoff):
+            link = HandoffLink(side=event.handoff_side, keys=list(event.handoff_keys))
+            others = known.others(event)
+            links += [link.model_copy(update={"engine": each.engine, "request": each.request}) for each in others]
+            links += [] if others else [link]
+    return links
 
 
 def missing_of(events: Iterable[Event | None]) -> int:

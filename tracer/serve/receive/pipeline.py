@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
 from kvtrail.tracer.ingest.decode import Refused
+from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.serve.api.tail import Tail
@@ -218,6 +219,10 @@ class Pipeline:
     @property
     def spans_behind(self) -> int:
         return self.storage.spans_behind
+
+    @property
+    def handoffs(self) -> HandOffs:
+        return self.detector.handoffs
 
     @property
     def events_missing(self) -> int:
