@@ -55,8 +55,8 @@ class StaleHandoff(EngineRule[Handoff | Read | Received]):
             received = [event]
         if late is None or pair.released is None or not received:
             return None
-        if pair.reads and len(pair.takers) > 1:
-            return Unknown.ORDER  # one of them has read in time: second-handoff names the others
+        if pair.reads and (pair.expired is None or len(pair.takers) > 1):
+            return Unknown.ORDER  # one of them has read in time; the late report is another's, or has come twice
         given = pair.given
         numbers = {
             "giver": late.engine,
