@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pair_scenario import Mistake, Point, drawn
+from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, Point, Request, drawn
 from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
 from kvtrail.tracer.events.semconv import Kind
 
@@ -50,6 +50,13 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert total[Kind.PREEMPT]
     assert total[Kind.FREE], "leases of what nobody reads run out"
     assert total[Kind.LEASE], "and those of what waits are extended"
+
+
+def test_a_prompt_of_one_token_is_loaded_and_computed_all_the_same() -> None:
+    """vLLM computes the last token again, so that none counts as computed, and asks the connector a second time."""
+    pair = play_pair(PairScenario(requests=(Request("r-0", (("one", 1),)),)), NIXL)
+    assert (pair.loads_read, pair.answered) == (1, {"r-0"})
+    assert not pair.findings, [each.explanation for each in pair.findings]
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 30), marks=LONG)], ids=str)
