@@ -19,6 +19,11 @@ class Load(NamedTuple):
     is_async: bool
     of_groups: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def all_blocks(self) -> set[int]:
+        """Those of all groups: a block is of one group."""
+        return {block for group in self.of_groups for block in group}
+
 
 class Calls:
     """Listens to the calls of one connector object on the scheduler's side. The object's own methods are replaced; what they

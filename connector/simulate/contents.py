@@ -5,6 +5,7 @@ a token's KV. So two tokens hold the same bits only if they have the same prefix
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,17 @@ class Prefixes:
 
     def __len__(self) -> int:
         return len(self._first)
+
+
+_SEEDS = count()
+
+
+class Shared:
+    """What engines of one model have in common: the numbers of prefixes, and a seed of the model's secrets. Those of another
+    model differ, so memory that was never written holds no KV of an earlier one by chance."""
+
+    def __init__(self) -> None:
+        self.prefixes, self.seed = Prefixes(), next(_SEEDS)
 
 
 class Contents:

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import numpy as np
 
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls, Load
-from kvtrail.connector.simulate.contents import FAILED, UNKNOWN, UNWRITTEN, Contents, Prefixes, holds
+from kvtrail.connector.simulate.contents import FAILED, UNKNOWN, UNWRITTEN, Contents, Shared, holds
 from kvtrail.connector.simulate.kv_caches import LayerCache
 from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
 from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.tracer.events.cache_groups import MAMBA, CacheGroup
-
-_SEEDS = count()
-"""Each model has secrets of its own, so memory that was never written holds no KV of an earlier one by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ class Model:
         copied: whether the connector has ever written to a KV cache.
     """
 
-    def __init__(self, scheduler: Any, calls: Calls, kv_cache: Any, config: Any, prefixes: Prefixes) -> None:
+    def __init__(self, scheduler: Any, calls: Calls, kv_cache: Any, config: Any, shared: Shared) -> None:
         self._scheduler, self._calls = scheduler, calls
         self.ranks: int = config.parallel_config.tensor_parallel_size
         self._layouts = [
@@ -114,10 +110,9 @@ class Model:
         shapes = [
             (kv_cache.num_blocks, HEADS // self.ranks, layout.slots, 2 * HIDDEN // HEADS) for layout in self._layouts
         ]
-        seed = next(_SEEDS)
         self.caches = {
             f"{name} of rank {rank}" if rank else name: LayerCache(
-                name, rank, number, shapes[number], seed, is_state=self._layouts[number].is_state
+                name, rank, number, shapes[number], shared.seed, is_state=self._layouts[number].is_state
             )
             for rank in range(self.ranks)
             for number, group in enumerate(kv_cache.kv_cache_groups)
@@ -127,7 +122,7 @@ class Model:
         self.wrong: list[str] = []
         self.compared = self.loaded = 0
         self.copied = False
-        self._contents = Contents(prefixes)
+        self._contents = Contents(shared.prefixes)
         slots = max(layout.slots for layout in self._layouts)
         self._numbers = np.full((kv_cache.num_blocks, slots), UNKNOWN, np.int32)
         """The prefix whose KV each slot of each block should hold."""

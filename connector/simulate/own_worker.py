@@ -19,6 +19,9 @@ from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.scenario import Workers, wait
 from kvtrail.connector.simulate.worker import FakeWorker
 
+LAYOUT = "LBHNC"
+"""The order of dimensions of all KV caches here, as vLLM names it: layer, block, head, token, and what a head keeps of it."""
+
 
 class _Rank(NamedTuple):
     """A rank's connector, its layers by their names in the model, and what the connector calls the forward context."""
@@ -41,11 +44,16 @@ class OwnWorker(FakeWorker):
             Exception: whatever the connector's worker side raises where it cannot run here.
         """
         super().__init__(scheduler, workers, fake, calls, model=model, ranks=model.ranks)
+        if getattr(config.cache_config, "kv_cache_layout", LAYOUT) is None:
+            config.cache_config.kv_cache_layout = LAYOUT  # as vLLM's engine core sets what its workers agree on
         self._of_ranks = [_rank(number, model, config, kv_cache) for number in range(model.ranks)]
+        _announce(scheduler.connector, [rank.connector for rank in self._of_ranks])
         self._reports: list[Any] = []
         """Of this step, by rank."""
         self._held_back: dict[tuple[int, bool, str], int] = {}
         """The step in which an end is reported: the rank, whether it is of a load or of a send, and the request."""
+        self._failed: list[set[str]] = [set() for _ in range(model.ranks)]
+        """By rank, loads that have failed and are not reported yet."""
         if model.ranks > 1:
             from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 
@@ -73,7 +81,6 @@ class OwnWorker(FakeWorker):
             self._ask(rank.connector.wait_for_save)
             results = self._ask(_transfer_results, rank.connector, output.finished_req_ids)
             own = KVConnectorOutput(invalid_block_ids=set(rank.connector.get_block_ids_with_load_errors()))
-            own.failed_recving = results.failed_recving
             own.kv_connector_worker_meta = rank.connector.build_connector_worker_meta()
             rank.connector.clear_connector_metadata()
             self._reports.append(own)
@@ -81,7 +88,12 @@ class OwnWorker(FakeWorker):
 
     def _hold_back(self, number: int, results: Any) -> None:
         """A rank reports ends some steps later than its worker said so, and so later than other ranks."""
-        self.model.received(sorted(results.finished_recving or ()), self._of_ranks[number].layers)
+        failed = results.failed_recving or set()
+        for request_id in sorted(failed & self._calls.loads.keys()):
+            self.model.fail(self._calls.loads[request_id].all_blocks, request_id)
+        self._failed[number] |= failed
+        received = (results.finished_recving or set()) - failed
+        self.model.received(sorted(received), self._of_ranks[number].layers)
         for loads, ended in ((True, results.finished_recving), (False, results.finished_sending)):
             for request_id in sorted(ended or ()):  # a set's order differs from process to process
                 end, held = self._end_of(wait(request_id, self._waited[request_id])), (number, loads, request_id)
@@ -117,6 +129,9 @@ class OwnWorker(FakeWorker):
             del self._held_back[number, loads, request_id]
             own, which = self._reports[number], "finished_recving" if loads else "finished_sending"
             setattr(own, which, (getattr(own, which) or set()) | {request_id})
+            if loads and request_id in self._failed[number]:  # vLLM reports that with the end
+                self._failed[number].remove(request_id)
+                own.failed_recving = (own.failed_recving or set()) | {request_id}
         whole = self._reports[0]
         if len(self._reports) > 1:
             outputs = [SimpleNamespace(kv_connector_output=own) for own in self._reports]
@@ -142,6 +157,13 @@ def _rank(number: int, model: Model, config: Any, kv_cache: Any) -> _Rank:
     connector.register_kv_caches(caches)
     of_layers = {name: SimpleNamespace(kv_cache=cache) for name, cache in caches.items()}
     return _Rank(connector, layers, SimpleNamespace(no_compile_layers=of_layers, attn_metadata=None, virtual_engine=0))
+
+
+def _announce(connector: Any, workers: list[Any]) -> None:
+    """Give the scheduler's side what the workers of another engine have to know of these, as vLLM's engine does."""
+    said = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(workers)}
+    if any(said.values()):
+        connector.set_xfer_handshake_metadata_pp_aware(said)
 
 
 def _transfer_results(worker: Any, ended: set[str]) -> Any:

@@ -302,7 +302,7 @@ def _build(
             registration.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
         return stage(
             folder,
-            None if connector is None else _of_its_own(connector, fails=scenario.workers.load_failures > 0),
+            None if connector is None else of_its_own(connector, fails=scenario.workers.load_failures > 0),
             num_blocks=scenario.num_blocks,
             block_size=scenario.block_size,
             seed=scenario.seed,
@@ -319,7 +319,7 @@ def _build(
         raise Unbuildable(f"{type(refused).__name__}: {refused}") from refused
 
 
-def _of_its_own(connector: Mapping[str, Any], *, fails: bool = False) -> dict[str, Any]:
+def of_its_own(connector: Mapping[str, Any], *, fails: bool = False) -> dict[str, Any]:
     """The configuration for one run: with a unique engine id, at level `detailed` unless it says otherwise. Where loads are
     made to fail, without fingerprints: the blocks are scribbled over behind the connector's back."""
     own = copy.deepcopy(dict(connector))

@@ -16,12 +16,15 @@ from typing import Any
 from kvtrail.connector.known.fake import fake_for
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls
-from kvtrail.connector.simulate.contents import Prefixes
+from kvtrail.connector.simulate.contents import Shared
 from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.scenario import Arrival, When, Workers, tokens
 from kvtrail.connector.simulate.worker import FakeWorker
 from kvtrail.tracer.events.cache_groups import CacheGroup
+
+HANDED_ON = {"do_remote_decode": True}
+"""The `kv_transfer_params` of a request that is handed on, in the words of vLLM's disaggregated prefilling."""
 
 
 class BareScheduler:
@@ -37,6 +40,7 @@ class BareScheduler:
         connectors: the connector and, if it has any, its children.
         prefixes: those of the requests so far.
         observers: called after each step with vLLM's output and the workers' report.
+        on_outputs: called after each step with what the clients get, vLLM's `EngineCoreOutput` of each request.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class BareScheduler:
         drafts: int = 0,
         groups: Sequence[CacheGroup] = (),
         workers: Workers = Workers(),  # noqa: B008 - frozen
+        shared: Shared | None = None,
         **overrides: Any,
     ) -> None:
         """
@@ -63,6 +68,7 @@ class BareScheduler:
             drafts: speculative tokens per step; a random part of them is rejected.
             groups: KV cache groups of the model, a layer each; none for one group of all layers.
             workers: how the fake workers behave.
+            shared: what it has in common with other engines of the same model; None if there are none.
             overrides: vLLM engine arguments.
 
         Raises:
@@ -107,8 +113,10 @@ class BareScheduler:
         self._drafts = drafts
         self.block_sizes = [group.kv_cache_spec.block_size for group in kv_cache.kv_cache_groups]
         self.observers: list[Callable[[Any, Any], None]] = []
+        self.on_outputs: list[Callable[[Sequence[Any]], None]] = []
         self.connectors: Sequence[Any] = ()
-        self.prefixes = Prefixes()
+        self.shared = shared or Shared()
+        self.prefixes = self.shared.prefixes
         self.calls: Calls | None = None
         self.worker: FakeWorker | None = None
         if fake is not None:
@@ -124,7 +132,7 @@ class BareScheduler:
 
     def _model(self, kv_cache: Any) -> Model:
         assert self.calls is not None
-        return Model(self.scheduler, self.calls, kv_cache, self.config, self.prefixes)
+        return Model(self.scheduler, self.calls, kv_cache, self.config, self.shared)
 
     def arrive(self, arrival: Arrival) -> None:
         """Add a request of a scenario."""
@@ -136,7 +144,7 @@ class BareScheduler:
             output=tokens(arrival.output),
             salt=arrival.salt,
             adapter=arrival.adapter,
-            handed_on=arrival.handed_on,
+            transfer=HANDED_ON if arrival.handed_on else None,
         )
 
     def add(
@@ -149,10 +157,10 @@ class BareScheduler:
         output: Sequence[int] = (),
         salt: str | None = None,
         adapter: Any = "",
-        handed_on: bool = False,
+        transfer: Mapping[str, Any] | None = None,
     ) -> Any:
         """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object. The
-        adapter is a name, or vLLM's `LoRARequest`."""
+        adapter is a name, or vLLM's `LoRARequest`; `transfer` are its `kv_transfer_params`."""
         request = tiny_model.request(
             request_id,
             prompt,
@@ -161,7 +169,7 @@ class BareScheduler:
             block_hasher=self._hasher,
             salt=salt,
             adapter=adapter,
-            handed_on=handed_on,
+            transfer=transfer,
         )
         self._outputs[request_id] = (len(prompt), output)
         self.scheduler.add_request(request)
@@ -211,7 +219,9 @@ class BareScheduler:
             ],
             kv_connector_output=None if self.worker is None else self.worker(output),
         )
-        self.scheduler.update_from_output(output, answer)
+        of_clients = self.scheduler.update_from_output(output, answer)
+        for on_outputs in self.on_outputs:
+            on_outputs([each for client in of_clients.values() for each in client.outputs])
         for observer in self.observers:
             observer(output, answer.kv_connector_output)
         if self._drafts:

@@ -98,11 +98,10 @@ def request(
     block_hasher: Any,
     salt: str | None = None,
     adapter: Any = "",
-    handed_on: bool = False,
+    transfer: Mapping[str, Any] | None = None,
 ) -> Any:
     """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are. `adapter` names a LoRA
-    adapter, which exists by its name only, or is vLLM's `LoRARequest`. What is handed on
-    says so in the words of vLLM's disaggregated prefilling."""
+    adapter, which exists by its name only, or is vLLM's `LoRARequest`. `transfer` are its `kv_transfer_params`."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
@@ -116,7 +115,7 @@ def request(
             temperature=0,
             max_tokens=max_tokens,
             ignore_eos=True,
-            extra_args={"kv_transfer_params": {"do_remote_decode": True}} if handed_on else None,
+            extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
         ),
         pooling_params=None,
         block_hasher=block_hasher,

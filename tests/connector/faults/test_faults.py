@@ -23,7 +23,7 @@ from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS, NATIVE, OF_PAIRS, VARIANTS
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.stages import HANDED_ON, BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
 from kvtrail.tracer.events.capabilities import declaration
@@ -135,7 +135,7 @@ def run_salts(bare: BareScheduler) -> None:
 
 
 def run_handoff(bare: BareScheduler) -> None:
-    bare.add("r-0", list(range(3, 303)), 1, handed_on=True)
+    bare.add("r-0", list(range(3, 303)), 1, transfer=HANDED_ON)
     bare.run()
 
 
@@ -143,7 +143,7 @@ def run_handoff_preempted(bare: BareScheduler) -> None:
     """A request is preempted while its last step runs, as asynchronous scheduling may do, and the step's token ends it."""
     from vllm.v1.outputs import ModelRunnerOutput
 
-    request = bare.add("r-0", list(range(3, 303)), 1, handed_on=True)
+    request = bare.add("r-0", list(range(3, 303)), 1, transfer=HANDED_ON)
     output = bare.scheduler.schedule()
     bare.scheduler.running.remove(request)
     bare.scheduler._preempt_request(request, 0.0)

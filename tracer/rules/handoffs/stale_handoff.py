@@ -53,8 +53,8 @@ class StaleHandoff(EngineRule[Read | Received]):
             return None
         if late is None or not received:
             return None
-        if pair.reads and len(pair.takers) > 1:
-            return Unknown.ORDER  # one of them has read in time; second-handoff names the others
+        if pair.reads and (pair.expired is None or len(pair.takers) > 1):
+            return Unknown.ORDER  # one of them has read in time; the late report is another's, or has come twice
         numbers = {
             "giver": late.engine,
             "other": late.request,

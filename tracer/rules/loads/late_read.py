@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import Free, Read
+from kvtrail.tracer.events.events import Read
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import RequestRule
@@ -31,14 +31,13 @@ class LateRead(RequestRule[Read]):
     )
 
     def judge(self, event: Read, account: Account) -> Judgement:
-        freed = account.evidence.freed or account.evidence.sent
+        freed = account.evidence.freed
         if freed is None:
             return OK if account.missing is None else account.missing
         if freed.recorder != event.recorder:
             return Unknown.ORDER
         late_s = round((event.start_ns - freed.end_ns) / 1e9, 3)
-        expired = type(freed) is Free and bool(freed.lease_expired)
-        return Drift({"late_s": late_s, "expired": expired}, [freed, event])
+        return Drift({"late_s": late_s, "expired": bool(freed.lease_expired)}, [freed, event])
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"why": "their lease had expired" if finding.numbers["expired"] else "the request was over"}

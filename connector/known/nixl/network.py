@@ -1,0 +1,301 @@
+"""An in-memory network in place of the `nixl` package: it moves the real bytes, when a seeded schedule says so.
+
+Time is counted in ticks, which whoever drives the engines makes: in each, transfers that are due move their bytes, and
+messages that are due arrive. As in NIXL, a transfer's message is sent once its bytes have moved.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HEARTBEAT = b"HB:"
+"""How a message begins that only extends leases."""
+OWN = "NIXL_INIT_AGENT"
+"""The name by which an agent prepares descriptors of its own memory."""
+LOADED, GONE = "DONE", "ERR"
+"""How NIXL says that a transfer has ended, well or not; until then `PROC`."""
+
+
+class Fails(StrEnum):
+    """Where a transfer fails."""
+
+    POST = "at the post"
+    IN_FLIGHT = "in flight"
+    """Half of its bytes have moved, and no message is sent."""
+    AFTER = "after"
+    """All of its bytes have moved, and the message is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a network does, drawn from a seed.
+
+    Attributes:
+        transfer_ticks, message_ticks, handshake_ticks: after one tick and up to so many more each of these ends; the order is
+            random.
+        lost, repeated: the share of readers' reports that never arrive, or arrive twice.
+        heartbeats_lost: the share of heartbeats that never arrive.
+        failing: the share of transfers that fail, in any of the three ways.
+    """
+
+    seed: int = 0
+    transfer_ticks: int = 3
+    message_ticks: int = 3
+    handshake_ticks: int = 2
+    lost: float = 0.0
+    repeated: float = 0.0
+    heartbeats_lost: float = 0.0
+    failing: float = 0.0
+
+
+class Prepared(NamedTuple):
+    """Descriptors of one agent's memory: an address, a length and a device in each row."""
+
+    agent: str
+    descriptors: Any
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """Bytes on their way from one agent to another."""
+
+    reader: str
+    peer: str
+    copies: list[tuple[int, int, int]]
+    """Target, source and length."""
+    message: bytes | None
+    state: str = "PROC"
+    posted: bool = False
+    moves_at: int = 0
+    ends_at: int = 0
+    """When its reader sees the end, which may be after its peer does."""
+    fails: Fails | None = None
+    owners: tuple[str, str] = ("", "")
+    """The agents whose memory is written and read."""
+
+
+class _Message(NamedTuple):
+    at: int
+    sender: str
+    receiver: str
+    text: bytes
+
+
+class Network:
+    """What all agents share.
+
+    Attributes:
+        lost, repeated: the readers' reports that were.
+        failed: where each transfer that failed did, by its message.
+        sent: the messages so far.
+    """
+
+    def __init__(self, schedule: Schedule = Schedule()) -> None:
+        self.schedule = schedule
+        self.agents: dict[str, Agent] = {}
+        self.now = 0
+        self.lost: list[bytes] = []
+        self.repeated: list[bytes] = []
+        self.failed: list[tuple[bytes, Fails]] = []
+        self.sent = 0
+        self._rng = random.Random(schedule.seed)
+        self._moving: list[Transfer] = []
+        self._messages: list[_Message] = []
+        self._tasks: list[tuple[int, Callable[[], None]]] = []
+
+    def tick(self) -> None:
+        """Let one tick pass."""
+        self.now += 1
+        for transfer in [each for each in self._moving if each.moves_at <= self.now]:
+            self._moving.remove(transfer)
+            self._move(transfer)
+        for message in [each for each in self._messages if each.at <= self.now]:
+            self._messages.remove(message)
+            if (receiver := self.agents.get(message.receiver)) is not None:
+                receiver.arrived[message.sender].append(message.text)
+        for task in [each for each in self._tasks if each[0] <= self.now]:
+            self._tasks.remove(task)
+            task[1]()
+
+    def later(self, task: Callable[[], None]) -> None:
+        """Run something in a later tick, as a thread of its own would; a handshake."""
+        self._tasks.append((self._within(self.schedule.handshake_ticks), task))
+
+    def post(self, transfer: Transfer) -> None:
+        """A transfer begins.
+
+        Raises:
+            RuntimeError: it fails at once.
+        """
+        if self._rng.random() < self.schedule.failing:
+            transfer.fails = self._rng.choice(list(Fails))
+            self.failed.append((transfer.message or b"", transfer.fails))
+            if transfer.fails is Fails.POST:
+                raise RuntimeError("NIXL_ERR_BACKEND")
+        transfer.posted = True
+        transfer.moves_at = self._within(self.schedule.transfer_ticks)
+        transfer.ends_at = transfer.moves_at + self._rng.randrange(self.schedule.transfer_ticks + 1)
+        self._moving.append(transfer)
+
+    def cancel(self, transfer: Transfer) -> None:
+        """No more of a transfer's bytes move."""
+        if transfer in self._moving:
+            self._moving.remove(transfer)
+
+    def send(self, sender: str, receiver: str, text: bytes) -> None:
+        """A message sets out."""
+        self.sent += 1
+        schedule, report = self.schedule, not text.startswith(HEARTBEAT)
+        chance = self._rng.random()
+        if chance < (schedule.lost if report else schedule.heartbeats_lost):
+            if report:
+                self.lost.append(text)
+            return
+        times = 1
+        if report and self._rng.random() < schedule.repeated:
+            self.repeated.append(text)
+            times = 2
+        for _ in range(times):
+            self._messages.append(_Message(self._within(schedule.message_ticks), sender, receiver, text))
+
+    def _move(self, transfer: Transfer) -> None:
+        if any(owner not in self.agents for owner in transfer.owners):  # one of the two has died
+            transfer.fails = transfer.fails or Fails.IN_FLIGHT
+            return
+        half = len(transfer.copies) // 2 if transfer.fails is Fails.IN_FLIGHT else len(transfer.copies)
+        for target, source, length in transfer.copies[:half]:
+            ctypes.memmove(target, source, length)
+        if transfer.message is not None and transfer.fails is not Fails.IN_FLIGHT:
+            self.send(transfer.reader, transfer.peer, transfer.message)
+
+    def _within(self, ticks: int) -> int:
+        return self.now + 1 + self._rng.randrange(ticks + 1)
+
+
+class Agent:
+    """One worker's end of the network, with the methods of `nixl_agent` that vLLM's NIXL connectors call.
+
+    Attributes:
+        arrived: messages that nobody has taken yet, by their sender.
+    """
+
+    def __init__(self, network: Network, name: str) -> None:
+        self.name, self._network = name, network
+        self.arrived: dict[str, list[bytes]] = defaultdict(list)
+        self._memory: list[tuple[int, int]] = []
+        self._prepared: dict[int, Prepared] = {}
+        self._transfers: dict[int, Transfer] = {}
+        self._peers: set[str] = set()
+        self._handles = 0
+        network.agents[name] = self
+
+    # Memory.
+
+    def get_reg_descs(self, ranges: Sequence[tuple[int, int, int, str]], mem_type: str) -> Any:
+        return ranges
+
+    def register_memory(self, descs: Any, backends: Any = None) -> Any:
+        self._memory += [(start, start + length) for start, length, *_ in descs]
+        return descs
+
+    def deregister_memory(self, descs: Any) -> None:
+        """Without any memory the agent has left the network."""
+        for start, length, *_ in descs:
+            self._memory.remove((start, start + length))
+        if not self._memory:
+            self._network.agents.pop(self.name, None)
+
+    def get_xfer_descs(self, descriptors: Any, mem_type: str) -> Any:
+        return np.asarray(descriptors, np.uint64)
+
+    def prep_xfer_dlist(self, agent_name: str, descs: Any) -> int:
+        return self._held(self._prepared, Prepared(self.name if agent_name == OWN else agent_name, descs))
+
+    def release_dlist_handle(self, handle: int) -> None:
+        del self._prepared[handle]
+
+    # Peers.
+
+    def get_agent_metadata(self) -> bytes:
+        return self.name.encode()
+
+    def add_remote_agent(self, metadata: bytes) -> str:
+        name = metadata.decode()
+        self._peers.add(name)
+        return name
+
+    def remove_remote_agent(self, agent: str) -> None:
+        self._peers.remove(agent)
+
+    def check_remote_metadata(self, agent: str) -> bool:
+        return agent in self._peers
+
+    # Transfers.
+
+    def make_prepped_xfer(
+        self, operation: str, local: int, locals_: Any, remote: int, remotes: Any, notif_msg: bytes | None = None
+    ) -> int:
+        mine, theirs = self._prepared[local], self._prepared[remote]
+        here, there = mine.descriptors[np.asarray(locals_)], theirs.descriptors[np.asarray(remotes)]
+        if here.shape != there.shape or (here[:, 1] != there[:, 1]).any():
+            raise RuntimeError("NIXL_ERR_INVALID_PARAM: descriptors of both sides differ")
+        if self._network.agents.get(theirs.agent) is not None:
+            for agent, rows in ((mine.agent, here), (theirs.agent, there)):
+                self._network.agents[agent].check(rows)
+        target, source = (here, there) if operation == "READ" else (there, here)
+        copies = [(int(to[0]), int(of[0]), int(to[1])) for to, of in zip(target, source, strict=True)]
+        owners = (mine.agent, theirs.agent)
+        return self._held(self._transfers, Transfer(self.name, theirs.agent, copies, notif_msg, owners=owners))
+
+    def transfer(self, handle: int) -> str:
+        self._network.post(self._transfers[handle])
+        return "PROC"
+
+    def check_xfer_state(self, handle: int) -> str:
+        transfer = self._transfers[handle]
+        if transfer.ends_at > self._network.now:
+            return "PROC"
+        return LOADED if transfer.fails is None else GONE
+
+    def get_xfer_telemetry(self, handle: int) -> None:
+        """Nothing is measured."""
+
+    def release_xfer_handle(self, handle: int) -> None:
+        self._network.cancel(self._transfers.pop(handle))
+
+    # Messages.
+
+    def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
+        if agent_name not in self._peers:
+            raise RuntimeError("NIXL_ERR_NOT_FOUND")
+        self._network.send(self.name, agent_name, notif_msg)
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        taken, self.arrived = dict(self.arrived), defaultdict(list)
+        return taken
+
+    def check(self, descriptors: Any) -> None:
+        """Whether memory is registered.
+
+        Raises:
+            RuntimeError: it is not all.
+        """
+        starts, ends = descriptors[:, 0], descriptors[:, 0] + descriptors[:, 1]
+        inside = np.zeros(len(descriptors), bool)
+        for first, last in self._memory:
+            inside |= (starts >= first) & (ends <= last)
+        if not inside.all():
+            raise RuntimeError("NIXL_ERR_NOT_FOUND: the memory is not registered")
+
+    def _held(self, held: dict[int, Any], thing: Any) -> int:
+        self._handles += 1
+        held[self._handles] = thing
+        return self._handles

@@ -1,0 +1,109 @@
+"""NIXL's handshake without sockets and threads: vLLM's own listener answers vLLM's own worker, in one call.
+
+The listener is a function that vLLM runs in a thread, and that ends when its socket has nothing more to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import zmq
+
+from kvtrail.connector.known.nixl.network import Network
+
+
+class _Idle(BaseException):
+    """There is no further question; no `Exception`, so that the listener does not go on."""
+
+
+class SideChannel:
+    """The listeners of all engines, by their addresses."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._listeners: dict[str, _Listener] = {}
+        self._asked: list[bytes] = []
+        self._answers: list[list[bytes]] = []
+
+    def answer(self, address: str, question: bytes) -> list[bytes]:
+        """What the listener at this address says.
+
+        Raises:
+            zmq.Again: nobody listens there, or not any more.
+        """
+        listener = self._listeners.get(address)
+        if listener is None or listener.stopped:
+            raise zmq.Again
+        self._asked.append(question)
+        listener.run()
+        return self._answers.pop()
+
+    @contextmanager
+    def socket(self, socket_type: Any, address: str) -> Iterator[Any]:
+        """In place of `zmq_ctx`: the listener's end, or the one that asks."""
+        if socket_type == zmq.ROUTER:
+            yield SimpleNamespace(
+                setsockopt=lambda *_: self._listens(address), recv_multipart=self._next, send_multipart=self._answered
+            )
+            return
+        asked: list[bytes] = []
+        yield SimpleNamespace(
+            setsockopt=lambda *_: None, send=asked.append, recv_multipart=lambda: self.answer(address, asked.pop())
+        )
+
+    def thread(self, *, target: Callable[..., None], args: tuple[Any, ...], **_: Any) -> _Listener:
+        """In place of `threading.Thread`."""
+        self._starting = _Listener(target, args)
+        return self._starting
+
+    def executor(self, **_: Any) -> Any:
+        """In place of `ThreadPoolExecutor`: what is submitted runs in a later tick of the network."""
+        return SimpleNamespace(submit=self._submit, shutdown=lambda **_: None)
+
+    def _submit(self, task: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result = task(*arguments)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._network.later(run)
+        return future
+
+    def _listens(self, address: str) -> None:
+        self._listeners.setdefault(address, self._starting)
+
+    def _next(self) -> tuple[bytes, bytes, bytes]:
+        if not self._asked:
+            raise _Idle
+        return b"asker", b"", self._asked.pop()
+
+    def _answered(self, parts: tuple[bytes, ...]) -> None:
+        self._answers.append(list(parts[2:]))
+
+
+class _Listener:
+    """vLLM's listener, which runs whenever somebody asks."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._target, self._args, self.stopped = target, args, False
+
+    def start(self) -> None:
+        self.run()
+
+    def run(self) -> None:
+        try:
+            self._target(*self._args)
+        except _Idle:
+            return
+
+    def join(self) -> None:
+        self.stopped = True

@@ -1,0 +1,62 @@
+"""Puts an in-memory network where vLLM's NIXL connectors look for the `nixl` package, sockets, threads and the time.
+
+Known: vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from kvtrail.connector.known import nixl
+from kvtrail.connector.known.nixl.network import Agent, Network
+from kvtrail.connector.known.nixl.side_channel import SideChannel
+
+_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
+TIMED = ("base_scheduler", "base_worker", "pull_scheduler", "pull_worker")
+"""vLLM's modules by the clock of which leases run."""
+
+
+class Clock:
+    """A clock that stands still until somebody advances it, in seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@contextmanager
+def installed(network: Network, clock: Clock) -> Iterator[None]:
+    """Engines that are made inside use this network and this clock, as long as they run. One rank for each engine."""
+    worker, scheduler = (importlib.import_module(f"{_NIXL}.{name}") for name in ("base_worker", "base_scheduler"))
+    channel, cpus = SideChannel(network), type(worker.current_platform)
+    places: dict[Any, dict[str, Any]] = {
+        worker: {
+            "NixlWrapper": lambda name, config: Agent(network, name),
+            "nixl_agent_config": None,
+            "zmq_ctx": channel.socket,
+            "ThreadPoolExecutor": channel.executor,
+            "get_tensor_model_parallel_rank": lambda: 0,
+            "get_tensor_model_parallel_world_size": lambda: 1,
+        },
+        scheduler: {
+            "zmq_ctx": channel.socket,
+            "threading": SimpleNamespace(Thread=channel.thread, Event=scheduler.threading.Event),
+        },
+        nixl: {"perf_counter": clock},
+    }
+    with ExitStack() as stack:
+        for module, replaced in places.items():
+            stack.enter_context(mock.patch.multiple(module, **replaced))
+        for name in TIMED:
+            time = SimpleNamespace(perf_counter=clock)
+            stack.enter_context(mock.patch(f"{_NIXL}.{name}.time", time))
+        # The worker would bind this process to a core of its own.
+        stack.enter_context(mock.patch.object(cpus, "discover_numa_topology", return_value=[], create=True))
+        yield

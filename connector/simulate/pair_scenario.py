@@ -1,0 +1,160 @@
+"""A scenario for two engines: requests that one of them prefills and the other one decodes, as data or drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from kvtrail.connector.known.nixl.network import Schedule
+from kvtrail.connector.simulate.scenario import Arrival, Segment
+
+OVERDUE_TICKS = 90
+"""For so long at least a router keeps what it should have used long ago; the lease is shorter then."""
+
+
+class Point(StrEnum):
+    """Where a request is when its client disconnects."""
+
+    PREFILLING = "prefilling"
+    HANDED_OVER = "handed over"
+    """The engine that prefills has ended it, and the router has not yet asked the other one."""
+    QUEUED = "queued"
+    """In the other engine's queue."""
+    LOADING = "loading"
+    DECODING = "decoding"
+
+
+class Mistake(StrEnum):
+    """What a router does wrong with what an engine hands over."""
+
+    EXCHANGED = "exchanged"
+    """It gives two requests each other's."""
+    TWICE = "twice"
+    """It asks the engine that decodes twice with the same."""
+    SHORT = "short"
+    """The engine that prefills got a part of the prompt, which ends in the same block."""
+    CUT = "cut"
+    """The engine that prefills got a part of the prompt, which ends in an earlier block."""
+    OVERDUE = "overdue"
+    """It keeps it until the lease has run out and the blocks are another request's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client's request, to both engines.
+
+    Attributes:
+        id: the client's; engines append a suffix of their own.
+        at_tick: the router asks the engine that prefills before this tick.
+        kept_ticks: for so many ticks it then keeps what that engine returns.
+        leaves: where its client disconnects, if it does.
+    """
+
+    id: str
+    prompt: tuple[Segment, ...]
+    max_tokens: int = 4
+    at_tick: int = 0
+    kept_ticks: int = 0
+    leaves: Point | None = None
+    mistake: Mistake | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairScenario:
+    """Two engines, their requests, and the network between them.
+
+    Attributes:
+        prefills, decodes: what else each of the two engines is asked; steps are ticks.
+        prefill_every, decode_every: each of them makes a step in every so many ticks.
+        prefill_blocks, decode_blocks: of their pools.
+        tick_s: seconds of a tick, for leases.
+        lease_s: the lease of what is handed over.
+        recompute: whether a load that failed is computed again; else its request fails.
+    """
+
+    requests: tuple[Request, ...]
+    prefills: tuple[Arrival, ...] = ()
+    decodes: tuple[Arrival, ...] = ()
+    prefill_every: int = 1
+    decode_every: int = 1
+    prefill_blocks: int = 48
+    decode_blocks: int = 48
+    tick_s: float = 0.1
+    lease_s: int = 30
+    recompute: bool = True
+    network: Schedule = field(default_factory=Schedule)
+    latest_steps: int = 2
+    seed: int = 0
+
+
+def drawn(
+    seed: int,
+    *,
+    mistakes: tuple[Mistake, ...] = (),
+    lost: float = 0.0,
+    repeated: float = 0.0,
+    failing: float = 0.0,
+    requests: int = 12,
+) -> PairScenario:
+    """A scenario in which requests share prefixes, queue, preempt each other and are aborted, messages are late and out of
+    order, and now and then an engine is busy. Two requests meet each of the `mistakes`; without those and losses all is
+    legal."""
+    rng = random.Random(f"pair {seed}")
+    of_clients = [_request(number, rng) for number in range(requests)]
+    for mistake in mistakes:
+        of_clients = _planted(of_clients, mistake, rng)
+    overdue = Mistake.OVERDUE in mistakes
+    network = Schedule(
+        seed=seed,
+        transfer_ticks=rng.choice((0, 2, 6)),
+        message_ticks=rng.choice((0, 3, 10)),
+        handshake_ticks=rng.choice((0, 4)),
+        lost=lost,
+        repeated=repeated,
+        failing=failing,
+    )
+    return PairScenario(
+        requests=tuple(of_clients),
+        prefills=tuple(_beside("p", number, rng) for number in range(30 if overdue else rng.randrange(6))),
+        decodes=tuple(_beside("d", number, rng) for number in range(rng.randrange(6))),
+        prefill_every=rng.choice((1, 1, 3)),
+        decode_every=rng.choice((1, 1, 2)),
+        prefill_blocks=rng.choice((28, 48)),
+        decode_blocks=rng.choice((28, 48)),
+        lease_s=6 if overdue else 30,
+        recompute=rng.random() < 0.7,
+        network=network,
+        latest_steps=rng.choice((0, 2)),
+        seed=seed,
+    )
+
+
+def _request(number: int, rng: random.Random) -> Request:
+    shared = (f"shared {rng.randrange(3)}", rng.choice((0, 0, 40, 96, 130)))
+    own = (f"own {number}", rng.randrange(1, 200))
+    return Request(
+        id=f"r-{number}",
+        prompt=(shared, own),
+        max_tokens=rng.choice((1, 2, 8, 40)),
+        at_tick=rng.randrange(60),
+        kept_ticks=rng.choice((0, 0, 5, 20)),
+        leaves=rng.choice(list(Point)) if rng.random() < 0.3 else None,
+    )
+
+
+def _beside(name: str, number: int, rng: random.Random) -> Arrival:
+    prompt = ((f"{name} {number}", rng.randrange(30, 300)),)
+    return Arrival(f"{name}-{number}", prompt, rng.choice((1, 10, 60)), at_step=rng.randrange(150))
+
+
+def _planted(requests: list[Request], mistake: Mistake, rng: random.Random) -> list[Request]:
+    """Two requests meet a mistake; nobody disconnects from them."""
+    free = [at for at, each in enumerate(requests) if each.mistake is None]
+    chosen = rng.sample(free, k=2)
+    for at in chosen:
+        each = requests[at]
+        prompt = (each.prompt[0], (each.prompt[1][0], 70 + rng.randrange(100)))
+        kept_ticks = OVERDUE_TICKS + rng.randrange(30) if mistake is Mistake.OVERDUE else each.kept_ticks
+        requests[at] = replace(each, prompt=prompt, leaves=None, mistake=mistake, kept_ticks=kept_ticks)
+    return requests

@@ -1,0 +1,196 @@
+"""Plays a scenario on two bare engines in this process: one prefills, the other decodes, and a router stands between them.
+
+Both run vLLM's scheduler and both sides of their connector, unmodified. The KV moves over an in-memory network, and the model
+of the engine that decodes compares every block that it reads with what the other one has computed: both have one model.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from kvtrail.connector.known.nixl.network import Network
+from kvtrail.connector.known.nixl.stand_in import Clock, installed
+from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.contents import Shared
+from kvtrail.connector.simulate.model import Model
+from kvtrail.connector.simulate.pair_scenario import PairScenario, Point
+from kvtrail.connector.simulate.router import Router
+from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, judged, of_its_own, where
+from kvtrail.connector.simulate.scenario import Arrival, Workers
+from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.model.findings import Finding, by_weight
+
+MOST_TICKS = 4000
+PREFILL, DECODE = "prefill", "decode"
+PORTS = {PREFILL: "5600", DECODE: "5601"}
+"""Nothing listens there; they tell the engines apart."""
+
+
+class Engine:
+    """One of the two engines, which may die without the other one.
+
+    Attributes:
+        stage: it, with the connector's own workers.
+        error, trace: what it died of, and where; None and empty as long as it lives.
+    """
+
+    def __init__(self, name: str, stage: BareScheduler, every: int, beside: Sequence[Arrival]) -> None:
+        """It makes a step in every so many ticks, and is asked for some requests `beside` those of the router."""
+        self.name, self.stage = name, stage
+        self.error: str | None = None
+        self.trace = ""
+        self._every, self._beside = every, sorted(beside, key=lambda each: each.at_step)[::-1]
+
+    def tick(self, tick: int) -> None:
+        """Let one tick pass."""
+        while self._beside and self._beside[-1].at_step <= tick:
+            self._guarded(self.stage.arrive, self._beside.pop())
+        if tick % self._every == 0:
+            self._guarded(self.stage.step)
+
+    def ask(self, request_id: str, prompt: list[int], max_tokens: int, transfer: Mapping[str, Any] | None) -> None:
+        self._guarded(lambda: self.stage.add(request_id, prompt, max_tokens, transfer=transfer))
+
+    def abort(self, request_id: str) -> None:
+        self._guarded(self.stage.abort, request_id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do and holds no blocks, or is dead."""
+        return self.error is not None or not (self._beside or self.stage.scheduler.requests)
+
+    @property
+    def model(self) -> Model:
+        assert self.stage.worker is not None
+        assert self.stage.worker.model is not None
+        return self.stage.worker.model
+
+    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> None:
+        if self.error is not None:
+            return
+        try:
+            call(*arguments)
+        except Exception as died:  # an engine may die of anything
+            self.error, self.trace = f"{type(died).__name__}: {died}", where(died)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedPair:
+    """The result of a scenario on two engines.
+
+    Attributes:
+        recorded: the events of each engine, in its recorder's order.
+        findings: of all of them together, the worst first, then by time.
+        wrong: by the client's id of a request, what it has read that was not its own, in a sentence.
+        errors: what engines died of, and where, by their names.
+        left: requests that had not ended or still held blocks in the end, by engine.
+        answered: the clients' ids of the requests that were decoded to their end.
+        planted: those of the requests that met the router's mistake of theirs.
+        disconnected: where clients disconnected, by their ids.
+        names: the client's id of each request, by an engine's.
+        network: what it did.
+        loads_read: how many loads were compared on the engine that decodes.
+    """
+
+    recorded: Mapping[str, Sequence[Event]]
+    findings: Sequence[Finding]
+    wrong: Mapping[str, str]
+    errors: Mapping[str, str]
+    left: Mapping[str, Sequence[str]]
+    answered: frozenset[str]
+    planted: frozenset[str]
+    disconnected: Mapping[str, Point]
+    names: Mapping[str, str]
+    network: Network
+    loads_read: int
+
+    def found(self, *rules: str) -> set[str]:
+        """The clients' ids of the requests that these rules name, or that any does."""
+        return {
+            self.names.get(each.request or "", each.request or "")
+            for each in self.findings
+            if not rules or each.rule in rules
+        }
+
+
+def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:
+    """Run a scenario on two engines with this `kv_transfer_config`, and judge what both record.
+
+    Raises:
+        ValueError, ImportError: vLLM refuses a setting or the connector.
+    """
+    network, clock, shared = Network(scenario.network), Clock(), Shared()
+    with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters, installed(network, clock):
+        both = [_engine(name, Path(folder), scenario, connector, shared) for name in PORTS]
+        router = Router(scenario, *both)
+        for tick in range(MOST_TICKS):
+            clock.now_s += scenario.tick_s
+            network.tick()
+            router.tick(tick)
+            for engine in both:
+                engine.tick(tick)
+            if tick % FLUSH_STEPS == 0:
+                in_memory.flush()
+            if router.is_idle and all(engine.is_idle for engine in both):
+                break
+        in_memory.flush()
+        for engine, exporter in zip(both, exporters, strict=True):
+            exporter.seal(later_s=MUCH_LATER_S if engine.error is None else 0)
+        left = {engine.name: sorted(engine.stage.scheduler.requests) for engine in both}
+        for engine in both:
+            with suppress(Exception):  # a dead engine may not end well either
+                engine.stage.close()
+        recorded = {engine.name: list(exporter.events()) for engine, exporter in zip(both, exporters, strict=True)}
+    found = judged(each for events in recorded.values() for each in events).findings
+    return PlayedPair(
+        recorded=recorded,
+        findings=by_weight([finding for held in found.values() for finding in held.values()]),
+        wrong=_wrong(both, router.names | {each.id: each.id for each in (*scenario.prefills, *scenario.decodes)}),
+        errors={engine.name: f"{engine.error}\n{engine.trace}" for engine in both if engine.error is not None},
+        left={name: ids for name, ids in left.items() if ids},
+        answered=frozenset(router.answered),
+        planted=frozenset(router.planted),
+        disconnected=router.left,
+        names=router.names,
+        network=network,
+        loads_read=both[1].model.loaded,
+    )
+
+
+def _engine(name: str, folder: Path, scenario: PairScenario, connector: Mapping[str, Any], shared: Shared) -> Engine:
+    prefills = name == PREFILL
+    own = of_its_own({**connector, "kv_buffer_device": "cpu"})
+    own["engine_id"] = f"{name}-{own['engine_id']}"
+    own["kv_role"] = "kv_producer" if prefills else "kv_consumer"
+    own["kv_load_failure_policy"] = "recompute" if scenario.recompute else "fail"
+    own["kv_connector_extra_config"]["kv_lease_duration"] = scenario.lease_s
+    with mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=PORTS[name]):
+        stage = BareScheduler(
+            folder,
+            own,
+            own_workers=True,
+            num_blocks=scenario.prefill_blocks if prefills else scenario.decode_blocks,
+            seed=scenario.seed,
+            workers=Workers(latest_steps=scenario.latest_steps, seed=scenario.seed),
+            shared=shared,
+        )
+    every = scenario.prefill_every if prefills else scenario.decode_every
+    return Engine(name, stage, every, scenario.prefills if prefills else scenario.decodes)
+
+
+def _wrong(both: Sequence[Engine], names: Mapping[str, str]) -> dict[str, str]:
+    """What was wrong, by the first request that each sentence names."""
+    wrong: dict[str, str] = {}
+    for engine in both:
+        for text in engine.model.wrong:
+            request_id = next(word for word in text.split() if word in names)
+            wrong.setdefault(names[request_id], f"{engine.name}: {text}")
+    return wrong

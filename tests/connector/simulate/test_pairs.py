@@ -1,0 +1,130 @@
+"""Two engines with vLLM's own NIXL connector, one of which hands over to the other: nothing is found where all is right, and
+each planted fault is named by its rule. The settings are kvtrail's defaults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
+
+from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, Point, Request, drawn
+from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.tracer.events.semconv import Kind
+
+NIXL = configuration("NixlConnector", {})
+LONG = pytest.mark.long
+
+
+def played(seed: int, **planted: float | tuple[Mistake, ...]) -> PlayedPair:
+    return play_pair(drawn(seed, **planted), NIXL)  # type: ignore[arg-type]
+
+
+def kinds(pair: PlayedPair, engine: str) -> Counter[str]:
+    return Counter(event.kind for event in pair.recorded[engine])
+
+
+def reported(pair: PlayedPair, messages: Iterable[bytes]) -> set[str]:
+    """The clients' ids of the requests whose readers' reports these are."""
+    return {pair.names[message.decode().rpartition(":")[0]] for message in messages}
+
+
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=LONG)], ids=str)
+def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(seeds: range) -> None:
+    """Messages are late and out of order, engines are busy and preempt, and clients disconnect at every point."""
+    points: set[Point] = set()
+    total: Counter[str] = Counter()
+    for seed in seeds:
+        pair = played(seed)
+        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
+        points |= set(pair.disconnected.values())
+        total += kinds(pair, PREFILL) + kinds(pair, DECODE)
+        total["loads"] += pair.loads_read
+    assert points == set(Point)
+    assert total["loads"] > 6 * len(seeds)
+    assert total[Kind.PREEMPT]
+    assert total[Kind.FREE], "leases of what nobody reads run out"
+    assert total[Kind.LEASE], "and those of what waits are extended"
+
+
+def test_a_prompt_of_one_token_is_loaded_and_computed_all_the_same() -> None:
+    """vLLM computes the last token again, so that none counts as computed, and asks the connector a second time."""
+    pair = play_pair(PairScenario(requests=(Request("r-0", (("one", 1),)),)), NIXL)
+    assert (pair.loads_read, pair.answered) == (1, {"r-0"})
+    assert not pair.findings, [each.explanation for each in pair.findings]
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 30), marks=LONG)], ids=str)
+def test_a_load_that_fails_is_computed_again_or_its_request_fails(seeds: range) -> None:
+    failed = 0
+    for seed in seeds:
+        pair = played(seed, failing=0.3)
+        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
+        failed += len(pair.network.failed)
+    assert failed > len(seeds)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "rule", "is_wrong"),
+    [
+        (Mistake.EXCHANGED, "crossed-handoff", True),
+        (Mistake.TWICE, "second-handoff", False),
+        (Mistake.SHORT, "short-handoff", True),
+        (Mistake.OVERDUE, "stale-handoff", True),
+    ],
+)
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
+def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, is_wrong: bool, seeds: range) -> None:
+    """Wherever a request has read what is not its own, the request is named, and so is every other one with the mistake; no
+    request is named without it."""
+    planted = wrong = 0
+    for seed in seeds:
+        pair = played(seed, mistakes=(mistake,))
+        assert pair.planted <= pair.found(rule), seed
+        assert set(pair.wrong) <= pair.planted, seed
+        assert pair.found() - {""} <= pair.planted, seed  # a call that killed the engine is no request's
+        planted += len(pair.planted)
+        wrong += len(pair.wrong)
+    assert planted > len(seeds)
+    assert bool(wrong) is is_wrong
+
+
+def test_an_engine_that_dies_of_too_few_blocks_is_explained() -> None:
+    """vLLM asserts that there are as many as it allocated."""
+    for seed in range(2):
+        pair = played(seed, mistakes=(Mistake.CUT,))
+        assert "_apply_prefix_caching" in pair.errors[DECODE], seed
+        assert PREFILL not in pair.errors, seed
+        assert pair.found("short-handoff") & pair.planted, seed
+        assert pair.found("failed-call"), seed
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=LONG)], ids=str)
+def test_a_report_that_is_lost_is_named(seeds: range) -> None:
+    lost = 0
+    for seed in seeds:
+        pair = played(seed, lost=0.3)
+        served = reported(pair, pair.network.lost) & pair.answered
+        assert served <= pair.found("unacknowledged-handoff"), seed
+        assert pair.found() <= reported(pair, pair.network.lost), seed
+        assert not pair.wrong, seed
+        lost += len(served)
+    assert lost > 5
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=LONG)], ids=str)
+def test_a_report_that_arrives_twice_is_no_second_reader(seeds: range) -> None:
+    """The engine that prefills cannot know: to it, somebody has read what it had given back. Nobody is said to have got it."""
+    repeated = 0
+    for seed in seeds:
+        pair = played(seed, repeated=0.3)
+        assert {each.rule for each in pair.findings} <= {"late-read"}, seed
+        assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
+        repeated += len(pair.network.repeated)
+    assert repeated > 5
