@@ -23,6 +23,7 @@ class AdmissionContext(Struct, eq=False):
     Attributes:
         total: its tokens.
         computed: those that vLLM's own cache held.
+        possible: those that it may have held, where that is not known of a recurrent group.
         allocated: those that the connector was to load.
         sources: these by tier, where the connector names tiers.
         block_size: tokens of a block.
@@ -53,6 +54,7 @@ class AdmissionContext(Struct, eq=False):
     shadow: NotRecorded | None = None
     groups: JointGroups | None = None
     has_groups: bool = False
+    possible: int = 0
     promised: tuple[int, int] = (0, 0)
     failed: BlockChange | None = None
 
@@ -185,9 +187,19 @@ class Attribution:
             aligned = aligned if size else asked.total
             runs.add(Cause.UNKNOWN, "", end, aligned, why=asked.not_recorded)
         elif end < aligned:
-            self._blocks(end)
+            if end < asked.possible:
+                begin, end = end, self._end_of_doubt()
+                runs.add(Cause.UNKNOWN, "", begin, end, why=self._vllm.why)
+            if end < aligned:
+                self._blocks(end)
         runs.add(Cause.UNALIGNED, "", max(end, aligned), asked.total)
         return runs.parts(asked.groups)
+
+    def _end_of_doubt(self) -> int:
+        """Up to where it is not known what became of tokens, since a state is not known: up to the longest possible hit; and
+        the final block behind it, which no hit has."""
+        asked, unit = self._context, self._unit * self._context.block_size
+        return asked.total if asked.total - asked.possible == unit else asked.possible
 
     def _view(self, store: Store) -> _View:
         asked = self._context

@@ -216,13 +216,14 @@ class Causes:
         is_joint = self._has_groups and self._vllm.is_reported
         groups = JointGroups.of(groups_of(lookup.groups), size) if is_joint else None
         pending, by = self._pending(event.request or "", chain, full)
-        computed = lookup.computed
+        computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
-            computed = groups.held(self._vllm, chain, size, computed, self._is_fresh)
+            computed, possible = groups.held(self._vllm, chain, size, computed, self._is_fresh)
         begun, unfollowed = self._begun(event.request or "", chain, full) if pending and has_groups else (0, 0)
         context = AdmissionContext(
             total=lookup.total,
             computed=computed,
+            possible=possible,
             allocated=allocated,
             sources=self._sources(allocs, allocated),
             block_size=size,

@@ -65,6 +65,44 @@ class JointGroups(Struct, frozen=True):
     ) -> list[Known]:
         """What is known of these units of a prompt, each as if it were one block of one cache. Nothing before the unit
         `begin` is needed: it comes from another cache. `is_cut`: no hit ends with the last of them, which ends the prompt."""
+        dense, sparse, never = self._known(cache, chain, block_size, units, is_fresh, begin)
+        last = max(0, len(dense) - is_cut)
+        return [
+            *_until_next_boundary(dense[:last], sparse[:last], never[:last]),
+            *_until_next_boundary(dense[last:], sparse[last:], never[last:]),
+        ]
+
+    @property
+    def has_states(self) -> bool:
+        """Whether one of them is recurrent."""
+        return any(group.kind == MAMBA for group in self.groups)
+
+    def held(
+        self, cache: CacheModel, chain: Sequence[bytes], block_size: int, computed: int, is_fresh: Callable[[Key], bool]
+    ) -> tuple[int, int]:
+        """Of the tokens that full attention held, those that all groups are known to have held, and those that they may have
+        held. With recurrent groups vLLM asks a connector for what comes behind those of full attention, and where it offers
+        nothing goes back to those of all groups (vLLM, `KVCacheManager.get_computed_blocks_for_connector`)."""
+        _, sparse, _ = self._known(cache, chain, block_size, (0, computed // self.unit), is_fresh, 0)
+        known = possible = 0
+        for end, kept in enumerate(sparse, start=1):
+            if kept is not None and kept.state is BlockState.HELD:
+                known = possible = end
+            elif kept is not None and kept.state in (BlockState.UNSURE, BlockState.COMPUTED):
+                possible = end
+        return known * self.unit, possible * self.unit
+
+    def _known(
+        self,
+        cache: CacheModel,
+        chain: Sequence[bytes],
+        block_size: int,
+        units: tuple[int, int],
+        is_fresh: Callable[[Key], bool],
+        begin: int,
+    ) -> tuple[list[Known], list[Known], list[int]]:
+        """Of each unit, what is known of its blocks of full attention; of what a hit that ends with it needs of the others;
+        and which of them never kept that."""
         first, end = units
         dense: list[Known] = [_ALWAYS] * (end - first)
         sparse, never = dense.copy(), [0] * (end - first)
@@ -82,27 +120,7 @@ class JointGroups(Struct, frozen=True):
                 else:
                     sparse[place] = _both(sparse[place], found)
                     never[place] = number if found is None else never[place]
-        last = max(0, end - first - is_cut)
-        return [
-            *_until_next_boundary(dense[:last], sparse[:last], never[:last]),
-            *_until_next_boundary(dense[last:], sparse[last:], never[last:]),
-        ]
-
-    @property
-    def has_states(self) -> bool:
-        """Whether one of them is recurrent."""
-        return any(group.kind == MAMBA for group in self.groups)
-
-    def held(
-        self, cache: CacheModel, chain: Sequence[bytes], block_size: int, computed: int, is_fresh: Callable[[Key], bool]
-    ) -> int:
-        """Of the tokens that full attention held those that all groups did. With recurrent groups vLLM asks a connector for
-        what comes behind those of full attention, and where it offers nothing goes back to those of all groups (vLLM,
-        `KVCacheManager.get_computed_blocks_for_connector`)."""
-        states = self.states(cache, chain, block_size, (0, computed // self.unit), is_fresh)
-        return self.unit * next(
-            (n for n, each in enumerate(states) if each is None or each.state is not BlockState.HELD), len(states)
-        )
+        return dense, sparse, never
 
     def _needed_from(self, group: CacheGroup, units: int, size: int) -> int:
         """The first block that a hit of so many units needs of a group that is not full attention."""

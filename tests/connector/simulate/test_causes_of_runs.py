@@ -107,6 +107,17 @@ def test_causes_follow_recurrent_states() -> None:
         assert tally[cause, "right"], cause
 
 
+def test_no_cause_is_wrong_where_it_is_lost_which_states_were_kept() -> None:
+    """Where vLLM went back to is not known then, and a final block that it holds may be the last of the hit, or stranded."""
+    admissions, events = run(scenario_of("states", 2), "OffloadingConnector", seed=2)
+    tally: Tally = Counter()
+    for seed in range(200, 212):
+        tally += compare(admissions, heard(events, "10 % lost", seed=seed))
+    shares, wrong = missed(tally)
+    assert not shares["wrong"], wrong
+    assert shares["right"] > 0.05 * shares.total(), shares
+
+
 def test_hits_within_a_block_are_not_explained() -> None:
     scenario = scenario_of("states", 0)
     assert not is_in_whole_blocks(scenario)
