@@ -10,5 +10,6 @@ CONNECTOR = KnownConnector(
     check_settings={
         "chunk_size": (32, 64, 64, 128, 256),
         "cpu_bytes_to_use": (4_000_000, 50_000_000, 50_000_000),
+        "load_async": (None, True),  # by default it depends on the model
     },
 )
