@@ -84,7 +84,7 @@ class PrefixCacheEvents(CacheEvents):
 
     def _parts(self, changes: Sequence[Change]) -> Sequence[tuple[Scope, Sequence[Change]]]:
         if not (self._has_groups and changes):
-            return [((None, None, None), changes)]
+            return [((0 if self._has_groups else None, None, None), changes)]
         return [((group, None, None), some) for group, some in by_group(changes, _GROUP)]
 
     def _hashes(self, keys: Iterable[bytes]) -> bytes:

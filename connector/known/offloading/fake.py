@@ -51,7 +51,7 @@ class OffloadingFake(Fake):
 
 
 def _names_places() -> bool:
-    """Whether the jobs of this vLLM say what they copy, and where to, in one form for all backends; those of an older one do not."""
+    """Whether the jobs of this vLLM say what they copy and where to, in one form; those of an older one do not."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
     except ImportError:
