@@ -24,7 +24,7 @@ from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import DeadlineRule, EngineRule, Rule, all_rules
 
-REFUSED = {("ExampleConnector", "groups"), ("ExampleConnector", "states")}
+REFUSED = {("ExampleConnector", profile) for profile in ("groups", "states", "block-sizes")}
 """Profiles that a connector is not for: this one takes a single KV cache group."""
 HONEST_FAULTS = {"ExampleConnector": {"over-report", "statistics"}}
 """What is found in a connector of vLLM's as it is (docs/findings.md): a negative answer, and the engine's count of it."""

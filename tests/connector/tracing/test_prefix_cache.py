@@ -77,7 +77,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Held]:
 @pytest.mark.parametrize("profile", [*PROFILES])
 def test_it_is_what_vllm_holds_at_every_lookup_and_allocation(profile: str, watched: list[Held]) -> None:
     settings = connector()
-    if profile in ("groups", "states"):
+    if profile in ("groups", "states", "block-sizes"):
         settings = {"kv_connector": "TracedOffloadingConnector", "kv_connector_module_path": "kvtrail.connector"}
         settings["kv_connector_extra_config"] = {"cpu_bytes_to_use": 50_000_000}
     events = play(scenario_of(profile, 1), settings).events
