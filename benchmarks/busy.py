@@ -14,12 +14,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from busy_runs import busy
+from busy_runs import busy, hybrid
 from damages import sent
 from sidecars import live, read, stored
 
 IN_FILES = 10
 """Of so many runs one is also read from a file, which takes ten times as long."""
+HYBRID = 4
+"""Of so many runs one is of a hybrid model, with several KV cache groups."""
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     started, seed, events, recorded_s, false = time.monotonic(), arguments.seed, 0, 0.0, 0
     while events < arguments.events:
-        run = busy(seed)
+        run = busy(seed) if seed % HYBRID else hybrid(seed)
         delivery = sent(run.events)
         judged = {"live": live(delivery)}
         if seed % IN_FILES == 0:

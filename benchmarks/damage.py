@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import is_
 from pathlib import Path
@@ -29,6 +29,7 @@ from recorded_runs import CONNECTORS
 from sidecars import Name, live, read, stored
 
 from kvtrail.connector.faults import FAULTS
+from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.tracer.rules import EngineRule, all_rules
 
 FRESH = 150
@@ -47,11 +48,11 @@ class Healthy:
         self.damages: Counter[str] = Counter()
 
 
-def judge_healthy(events: int, first: int) -> Healthy:
-    """Judge damaged histories of healthy runs, from this seed on, until so many events have arrived."""
+def judge_healthy(events: int, first: int, profiles: Sequence[str]) -> Healthy:
+    """Judge damaged histories of healthy runs of these profiles, from this seed on, until so many events have arrived."""
     result, seed = Healthy(), first
     while result.events < events:
-        runs = loss_injection.healthy_runs(1, first=seed)
+        runs = loss_injection.healthy_runs(1, first=seed, profiles=tuple(profiles))
         for _ in range(FRESH):
             name, history = loss_injection.healthy_history(runs, seed)
             known = loss_injection.known_faults(name, live(sent(history)).found)
@@ -183,14 +184,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=1_000_000, help="events of damaged healthy histories")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--profile",
+        action="append",
+        choices=sorted(PROFILES),
+        help="healthy histories of these alone, and nothing else",
+    )
     parser.add_argument("--faulty", type=int, default=10, help="damages for each of two runs of each fault")
     parser.add_argument("--requests", type=int, default=10_000, help="of the recorded day")
     parser.add_argument("--write", action="store_true", help="write the figures into docs/recall.md")
     arguments = parser.parse_args()
     started = time.monotonic()
-    healthy = judge_healthy(arguments.events, arguments.seed)
+    healthy = judge_healthy(arguments.events, arguments.seed, arguments.profile or list(PROFILES))
     for line in healthy.false:
         print(line)
+    if arguments.profile:
+        print(f"{len(healthy.false)} false drifts in {healthy.events:,} events of {healthy.histories:,} histories")
+        sys.exit(1 if healthy.false else 0)
     text = section(healthy, judge_faulty(2, arguments.faulty), judge_days(arguments.requests))
     print(text)
     print(f"seeds from {arguments.seed}; {time.monotonic() - started:.0f} s")

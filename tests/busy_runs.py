@@ -16,6 +16,7 @@ from recorded_runs import Run, play
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
 from kvtrail.tracer.events.semconv import Level
 
 BLOCK = 32
@@ -29,6 +30,8 @@ CONNECTORS = (
     "SimpleCPUOffloadConnector",
     "MultiConnector",
 )
+OF_GROUPS = ("OffloadingConnector", "OffloadConnector", "SimpleCPUOffloadConnector")
+"""Those that keep several KV cache groups: the OffloadingConnector of vLLM 0.32 not a window's, see docs/findings.md."""
 SLOWEST_S = 100.0
 """How long a transfer takes at most: less than what rules call too long."""
 PEERS_SLOWEST_S = 500.0
@@ -92,6 +95,9 @@ def storm(rng: random.Random, slots: int, requests: int, *, output: int, step_s:
     )
 
 
+WINDOW, STATE = CacheGroup(SLIDING, window=100), CacheGroup(MAMBA)
+WITH_STATES = ((CacheGroup(FULL), STATE),)
+HYBRIDS = (*WITH_STATES, (CacheGroup(FULL), WINDOW), (WINDOW, CacheGroup(FULL)), (CacheGroup(FULL), WINDOW, STATE))
 Kind = Callable[..., Scenario]
 KINDS: tuple[Kind, ...] = (burst, storm)
 
@@ -107,6 +113,18 @@ def busy(seed: int) -> Run:
         slowest = min(400, int(rng.choice([10.0, 150.0, PEERS_SLOWEST_S]) / (2 * step_s)))
         scenario = replace(scenario, workers=replace(scenario.workers, latest_steps=slowest))
     return run(f"{kind.__name__}/{connector}/{seed}", connector, scenario, step_s, rng)
+
+
+def hybrid(seed: int) -> Run:
+    """The same of a hybrid model, whose groups share the pool."""
+    rng = random.Random(f"hybrid/{seed}")
+    kind, connector = rng.choice(KINDS), rng.choice(OF_GROUPS)
+    groups = rng.choice(WITH_STATES if connector == "OffloadingConnector" else HYBRIDS)
+    step_s = rng.choice([0.005, 0.05, 0.25, 1.0])
+    scenario = kind(rng, rng.choice([2, 4, 8]), rng.choice([24, 40]), output=rng.choice([20, 60]), step_s=step_s)
+    scenario = replace(scenario, groups=groups, num_blocks=len(groups) * scenario.num_blocks)
+    kinds = "+".join(group.kind for group in groups)
+    return run(f"{kind.__name__}/{connector}/{kinds}/{seed}", connector, scenario, step_s, rng)
 
 
 def run(name: str, connector: str, scenario: Scenario, step_s: float, rng: random.Random) -> Run:

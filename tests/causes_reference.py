@@ -170,9 +170,20 @@ class StoreView:
         """Chunks that can be loaded, by KV cache group."""
         raise NotImplementedError
 
-    def window(self, group: int) -> int | None:
-        """How many chunks before its end a hit needs of a group; None: all."""
-        return None
+    ends_early = False
+    """Whether a hit ends with a chunk before the last token of a prompt."""
+
+    def is_dense(self, group: int) -> bool:
+        """Whether a hit needs all of a group."""
+        return True
+
+    def needs(self, hashes: Sequence[Any], size: int, first: int) -> Needs:
+        """What a load behind `first` chunks needs; `hashes` are of so many tokens each."""
+        return lambda group, chunk: [self.key(hashes, size, chunk)]
+
+    def key(self, hashes: Sequence[Any], size: int, chunk: int) -> bytes:
+        """The hash of a chunk's last block."""
+        return bytes(hashes[(chunk + 1) * self.chunk_size // size - 1])
 
     def storing(self) -> set[bytes]:
         """Chunks whose store is under way."""
@@ -185,8 +196,51 @@ class StoreView:
 class OffloadView(StoreView):
     """kvtrail's OffloadConnector."""
 
+    def __init__(self, connector: Any, chunk_size: int, managers: Sequence[Any]) -> None:
+        """`managers` are those of vLLM's groups."""
+        super().__init__(connector, chunk_size, from_start=True)
+        self._managers, self._scheduler = managers, connector._scheduler
+        self._groups = self._scheduler._config.groups
+        self.ends_early = any(group.span for group in self._groups)
+
     def held(self) -> Sequence[set[bytes]]:
-        return [set(self.connector.held_keys())]
+        """By the hash of their chunk, and how far before its end they begin."""
+        if len(self._groups) == 1:
+            return [set(self.connector.held_keys())]
+        held: list[set[bytes]] = []
+        for number, group in enumerate(self._groups):
+            rows = self._scheduler._config.rows[number]
+            ends = [((rows - row) * group.block_size).to_bytes(2, "big") for row in range(rows)]
+            held.append(
+                {
+                    bytes(key) + end
+                    for key, slot in self._scheduler._index._slot.items()
+                    for end in ends[self._scheduler._lacking[slot][number] :]
+                }
+            )
+        return held
+
+    def is_dense(self, group: int) -> bool:
+        return not self._groups[group].span
+
+    def needs(self, hashes: Sequence[Any], size: int, first: int) -> Needs:
+        if len(self._groups) == 1:
+            return super().needs(hashes, size, first)
+
+        def needs(group: int, chunk: int) -> Sequence[bytes]:
+            """Those blocks that vLLM would not drop."""
+            end, block = (chunk + 1) * self.chunk_size, self._groups[group].block_size
+            seen = (
+                chunk * self.chunk_size if self.is_dense(group) else self._managers[group].get_num_skipped_tokens(end)
+            )
+            begins = range(max(0, seen) // block * block, end, block)
+            return [
+                self.key(hashes, size, at // self.chunk_size)
+                + (self.chunk_size - at % self.chunk_size).to_bytes(2, "big")
+                for at in begins
+            ]
+
+        return needs
 
 
 class OffloadingView(StoreView):
@@ -207,7 +261,18 @@ class OffloadingView(StoreView):
     def storing(self) -> set[bytes]:
         return {bytes(key)[:-4] for key, chunk in self._chunks() if not chunk.is_ready}
 
-    def window(self, group: int) -> int | None:
+    def is_dense(self, group: int) -> bool:
+        return self._window(group) is None
+
+    def needs(self, hashes: Sequence[Any], size: int, first: int) -> Needs:
+        def needs(group: int, chunk: int) -> Sequence[bytes]:
+            begin = max(first, chunk + 1 - (self._window(group) or 1))
+            return [self.key(hashes, size, each) for each in range(begin, chunk + 1)]
+
+        return needs
+
+    def _window(self, group: int) -> int | None:
+        """How many chunks before its end a hit needs of a group; None: all."""
         size: int | None = self.connector.connector_scheduler.config.kv_group_configs[
             group
         ].sliding_window_size_in_chunks
@@ -346,16 +411,6 @@ class Reference:
 
         return needs
 
-    def _chunks_needed(self, hashes: Sequence[Any], first: int) -> Needs:
-        """What the connector's store must have for a load behind `first` chunks."""
-        per = self._view.chunk_size // self._size
-
-        def needs(group: int, unit: int) -> Sequence[bytes]:
-            begin = max(first, unit + 1 - (self._view.window(group) or 1))
-            return [bytes(hashes[(chunk + 1) * per - 1]) for chunk in range(begin, unit + 1)]
-
-        return needs
-
     def _spans(self, request: Any, external: int, asked: _Asked, lost: tuple[int, int]) -> list[Span]:
         computed, total, size, unit = asked.computed, request.num_tokens, self._size, self._unit
         hashes, reused, full = request.block_hashes, computed + external, total // unit
@@ -377,12 +432,16 @@ class Reference:
             raise ValueError(f"vLLM found {computed} tokens, and the reference {hit * unit}")
         per = self._view.chunk_size
         first = 0 if self._view.from_start else computed // per
-        chunks, reach = _look(
-            asked.store,
-            [group for group in range(len(asked.store)) if self._view.window(group) is None],
-            self._chunks_needed(hashes, first),
-            range(first, max(first, total // per)),
-        )
+        stored_whole = [group for group in range(len(asked.store)) if self._view.is_dense(group)]
+        in_store = partial(_look, asked.store, stored_whole, self._view.needs(hashes, size, first))
+        end_chunk = max(first, total // per)
+        chunks, reach = in_store(range(first, end_chunk))
+        is_cut = self._view.ends_early and total % per == 0 and reach == end_chunk - first > 0
+        if self._view.ends_early:
+            most_chunks = max(first, (total - 1) // per)
+            chunks, reach = in_store(range(first, most_chunks))
+            chunks += in_store(range(most_chunks, end_chunk))[0]
+            reach += reach == most_chunks - first and end_chunk > most_chunks and chunks[-1].state == "held"
         for number in range(reused // unit, full):
             start, end, key, chunk = (
                 max(reused, number * unit),
@@ -404,6 +463,8 @@ class Reference:
             groups = NONE
             if end == total and reused >= total - unit and (here.state == "held" or is_stored):
                 cause, tier = "last-token", "gpu" if here.state == "held" and reused != total - 1 else "store"
+            elif is_cut and chunk == end_chunk - 1 and reused >= total - per:
+                cause, tier = "last-token", "store"
             elif here.state == "held":
                 cause, tier = "refused" if start == computed else "stranded", "gpu"
             elif is_stored and chunk >= first + reach:
@@ -498,7 +559,8 @@ def run(
             **settings,
             **scenario.settings,
         )
-        view = _view(name, stage.connectors[0], chunk)
+        managers = stage.scheduler.kv_cache_manager.coordinator.single_type_managers
+        view = _view(name, stage.connectors[0], chunk, managers)
         reference = Reference(stage.scheduler, stage.config.cache_config.block_size, view)
         stage.observers.append(lambda output, report: reference.stepped())
         with suppress(
@@ -535,9 +597,9 @@ def number_them(admissions: Sequence[Admission], events: Iterable[Event]) -> Non
         admission.number = number
 
 
-def _view(name: str, connector: Any, chunk: int) -> StoreView:
+def _view(name: str, connector: Any, chunk: int, managers: Sequence[Any]) -> StoreView:
     if name == "OffloadConnector":
-        return OffloadView(connector, chunk, from_start=True)
+        return OffloadView(connector, chunk, managers)
     return OffloadingView(connector, chunk, from_start=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -24,7 +24,7 @@ from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import DeadlineRule, EngineRule, Rule, all_rules
 
-REFUSED = {("ExampleConnector", "groups"), ("ExampleConnector", "states")}
+REFUSED = {("ExampleConnector", profile) for profile in ("groups", "states", "block-sizes")}
 """Profiles that a connector is not for: this one takes a single KV cache group."""
 HONEST_FAULTS = {"ExampleConnector": {"over-report", "statistics"}}
 """What is found in a connector of vLLM's as it is (docs/findings.md): a negative answer, and the engine's count of it."""
@@ -71,14 +71,17 @@ Said = tuple[str, str]
 
 
 @cache
-def healthy_runs(seeds: int, first: int = 0, *, of_each: int = len(CONNECTORS)) -> tuple[Run, ...]:
-    """Healthy runs of each profile with so many connectors; some engines have two workers, some none that is
+def healthy_runs(
+    seeds: int, first: int = 0, *, of_each: int = len(CONNECTORS), profiles: Collection[str] = tuple(PROFILES)
+) -> tuple[Run, ...]:
+    """Healthy runs of each of these profiles with so many connectors; some engines have two workers, some none that is
     recorded."""
     runs = tuple(
         recorded_runs.healthy(connector, profile, seed, workers=(1, 2, 0)[seed % 3])
         for seed in range(first, first + seeds)
         for which, connector in enumerate(CONNECTORS)
         for number, profile in enumerate(PROFILES)
+        if profile in profiles
         if (which - number) % len(CONNECTORS) < of_each and (connector, profile) not in REFUSED
     )
     assert not [run for run in runs if run.error], [f"{run.name}: {run.error}" for run in runs if run.error]

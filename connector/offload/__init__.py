@@ -157,6 +157,21 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             found[copy.group] = copy.blocks, (end - rows + copy.first) * block_size
         return found
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether there are several KV cache groups."""
+        return len(self._config.groups) > 1
+
+    def hashes_of(self, copy: Copy) -> list[bytes]:
+        """vLLM's hashes of the blocks that a copy stores; of a group of which a chunk is stored whole, that of the last."""
+        group, rows = self._config.groups[copy.group], self._config.rows[copy.group]
+        end = (copy.start // self.chunk_size + 1) * self.chunk_size // group.block_size
+        first = end - rows + copy.first
+        places = [end - 1] if group.is_whole else range(first, first + len(copy.blocks))
+        hashes = self._scheduler.hashes_of(copy.request_id)
+        per_block = group.block_size // self._config.hash_size
+        return [hashes[(place + 1) * per_block - 1] for place in places]
+
     def last_keys(self) -> tuple[str, ...]:
         """Keys of the chunks that the last lookup matched."""
         return self._scheduler.last_keys()

@@ -42,6 +42,11 @@ class Group:
     span: int = 0
     dense: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a chunk has all blocks of this group that there is room for, or none."""
+        return self.kind in (Kind.ALL, Kind.STATE)
+
     def first_seen(self, boundary: int) -> int:
         """The first token that a token at `boundary` sees, as vLLM's managers of KV cache groups have it."""
         match self.kind:

@@ -163,6 +163,11 @@ class OffloadScheduler:
             return ()
         return tuple(map(short, self._keys(self._last)[: self.last_matched // self._config.chunk_size]))
 
+    def hashes_of(self, request_id: str) -> Sequence[bytes]:
+        """The block hashes of a live request."""
+        hashes: Sequence[bytes] = self._tracked[request_id].request.block_hashes
+        return hashes
+
     def held_keys(self) -> list[bytes]:
         """Keys of all chunks."""
         return self._index.keys()

@@ -2,8 +2,8 @@
 that the step reads, and every other block that a running request holds.
 
 A recurrent layer is modelled as in vLLM's mode `align`: a step reads the state after the tokens before it, and writes that
-after its own last token into the block where that token lies. So a block holds the state after one token, and the number of
-that token's prefix stands for all of it.
+after its own last token into the block where that token lies; in mode `all` also that after the last token of each block. So
+a block holds the state after one token, and the number of that token's prefix stands for all of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvtrail.connector.simulate.contents import FAILED, UNKNOWN, UNWRITTEN, Cont
 from kvtrail.connector.simulate.kv_caches import LayerCache
 from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
 from kvtrail.connector.tracing.cache_groups import groups_in
-from kvtrail.tracer.events.cache_groups import MAMBA, CacheGroup
+from kvtrail.tracer.events.cache_groups import ALL, MAMBA, CacheGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,15 @@ class _Layout:
     def slot(self, tokens: Any) -> Any:
         """Where in its block each token's KV is, or the state after it."""
         return tokens * 0 if self.is_state else tokens % self.size
+
+    def left_by_step(self, tokens: Any) -> Any:
+        """Which of a step's tokens leave something: all of them KV, the last one a state. In vLLM's mode `all` each block's
+        last one leaves a state as well."""
+        if not self.is_state:
+            return slice(None)
+        if self.group.cache_mode != ALL:
+            return slice(-1, None)
+        return (tokens % self.size == self.size - 1) | (tokens == tokens[-1:])
 
     def tokens(self, at: int, end: int) -> Any:
         """The token of each slot of the block at this place, of a request that has `end` of them."""
@@ -163,8 +172,8 @@ class Model:
             else:
                 self._reads += self._read(request, start, runs=True)
             for table, layout, written in zip(tables, self._layouts, writes, strict=True):
-                last = slice(-1, None) if layout.is_state else slice(None)
-                written.append((table[at[last] // layout.size], layout.slot(at[last]), mine[last]))
+                left = layout.left_by_step(at)
+                written.append((table[at[left] // layout.size], layout.slot(at[left]), mine[left]))
             self._written[request_id] = end
         self._writes = [tuple(map(np.concatenate, zip(*written, strict=True))) for written in writes if written]
         self._enter_writes(states=False)  # KV may be read in the step that writes it

@@ -320,10 +320,11 @@ def _hold_states(config: Any, kv_cache: Any, drafts: int) -> None:
     Raises:
         ValueError: their states with speculative tokens are not simulated.
     """
-    if any(hasattr(group.kv_cache_spec, "mamba_cache_mode") for group in kv_cache.kv_cache_groups):
-        if drafts:
-            raise ValueError("speculative tokens are not simulated with recurrent states")
-        config.cache_config.mamba_cache_mode = "align"
+    for group in kv_cache.kv_cache_groups:
+        if hasattr(group.kv_cache_spec, "mamba_cache_mode"):
+            if drafts:
+                raise ValueError("speculative tokens are not simulated with recurrent states")
+            config.cache_config.mamba_cache_mode = group.kv_cache_spec.mamba_cache_mode
 
 
 def _block_sizes(kv_cache: Any, config: Any) -> tuple[int, int]:

@@ -160,8 +160,9 @@ def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1, groups: Sequen
                     ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=group.window, **layout, **padded)
                 )
             case cache_groups.MAMBA:
+                mode = group.cache_mode or cache_groups.ALIGN
                 state: Any = {"shapes": ((heads, STATE_SLOTS, 2 * width),), "dtypes": (torch.float32,)}
-                specs.append(MambaSpec(block_size=size, mamba_cache_mode="align", page_size_padded=page, **state))
+                specs.append(MambaSpec(block_size=size, mamba_cache_mode=mode, page_size_padded=page, **state))
             case kind:
                 raise ValueError(
                     f"the simulated model has no layer that keeps what a KV cache group of kind {kind} keeps"

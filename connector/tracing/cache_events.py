@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from kvtrail.connector.known.probe import Change, StoreContents
+from kvtrail.connector.known.probe import CLEARED, Change, StoreContents
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 
@@ -22,6 +23,8 @@ MAX_DELAY_NS = 10**9
 RESYNC_NS = 600 * 10**9
 """After how long all that the cache holds is recorded again, for a sidecar that started later."""
 _CACHE = Kind.PREFIX_CACHE.value
+_GROUP = slice(HASH_BYTES, None)
+"""Where a chunk's key has the number of its KV cache group, if there are several."""
 Scope = tuple[int | None, str | None, str | None]
 """What changes have in common: the KV cache group, the tier of a connector's store, and the request that made them."""
 StoreChange = tuple[Change, str | None]
@@ -72,7 +75,7 @@ class CacheEvents:
         raise NotImplementedError
 
     def _parts(self, changes: Sequence[Any]) -> Sequence[tuple[Scope, Sequence[Change]]]:
-        """The changes, cut where what they have in common is another; at least one part."""
+        """The changes, in parts that have something in common; at least one part."""
         raise NotImplementedError
 
     def _hashes(self, keys: Iterable[bytes]) -> bytes:
@@ -114,20 +117,41 @@ class StoreEvents(CacheEvents):
     def _parts(self, changes: Sequence[StoreChange]) -> Sequence[tuple[Scope, Sequence[Change]]]:
         tier, named = self._contents.tier, self._recorder.contexts.named
         parts: list[tuple[Scope, Sequence[Change]]] = []
-        for (request_id, group), some in groupby(changes, _made_by):
+        for request_id, some in groupby(changes, itemgetter(1)):
             name = None if request_id is None else named(request_id).name
-            parts.append(((group, tier, name), [change for change, _ in some]))
+            parts += [((group, tier, name), own) for group, own in by_group((change for change, _ in some), _GROUP)]
         return parts or [((None, tier, None), ())]
 
     def _hashes(self, keys: Iterable[bytes]) -> bytes:
         return b"".join([key[:HASH_BYTES] for key in keys])
 
 
-def _made_by(change: StoreChange) -> tuple[str | None, int | None]:
-    """The request that made a change, and of several KV cache groups the number of the one whose chunk it is."""
-    key, request_id = change
-    key = key[0] if isinstance(key, tuple) else key
-    return request_id, int.from_bytes(key[HASH_BYTES:], "big") if key and len(key) > HASH_BYTES else None
+def by_group(changes: Iterable[Change], where: slice) -> list[tuple[int | None, list[Change]]]:
+    """Changes by KV cache group, the number that stands there in their keys. vLLM stores for one group after the other, block
+    by block, so that events would be cut at nearly every change. The order is kept within each group, beside `CLEARED`, which
+    concerns all of them, and among what groups lose: a hit is lost with the first part that one of them loses."""
+    parts: list[tuple[bytes, list[Change]]] = []
+    own: dict[bytes, list[Change]] = {}
+    loser: bytes | None = None
+    for change in changes:
+        if change is CLEARED:
+            parts += [*own.items(), (b"", [CLEARED])]
+            own, loser = {}, None
+            continue
+        if isinstance(change, tuple):
+            group = change[0][where]
+            if group != loser:
+                if loser is not None:
+                    parts += own.items()
+                    own = {}
+                loser = group
+        else:
+            group = change[where]
+        if group in own:
+            own[group].append(change)
+        else:
+            own[group] = [change]
+    return [(int.from_bytes(group, "big") if group else None, some) for group, some in (*parts, *own.items())]
 
 
 def _runs(changes: Iterable[Change]) -> tuple[tuple[int, ...], list[bytes]]:

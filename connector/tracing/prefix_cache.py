@@ -8,18 +8,17 @@ of an unknown form is left alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from kvtrail.connector.known.probe import CLEARED, Change
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.tracing.cache_events import CacheEvents, Scope
+from kvtrail.connector.tracing.cache_events import CacheEvents, Scope, by_group
 from kvtrail.connector.vllm_version import shows_changes
 from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
 _HASH = itemgetter(slice(-HASH_BYTES - GROUP_BYTES, -GROUP_BYTES))
-_GROUP = itemgetter(slice(-GROUP_BYTES, None))
+_GROUP = slice(-GROUP_BYTES, None)
 """A key of vLLM's map is a block's hash and the number of its KV cache group."""
 _OURS = "_kvtrail_prefix_cache"
 
@@ -85,15 +84,8 @@ class PrefixCacheEvents(CacheEvents):
 
     def _parts(self, changes: Sequence[Change]) -> Sequence[tuple[Scope, Sequence[Change]]]:
         if not (self._has_groups and changes):
-            return [((None, None, None), changes)]
-        return [((group, None, None), list(some)) for group, some in groupby(changes, _group_of)]
+            return [((0 if self._has_groups else None, None, None), changes)]
+        return [((group, None, None), some) for group, some in by_group(changes, _GROUP)]
 
     def _hashes(self, keys: Iterable[bytes]) -> bytes:
         return b"".join(map(_HASH, keys))
-
-
-def _group_of(change: Change) -> int | None:
-    """The KV cache group of a change; None for that of all."""
-    if change is CLEARED:
-        return None
-    return int.from_bytes(_GROUP(change[0] if isinstance(change, tuple) else change), "big")

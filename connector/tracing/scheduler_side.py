@@ -376,8 +376,8 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.RESET)
     def on_reset(self, succeeded: bool | None) -> None:
-        """After `reset_cache`."""
-        self._flush_cache_events(monotonic_ns())
+        """After `reset_cache`, which vLLM calls after it has emptied its own cache."""
+        self._flush_cache_events(monotonic_ns(), is_planned=True)
         self._record(Kind.RESET, None, monotonic_ns(), (succeeded, self._step))
 
     @fail_open(Kind.STORE_PLAN, concerns_all=True)

@@ -15,7 +15,7 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.legend import Entry
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.tracer.model.cause_words import cache, name, named_sentence, runs, unknown_reason
+from kvtrail.tracer.model.cause_words import cache, group_name, name, named_sentence, runs, unknown_reason
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, some
 
@@ -24,8 +24,9 @@ MAX_ROWS = 100
 DENSE = 40
 """From this many runs on, the bar has no gaps between them: it would be all gaps."""
 TENANT = "tenant"
-BY = ("engine", "connector", "model", TENANT)
-"""The labels by which sums can be grouped."""
+KV_CACHE_GROUP = "KV cache group"
+BY = ("engine", "connector", "model", TENANT, KV_CACHE_GROUP)
+"""The labels by which sums can be grouped; those that lacked its part by KV cache group, where a model has several."""
 MAX_GROUPS = 12
 """Groups with a bar of their own."""
 LEAST_SHARE = 0.005
@@ -153,8 +154,8 @@ def time_rows(efficiency: Row) -> list[Row]:
 
 
 def groups(savings: Row, models: Mapping[str, str]) -> dict[str, dict[str, dict[str, int]]]:
-    """The computed tokens by cause, for each engine, connector, model and tenant: by label, then by its value. `models` are
-    those of the engines."""
+    """The computed tokens by cause, for each engine, connector, model, tenant and KV cache group: by label, then its value.
+    `models` are those of the engines."""
     found: dict[str, dict[str, Counter[str]]] = {by: {} for by in BY}
     for place in savings["by_place"]:
         engine = place["engine"]
@@ -164,6 +165,9 @@ def groups(savings: Row, models: Mapping[str, str]) -> dict[str, dict[str, dict[
             found[by].setdefault(each, Counter()).update(sums)
     for tenant, tokens in (savings.get("by_tenant") or {}).items():
         found[TENANT][tenant_name(tenant)] = Counter(computed({"causes": tokens}))
+    for number_and_kind, tokens in (savings.get("by_group") or {}).items():
+        number, _, kind = number_and_kind.partition(":")
+        found[KV_CACHE_GROUP][group_name(number, kind)] = Counter(computed({"causes": tokens}))
     return {
         by: {each: dict(sums) for each, sums in _most_first(of) if sums} for by, of in found.items() if any(of.values())
     }

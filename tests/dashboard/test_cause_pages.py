@@ -157,6 +157,15 @@ def test_causes_are_told_apart_by_engine_connector_model_and_tenant() -> None:
     assert "tenant" not in causes.groups({**SAVINGS, "by_tenant": {}}, {})
 
 
+def test_what_kv_cache_groups_lacked_is_told_apart_where_there_are_several() -> None:
+    by_group = {"0:full_attention": {"evicted": 20}, "1:sliding_window": {"evicted": 60, "uncached": 40}}
+    assert causes.groups({**SAVINGS, "by_group": by_group}, {})["KV cache group"] == {
+        "1 (sliding window)": {"evicted": 60, "uncached": 40},
+        "0 (full attention)": {"evicted": 20},
+    }
+    assert "KV cache group" not in causes.groups(SAVINGS, {})
+
+
 def test_of_many_groups_the_smallest_share_a_bar() -> None:
     places = [
         {"engine": f"e{n:02}", "connector": "C", "worth": {"causes": {"new:": 100 - n}}}

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvtrail.tracer.events.events import Alloc, Lookup
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, groups_of
+from kvtrail.tracer.events.capabilities import Capability
+from kvtrail.tracer.events.events import Alloc, Event, Lookup, Store
 from kvtrail.tracer.events.hash_chains import Chain
 
 LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
@@ -52,7 +54,10 @@ class RequestPrefix:
         keys = self._keys(lookup.total)
         self.done = (lookup.computed + alloc.allocated) // self.chunk_size
         self.limit = lookup.total if alloc.connector in LMCACHE else None
-        wanted = wanted_of(len(keys), self.chunk_size, computed=lookup.computed, total=lookup.total)
+        total = lookup.total
+        if ends_early(lookup):
+            total = (total - 1) // self.chunk_size * self.chunk_size + 1
+        wanted = wanted_of(len(keys), self.chunk_size, computed=lookup.computed, total=total)
         return Access(keys, wanted, self.done)
 
     def compute(self, tokens: int) -> Access | None:
@@ -70,6 +75,32 @@ class RequestPrefix:
         step = self.chunk_size // self.block_size
         end = min(len(self.chain.hashes), tokens // self.chunk_size * step)
         return self.chain.hashes[step - 1 : end : step]
+
+
+def ends_early(event: Event) -> bool:
+    """Whether a hit ends with a chunk before the last token: in a store of several KV cache groups, not all of which keep
+    everything."""
+    return event.has(Capability.TELLS_GROUPS) and any(group.kind != FULL for group in groups_of(event.groups))
+
+
+def room_of(event: Store) -> int | None:
+    """The bytes that the chunk of a copy takes in its store; None where they are not known. With several KV cache groups such
+    a store keeps a place in each chunk for what a hit can need of each, whether or not there was something to copy."""
+    size, groups = event.chunk_size, groups_of(event.groups)
+    if len(groups) < 2 or not size or not event.has(Capability.TELLS_GROUPS):
+        return event.bytes
+    room = 0
+    for group in groups:
+        if not (group.page_bytes and group.block_size):
+            return event.bytes
+        blocks = size // group.block_size
+        if group.kind == MAMBA:
+            blocks = 1
+        elif group.kind != FULL and group.window:
+            seen = group.window - (group.kind == SLIDING)  # without the token itself
+            blocks = min(blocks, -(-seen // group.block_size))
+        room += blocks * group.page_bytes
+    return event.count * room // size
 
 
 def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> list[int]:

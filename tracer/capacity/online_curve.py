@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import ceil, inf, log2
 from typing import NamedTuple
 
-from kvtrail.tracer.capacity.accesses import LMCACHE, Access, RequestPrefix
+from kvtrail.tracer.capacity.accesses import LMCACHE, Access, RequestPrefix, room_of
 from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
 from kvtrail.tracer.events.bounded import BoundedDict
@@ -104,9 +104,9 @@ class OnlineMissRatioCurve:
     def copied(self, fact: Copied) -> Counter[str]:
         """A worker has stored: what a chunk takes."""
         event = fact.event
-        if not isinstance(event, Store) or event.bytes is None or event.rank != 0:
+        if not isinstance(event, Store) or event.rank != 0 or (stored := room_of(event)) is None:
             return Counter()
-        return Counter({STORED_TOKENS: event.count, STORED_BYTES: event.bytes})
+        return Counter({STORED_TOKENS: event.count, STORED_BYTES: stored})
 
     def _accessed(self, running: _Running, access: Access) -> Counter[str]:
         """Enter an access."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.capacity.accesses import Access, RequestPrefix
+from kvtrail.tracer.capacity.accesses import Access, RequestPrefix, room_of
 from kvtrail.tracer.events.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
 from kvtrail.tracer.events.hash_chains import Chain, Chains
 from kvtrail.tracer.ledger.facts import Offers
@@ -83,7 +83,7 @@ class Streams:
         self._chains: defaultdict[str, Chains] = defaultdict(Chains)
         """By engine."""
         self._copied: dict[Owner, tuple[int, int]] = {}
-        """Bytes and tokens that the first worker has stored, by engine and name of the connector."""
+        """Bytes in the store, and tokens, of what the first worker has stored, by engine and name of the connector."""
         self._prefill_timer = PrefillTimer()
         self._prefill: dict[str, tuple[int, int]] = {}
         """Tokens and nanoseconds of measured prefill, by engine."""
@@ -103,7 +103,7 @@ class Streams:
                 self._ended(event)
             case Reset() if event.succeeded is not False and (stream := self._streams.get(_owner(event))):
                 stream.accesses.append(None)
-            case Store(bytes=int(stored), rank=0):
+            case Store(rank=0) if (stored := room_of(event)) is not None:
                 held, tokens = self._copied.get((event.engine, event.connector), (0, 0))
                 self._copied[event.engine, event.connector] = (held + stored, tokens + event.count)
 

@@ -23,6 +23,7 @@ class AdmissionContext(Struct, eq=False):
     Attributes:
         total: its tokens.
         computed: those that vLLM's own cache held.
+        possible: those that it may have held, where that is not known of a recurrent group.
         allocated: those that the connector was to load.
         sources: these by tier, where the connector names tiers.
         block_size: tokens of a block.
@@ -53,6 +54,7 @@ class AdmissionContext(Struct, eq=False):
     shadow: NotRecorded | None = None
     groups: JointGroups | None = None
     has_groups: bool = False
+    possible: int = 0
     promised: tuple[int, int] = (0, 0)
     failed: BlockChange | None = None
 
@@ -90,6 +92,7 @@ class _View(Struct, eq=False):
         first: the first chunk's number.
         blocks: blocks of a chunk.
         states: of each full chunk.
+        last: the last chunk, where the store has all of a prompt that ends with it; a hit ends before its last token.
         reach: up to where, in blocks, all that comes before is held, so that it could have been given.
     """
 
@@ -97,6 +100,7 @@ class _View(Struct, eq=False):
     first: int = 0
     blocks: int = 1
     states: list[BlockChange | None] = []
+    last: BlockChange | None = None
     reach: int = 0
 
     def state(self, block: int) -> BlockChange | None:
@@ -185,9 +189,19 @@ class Attribution:
             aligned = aligned if size else asked.total
             runs.add(Cause.UNKNOWN, "", end, aligned, why=asked.not_recorded)
         elif end < aligned:
-            self._blocks(end)
+            if end < asked.possible:
+                begin, end = end, self._end_of_doubt()
+                runs.add(Cause.UNKNOWN, "", begin, end, why=self._vllm.why)
+            if end < aligned:
+                self._blocks(end)
         runs.add(Cause.UNALIGNED, "", max(end, aligned), asked.total)
         return runs.parts(asked.groups)
+
+    def _end_of_doubt(self) -> int:
+        """Up to where it is not known what became of tokens, since a state is not known: up to the longest possible hit; and
+        the final block behind it, which no hit has."""
+        asked, unit = self._context, self._unit * self._context.block_size
+        return asked.total if asked.total - asked.possible == unit else asked.possible
 
     def _view(self, store: Store) -> _View:
         asked = self._context
@@ -196,11 +210,18 @@ class Attribution:
             return view
         view.blocks = store.chunk_size // asked.block_size
         view.first = self._hole // view.blocks
+        reach = self._full
         if store.groups is not None:
+            ends_early = store.groups.ends_early
+            view.first = 0 if ends_early else view.first
             chunks = (view.first, max(view.first, self._full // view.blocks))
-            view.states = store.groups.states(
-                store.cache, asked.chain, asked.block_size, chunks, self._is_fresh, begin=view.first
-            )
+            given = (store.cache, asked.chain, asked.block_size, chunks, self._is_fresh)
+            view.states = store.groups.states(*given, begin=view.first)
+            if ends_early and chunks[1] * store.chunk_size == asked.total:
+                if all(fact is not None and fact.state is BlockState.HELD for fact in view.states):
+                    view.last = view.states[-1]
+                view.states = store.groups.states(*given, is_cut=True)
+                reach -= view.blocks
         else:
             ends = slice((view.first + 1) * view.blocks - 1, self._full, view.blocks)
             view.states = store.cache.states(asked.chain[ends], self._is_fresh)
@@ -212,7 +233,7 @@ class Attribution:
         view.reach = (view.first + held) * view.blocks
         if store.was_deferred:
             _doubt(view.states, held)
-        if store.matched is not None and store.matched // asked.block_size < view.reach:
+        if store.matched is not None and store.matched // asked.block_size < min(view.reach, reach):
             self._shorten(view, store.matched // asked.block_size)
         return view
 
@@ -239,9 +260,12 @@ class Attribution:
         assert asked.chain is not None
         first = begin // size
         facts = self._in_vllm(first)
+        final = asked.total - self._unit * size if self._full * size == asked.total else asked.total
         for block, end in self._stretches(facts, first):
             fact, start = facts[block - first], max(begin, block * size)
-            if end * size < asked.total or begin < start or not self._last_token(block, fact, begin):
+            if begin >= final and self._last_token(block, fact, begin):
+                return  # with all that is left
+            if begin >= final or not self._in_last_chunk(start, end * size, begin):
                 self._block(block, fact, start, end * size)
 
     def _in_vllm(self, first: int) -> Sequence[BlockChange | None]:
@@ -298,6 +322,14 @@ class Attribution:
                 return True
         return False
 
+    def _in_last_chunk(self, start: int, end: int, begin: int) -> bool:
+        """Enter blocks of the final chunk, if nothing but the rule was in the way of it."""
+        for view in self._views:
+            if view.last is not None and begin >= self._context.total - view.store.chunk_size:
+                self._runs.add(Cause.LAST_TOKEN, view.store.cache.name, start, end, view.last)
+                return True
+        return False
+
     def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> None:
         """Enter a block, and those behind it with the same known about them: the first cause that is true of them."""
         add, vllm, asked = self._runs.add, self._vllm, self._context
@@ -314,7 +346,8 @@ class Attribution:
             add(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, start, end, fact)
             return
         chunks = [(view, view.state(block)) for view in self._views]
-        for view, chunk in chunks:
+        may_be_in_vllm = fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)
+        for view, chunk in () if may_be_in_vllm else chunks:
             if chunk is not None and chunk.state is BlockState.HELD and block >= view.reach:
                 add(Cause.STRANDED, view.store.cache.name, start, end, chunk)
                 return

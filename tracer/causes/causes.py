@@ -19,7 +19,7 @@ from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.joint import JointGroups
 from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.cache_groups import groups_of
+from kvtrail.tracer.events.cache_groups import FULL, groups_of
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
@@ -186,7 +186,9 @@ class Causes:
             self._chains.add(request.chain, event)
             request.reached = min(request.reached, (event.block_first or 0) * request.block_size)
         if event.epoch and event.total > request.prompt > 0:  # it had output: all but the last token was computed
+            reached = request.reached
             self._ran(event, request, event.total - 1)
+            request.reached = reached  # that was before its preemption
         offers = request.offers
         if offers and (connector_id in offers or offers.allocs):  # the connectors are asked once more
             offers.clear()
@@ -216,13 +218,15 @@ class Causes:
         is_joint = self._has_groups and self._vllm.is_reported
         groups = JointGroups.of(groups_of(lookup.groups), size) if is_joint else None
         pending, by = self._pending(event.request or "", chain, full)
-        computed = lookup.computed
+        computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
-            computed = groups.held(self._vllm, chain, size, computed, self._is_fresh)
+            computed, possible = groups.held(self._vllm, chain, size, computed, self._is_fresh)
         begun, unfollowed = self._begun(event.request or "", chain, full) if pending and has_groups else (0, 0)
+        together = groups.unit // size if groups is not None else 1
         context = AdmissionContext(
             total=lookup.total,
             computed=computed,
+            possible=possible,
             allocated=allocated,
             sources=self._sources(allocs, allocated),
             block_size=size,
@@ -232,9 +236,9 @@ class Causes:
             shadow=self._shadow(event, request),
             groups=groups,
             has_groups=self._has_groups and groups is None,
-            pending=pending,
-            begun=begun,
-            unfollowed=unfollowed,
+            pending=pending // together * together,
+            begun=begun // together * together,
+            unfollowed=unfollowed // together * together,
             pending_by=by,
             promised=request.lost,
             failed=request.failed,
@@ -305,9 +309,11 @@ class Causes:
         believed = tells and lookup.connector not in self._unprobed
         groups, why = None, NotRecorded.PROBE
         if self._has_groups:
-            groups = JointGroups.of(groups_of(lookup.groups), block_size, chunk_size=chunk) if chunk else None
+            by_block = lookup.has(Capability.TELLS_GROUPS)
+            if chunk:
+                groups = JointGroups.of(groups_of(lookup.groups), block_size, chunk_size=chunk, by_block=by_block)
             if believed and (groups is None or not cache.reports_changes):
-                believed, why = False, NotRecorded.GROUPS
+                believed, why = False, NotRecorded.GROUPS if groups is None or not by_block else cache.why
         cache.is_reported = is_reported = believed and bool(chunk and block_size) and chunk % block_size == 0
         offered, was_deferred = lookup.answer or 0, lookup.connector_id in request.deferred
         return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, False, groups, why)
@@ -548,10 +554,13 @@ class Causes:
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         cache, keys = self._store(event.connector_id), self._keys(event)
-        if cache.reports_changes or not keys:
+        if not keys:
             return
         if event.count == 0:
-            cache.record(keys, self._unstored(cache, keys, BlockState.FULL, event))
+            full = cache.group(next((n for n, group in enumerate(groups_of(event.groups)) if group.kind == FULL), 0))
+            full.record(keys, self._unstored(full, keys, BlockState.FULL, event))
+        elif cache.reports_changes:
+            return
         elif event.transfer_id is None:
             cache.record(keys, self._fact(BlockState.HELD, event, event.request or ""))
         else:
@@ -599,7 +608,8 @@ class Causes:
         cache = self._store(event.connector_id)
         if event.pool_tier:
             cache.name = event.pool_tier
-        cache.record((_key(event.chunk_key),), self._fact(BlockState.EVICTED, event, event.pushed_by or ""))
+        if not cache.reports_changes:
+            cache.record((_key(event.chunk_key),), self._fact(BlockState.EVICTED, event, event.pushed_by or ""))
 
     def _enter_reset(self, event: Reset) -> None:
         cache = self._store(event.connector_id)

@@ -16,7 +16,7 @@ from math import gcd, lcm
 
 from msgspec import Struct
 
-from kvtrail.tracer.causes.cache_model import LOST, BlockChange, BlockState, CacheModel, Key
+from kvtrail.tracer.causes.cache_model import LOST, UNSTORED, BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
 Known = BlockChange | None
@@ -29,16 +29,21 @@ class JointGroups(Struct, frozen=True):
     Attributes:
         groups: by their number.
         unit: tokens of a unit.
+        ends_early: whether a hit ends with a unit before the last token of a prompt, and needs also what another cache holds
+            of it: a store that looks at prompts from their beginning.
     """
 
     groups: tuple[CacheGroup, ...]
     unit: int
+    ends_early: bool = False
 
     @classmethod
-    def of(cls, groups: tuple[CacheGroup, ...], block_size: int, *, chunk_size: int = 0) -> JointGroups | None:
-        """Those whose blocks are hashed in pieces of so many tokens; `chunk_size`: a store keeps chunks of all of them. None
-        where what a hit needs is not known: a group of another kind, or a recurrent one with blocks unlike those of
-        others, of which a hit may be a piece."""
+    def of(
+        cls, groups: tuple[CacheGroup, ...], block_size: int, *, chunk_size: int = 0, by_block: bool = False
+    ) -> JointGroups | None:
+        """Those whose blocks are hashed in pieces of so many tokens; `chunk_size`: a store keeps chunks of all of them,
+        `by_block` as `Capability.TELLS_GROUPS` has it. None where what a hit needs is not known: a group of another kind, or
+        a recurrent one with blocks unlike those of others, of which a hit may be a piece."""
         sizes = {group.block_size or 0 for group in groups}
         if len(groups) < 2 or not block_size or gcd(*sizes) != block_size or 0 in sizes:
             return None
@@ -50,7 +55,17 @@ class JointGroups(Struct, frozen=True):
             return cls(groups, lcm(*sizes))
         if any(chunk_size % size for size in sizes):
             return None
-        return cls(tuple(_in_chunks(group, chunk_size) for group in groups), chunk_size)
+        if not by_block:
+            return cls(tuple(_in_chunks(group, chunk_size) for group in groups), chunk_size)
+        kinds = {group.kind for group in groups}
+        if FULL not in kinds:
+            return None  # nothing says which chunks the store has
+        whole = (FULL, MAMBA)
+        return cls(
+            tuple(group._replace(block_size=chunk_size) if group.kind in whole else group for group in groups),
+            chunk_size,
+            ends_early=kinds != {FULL},
+        )
 
     def states(
         self,
@@ -65,28 +80,13 @@ class JointGroups(Struct, frozen=True):
     ) -> list[Known]:
         """What is known of these units of a prompt, each as if it were one block of one cache. Nothing before the unit
         `begin` is needed: it comes from another cache. `is_cut`: no hit ends with the last of them, which ends the prompt."""
-        first, end = units
-        dense: list[Known] = [_ALWAYS] * (end - first)
-        sparse, never = dense.copy(), [0] * (end - first)
-        for number, group in enumerate(self.groups):
-            is_dense, size = group.kind == FULL, group.block_size or block_size
-            per, blocks = size // block_size, self.unit // size
-            low = first * blocks if is_dense else max(begin * blocks, self._needed_from(group, first + 1, size))
-            facts = cache.group(number).states(chain[(low + 1) * per - 1 : end * blocks * per : per], is_fresh)
-            stretches = _Stretches(facts)
-            for unit in range(first, end):
-                start = unit * blocks if is_dense else max(low, self._needed_from(group, unit + 1, size))
-                found, place = stretches.whole(start - low, (unit + 1) * blocks - low), unit - first
-                if is_dense:
-                    dense[place] = _both(dense[place], found)
-                else:
-                    sparse[place] = _both(sparse[place], found)
-                    never[place] = number if found is None else never[place]
-        last = max(0, end - first - is_cut)
-        return [
+        dense, sparse, never, unstored = self._known(cache, chain, block_size, units, is_fresh, begin)
+        last = max(0, len(dense) - is_cut)
+        found = [
             *_until_next_boundary(dense[:last], sparse[:last], never[:last]),
             *_until_next_boundary(dense[last:], sparse[last:], never[last:]),
         ]
+        return [each or unstored.get(n) for n, each in enumerate(found)] if unstored else found
 
     @property
     def has_states(self) -> bool:
@@ -95,21 +95,60 @@ class JointGroups(Struct, frozen=True):
 
     def held(
         self, cache: CacheModel, chain: Sequence[bytes], block_size: int, computed: int, is_fresh: Callable[[Key], bool]
-    ) -> int:
-        """Of the tokens that full attention held those that all groups did. With recurrent groups vLLM asks a connector for
-        what comes behind those of full attention, and where it offers nothing goes back to those of all groups (vLLM,
-        `KVCacheManager.get_computed_blocks_for_connector`)."""
-        states = self.states(cache, chain, block_size, (0, computed // self.unit), is_fresh)
-        return self.unit * next(
-            (n for n, each in enumerate(states) if each is None or each.state is not BlockState.HELD), len(states)
-        )
+    ) -> tuple[int, int]:
+        """Of the tokens that full attention held, those that all groups are known to have held, and those that they may have
+        held. With recurrent groups vLLM asks a connector for what comes behind those of full attention, and where it offers
+        nothing goes back to those of all groups (vLLM, `KVCacheManager.get_computed_blocks_for_connector`)."""
+        _, sparse, _, _ = self._known(cache, chain, block_size, (0, computed // self.unit), is_fresh, 0)
+        known = possible = 0
+        for end, kept in enumerate(sparse, start=1):
+            if kept is not None and kept.state is BlockState.HELD:
+                known = possible = end
+            elif kept is not None and kept.state in (BlockState.UNSURE, BlockState.COMPUTED):
+                possible = end
+        return known * self.unit, possible * self.unit
+
+    def _known(
+        self,
+        cache: CacheModel,
+        chain: Sequence[bytes],
+        block_size: int,
+        units: tuple[int, int],
+        is_fresh: Callable[[Key], bool],
+        begin: int,
+    ) -> tuple[list[Known], list[Known], list[int], dict[int, BlockChange]]:
+        """Of each unit, what is known of its blocks of full attention; of what a hit that ends with it needs of the others;
+        which of them never kept that; and, of some, why a store has not got a chunk of full attention."""
+        first, end = units
+        dense: list[Known] = [_ALWAYS] * (end - first)
+        sparse, never = dense.copy(), [0] * (end - first)
+        unstored: dict[int, BlockChange] = {}
+        for number, group in enumerate(self.groups):
+            is_dense, size = group.kind == FULL, group.block_size or block_size
+            per, blocks = size // block_size, self.unit // size
+            low = first * blocks if is_dense else max(begin * blocks, self._needed_from(group, first + 1, size))
+            facts = cache.group(number).states(chain[(low + 1) * per - 1 : end * blocks * per : per], is_fresh)
+            for n, fact in enumerate(facts):
+                if fact is not None and fact.state in UNSTORED:
+                    unstored[n // blocks] = fact
+                    facts[n] = None if fact.before is None else cache.now(fact.before)
+            stretches = _Stretches(facts)
+            for unit in range(first, end):
+                start = unit * blocks if is_dense else max(low, self._needed_from(group, unit + 1, size))
+                part, place = stretches.whole(start - low, (unit + 1) * blocks - low), unit - first
+                if is_dense:
+                    dense[place] = _both(dense[place], part)
+                else:
+                    sparse[place] = _both(sparse[place], part)
+                    never[place] = number if part is None else never[place]
+        return dense, sparse, never, unstored
 
     def _needed_from(self, group: CacheGroup, units: int, size: int) -> int:
         """The first block that a hit of so many units needs of a group that is not full attention."""
         end = units * self.unit
         first = group.needed_from(end, size)
         return (
-            min(first, end // size - 1) if group.kind == SLIDING else first
+            min(first, end // size - 1) if group.kind == SLIDING and not self.ends_early else first
         )  # vLLM wants one block of a window of 1, too
 
 

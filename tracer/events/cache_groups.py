@@ -17,6 +17,8 @@ FULL, SLIDING, CHUNKED, MAMBA = "full_attention", "sliding_window", "chunked_loc
 """The kinds of groups whose use of blocks is known. Any other is named after vLLM's class."""
 ALIGN = "align"
 """vLLM's `mamba_cache_mode` in which steps end where states are to be kept."""
+ALL = "all"
+"""The one in which a step writes the state after each block as well."""
 
 
 class CacheGroup(NamedTuple):

@@ -31,6 +31,10 @@ class Capability(StrEnum):
     """All that its store gains and loses is told, in order: by keys, which are the hash of each chunk's last block, or by the
     tokens of a store. No other engine writes to it."""
 
+    TELLS_GROUPS = "tells_groups"
+    """With several KV cache groups it is told what each chunk of its store has of each: of full attention and recurrent ones
+    by the hash of the chunk's last block, of other groups by that of each block. Its lookups look at a prompt from its
+    beginning, and go back to the last chunk before its last token behind which all groups have what the next token sees."""
     EVICTS_ANY = "evicts_any"
     """Its store evicts any chunk to make room, one of the same prompt included: what a store loses that is smaller than a
     prompt is a matter of its size."""

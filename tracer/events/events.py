@@ -702,7 +702,9 @@ class CacheReset(Event, kw_only=True, gc=False):
 class PrefixCache(Event, kw_only=True, gc=False):
     """What vLLM's own prefix cache has stored and removed since the last of these, in order. It is reported before each
     lookup and each allocation, and else within a second: what is reported between a lookup and its allocation was changed by
-    that allocation. With a tier: what the connector's store, which is that tier, has gained and lost."""
+    that allocation. With several KV cache groups each group's changes are in order, and the losses of all of them; a block
+    may be stored for one group after another lost one that is reported later. With a tier: what the connector's store, which
+    is that tier, has gained and lost."""
 
     kind = Kind.PREFIX_CACHE
     cache_changes: Annotated[

@@ -7,7 +7,7 @@ from copy import copy
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from kvtrail.tracer.events.cache_groups import FULL, NULL_BLOCK, CacheGroup, groups_of
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA, NULL_BLOCK, CacheGroup, groups_of
 from kvtrail.tracer.events.events import Alloc, LoadError, Plan, RequestEnd, Schedule
 
 WithBlocks = Alloc | LoadError | Plan | RequestEnd | Schedule
@@ -79,6 +79,10 @@ class BlockTable:
     def size_of(self, group: int) -> int | None:
         """Tokens of a block of a group; None where that is not known."""
         return (self.kinds[group].block_size if group < len(self.kinds) else None) or self.block_size
+
+    def is_recurrent(self, group: int) -> bool:
+        """Whether a group keeps states."""
+        return group < len(self.kinds) and self.kinds[group].kind == MAMBA
 
     @property
     def leaves_behind(self) -> bool:

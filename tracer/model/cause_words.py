@@ -99,16 +99,21 @@ def named_sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
 
 
 def headline(entry: Mapping[str, Any]) -> str:
-    """What an admission had to compute, and the main causes, in a sentence."""
-    sums = Counter[str]()
+    """What an admission had to compute, and the main causes, in a sentence; and in another one which KV cache groups lacked
+    their part, where there are several."""
+    sums, lacked = Counter[str](), Counter[str]()
     for part in entry["parts"]:
         if part["cause"] not in REUSED:
             sums[part["cause"]] += part["tokens"]
+        if of := group(part):
+            lacked[of] += part["tokens"]
     tokens = sum(sums.values())
     if not tokens:
         return "None of it was computed."
     means = [f"{percent(part / tokens)} {name(cause)}" for cause, part in sums.most_common(2)]
-    return f"{some(tokens, 'token')} of {count(entry['total'])} were computed: {', '.join(means)}."
+    by_group = "; ".join(f"{of} lacked {count(part)} of them" for of, part in lacked.most_common())
+    computed = f"{some(tokens, 'token')} of {count(entry['total'])} were computed: {', '.join(means)}."
+    return f"{computed} {by_group}." if by_group else computed
 
 
 def name(cause: str) -> str:
@@ -130,8 +135,12 @@ def group(part: Mapping[str, Any]) -> str:
     """The KV cache group that had lost its part, where there are several."""
     if part.get("group") is None:
         return ""
-    kind = str(part.get("group_kind", "")).replace("_", " ")
-    return f"KV cache group {part['group']}" + (f" ({kind})" if kind else "")
+    return f"KV cache group {group_name(part['group'], str(part.get('group_kind', '')))}"
+
+
+def group_name(number: object, kind: str) -> str:
+    """A KV cache group's number, with its kind where that is known."""
+    return f"{number} ({kind.replace('_', ' ')})" if kind else str(number)
 
 
 def _place(part: Mapping[str, Any]) -> str:

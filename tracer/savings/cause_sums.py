@@ -15,6 +15,8 @@ AGE, AGED = "cause-age:", "cause-aged:"
 """Prefixes of what was lost: milliseconds from its loss to the admission, summed over its tokens; and these tokens."""
 TENANT = "tenant:"
 """Prefix of a measure of tokens: a tenant follows, and the cause."""
+GROUP = "cause-group:"
+"""Prefix of a measure of tokens: the number and the kind of the KV cache group that lacked its part follow, and the cause."""
 PLAIN, OTHER = "plain", "other"
 """The tenant of requests that have neither cache salt nor adapter, and that of those beyond `MAX_TENANTS`."""
 MAX_TENANTS = 32
@@ -48,6 +50,9 @@ def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: 
         measures[CAUSE + name] += part.tokens
         if tenant != PLAIN:
             measures[f"{TENANT}{tenant}:{part.cause}"] += part.tokens
+        if part.detail.group is not None:
+            kind = part.detail.group_kind.replace(":", "_")
+            measures[f"{GROUP}{part.detail.group}:{kind}:{part.cause}"] += part.tokens
         if part.cause in _AGING and part.detail.at_ns:
             age_ms = max(0, breakdown.event.end_ns - part.detail.at_ns) // 10**6
             measures[AGE + name] += part.tokens * age_ms
@@ -74,6 +79,17 @@ def tenants_of(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
     if tenants and (rest := +plain):
         tenants[PLAIN] = rest
     return {tenant: dict(sorted(causes.items())) for tenant, causes in sorted(tenants.items())}
+
+
+def lacking_of(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Tokens by the KV cache group that lacked its part of them, `1:sliding_window`, and by cause; empty where no model has
+    several groups."""
+    found: dict[str, dict[str, int]] = {}
+    for name, tokens in sorted(measures.items()):
+        if name.startswith(GROUP):
+            group, _, cause = name.removeprefix(GROUP).rpartition(":")
+            found.setdefault(group, {})[cause] = tokens
+    return found
 
 
 def ages_of(measures: Mapping[str, int]) -> dict[str, float]:

@@ -6,11 +6,23 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted, Moved, Planned, Probe, Seen
+from kvtrail.connector.known.offload.contents import Contents
+from kvtrail.connector.known.probe import Evicted, Moved, Planned, Probe, Seen, StoreContents
 
 
 class OffloadProbe(Probe):
     load_call, store_call = "load_chunks", "store_chunks"  # not called in a step that copies nothing
+
+    def __init__(self) -> None:
+        self._contents: Contents | None = None
+        """Of several KV cache groups."""
+
+    def made(self, connector: Any) -> None:
+        if connector.has_groups and connector.role.name == "SCHEDULER":
+            self._contents = Contents(connector)
+
+    def contents(self, connector: Any) -> StoreContents | None:
+        return self._contents
 
     def chunk_size(self, connector: Any) -> int | None:
         return connector.chunk_size  # type: ignore[no-any-return]  # the connector is known by name only
@@ -33,6 +45,9 @@ class OffloadProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
             return None  # in a step, a chunk is evicted only to make room for a store
+        evicted = [Evicted(*each) for each in connector.take_evicted()]
+        if self._contents is not None:
+            self._contents.planned(metadata, evicted)
         loads = [_planned(connector, copies) for copies in _chunks(metadata.loads)]
         stores = [_planned(connector, copies) for copies in _chunks(metadata.stores)]
         if metadata.present:
@@ -40,12 +55,14 @@ class OffloadProbe(Probe):
         stores += [Planned(request_id, start, 0, None) for request_id, start in metadata.refused]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
-        evicted = [Evicted(*each) for each in connector.take_evicted()]
         events = connector.take_probe_events() if connector.reports_more else ()
         return Seen(loads, stores, evicted, events=events)
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:
-        return [Evicted(*each) for each in connector.take_evicted()]
+        evicted = [Evicted(*each) for each in connector.take_evicted()]
+        if self._contents is not None:
+            self._contents.left(evicted)
+        return evicted
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         return _moved(connector, connector._connector_metadata.loads)

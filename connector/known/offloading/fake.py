@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvtrail.connector.known.fake import Copies, Fake, Job
@@ -11,16 +11,30 @@ from kvtrail.connector.known.fake import Copies, Fake, Job
 class OffloadingFake(Fake):
     """Replaces the workers' copy between GPU and host."""
 
-    plans_copies = True
+    def __init__(self, extra: Mapping[str, Any]) -> None:
+        super().__init__(extra)
+        self.plans_copies = _names_places()
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
         if not hasattr(plan, "load_jobs"):  # an older vLLM waits for requests, and not for numbered jobs
             return
-        per_chunk = connector.connector_scheduler.config.blocks_per_chunk
         for number, job in plan.load_jobs.items():
-            yield Job(number, loads=(job.req_id,), copies=_copies(job.dst_spec, job.src_spec, per_chunk, loads=True))
+            yield Job(number, loads=(job.req_id,), copies=self._copies(connector, job, loads=True))
         for number, job in plan.store_jobs.items():
-            yield Job(number, copies=_copies(job.src_spec, job.dst_spec, per_chunk, loads=False))
+            yield Job(number, copies=self._copies(connector, job, loads=False))
+
+    def _copies(self, connector: Any, job: Any, *, loads: bool) -> Copies | None:
+        """What a job copies. Chunks of several blocks may begin before the first block that is copied."""
+        if not self.plans_copies:
+            return None
+        in_vllm, in_host = (job.dst_spec, job.src_spec) if loads else (job.src_spec, job.dst_spec)
+        per_chunk, chunks, places = connector.connector_scheduler.config.blocks_per_chunk, iter(in_host.block_ids), []
+        for count, first in zip(in_vllm.group_sizes, in_vllm.block_indices, strict=True):
+            for number in range(first, first + count):
+                if number == first or number % per_chunk == 0:
+                    chunk = int(next(chunks))
+                places.append((chunk, number % per_chunk))
+        return Copies(tuple(in_vllm.block_ids.tolist()), tuple(places), loads)
 
     def flushes(self, plan: Any, job: Job) -> bool:
         return job.key in (plan.jobs_to_flush or ())
@@ -36,15 +50,13 @@ class OffloadingFake(Fake):
         return metadata
 
 
-def _copies(in_vllm: Any, in_host: Any, per_chunk: int, *, loads: bool) -> Copies:
-    """Chunks of several blocks may begin before the first block that is copied."""
-    chunks, places = iter(in_host.block_ids.tolist()), []
-    for count, first in zip(in_vllm.group_sizes, in_vllm.block_indices, strict=True):
-        for number in range(first, first + count):
-            if number == first or number % per_chunk == 0:
-                chunk = next(chunks)
-            places.append((chunk, number % per_chunk))
-    return Copies(tuple(in_vllm.block_ids.tolist()), tuple(places), loads)
+def _names_places() -> bool:
+    """Whether the jobs of this vLLM say what they copy and where to, in one form; those of an older one do not."""
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
+    except ImportError:
+        return False
+    return "src_spec" in TransferJob.__dataclass_fields__
 
 
 FAKE = OffloadingFake

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
-from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
+from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
 MAX_LENGTH = 1024
 """Tokens of a request at most, in the tiny model."""
@@ -207,6 +207,22 @@ def states(rng: random.Random) -> Scenario:
     )
 
 
+def block_sizes(rng: random.Random) -> Scenario:
+    """Blocks of two sizes: full attention beside a sliding window or a recurrent state, by which vLLM ends steps; or of one
+    size, where vLLM wants that: beside chunked local attention, or states after all blocks."""
+    scenario = rng.choice([asynchronous, chunked_prefill, preemption_storm])(rng)
+    small, large = BLOCK_SIZE // 2, BLOCK_SIZE
+    full, beside = rng.choice([
+        (small, CacheGroup(SLIDING, large, window=rng.choice([40, 64, 200]))),
+        (large, CacheGroup(SLIDING, small, window=rng.choice([40, 64, 200]))),
+        (small, CacheGroup(MAMBA, large)),
+        (large, CacheGroup(MAMBA, large, cache_mode=ALL)),
+        (large, CacheGroup(CHUNKED, large, window=rng.choice([64, 128, 256]))),
+    ])  # fmt: skip
+    num_blocks = (large // full + 1) * scenario.num_blocks
+    return replace(scenario, groups=(CacheGroup(FULL, full), beside), num_blocks=num_blocks)
+
+
 def multi(rng: random.Random) -> Scenario:
     """The connector is the second child of a MultiConnector, after our OffloadConnector: it is asked but not chosen."""
     return _with(_waves(rng), disable_hybrid_kv_cache_manager=True)
@@ -245,9 +261,10 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "ranks": ranks,
     "groups": groups,
     "states": states,
+    "block-sizes": block_sizes,
 }
 """By name, in the order in which `kvtrail check` takes turns."""
-NOT_FOR_ALL = ("ranks", "groups", "states")
+NOT_FOR_ALL = ("ranks", "groups", "states", "block-sizes")
 """Profiles that a connector may refuse."""
 
 

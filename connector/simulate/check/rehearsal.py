@@ -35,10 +35,19 @@ def why_fake(subject: Subject) -> str | None:
     try:
         played = play(REHEARSAL, subject.configuration(), own_workers=True)
     except Unbuildable as refused:
-        play(REHEARSAL, subject.configuration())
+        build(subject)
         return f"they cannot be made here ({str(refused).splitlines()[0]})"
     if played.loads_read and not played.loads_copied:
         return NO_BYTES
     if played.error is not None and not played.loads_copied:
         return f"they died in a rehearsal ({played.error.splitlines()[0]})"
     return None
+
+
+def build(subject: Subject) -> None:
+    """Run it with fake workers and a model of one KV cache group.
+
+    Raises:
+        Unbuildable: the connector cannot be built at all.
+    """
+    play(REHEARSAL, subject.configuration())

@@ -177,9 +177,9 @@ def _limits(checked: Checked) -> list[str]:
         limits.append(f"Its workers were fakes, since {checked.fake_workers}. They copied by its plans: {compared}")
     else:
         limits.append(f"Its workers were fakes, since {checked.fake_workers}: bytes were not checked.")
-    limits += [
-        f"Not run: profile {profile}, since it was refused ({reason})." for profile, reason in checked.refused.items()
-    ]
+    for reason in dict.fromkeys(checked.refused.values()):
+        profiles = [profile for profile, why in checked.refused.items() if why == reason]
+        limits.append(f"Not driven: {', '.join(profiles)}: {reason}")
     return limits
 
 

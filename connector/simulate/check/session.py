@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -92,6 +92,8 @@ class Checked:
     def inconclusive(self) -> list[str]:
         """Why nothing found proves nothing, in sentences; empty if it proves something."""
         reasons = []
+        if self.profiles and all(profile in self.refused for profile in self.profiles):
+            return ["Nothing of what was asked for can be driven with this connector."]
         if not self.hits:
             few = {0: "There was no lookup", 1: "The only lookup did not hit"}
             none_hit = few.get(self.lookups, f"None of {self.lookups:,} lookups hit")
@@ -141,7 +143,8 @@ def check(
     """
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
     started = time.monotonic()
-    asynchronous = False
+    asynchronous: list[Mapping[str, Any]] = []
+    """The configurations with which it has loaded between steps."""
 
     def announce(doing: str) -> None:
         checked.seconds = time.monotonic() - started
@@ -167,27 +170,31 @@ def check(
             extra,
             beside=beside,
             own_workers=not beside and checked.fake_workers is None,
-            may_reset_running=not asynchronous,
+            may_reset_running=extra not in asynchronous,
         )
         scenario = allowed(scenario_of(profile, trial_seed), subject)
         announce(profile)
         try:
             played, failures = run(subject, scenario)
         except Unbuildable as refused:
-            if profile not in NOT_FOR_ALL or set(profiles) <= {profile, *checked.refused}:
+            if profile not in NOT_FOR_ALL:
                 raise
             checked.refused[profile] = str(refused).splitlines()[0]
-            continue
+            if not set(profiles) <= checked.refused.keys():
+                continue
+            rehearsal.build(subject)  # it raises, if it is not the profile that is refused
+            break
         if subject.own_workers and played.loads_read and not played.loads_copied:
             checked.fake_workers = rehearsal.NO_BYTES
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)
         _count(checked, profile, played)
-        if not asynchronous and any(lookup.is_async and lookup.returned for lookup in played.lookups):
-            asynchronous = True  # what vLLM refuses to such connectors is no failure of theirs
+        if subject.may_reset_running and any(lookup.is_async and lookup.returned for lookup in played.lookups):
+            asynchronous.append(extra)
             subject = replace(subject, may_reset_running=False)
-            scenario = allowed(scenario, subject)
-            played, failures = run(subject, scenario)
+            if (without := allowed(scenario, subject)) != scenario:
+                scenario = without  # what vLLM refuses to such connectors is no failure of theirs
+                played, failures = run(subject, scenario)
         for failure in failures:
             if any(found.failure.id == failure.id for found in checked.found):
                 checked.repeated[failure.id] += 1
@@ -199,7 +206,7 @@ def check(
         spent = ((seconds, checked.seconds), (steps, checked.steps.total()), (runs, checked.trials.total()))
         if any(most is not None and now >= most for most, now in spent) or (stop_at_first and checked.found):
             break
-    if not checked.lookups:
+    if checked.trials and not checked.lookups:
         raise NothingRecorded(f"{connector}: no lookup was recorded in {checked.trials.total()} trials")
     return checked
 

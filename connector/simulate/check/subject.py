@@ -72,7 +72,9 @@ def _declared(name: str) -> Mapping[str, Any]:
 
 
 def _drawn(settings: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    return {
+    """A value of each setting; one that is drawn as None is not set."""
+    drawn = {
         key: _drawn(values, rng) if isinstance(values, Mapping) else rng.choice(values)
         for key, values in settings.items()
     }
+    return {key: value for key, value in drawn.items() if value is not None}

@@ -302,7 +302,9 @@ def _groups(resource: Mapping[str, Any]) -> tuple[CacheGroup, ...]:
                 f"the history cannot be driven again: its model has a KV cache group of kind {group.kind}, which is not"
                 " simulated"
             )
-    return tuple(CacheGroup(group.kind, group.block_size, group.window) for group in declared)
+    return tuple(
+        CacheGroup(group.kind, group.block_size, group.window, cache_mode=group.cache_mode) for group in declared
+    )
 
 
 def _settings(resource: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -109,7 +109,7 @@ def test_traces_without_a_declaration_show_the_same_capabilities() -> None:
     without = {name: of_connector(name, None) for name in json.loads(known.capabilities_declared(object))}
     assert sum(map(bool, without.values())) >= 4
     for name, declared in json.loads(known.capabilities_declared(object)).items():
-        assert without[name] in (set(), set(declared) - {"tells_chunks"})
+        assert without[name] in (set(), set(declared) - {"tells_chunks", "tells_groups"})
 
 
 def test_an_engine_imports_declarations_and_no_vllm() -> None:

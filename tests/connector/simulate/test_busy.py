@@ -13,15 +13,17 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
-from busy_runs import burst, busy, run
+from busy_runs import burst, busy, hybrid, run
 from damages import sent
 from recorded_runs import Run
 from sidecars import live, read, stored
 
+from kvtrail.tracer.events.cache_groups import groups_of
 from kvtrail.tracer.events.events import Heartbeat, Received, Schedule
 from kvtrail.tracer.events.semconv import Kind
 
 SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 16))]
+HYBRIDS = [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 12))]
 IN_FILES = 2
 LATER = "busy_connectors:LaterOnce"
 
@@ -43,6 +45,13 @@ def test_no_busy_engine_is_accused(seed: int, tmp_path: Path) -> None:
     if seed < IN_FILES:
         audited, replayed = read(delivery, tmp_path)
         assert list(audited.found) == list(replayed.found) == list(stored(delivery, tmp_path).found) == [], made.name
+
+
+@pytest.mark.parametrize("seed", HYBRIDS)
+def test_no_busy_engine_with_several_kv_cache_groups_is_accused(seed: int) -> None:
+    made = hybrid(seed)
+    assert {len(groups_of(event.groups)) for event in made.events} <= {2, 3}, made.name
+    assert list(live(sent(made.events)).found) == [], made.name
 
 
 def queued(connector: str, slots: int, requests: int) -> Run:

@@ -22,6 +22,7 @@ from recorded_runs import CONNECTORS, Run
 from sidecars import live, read, stored
 
 from kvtrail.connector.faults import FAULTS
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, groups_of
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.rules import EngineRule, all_rules
 
@@ -43,6 +44,11 @@ def test_no_damage_makes_a_drift(runs: tuple[Run, ...]) -> None:
         known = loss_injection.known_faults(name, live(sent(history)).found)
         false += [(seed, name, delivery.damages, each) for each in set(live(delivery).found) - known]
     assert false == []
+
+
+def test_models_with_a_window_and_with_recurrent_states_are_among_the_healthy_runs(runs: tuple[Run, ...]) -> None:
+    kinds = {group.kind for run in runs for event in run.events for group in groups_of(event.groups)}
+    assert {FULL, SLIDING, MAMBA} <= kinds
 
 
 def test_a_sampler_that_leaves_requests_out_accuses_nobody(runs: tuple[Run, ...]) -> None:

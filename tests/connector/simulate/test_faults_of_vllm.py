@@ -76,6 +76,30 @@ def test_the_offloading_connector_dies_of_an_id_that_comes_again_while_a_store_i
         stage.run()
 
 
+@pytest.mark.parametrize("load_async", [True, False])
+def test_beside_a_connector_that_loads_between_steps_the_offloading_connector_does_not_wait_for_a_store(
+    load_async: bool,
+) -> None:
+    """The first child loads into the blocks of a request that has just ended, of which the second one's store is open."""
+    first = configuration("OffloadConnector", {"chunk_size": 64, "load_async": load_async})
+    scenario = Scenario(
+        arrivals=(
+            Arrival("head", (("head", 512), ("a", 1))),
+            Arrival("stores", (("b", 600),), at_step=60),
+            Arrival("loads", (("head", 512), ("c", 40)), 2, at_step=62),
+        ),
+        resets=(CachesReset(55),),
+        num_blocks=24,
+        settings={"max_num_batched_tokens": 800},
+        workers=Workers(latest_steps=20, seed=2),
+    )
+    played = play(scenario, configuration("MultiConnector", {"connectors": [first, OFFLOADING]}))
+    assert [finding.rule for finding in played.findings] == ["block-reuse"] * load_async
+    for finding in played.findings:
+        assert (finding.request, finding.numbers["other"], finding.numbers["transfer"]) == ("stores", "loads", "store")
+        assert finding.connector == "OffloadingConnector"
+
+
 def test_the_offloading_connector_stores_stale_blocks_of_a_window(
     tmp_path: Path, recorded: Callable[[], list[Event]]
 ) -> None:

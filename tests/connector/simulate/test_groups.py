@@ -16,7 +16,7 @@ from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.run import Unbuildable, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
+from kvtrail.tracer.events.cache_groups import ALL, FULL, MAMBA, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import Schedule, StorePlan
 from kvtrail.tracer.model.findings import Verdict
 
@@ -149,6 +149,16 @@ def test_a_correct_connector_is_accused_of_nothing(profile: str, seed: int, kind
     assert {event.groups for event in played.events} == {span.resource["kvtrail.groups"] for span in played.spans}
     judged = ["plan-blocks", "null-block", *(["joint-boundary"] if profile == "groups" else [])]
     assert all(played.checks[rule, Verdict.OK] > 5 for rule in judged), played.checks
+
+
+def test_states_after_all_blocks_are_compared() -> None:
+    scenario = scenario_of("block-sizes", 2)
+    kinds = [(group.kind, group.block_size, group.cache_mode) for group in scenario.groups]
+    assert kinds == [(FULL, 32, None), (MAMBA, 32, ALL)]
+    played = play(scenario, configuration("OffloadConnector", {"chunk_size": 64}), observed=True, own_workers=True)
+    assert (played.findings, played.observations, played.error) == ([], [], None)
+    assert played.loads_read > 3
+    assert played.blocks_compared > 1_000
 
 
 def test_what_is_not_simulated_is_refused() -> None:

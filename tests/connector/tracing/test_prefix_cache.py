@@ -77,7 +77,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Held]:
 @pytest.mark.parametrize("profile", [*PROFILES])
 def test_it_is_what_vllm_holds_at_every_lookup_and_allocation(profile: str, watched: list[Held]) -> None:
     settings = connector()
-    if profile in ("groups", "states"):
+    if profile in ("groups", "states", "block-sizes"):
         settings = {"kv_connector": "TracedOffloadingConnector", "kv_connector_module_path": "kvtrail.connector"}
         settings["kv_connector_extra_config"] = {"cpu_bytes_to_use": 50_000_000}
     events = play(scenario_of(profile, 1), settings).events
@@ -182,6 +182,36 @@ def test_copies_of_a_block_count_once(reported: Any) -> None:
     cache.flush(b"", 0, 3)
     cache.flush(b"", 0, 4)
     assert fresh() == [((-1,), [2], False)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ("+a0 +a1 +b0 +b1", ["0 +a +b", "1 +a +b"]),
+        ("-a1 +b0 -c1 +d0", ["1 -a -c", "0 +b +d"]),
+        ("-a1 +b0 -a0 -c0 +b1", ["1 -a", "0 +b", "0 -a -c", "1 +b"]),
+        ("+a0 +a1 reset +a1 +a0 +b1", ["0 +a", "1 +a", "None reset", "1 +a +b", "0 +a"]),
+    ],
+    ids=["stores", "losses of one group", "losses of both", "a reset"],
+)
+def test_groups_that_change_in_turn_have_one_part_each_but_their_losses_stay_in_order(
+    changes: str, parts: list[str]
+) -> None:
+    """A change is a sign, a block and its group."""
+    names: dict[Any, str] = {None: "reset"}
+    given: list[Any] = []
+    for each in changes.split():
+        if each == "reset":
+            given.append(None)
+            continue
+        name = key(ord(each[1]))[:-GROUP_BYTES] + int(each[2]).to_bytes(GROUP_BYTES, "big")
+        names[name] = each[1]
+        given.append(name if each[0] == "+" else (name,))
+    made = [
+        " ".join([str(group), *("-" + names[c[0]] if type(c) is tuple else "+" * bool(c) + names[c] for c in some)])
+        for group, some in cache_events.by_group(given, slice(-GROUP_BYTES, None))
+    ]
+    assert made == parts
 
 
 def test_a_few_changes_wait_at_the_end_of_a_step(reported: Any) -> None:

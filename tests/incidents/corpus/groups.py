@@ -185,6 +185,14 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C16",
+        "stale-block",
+        "a state is handed over in a copy, whose block another request had before",
+        "L 60 c0 -> 0\nA 0 [1 2 | 21 22]\nS 0+48 [1 2 | 21 22]\nb: L 60 c0 -> 0\nb: A 0 [11 12 | 0 34]\n"
+        "b: S 0+60 [11 12 | 0 34]\nb: end\nS 48+12\nplan store 32 [2 | 34] at 32,32",
+        ALIGNED,
+    ),
+    _alike(
+        "C16",
         "block-reuse",
         "the null block is in every request's window",
         f"{_LOADING}b: L 600 c512 h0 -> 0\nb: A 0 [21-39 | {_nulls(12)}60-66]\nR",

@@ -15,7 +15,9 @@ pytest.importorskip("vllm")
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 from kvtrail.tracer.capacity.estimate import estimate
-from kvtrail.tracer.capacity.stream import streams_of
+from kvtrail.tracer.capacity.stream import Stream, streams_of
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA, CacheGroup
+from kvtrail.tracer.events.events import Store
 from kvtrail.tracer.ingest.otlp_json import spans_to_json_line
 
 CHUNK = 64
@@ -69,6 +71,34 @@ def test_it_predicts_the_hits_of_other_capacities(resets: bool) -> None:
         assert point.hits <= point.bound
         assert given[-1] <= point.bound / stream.asked + 0.01
     assert given[0] < 0.02 < 0.15 < given[-1], "the capacities differ in what they give"
+
+
+@pytest.mark.parametrize(
+    ("groups", "chunk_bytes"),
+    [((CacheGroup(FULL), CacheGroup(MAMBA)), 49_152)],
+    ids=["states"],
+)
+def test_it_counts_the_bytes_of_each_kv_cache_group(groups: tuple[CacheGroup, ...], chunk_bytes: int) -> None:
+    """Together with what vLLM's own cache gives, of which a larger store leaves less: a load brings only the window's end."""
+
+    def given(chunks: int, *, own_workers: bool = False) -> tuple[Stream, float]:
+        extra = {"chunk_size": CHUNK, "cpu_bytes_to_use": chunks * chunk_bytes, "kvtrail": {"level": "detailed"}}
+        scenario = Scenario(arrivals=conversations(0, 250), num_blocks=128, groups=groups)
+        connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
+        done = play(scenario, connector, own_workers=own_workers)
+        (stream,) = streams_of(done.events)
+        copies = [event for event in done.events if isinstance(event, Store)]
+        moved = sum(copy.bytes or 0 for copy in copies) / max(1, sum(copy.count for copy in copies)) * CHUNK
+        return stream, moved
+
+    stream, moved = given(32, own_workers=True)
+    assert stream.chunk_bytes == chunk_bytes
+    assert moved < chunk_bytes, "a chunk has room also for a state that was not at hand"
+    (point,) = estimate(stream, sizes=(64,)).points
+    assert point.bytes == 64 * chunk_bytes
+    measured, _ = given(64)
+    predicted = (point.hits + stream.local) / stream.asked
+    assert abs(predicted - (measured.taken + measured.local) / measured.asked) < 0.01
 
 
 def test_a_store_that_is_emptied_has_fewer_hits() -> None:

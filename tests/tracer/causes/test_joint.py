@@ -157,3 +157,16 @@ def test_no_hit_ends_with_the_prompt() -> None:
 )
 def test_what_a_hit_needs_of_some_groups_is_not_known(groups: tuple[CacheGroup, ...]) -> None:
     assert JointGroups.of(groups, SIZE) is None
+
+
+def test_a_hit_whose_state_was_lost_from_the_recording_has_an_end_that_is_not_known() -> None:
+    groups = (CacheGroup(FULL, 16), CacheGroup(MAMBA, 16))
+    joint = JointGroups.of(groups, SIZE)
+    assert joint is not None
+    cache = model([CHAIN[:8], [CHAIN[1]]], [[], [CHAIN[6]]])
+    assert joint.held(cache, CHAIN, SIZE, 8 * SIZE, lambda key: False) == (2 * SIZE, 2 * SIZE)
+    cache.lose(100, cache.why)
+    assert joint.held(cache, CHAIN, SIZE, 8 * SIZE, lambda key: False) == (0, 8 * SIZE)
+    cache.group(1).record([CHAIN[3]], BlockChange(BlockState.HELD, 101, group=1))
+    cache.group(1).record(CHAIN[5:8], BlockChange(BlockState.EVICTED, 102, group=1))
+    assert joint.held(cache, CHAIN, SIZE, 8 * SIZE, lambda key: False) == (4 * SIZE, 5 * SIZE)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer.model.cause_words import runs, sentence
+from kvtrail.tracer.model.cause_words import headline, runs, sentence
 from kvtrail.tracer.model.causes import Cause, NotRecorded
 
 NOW_NS = 1_700_000_000 * 10**9
@@ -114,3 +114,15 @@ def test_the_runs_partition_the_prompt() -> None:
 
 def test_a_prompt_without_parts_has_none() -> None:
     assert runs([]) == []
+
+
+def test_the_headline_says_which_groups_lacked_their_part() -> None:
+    parts = [
+        {"cause": "held", "tokens": 64},
+        {"cause": "evicted", "tokens": 32, "group": 0, "group_kind": "full_attention"},
+        {"cause": "evicted", "tokens": 64, "group": 1, "group_kind": "sliding_window"},
+    ]
+    assert headline({"total": 160, "parts": parts}) == (
+        "96 tokens of 160 were computed: 100 % evicted. KV cache group 1 (sliding window) lacked 64 of them; KV cache group 0"
+        " (full attention) lacked 32 of them."
+    )

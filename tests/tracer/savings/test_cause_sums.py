@@ -9,7 +9,18 @@ from history import history
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.savings.cause_sums import MAX_TENANTS, OTHER, Tenants, causes_of, tenants_of
+from kvtrail.tracer.events.events import Alloc, Lookup
+from kvtrail.tracer.ledger.facts import Breakdown
+from kvtrail.tracer.model.causes import Cause, Detail, Part
+from kvtrail.tracer.savings.cause_sums import (
+    MAX_TENANTS,
+    OTHER,
+    Tenants,
+    causes_of,
+    lacking_of,
+    measures_of,
+    tenants_of,
+)
 from kvtrail.tracer.savings.counter import SavingsCounter
 
 
@@ -38,6 +49,33 @@ def test_the_tokens_of_all_tenants_are_those_of_all_causes() -> None:
     tenants = tenants_of(measures)
     assert tenants == {"red": {"new": 96}, "blue": {"evicted": 32, "held": 64, "unaligned": 24}}
     assert sum(sum(causes.values()) for causes in tenants.values()) == sum(causes_of(measures).values())
+
+
+def test_what_a_kv_cache_group_lacked_is_summed_by_group() -> None:
+    window = Detail(group=1, group_kind="sliding_window")
+    parts = [
+        Part(Cause.HELD, "gpu", 0, 32),
+        Part(Cause.EVICTED, "gpu", 32, 32, window),
+        Part(Cause.UNCACHED, "host", 64, 16, window),
+        Part(Cause.EVICTED, "host", 80, 16, Detail(group=0, group_kind="full_attention")),
+        Part(Cause.NEW, "", 96, 16),
+    ]
+    events = history(STORY)
+    lookup = next(event for event in events if isinstance(event, Lookup))
+    alloc = next(event for event in events if isinstance(event, Alloc))
+    measures = measures_of(Breakdown(alloc, lookup, parts, None), str)
+    assert lacking_of(measures) == {
+        "0:full_attention": {"evicted": 16},
+        "1:sliding_window": {"evicted": 32, "uncached": 16},
+    }
+    assert causes_of(measures) == {
+        "evicted:gpu": 32,
+        "evicted:host": 16,
+        "held:gpu": 32,
+        "new:": 16,
+        "uncached:host": 16,
+    }
+    assert lacking_of(summed(STORY)) == {}
 
 
 def test_of_very_many_tenants_the_rest_is_one() -> None:

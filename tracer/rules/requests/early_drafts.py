@@ -16,10 +16,11 @@ class EarlyDrafts(RequestRule[Schedule]):
     or is padded: s - d = 1. Only the first epoch is judged, up to a failed load: after these, output is computed again.
 
     A recurrent state is that after the step's last token: with drafts at the prompt's end it is the state of tokens that
-    nobody may have accepted. vLLM pads a request of which one token is left to the size of its decode steps, and counts what
-    it pads as drafts. Source: vLLM, `Scheduler.update_draft_token_ids`, which ignores the drafts of a prompt's chunks; the
-    incident is vLLM #30618 (https://github.com/vllm-project/vllm/pull/30618). Needs every event of the request, and its steps
-    at level `detailed`.
+    nobody may have accepted. Without recurrent layers that does no harm, but it is the same fault: vLLM drops these drafts
+    for every model, so every model is judged. It pads a request of which one token is left to the size of its decode steps,
+    and counts what it pads as drafts. Source: vLLM, `Scheduler.update_draft_token_ids`, which ignores the drafts of a
+    prompt's chunks; the incident is vLLM #30618 (https://github.com/vllm-project/vllm/pull/30618). Needs every event of the
+    request, and its steps at level `detailed`.
     """
 
     id = "early-drafts"
@@ -31,7 +32,8 @@ class EarlyDrafts(RequestRule[Schedule]):
     )
     explanation = (
         "The step at {0} begins at token {begins} of a prompt of {prompt}, computes {computes} of its tokens, and carries"
-        " {drafted} speculative tokens: a recurrent state after it is that of {end} tokens instead of {prompt}."
+        " {drafted} speculative tokens: where layers are recurrent, a recurrent state after it is that of {end} tokens"
+        " instead of {prompt}."
     )
 
     def judge(self, event: Schedule, account: Account) -> Judgement:

@@ -14,6 +14,8 @@ class StaleBlock(EngineRule[LoadPlan | StorePlan]):
     """The connector plans to copy a block that vLLM has given to another request since.
 
     Invariant: no block of a plan has been given out, free as it was, to another request after the request of the plan got it.
+    Of a recurrent group this is judged of blocks that the request's table names: vLLM hands a state over by its exact block,
+    which may be a copy that no table has, in a block that somebody had before.
 
     vLLM gives back what a sliding window or a recurrent state has left behind, step by step, and says so to nobody; who keeps
     a copy of the block table has to forget it. That the block was given back is legal to overlook while nobody has it.
@@ -50,6 +52,7 @@ class StaleBlock(EngineRule[LoadPlan | StorePlan]):
             if (given := engine.given.get(block)) is not None
             and given.request != event.request
             and _is_later(given, table.named_by)
+            and not (table.is_recurrent(group) and block not in table.groups[group])
         ]
         if not stale:
             return OK

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.model.findings import Severity
-from kvtrail.tracer.savings.cause_sums import tenants_of
+from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.cells import interval_s
 from kvtrail.tracer.savings.sums import Savings, SavingsRow, prefill_rates, savings_of
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
@@ -61,6 +61,9 @@ class SavingsReport(BaseModel):
     by_tenant: dict[str, dict[str, int]]
     """Tokens by cause, for each tenant: the identity of its requests (their cache salt and adapter, as a digest); `plain`
     are those without. Empty where all are plain, or none is known."""
+    by_group: dict[str, dict[str, int]]
+    """Tokens by cause, for each KV cache group that had lost its part of them, or never had it: its number and kind, as in
+    `1:sliding_window`. Empty where no model has several groups."""
     trend: list[dict[str, Any]]
     """By stretch, which begins at `at_ns`: its `worth`. Stretches in which nothing happened are absent."""
     memory: list[MemoryCurve]
@@ -161,6 +164,7 @@ def savings_report(
             for (e, c), part in parts(lambda row: (row.engine, row.connector))
         ],
         by_tenant=tenants_of(measures),
+        by_group=lacking_of(measures),
         trend=[
             {"at_ns": at_s * 10**9, "worth": asdict(part)}
             for at_s, part in parts(lambda row: row.at_s // stretch_s * stretch_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 import signal
 import xml.etree.ElementTree as ET
@@ -22,10 +23,12 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
+from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.shrink import minimal
 
@@ -220,6 +223,41 @@ def test_ctrl_c_before_the_first_run_says_that_nothing_ran(tmp_path: Path, monke
     assert "Nothing ran." in result.output
     assert "There was no lookup" in result.output
     assert "workers" not in result.output
+
+
+def test_profiles_that_a_connector_refuses_are_named_once_and_are_no_failure(tmp_path: Path) -> None:
+    """ExampleConnector has no `SupportsHMA`."""
+    profiles = [part for name in ("groups", "states") for part in ("--profile", name)]
+    result = CliRunner().invoke(main, ["check", "ExampleConnector", *profiles, "--runs", "2", "-o", str(tmp_path)])
+    assert result.exit_code == INCONCLUSIVE
+    (line,) = [line for line in result.output.splitlines() if line.startswith("Not driven")]
+    assert line.startswith(
+        "Not driven: groups, states: ValueError: Connector TracedExampleConnector does not support HMA"
+    )
+    assert "Nothing of what was asked for can be driven with this connector." in result.output
+    beside = check("ExampleConnector", profiles=["groups", "retry"], steps=None, runs=1, shrink_tries=0)
+    assert (list(beside.refused), list(beside.trials)) == (["groups"], ["retry"])
+
+
+def test_our_connector_loads_both_ways() -> None:
+    """By seed; recurrent states it loads between steps, unless a setting forbids it."""
+    drawn = [varied("OffloadConnector", random.Random(seed)).get("load_async", "not set") for seed in range(20)]
+    assert {*drawn} == {True, "not set"}
+
+
+def test_what_vllm_refuses_while_loads_run_between_steps_is_left_out_for_that_configuration_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allowed: list[tuple[bool, bool]] = []
+
+    def run(subject: Subject, scenario: Scenario) -> Any:
+        allowed.append((subject.extra.get("load_async", False), any(reset.running for reset in scenario.resets)))
+        return run_one(subject, scenario)
+
+    monkeypatch.setattr("kvtrail.connector.simulate.check.session.run", run)
+    checked = check("OffloadConnector", profiles=["mixed"], steps=None, runs=2)
+    assert checked.found == []
+    assert allowed == [(True, True), (True, False), (False, True)]
 
 
 def test_nothing_recorded_is_an_error_of_its_own() -> None:
