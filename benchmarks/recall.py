@@ -183,9 +183,10 @@ def rules_page() -> str:
     for rule in all_rules():
         found = ", ".join(f"[{each.id}]({each.url})" for each in INCIDENTS if rule.id in (each.rule, *each.also))
         alike = sum(each.rule == rule.id for each in LOOK_ALIKES)
-        name = rule.id if rule.id in FAULTS or rule.id in OF_PAIRS else BY_RULE.get(rule.id)
+        name = rule.id if rule.id in FAULTS else BY_RULE.get(rule.id)
         names = [*filter(None, [name]), *[variant for variant, cls in VARIANTS.items() if cls.rule == rule.id]]
-        fault = ", ".join(f"`Faulty:{each}`" for each in names) or "none"
+        between = f"between two engines: {OF_PAIRS[rule.id]}" if rule.id in OF_PAIRS else "none"
+        fault = ", ".join(f"`Faulty:{each}`" for each in names) or between
         lines.append(f"| `{rule.id}` | {', '.join(rule.classes)} | {fault} | {found} | {alike} |")
     return as_markdown() + "\n".join(lines) + "\n"
 

@@ -41,7 +41,7 @@ def resolve(name: str) -> Any:
 
     if name.startswith("Faulty:"):
         fault_name, _, plain = name.removeprefix("Faulty:").partition(":")
-        known = faults.FAULTS | faults.OF_PAIRS | faults.VARIANTS | faults.OF_COPIES
+        known = faults.FAULTS | faults.VARIANTS | faults.OF_COPIES
         fault = known.get(fault_name)
         if fault is None:
             raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(known)}")

@@ -12,7 +12,7 @@ import re
 from types import ModuleType
 from typing import Any
 
-from kvtrail.connector.faults import copies, handoffs, lookups, plans, reports, transfers, variants
+from kvtrail.connector.faults import copies, lookups, plans, reports, transfers, variants
 from kvtrail.connector.faults.base import Fault
 
 
@@ -27,8 +27,12 @@ def _of(*modules: ModuleType) -> dict[str, Any]:
 
 FAULTS = _of(lookups, plans, transfers, reports)
 """The faults by name: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
-OF_PAIRS = _of(handoffs)
-"""The same, of two engines that hand requests over: each is injected into one of them."""
+OF_PAIRS = {
+    "crossed-handoff": "exchanged", "second-handoff": "twice", "short-handoff": "short", "stale-handoff": "overdue",
+    "unacknowledged-handoff": "a report is lost",
+}  # fmt: skip
+"""What goes wrong between two engines, by the rule that finds it: a router's `Mistake`, or the network's
+(`simulate/pair_scenario.py`). No connector has such a fault by itself."""
 VARIANTS = _of(variants)
 """Other faults that the rule in their attribute `rule` finds, by name."""
 OF_COPIES = _of(copies)
