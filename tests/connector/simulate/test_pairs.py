@@ -120,7 +120,7 @@ def test_a_report_that_is_lost_is_named(seeds: range) -> None:
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=LONG)], ids=str)
 def test_a_report_that_arrives_twice_is_no_second_reader(seeds: range) -> None:
-    """The engine that prefills cannot know: to it, somebody has read what it had given back. Nobody is said to have got it."""
+    """The engine that prefills cannot know: to it, somebody has read what it had given back. Nobody is said to have it."""
     repeated = 0
     for seed in seeds:
         pair = played(seed, repeated=0.3)
