@@ -167,7 +167,9 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         for engine, exporter in zip(both, exporters, strict=True):
             exporter.seal(later_s=MUCH_LATER_S if engine.error is None else 0)
         left = {engine.name: sorted(engine.stage.scheduler.requests) for engine in both}
-        remembered = {place: sorted(ids) for engine in both for place, ids in engine.remembered(router.names.keys()).items()}
+        remembered = {
+            place: sorted(ids) for engine in both for place, ids in engine.remembered(router.names.keys()).items()
+        }
         for engine in both:
             with suppress(Exception):  # a dead engine may not end well either
                 engine.stage.close()
@@ -203,6 +205,7 @@ def _engine(name: str, folder: Path, scenario: PairScenario, connector: Mapping[
             own_workers=True,
             num_blocks=scenario.prefill_blocks if prefills else scenario.decode_blocks,
             seed=scenario.seed,
+            groups=scenario.groups,
             workers=Workers(latest_steps=scenario.latest_steps, seed=scenario.seed),
             shared=shared,
         )
