@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from kvtrail.connector.known.nixl.network import Schedule
+from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.simulate.scenario import Arrival, Segment
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 from kvtrail.tracer.events.cache_groups import CacheGroup

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from kvtrail.connector.known.nixl.network import Network
 from kvtrail.connector.known.nixl.stand_in import Clock, installed
+from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.simulate import in_memory, leftovers
 from kvtrail.connector.simulate.contents import Shared
 from kvtrail.connector.simulate.model import Model

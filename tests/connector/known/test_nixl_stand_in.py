@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("zmq", reason="vLLM's handshake needs ZeroMQ")
 
-from kvtrail.connector.known.nixl.network import OWN, Agent, Network, Schedule
-from kvtrail.connector.known.nixl.side_channel import SideChannel
+from kvtrail.connector.known.nixl.stand_in.network import OWN, Agent, Network, Schedule
+from kvtrail.connector.known.nixl.stand_in.side_channel import SideChannel
 
 BLOCK = 64
 BLOCKS = 4
