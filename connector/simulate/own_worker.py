@@ -59,6 +59,11 @@ class OwnWorker(FakeWorker):
 
             self._aggregator = KVOutputAggregator.from_connector(scheduler.connector, model.ranks)
 
+    @property
+    def connectors(self) -> list[Any]:
+        """The connector's own worker side, on each rank."""
+        return [rank.connector for rank in self._of_ranks]
+
     def _end_jobs(self, output: Any, report: Any) -> None:
         """Run the step as vLLM's model runners do, and take over what the connector's workers report."""
         from vllm.v1.outputs import KVConnectorOutput

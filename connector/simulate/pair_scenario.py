@@ -6,8 +6,10 @@ import random
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from kvtrail.connector.known.nixl.network import Schedule
+from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.simulate.scenario import Arrival, Segment
+from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
+from kvtrail.tracer.events.cache_groups import CacheGroup
 
 OVERDUE_TICKS = 90
 """For so long at least a router keeps what it should have used long ago; the lease is shorter then."""
@@ -70,6 +72,7 @@ class PairScenario:
         prefill_blocks, decode_blocks: of their pools.
         tick_s: seconds of a tick, for leases.
         lease_s: the lease of what is handed over.
+        groups: the model's KV cache groups, as for one engine.
         recompute: whether a load that failed is computed again; else its request fails.
     """
 
@@ -83,6 +86,7 @@ class PairScenario:
     tick_s: float = 0.1
     lease_s: int = 30
     recompute: bool = True
+    groups: tuple[CacheGroup, ...] = ()
     network: Schedule = field(default_factory=Schedule)
     latest_steps: int = 2
     seed: int = 0
@@ -154,7 +158,9 @@ def _planted(requests: list[Request], mistake: Mistake, rng: random.Random) -> l
     chosen = rng.sample(free, k=2)
     for at in chosen:
         each = requests[at]
-        prompt = (each.prompt[0], (each.prompt[1][0], 70 + rng.randrange(100)))
+        own = 70 + rng.randrange(100)
+        own += (each.prompt[0][1] + own) % BLOCK_SIZE == 1  # else a part of it would end in no block of its own
+        prompt = (each.prompt[0], (each.prompt[1][0], own))
         kept_ticks = OVERDUE_TICKS + rng.randrange(30) if mistake is Mistake.OVERDUE else each.kept_ticks
         requests[at] = replace(each, prompt=prompt, leaves=None, mistake=mistake, kept_ticks=kept_ticks)
     return requests

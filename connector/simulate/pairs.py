@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from kvtrail.connector.known.nixl.network import Network
 from kvtrail.connector.known.nixl.stand_in import Clock, installed
-from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.known.nixl.stand_in.network import Network
+from kvtrail.connector.simulate import in_memory, leftovers
 from kvtrail.connector.simulate.contents import Shared
 from kvtrail.connector.simulate.model import Model
+from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.pair_scenario import PairScenario, Point
 from kvtrail.connector.simulate.router import Router
 from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, judged, of_its_own, where
@@ -29,6 +30,8 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Finding, by_weight
 
 MOST_TICKS = 4000
+QUIET_TICKS = 30
+"""Nothing happens for so long when all is done: the last messages have arrived."""
 PREFILL, DECODE = "prefill", "decode"
 PORTS = {PREFILL: "5600", DECODE: "5601"}
 """Nothing listens there; they tell the engines apart."""
@@ -69,9 +72,24 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        assert self.stage.worker is not None
-        assert self.stage.worker.model is not None
-        return self.stage.worker.model
+        return self._worker.model
+
+    def remembered(self, ids: Set[str]) -> dict[str, set[str]]:
+        """Those of these requests that its connector's two sides still know, of either engine and without its live ones."""
+        if self.error is not None:
+            return {}
+        ended = ids - self.stage.scheduler.requests.keys()
+        sides = {"scheduler": self.stage.connectors[0], "worker": self._worker.connectors[0]}
+        return {
+            f"{self.name} {side}: {place}": ids
+            for side, connector in sides.items()
+            for place, ids in leftovers.held(connector, ended, frozenset()).items()
+        }
+
+    @property
+    def _worker(self) -> OwnWorker:
+        assert isinstance(self.stage.worker, OwnWorker)
+        return self.stage.worker
 
     def _guarded(self, call: Callable[..., Any], *arguments: Any) -> None:
         if self.error is not None:
@@ -92,6 +110,7 @@ class PlayedPair:
         wrong: by the client's id of a request, what it has read that was not its own, in a sentence.
         errors: what engines died of, and where, by their names.
         left: requests that had not ended or still held blocks in the end, by engine.
+        remembered: ids of ended requests that a connector still holds in the end, by place: engine, side and attribute.
         answered: the clients' ids of the requests that were decoded to their end.
         planted: those of the requests that met the router's mistake of theirs.
         disconnected: where clients disconnected, by their ids.
@@ -105,6 +124,7 @@ class PlayedPair:
     wrong: Mapping[str, str]
     errors: Mapping[str, str]
     left: Mapping[str, Sequence[str]]
+    remembered: Mapping[str, Sequence[str]]
     answered: frozenset[str]
     planted: frozenset[str]
     disconnected: Mapping[str, Point]
@@ -131,6 +151,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
     with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters, installed(network, clock):
         both = [_engine(name, Path(folder), scenario, connector, shared) for name in PORTS]
         router = Router(scenario, *both)
+        quiet = 0
         for tick in range(MOST_TICKS):
             clock.now_s += scenario.tick_s
             network.tick()
@@ -139,12 +160,16 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
                 engine.tick(tick)
             if tick % FLUSH_STEPS == 0:
                 in_memory.flush()
-            if router.is_idle and all(engine.is_idle for engine in both):
+            quiet = quiet + 1 if router.is_idle and all(engine.is_idle for engine in both) else 0
+            if quiet > QUIET_TICKS:
                 break
         in_memory.flush()
         for engine, exporter in zip(both, exporters, strict=True):
             exporter.seal(later_s=MUCH_LATER_S if engine.error is None else 0)
         left = {engine.name: sorted(engine.stage.scheduler.requests) for engine in both}
+        remembered = {
+            place: sorted(ids) for engine in both for place, ids in engine.remembered(router.names.keys()).items()
+        }
         for engine in both:
             with suppress(Exception):  # a dead engine may not end well either
                 engine.stage.close()
@@ -156,6 +181,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         wrong=_wrong(both, router.names | {each.id: each.id for each in (*scenario.prefills, *scenario.decodes)}),
         errors={engine.name: f"{engine.error}\n{engine.trace}" for engine in both if engine.error is not None},
         left={name: ids for name, ids in left.items() if ids},
+        remembered=remembered,
         answered=frozenset(router.answered),
         planted=frozenset(router.planted),
         disconnected=router.left,
@@ -179,6 +205,7 @@ def _engine(name: str, folder: Path, scenario: PairScenario, connector: Mapping[
             own_workers=True,
             num_blocks=scenario.prefill_blocks if prefills else scenario.decode_blocks,
             seed=scenario.seed,
+            groups=scenario.groups,
             workers=Workers(latest_steps=scenario.latest_steps, seed=scenario.seed),
             shared=shared,
         )

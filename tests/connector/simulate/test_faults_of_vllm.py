@@ -15,6 +15,8 @@ import vllm
 from bare_scheduler import scheduler, storm
 
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.pair_scenario import PairScenario, Request
+from kvtrail.connector.simulate.pairs import play_pair
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers, tokens
 from kvtrail.connector.simulate.stages import BareScheduler
@@ -130,3 +132,17 @@ def test_the_offloading_connector_stores_stale_blocks_of_a_window(
     found = [each for held in detector.findings.values() for each in held.values() if each.rule == "stale-block"]
     assert found
     assert {(finding.request, finding.numbers["block"]) for finding in found} <= anothers
+
+
+@pytest.mark.parametrize("tokens_of_prompt", [126, 127, 128])
+def test_a_sliding_window_lacks_a_block_after_a_whole_prompt_was_loaded(tokens_of_prompt: int) -> None:
+    """vLLM computes the last token again, which sees one token more than the blocks that it kept."""
+    groups = (CacheGroup(FULL), CacheGroup(SLIDING, window=64))
+    scenario = PairScenario(requests=(Request("r-0", (("own", tokens_of_prompt),)),), groups=groups)
+    pair = play_pair(scenario, configuration("NixlConnector", {}))
+    assert pair.loads_read == 1
+    assert {finding.rule for finding in pair.findings} == ({"null-block"} if tokens_of_prompt == 127 else set())
+    if tokens_of_prompt == 127:
+        assert "1 of them have wrong KV in layer.1, the first of them token 63 in block 0" in pair.wrong["r-0"]
+    else:
+        assert not pair.wrong

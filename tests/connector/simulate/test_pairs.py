@@ -56,7 +56,7 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
 def test_a_prompt_of_one_token_is_loaded_and_computed_all_the_same() -> None:
     """vLLM computes the last token again, so that none counts as computed, and asks the connector a second time."""
     pair = play_pair(PairScenario(requests=(Request("r-0", (("one", 1),)),)), NIXL)
-    assert (pair.loads_read, pair.answered) == (1, {"r-0"})
+    assert (pair.loads_read, sorted(pair.answered)) == (1, ["r-0"])
     assert not pair.findings, [each.explanation for each in pair.findings]
 
 
@@ -72,29 +72,30 @@ def test_a_load_that_fails_is_computed_again_or_its_request_fails(seeds: range) 
 
 
 @pytest.mark.parametrize(
-    ("mistake", "rule", "is_wrong"),
+    ("mistake", "rule"),
     [
-        (Mistake.EXCHANGED, "crossed-handoff", True),
-        (Mistake.TWICE, "second-handoff", False),
-        (Mistake.SHORT, "short-handoff", True),
-        (Mistake.OVERDUE, "stale-handoff", True),
+        (Mistake.EXCHANGED, "crossed-handoff"),
+        (Mistake.TWICE, "second-handoff"),
+        (Mistake.SHORT, "short-handoff"),
+        (Mistake.OVERDUE, "stale-handoff"),
     ],
 )
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
-def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, is_wrong: bool, seeds: range) -> None:
-    """Wherever a request has read what is not its own, the request is named, and so is every other one with the mistake; no
-    request is named without it."""
+def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -> None:
+    """Whoever has loaded what is not its own is named, and so is every other request with the mistake; none is named without
+    it. Who then finds such a load in vLLM's prefix cache is not named."""
     assert OF_PAIRS[rule] == mistake
     planted = wrong = 0
     for seed in seeds:
         pair = played(seed, mistakes=(mistake,))
         assert pair.planted <= pair.found(rule), seed
-        assert set(pair.wrong) <= pair.planted, seed
+        loaded = {name for name, text in pair.wrong.items() if "reported the load" in text}
+        assert loaded <= pair.planted, seed
         assert pair.found() - {""} <= pair.planted, seed  # a call that killed the engine is no request's
         planted += len(pair.planted)
-        wrong += len(pair.wrong)
+        wrong += len(loaded)
     assert planted > len(seeds)
-    assert bool(wrong) is is_wrong
+    assert wrong or mistake is Mistake.TWICE, "only of the second reader most are in time"
 
 
 def test_an_engine_that_dies_of_too_few_blocks_is_explained() -> None:

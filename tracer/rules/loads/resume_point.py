@@ -46,9 +46,8 @@ class ResumePoint(RequestRule[Schedule]):
         expected = lookup.computed + alloc.allocated
         if expected > lookup.total:
             return None  # more than there is of the request: over-report judges it
-        asked_again = (
-            lookup.request_sequence > alloc.request_sequence
-        )  # a prompt of one token: none is computed after the load
+        # A prompt of one token: none counts as computed after the load.
+        asked_again = lookup.request_sequence > alloc.request_sequence
         if expected == alloc.total and (lookup.is_async or asked_again):
             expected -= 1
         if event.computed == expected:

@@ -1,4 +1,5 @@
-"""Puts an in-memory network where vLLM's NIXL connectors look for the `nixl` package, sockets, threads and the time.
+"""Puts an in-memory network where vLLM's NIXL connectors look for the `nixl` package, sockets, threads and the time, so that
+engines in one process hand over to each other.
 
 Known: vLLM 0.32.
 """
@@ -13,8 +14,8 @@ from typing import Any
 from unittest import mock
 
 from kvtrail.connector.known import nixl
-from kvtrail.connector.known.nixl.network import Agent, Network
-from kvtrail.connector.known.nixl.side_channel import SideChannel
+from kvtrail.connector.known.nixl.stand_in.network import Agent, Network
+from kvtrail.connector.known.nixl.stand_in.side_channel import SideChannel
 
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 TIMED = ("base_scheduler", "base_worker", "pull_scheduler", "pull_worker")
@@ -60,3 +61,6 @@ def installed(network: Network, clock: Clock) -> Iterator[None]:
         # The worker would bind this process to a core of its own.
         stack.enter_context(mock.patch.object(cpus, "discover_numa_topology", return_value=[], create=True))
         yield
+
+
+STAND_IN = installed

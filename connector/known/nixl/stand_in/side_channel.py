@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from kvtrail.connector.known.nixl.network import Network
+from kvtrail.connector.known.nixl.stand_in.network import Network
 
 
 class _Idle(BaseException):
