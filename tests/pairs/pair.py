@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,14 +59,14 @@ def nixl(name: str = "NixlConnector", **extra: Any) -> dict[str, Any]:
     }
 
 
-def beside_offload() -> dict[str, Any]:
-    """The NixlConnector beside one that offloads to host memory."""
+def beside_offload(**extra: Any) -> dict[str, Any]:
+    """The NixlConnector, with this extra configuration, beside one that offloads to host memory."""
     offload = {
         "kv_connector": "OffloadConnector",
         "kv_connector_module_path": AT_KVTRAIL,
         "kv_connector_extra_config": {"cpu_bytes_to_use": HOST_BYTES, "chunk_size": 64},
     }
-    children = [{"kv_role": "kv_both", **child} for child in (nixl(), offload)]
+    children = [{"kv_role": "kv_both", **child} for child in (nixl(**extra), offload)]
     return nixl("MultiConnector", connectors=children)
 
 
@@ -77,14 +78,20 @@ class Engine:
     """An engine's process, seen from the router."""
 
     def __init__(
-        self, name: str, folder: Path, connector: Mapping[str, Any] | None, environment: Mapping[str, str]
+        self,
+        name: str,
+        folder: Path,
+        connector: Mapping[str, Any] | None,
+        environment: Mapping[str, str],
+        *,
+        hybrid: bool,
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._connection, theirs = Pipe()
         own = {**os.environ, **ENVIRONMENT, "OTEL_SERVICE_NAME": name, **environment}
         model = folder / "model"  # the same for both: NIXL compares its path
-        self._process = forks.start(serve, theirs, model, connector, {}, environment=own, out=self.log)
+        self._process = forks.start(serve, theirs, model, connector, hybrid, environment=own, out=self.log)
         theirs.close()
         self._changes = threading.Lock()
         self._died = False
@@ -96,11 +103,22 @@ class Engine:
         self._ready.result(SLOW_S)
 
     def ask(
-        self, job: DemoRequest, params: Mapping[str, Any] | None = None, *, aborted_after: int | None = None
+        self,
+        job: DemoRequest,
+        params: Mapping[str, Any] | None = None,
+        *,
+        aborted_after: int | None = None,
+        external_id: str = "",
     ) -> Future[Answer]:
-        """Send it a request; its client goes away `aborted_after` so many steps. The answer raises EngineDied if it dies."""
+        """Send it a request; the answer raises EngineDied if the engine dies.
+
+        Args:
+            params: the `kv_transfer_params`.
+            aborted_after: after so many steps its client goes away.
+            external_id: the id that its client chose, if that is not the job's.
+        """
         answer: Future[Answer] = self._answer_of(job.id)
-        self._send(Ask(job.id, job.prompt, job.max_tokens, params, aborted_after))
+        self._send(Ask(job.id, external_id or job.id, job.prompt, job.max_tokens, params, aborted_after))
         return answer
 
     def forget(self) -> None:
@@ -162,10 +180,10 @@ class Pair:
         self.decode = decode
         self.sidecar = sidecar
 
-    def prefilled(self, job: DemoRequest) -> Mapping[str, Any]:
+    def prefilled(self, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
         """Have a request prefilled; the params for the engine that decodes it."""
-        one_token = DemoRequest(job.id, job.prompt, 1)
-        params = self.prefill.ask(one_token, REMOTE_DECODE).result(SLOW_S).params
+        one_token = replace(job, max_tokens=1)
+        params = self.prefill.ask(one_token, REMOTE_DECODE, external_id=external_id).result(SLOW_S).params
         assert params is not None, f"{job.id} was not handed over"
         return params
 
@@ -189,7 +207,7 @@ def at_once(call: Callable[[DemoRequest], T], jobs: Sequence[DemoRequest]) -> li
 
 
 @contextmanager
-def pair(folder: Path, trace: Path, connector: Mapping[str, Any]) -> Iterator[Pair]:
+def pair(folder: Path, trace: Path, connector: Mapping[str, Any], *, hybrid: bool) -> Iterator[Pair]:
     """A pair that has started. `trace` is for the sidecar's trace file, `connector` the `kv_transfer_config` of both."""
     sidecar = start_sidecar(folder, "--trace-file", str(trace))
     engines: list[Engine] = []
@@ -199,7 +217,7 @@ def pair(folder: Path, trace: Path, connector: Mapping[str, Any]) -> Iterator[Pa
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
                 "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{sidecar.grpc_port}",
             }
-            engines.append(Engine(name, folder, connector, environment))
+            engines.append(Engine(name, folder, connector, environment, hybrid=hybrid))
         for engine in engines:
             engine.wait_until_ready()
         prefill, decode = engines
@@ -211,9 +229,9 @@ def pair(folder: Path, trace: Path, connector: Mapping[str, Any]) -> Iterator[Pa
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[Engine]:
+def alone(folder: Path, *, hybrid: bool = False) -> Iterator[Engine]:
     """An engine without any connector: its tokens are those that a pair has to give."""
-    engine = Engine(ALONE, folder, None, {})
+    engine = Engine(ALONE, folder, None, {}, hybrid=hybrid)
     try:
         engine.wait_until_ready()
         yield engine

@@ -18,15 +18,18 @@ class Ask:
     """Run a request. It is answered with an `Answer` when it has ended.
 
     Attributes:
+        id: for the answer.
+        external_id: what vLLM has as the id that the client chose.
         params: its `kv_transfer_params`.
         aborted_after: abort it after so many steps of the engine; None lets it end by itself.
     """
 
     id: str
+    external_id: str
     prompt: tuple[int, ...]
     max_tokens: int
-    params: Mapping[str, Any] | None = None
-    aborted_after: int | None = None
+    params: Mapping[str, Any] | None
+    aborted_after: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,12 @@ class Answer:
     params: Mapping[str, Any] | None = None
 
 
-def serve(
-    connection: Connection, folder: Path, connector: Mapping[str, Any] | None, options: Mapping[str, Any]
-) -> None:
-    """Run until `End`. `folder` is for the model, `options` are vLLM's engine arguments."""
+def serve(connection: Connection, folder: Path, connector: Mapping[str, Any] | None, hybrid: bool) -> None:
+    """Run until `End`. `folder` is for the model, half of whose layers have a sliding window if it is `hybrid`."""
     from kvtrail.connector.recording.recorder import recorders
-    from kvtrail.connector.simulate import tiny_model
+    from kvtrail.connector.simulate import tiny_hybrid, tiny_model
 
+    options: dict[str, Any] = {"write": tiny_hybrid.write, **tiny_hybrid.OPTIONS} if hybrid else {}
     llm = tiny_model.build(folder, connector, **options)
     connection.send(Ready())
     _Served(connection, llm).run()
@@ -90,14 +92,14 @@ def serve(
 
 
 class _Served:
-    """The engine, and who asks it."""
+    """The engine, and who asks it. The ids of a request, by the external one, are those for its answer and of vLLM."""
 
     def __init__(self, connection: Connection, llm: Any) -> None:
         self._connection = connection
         self._llm = llm
         self._engine = llm.llm_engine
         self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        self._engine_ids: dict[str, str] = {}
+        self._ids: dict[str, tuple[str, str]] = {}
         self._to_abort: dict[str, int] = {}
 
     def run(self) -> None:
@@ -115,31 +117,32 @@ class _Served:
 
     def _abort_those_due(self) -> None:
         """Before each step."""
-        for id, steps in list(self._to_abort.items()):
+        for external_id, steps in list(self._to_abort.items()):
             if steps > 0:
-                self._to_abort[id] = steps - 1
+                self._to_abort[external_id] = steps - 1
                 continue
-            del self._to_abort[id]
-            self._engine.abort_request([id])
-            self._answer(id, (), "abort")
+            del self._to_abort[external_id]
+            self._engine.abort_request([external_id])
+            self._answer(external_id, (), "abort")
 
     def _answer(
-        self, id: str, tokens: tuple[int, ...], reason: str | None, params: Mapping[str, Any] | None = None
+        self, external_id: str, tokens: tuple[int, ...], reason: str | None, params: Mapping[str, Any] | None = None
     ) -> None:
-        self._connection.send(Answer(id, self._engine_ids.pop(id), tokens, reason, params))
+        self._connection.send(Answer(*self._ids.pop(external_id), tokens, reason, params))
 
     def _obey(self, asked: Any) -> None:
         from vllm import SamplingParams
 
         match asked:
-            case Ask(id, prompt, max_tokens, params, aborted_after):
+            case Ask(id, external_id, prompt, max_tokens, params, aborted_after):
                 extra = None if params is None else {"kv_transfer_params": dict(params)}
                 sampling = SamplingParams(
                     temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, extra_args=extra
                 )
-                self._engine_ids[id] = self._engine.add_request(id, {"prompt_token_ids": list(prompt)}, sampling)
+                engine_id = self._engine.add_request(external_id, {"prompt_token_ids": list(prompt)}, sampling)
+                self._ids[external_id] = id, engine_id
                 if aborted_after is not None:
-                    self._to_abort[id] = aborted_after
+                    self._to_abort[external_id] = aborted_after
             case Forget():
                 self._llm.reset_prefix_cache()
             case AskKept():

@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,8 @@ PROMPT_TOKENS = 720
 """23 blocks: the pool of an engine holds two such requests."""
 SHORT_LEASE_S = 2
 """A lease whose end is waited for; vLLM's own default is 30 s."""
+STEPS_UNTIL_GONE = 1000
+"""A step that computes nothing takes at least a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +92,12 @@ def read_again(pair: Pair) -> list[Decoded]:
     """Three requests are sound. Then other prompts are prefilled into their blocks, the decoding engine's prefix cache is
     emptied, and the same three prompts come again, with the params of the first time: vllm #52234."""
     found = []
-    for job in _prompts("first", 3):
+    for job in _prompts("read", 3):
         params = pair.prefilled(job)
         found.append(_decoded(pair, job, params, job.id))
         _rewrite(pair, f"other-{job.id}")
         pair.decode.forget()
-        again = DemoRequest(job.id.replace("first", "again"), job.prompt, job.max_tokens)
-        found.append(_decoded(pair, again, params, job.id))
+        found.append(_decoded(pair, replace(job, id=f"again-{job.id}"), params, job.id))
     return found
 
 
@@ -154,22 +154,77 @@ def aborted(pair: Pair) -> list[Decoded]:
     return found + _routed(pair, _prompts("after", 2))
 
 
+def passed_on(pair: Pair) -> list[Decoded]:
+    """Two requests are read when others have written the blocks. Then the decoding engine's prefix cache is emptied, and the
+    same prompts come again without params: it has what its other connector stored of them. Two before and two after are
+    sound."""
+    found = _one_by_one(pair, _prompts("before", 2))
+    for job in _prompts("late", 2):
+        params = pair.prefilled(job)
+        _rewrite(pair, f"other-{job.id}")
+        found.append(_decoded(pair, job, params, job.id))
+        pair.decode.forget()
+        found.append(_decoded(pair, replace(job, id=f"again-{job.id}"), {}, ""))
+    return found + _one_by_one(pair, _prompts("after", 2))
+
+
+def never_pushed(pair: Pair) -> list[Decoded]:
+    """Of two requests the decoding engine is asked only when the lease has ended. It waits for a push that nobody makes, until
+    the client goes away, and keeps the blocks for good: vllm #51637. Two before them are sound; after them there is no room."""
+    found = _one_by_one(pair, _prompts("before", 2))
+    for job in _prompts("late", 2):
+        params = pair.prefilled(job)
+        pair.wait_until_nothing_is_kept()
+        answer = pair.decode.ask(job, params, aborted_after=STEPS_UNTIL_GONE).result(SLOW_S)
+        found.append(Decoded(job, params, answer, job.id))
+    return found
+
+
+def same_id(pair: Pair) -> list[Decoded]:
+    """Twice two requests with different prompts have the same id from their clients. Both are prefilled before the second,
+    then the first is decoded, each with its own params. Two before and two after them are sound."""
+    found = _routed(pair, _prompts("before", 2))
+    for number in range(2):
+        jobs = _prompts(f"same-{number}", 2)
+        params = [pair.prefilled(job, external_id=f"same-{number}") for job in jobs]
+        for job, own in reversed([*zip(jobs, params, strict=True)]):
+            answer = pair.decode.ask(job, own, external_id=f"same-{number}").result(SLOW_S)
+            found.append(Decoded(job, own, answer, job.id))
+    return found + _routed(pair, _prompts("after", 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What a router does, the `kv_transfer_config` of both engines, and whether their model is the hybrid one."""
+
+    play: Callable[[Pair], list[Decoded]]
+    connector: Mapping[str, Any]
+    hybrid: bool = False
+
+
 SHORT = nixl(kv_lease_duration=SHORT_LEASE_S)
-STORIES: dict[str, tuple[Callable[[Pair], list[Decoded]], dict[str, Any]]] = {
-    "healthy": (healthy, nixl()),
-    "late": (late, SHORT),
-    "late-unwritten": (late_unwritten, SHORT),
-    "exchanged": (exchanged, nixl()),
-    "read-again": (read_again, nixl()),
-    "shared": (shared, nixl()),
-    "killed": (killed, nixl()),
-    "unfetched": (unfetched, SHORT),
-    "full": (full, SHORT),
-    "aborted": (aborted, nixl()),
-    "healthy-push": (healthy, nixl("NixlPushConnector")),
-    "healthy-multi": (healthy, beside_offload()),
+PUSH = nixl("NixlPushConnector")
+STORIES = {
+    "healthy": Story(healthy, nixl()),
+    "late": Story(late, SHORT),
+    "late-unwritten": Story(late_unwritten, SHORT),
+    "exchanged": Story(exchanged, nixl()),
+    "read-again": Story(read_again, nixl()),
+    "shared": Story(shared, nixl()),
+    "same-id": Story(same_id, nixl()),
+    "killed": Story(killed, nixl()),
+    "unfetched": Story(unfetched, SHORT),
+    "full": Story(full, nixl(kv_lease_duration=10)),
+    "aborted": Story(aborted, nixl()),
+    "healthy-push": Story(healthy, PUSH),
+    "exchanged-push": Story(exchanged, PUSH),
+    "same-id-push": Story(same_id, PUSH),
+    "never-pushed": Story(never_pushed, nixl("NixlPushConnector", kv_lease_duration=SHORT_LEASE_S)),
+    "healthy-multi": Story(healthy, beside_offload()),
+    "passed-on-multi": Story(passed_on, beside_offload(kv_lease_duration=SHORT_LEASE_S)),
+    "healthy-hybrid": Story(healthy, nixl(), hybrid=True),
+    "late-hybrid": Story(late, SHORT, hybrid=True),
 }
-"""What a router does, by name, and the `kv_transfer_config` of both engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +255,7 @@ class Played:
 
     def write(self, file: Path) -> None:
         """Write as JSON what really happened, beside what kvtrail says."""
-        story, connector = STORIES[self.name]
+        story = STORIES[self.name]
         wrong = self.wrong()
         decoded = [
             {
@@ -214,8 +269,9 @@ class Played:
             for each in self.decoded
         ]
         truth = {
-            "story": " ".join((story.__doc__ or "").split()),
-            "connector": connector,
+            "story": " ".join((story.play.__doc__ or "").split()),
+            "connector": story.connector,
+            "hybrid": story.hybrid,
             "wrong": f"{len(wrong)} of {len(self.answered())} answered",
             "decoded": decoded,
             "kvtrail": {
@@ -229,10 +285,10 @@ class Played:
 
 
 def play(name: str, folder: Path, trace: Path, sound: Engine) -> Played:
-    """Play a story in an empty folder. `sound` is an engine without a connector."""
-    story, connector = STORIES[name]
-    with pair(folder, trace, connector) as both:
-        decoded = story(both)
+    """Play a story in an empty folder. `sound` is an engine with the story's model and without a connector."""
+    story = STORIES[name]
+    with pair(folder, trace, story.connector, hybrid=story.hybrid) as both:
+        decoded = story.play(both)
         both.end()
         findings = both.sidecar.get("/api/findings", limit=1000)
         requests = both.sidecar.get("/api/requests", limit=1000)
@@ -288,10 +344,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all: {', '.join(STORIES)}")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        sound = stack.enter_context(alone(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-        for name in arguments.names or STORIES:
-            _write(name, arguments.folder, sound)
+    names = arguments.names or STORIES
+    for hybrid in (False, True):
+        if of_model := [name for name in names if STORIES[name].hybrid is hybrid]:
+            with tempfile.TemporaryDirectory() as folder, alone(Path(folder), hybrid=hybrid) as sound:
+                for name in of_model:
+                    _write(name, arguments.folder, sound)
 
 
 def _write(name: str, to: Path, sound: Engine) -> None:

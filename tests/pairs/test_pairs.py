@@ -7,6 +7,7 @@ The connector needs the package `nixl`, which is not among kvtrail's dependencie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
 
@@ -22,33 +23,40 @@ pytestmark = [
     ),
 ]
 SOUND = [name for name in STORIES if name.startswith("healthy")]
+LATE = {"late-0-0", "late-0-1", "late-1-0", "late-1-1"}
 WRONG = {
-    "late": {"late-0-0", "late-0-1", "late-1-0", "late-1-1"},
+    "late": LATE,
+    "late-hybrid": LATE,
     "exchanged": {f"exchanged-{number}-{which}" for number in range(3) for which in range(2)},
-    "read-again": {"again-0", "again-1", "again-2"},
+    "read-again": {"again-read-0", "again-read-1", "again-read-2"},
+    "same-id-push": {"same-0-0", "same-0-1", "same-1-0", "same-1-1"},
+    "passed-on-multi": {"late-0", "late-1", "again-late-0", "again-late-1"},
 }
 """The requests that get wrong tokens, by story."""
-WITHOUT_TOKENS = {"killed": {"orphan-0", "orphan-1"}, "aborted": {"aborted-0", "aborted-1", "aborted-2"}}
+WITHOUT_TOKENS = {
+    "killed": {"orphan-0", "orphan-1"},
+    "aborted": {"aborted-0", "aborted-1", "aborted-2"},
+    "never-pushed": {"late-0", "late-1"},
+}
 """Those that get none."""
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine that computes everything itself."""
-    with alone(tmp_path_factory.mktemp("alone")) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def played(sound: Engine, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Played]]:
     """What came of a story, which is played once."""
+    with ExitStack() as stack:
 
-    @cache
-    def once(name: str) -> Played:
-        folder = tmp_path_factory.mktemp(name)
-        return play(name, folder, folder / "trace.jsonl", sound)
+        @cache
+        def sound(hybrid: bool) -> Engine:
+            folder = tmp_path_factory.mktemp("alone")
+            return stack.enter_context(alone(folder, hybrid=hybrid))
 
-    return once
+        @cache
+        def once(name: str) -> Played:
+            folder = tmp_path_factory.mktemp(name)
+            return play(name, folder, folder / "trace.jsonl", sound(STORIES[name].hybrid))
+
+        yield once
 
 
 @pytest.mark.parametrize("name", STORIES)
