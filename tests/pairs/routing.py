@@ -169,8 +169,9 @@ def passed_on(pair: Pair) -> list[Decoded]:
 
 
 def never_pushed(pair: Pair) -> list[Decoded]:
-    """Of two requests the decoding engine is asked only when the lease has ended. It waits for a push that nobody makes, until
-    the client goes away, and keeps the blocks for good: vllm #51637. Two before them are sound; after them there is no room."""
+    """Of two requests the decoding engine is asked only when the lease has ended. It waits for a push that nobody makes,
+    until the client goes away, and keeps the blocks for good: vllm #51637. Two before them are sound; after them there is
+    no room."""
     found = _one_by_one(pair, _prompts("before", 2))
     for job in _prompts("late", 2):
         params = pair.prefilled(job)
