@@ -21,7 +21,11 @@ LAYERS = 4
 WINDOW = 128
 OPTIONS: dict[str, Any] = {"served_model_name": "tiny-gemma", "num_gpu_blocks_override": 80}
 """vLLM's engine arguments, in place of the other tiny model's: both groups take blocks from one pool."""
-_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+GAIN = 3.0
+"""What is added in some norms to the 1 by which a Gemma's norms multiply, so that the answer depends on the KV. A layer's
+output has to be louder than the token's own embedding, which is also the output's: else the model repeats the last token.
+Queries and keys have to be long: else each token attends to all others alike, and one wrong block changes nothing."""
+_NORMS = {"input": 0.0, "post_attention": GAIN, "pre_feedforward": 0.0, "post_feedforward": GAIN}
 
 
 def write(folder: Path, seed: int) -> None:
@@ -50,16 +54,17 @@ def write(folder: Path, seed: int) -> None:
 
 
 def _write_weights(folder: Path, seed: int) -> None:
-    """Noise for every matrix. The norms stay neutral, which is 0 in a Gemma."""
+    """Noise for every matrix. The norms stay neutral, which is 0 in a Gemma, but those with `GAIN`."""
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(seed)
     weights = {name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in _matrices().items()}
     for layer in range(LAYERS):
-        weights |= {f"layers.{layer}.{norm}_layernorm.weight": torch.zeros(HIDDEN) for norm in _NORMS}
+        for norm, added in _NORMS.items():
+            weights[f"layers.{layer}.{norm}_layernorm.weight"] = torch.full((HIDDEN,), added)
         for part in ("q", "k"):
-            weights[f"layers.{layer}.self_attn.{part}_norm.weight"] = torch.zeros(HIDDEN // HEADS)
+            weights[f"layers.{layer}.self_attn.{part}_norm.weight"] = torch.full((HIDDEN // HEADS,), GAIN)
     weights["norm.weight"] = torch.zeros(HIDDEN)
     save_file({f"model.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
 

@@ -1,0 +1,150 @@
+"""One engine of a pair, in a process of its own: steps vLLM's whole engine and answers over a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+PAUSE_S = 0.001
+"""Between two steps, as vLLM's own loop pauses after a step that computes nothing. An engine that only keeps blocks goes on
+stepping: a step shows whether they were read, or a lease has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Run a request. It is answered with an `Answer` when it has ended.
+
+    Attributes:
+        id: for the answer.
+        external_id: what vLLM has as the id that the client chose.
+        params: its `kv_transfer_params`.
+        aborted_after: abort it after so many steps of the engine; None lets it end by itself.
+    """
+
+    id: str
+    external_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    params: Mapping[str, Any] | None
+    aborted_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Empty vLLM's prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskKept:
+    """It is answered with a `Kept`."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Say goodbye and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine takes requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How many requests have ended whose blocks the engine keeps."""
+
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A request has ended.
+
+    Attributes:
+        id: as it was asked.
+        engine_id: vLLM's own id of the request.
+        reason: vLLM's finish reason.
+        params: the `kv_transfer_params` that the engine returned.
+    """
+
+    id: str
+    engine_id: str
+    tokens: tuple[int, ...]
+    reason: str | None
+    params: Mapping[str, Any] | None = None
+
+
+def serve(connection: Connection, folder: Path, connector: Mapping[str, Any] | None, hybrid: bool) -> None:
+    """Run until `End`. `folder` is for the model, half of whose layers have a sliding window if it is `hybrid`."""
+    from kvtrail.connector.recording.recorder import recorders
+    from kvtrail.connector.simulate import tiny_hybrid, tiny_model
+
+    options: dict[str, Any] = {"write": tiny_hybrid.write, **tiny_hybrid.OPTIONS} if hybrid else {}
+    llm = tiny_model.build(folder, connector, **options)
+    connection.send(Ready())
+    _Served(connection, llm).run()
+    for recorder in recorders():
+        recorder.flush()
+    llm.llm_engine.engine_core.shutdown()
+
+
+class _Served:
+    """The engine, and who asks it. The ids of a request, by the external one, are those for its answer and of vLLM."""
+
+    def __init__(self, connection: Connection, llm: Any) -> None:
+        self._connection = connection
+        self._llm = llm
+        self._engine = llm.llm_engine
+        self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        self._ids: dict[str, tuple[str, str]] = {}
+        self._to_abort: dict[str, int] = {}
+
+    def run(self) -> None:
+        while True:
+            while self._connection.poll(PAUSE_S if self._scheduler.has_requests() else None):
+                asked = self._connection.recv()
+                if isinstance(asked, End):
+                    return
+                self._obey(asked)
+            self._abort_those_due()
+            for output in self._engine.step():
+                if output.finished:
+                    (of,) = output.outputs
+                    self._answer(output.request_id, tuple(of.token_ids), of.finish_reason, output.kv_transfer_params)
+
+    def _abort_those_due(self) -> None:
+        """Before each step."""
+        for external_id, steps in list(self._to_abort.items()):
+            if steps > 0:
+                self._to_abort[external_id] = steps - 1
+                continue
+            del self._to_abort[external_id]
+            self._engine.abort_request([external_id])
+            self._answer(external_id, (), "abort")
+
+    def _answer(
+        self, external_id: str, tokens: tuple[int, ...], reason: str | None, params: Mapping[str, Any] | None = None
+    ) -> None:
+        self._connection.send(Answer(*self._ids.pop(external_id), tokens, reason, params))
+
+    def _obey(self, asked: Any) -> None:
+        from vllm import SamplingParams
+
+        match asked:
+            case Ask(id, external_id, prompt, max_tokens, params, aborted_after):
+                extra = None if params is None else {"kv_transfer_params": dict(params)}
+                sampling = SamplingParams(
+                    temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, extra_args=extra
+                )
+                engine_id = self._engine.add_request(external_id, {"prompt_token_ids": list(prompt)}, sampling)
+                self._ids[external_id] = id, engine_id
+                if aborted_after is not None:
+                    self._to_abort[external_id] = aborted_after
+            case Forget():
+                self._llm.reset_prefix_cache()
+            case AskKept():
+                running, waiting = self._scheduler.get_request_counts()
+                self._connection.send(Kept(len(self._scheduler.requests) - running - waiting))
