@@ -9,6 +9,8 @@ from typing import Any
 
 ELSEWHERE = ("remote", "url", "host", "addr", "server", "path", "disk", "p2p", "nixl", "config_file")
 """Words in the name of a setting that names a place outside of the engine."""
+OF_CODE = "kv_connector_module_path"
+"""A setting that names a module, of a MultiConnector's child."""
 ELSEWHERE_IN_ENVIRONMENT = "LMCACHE_"
 
 
@@ -20,7 +22,7 @@ def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
     variables = {name: value for name, value in environ.items() if name.startswith(ELSEWHERE_IN_ENVIRONMENT)}
     given = (transfer.kv_connector_extra_config or {}, variables)
     return not any(
-        value and any(word in name.lower() for word in ELSEWHERE) and not _is_no(value)
+        value and name != OF_CODE and any(word in name.lower() for word in ELSEWHERE) and not _is_no(value)
         for each in given
         for name, value in _settings(each)
     )

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from kvtrail.connector.fingerprints.plan import CheckPlan, Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler, sampled_below
 from kvtrail.connector.fingerprints.store import is_own
+from kvtrail.connector.known import by_name
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
+from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.semconv import Kind
 
 if TYPE_CHECKING:
@@ -242,7 +244,8 @@ class WorkerChecks(BlockChecks):
         """Whether this engine alone writes to the connector's store."""
         store = self._settings.fingerprint_store
         if store is FingerprintStore.AUTO:
-            return is_own(self._vllm_config.kv_transfer_config)
+            transfer = self._vllm_config.kv_transfer_config
+            return is_own(transfer) and not _receives(transfer)
         return store is FingerprintStore.OWN
 
     def _heals(self) -> bool:
@@ -382,6 +385,14 @@ def _group_of(number: int, spec: Any, hash_size: int) -> Group | None:
         case "RSWASpec":  # it gives back blocks in the middle of a request
             return None
     return Group(number, size) if isinstance(spec, specs.FullAttentionSpec) else None
+
+
+def _receives(transfer: Any) -> bool:
+    """Whether the connector of a `KVTransferConfig`, or a child of it, is known to load what another engine hands over."""
+    children = (transfer.kv_connector_extra_config or {}).get("connectors") or ()
+    names = (transfer.kv_connector, *(child.get("kv_connector") for child in children))
+    known = (by_name(str(name).removeprefix("Traced")) for name in names)
+    return any(each is not None and Capability.RECEIVES_ONCE in each.capabilities for each in known)
 
 
 def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:

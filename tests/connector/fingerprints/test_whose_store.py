@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvtrail.connector.fingerprints.store import is_own
+from kvtrail.connector.tracing.block_checks import _receives
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,7 @@ from kvtrail.connector.fingerprints.store import is_own
         ({"lmcache.mp.host": "tcp://127.0.0.1"}, {}, False),
         ({"shared_storage_path": "kv"}, {}, False),
         ({"connectors": [{"kv_connector_extra_config": {"remote_url": "redis://r"}}]}, {}, False),
+        ({"connectors": [{"kv_connector_module_path": "kvtrail.connector"}]}, {}, True),
         ({}, {"LMCACHE_REMOTE_URL": "redis://r"}, False),
         ({}, {"LMCACHE_CONFIG_FILE": "lmcache.yaml"}, False),
         ({}, {"HOSTNAME": "h"}, True),
@@ -30,3 +32,21 @@ def test_a_place_outside_of_the_engine_is_others_store(
     assert is_own(transfer, environment) is own
     transfer.kv_role = "kv_consumer"
     assert not is_own(transfer, environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "children", "receives"),
+    [
+        ("NixlConnector", (), True),
+        ("TracedMooncakeConnector", (), True),
+        ("OffloadConnector", (), False),
+        ("NotKnownConnector", (), False),
+        ("MultiConnector", ("OffloadConnector", "NixlConnector"), True),
+        ("MultiConnector", ("OffloadConnector", "OffloadingConnector"), False),
+    ],
+)
+def test_what_another_engine_hands_over_is_not_the_engines_own(
+    name: str, children: tuple[str, ...], receives: bool
+) -> None:
+    extra = {"connectors": [{"kv_connector": child} for child in children]}
+    assert _receives(SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra)) is receives
