@@ -441,7 +441,7 @@ class Engine:
         self.references.enter(event)
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
-        self.handoffs.enter_heartbeat(event, self.lost_number)
+        self.handoffs.enter_heartbeat(event)
         if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):
             self.probes_off.update(event.recorder_probes_off)
             self._blame_probe()

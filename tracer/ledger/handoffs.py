@@ -7,10 +7,8 @@ one recorder recorded both, or where it follows from a message. Pure and bounded
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
@@ -20,10 +18,10 @@ MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
 MAX_TAKERS = 16
 """Requests remembered that take one hand-off."""
-MAX_EXPIRED = 10_000
-"""Hand-offs remembered of which the lease has just ended."""
+MAX_WATCHED = 1_000
+"""Hand-offs of a recorder of which a reader's report is waited for at the same time."""
 ON_ITS_WAY_NS = 10 * 10**9
-"""For how long after the end of a lease a reader's report may be on its way."""
+"""For how long a reader's report may be on its way, once its load has been heard of."""
 Place = tuple[str, str]
 """An engine and its id of a request."""
 
@@ -44,8 +42,8 @@ class Pair:
         released: when the blocks were given back first, by the lease's end or since they were read.
         reads: the reports of readers before that, from the recorder of the release.
         late: the first report of a reader after it, from the same recorder.
-        unread: the lease has ended, and for a while nobody has reported to have read the blocks; known only where all events
-            of that time are.
+        quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that must have
+            read the blocks, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
         loads: the ends of their loads that went well.
     """
@@ -54,7 +52,7 @@ class Pair:
     released: Free | Sent | None = None
     reads: int = 0
     late: Read | None = None
-    unread: bool = False
+    quiet_ns: int = 0
     takers: dict[Place, Handoff] = field(default_factory=dict)
     loads: dict[Place, Received] = field(default_factory=dict)
 
@@ -77,8 +75,8 @@ class HandOffs:
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
         self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
-        self._expired: dict[str, deque[Pair]] = {}
-        """By recorder, those of which the lease has ended and nobody had reported to have read them."""
+        self._watched: dict[str, list[Pair]] = {}
+        """By the recorder that saw the lease's end, those that were received and of which no reader has reported."""
 
     def given_by(self, event: Event) -> Pair | None:
         """The hand-off that the event's request gives."""
@@ -132,22 +130,23 @@ class HandOffs:
         pair = self._giving(event) if isinstance(event, Free) else self.given_by(event)
         if pair is not None and pair.released is None:
             pair.released = event
-            if pair.expired is not None and not pair.reads:
-                self._expired.setdefault(event.recorder, deque(maxlen=MAX_EXPIRED)).append(pair)
+            self._watch(pair)
 
-    def unread(self, event: Heartbeat) -> list[Pair]:
-        """The hand-offs whose lease ended a while ago by the recorder of the heartbeat, and that nobody has read since."""
-        expired = self._expired.get(event.recorder, ())
-        over = takewhile(lambda pair: event.end_ns - (pair.released or event).end_ns > ON_ITS_WAY_NS, expired)
-        return [pair for pair in over if pair.late is None]
+    def unacknowledged(self, event: Heartbeat) -> list[Pair]:
+        """The hand-offs that were received and whose lease has ended, and of which the recorder of the heartbeat has waited
+        long enough for a reader's report."""
+        watched = self._watched.get(event.recorder, ())
+        return [
+            each for each in watched if each.quiet_ns and event.end_ns - each.quiet_ns > ON_ITS_WAY_NS and not each.late
+        ]
 
-    def enter_heartbeat(self, event: Heartbeat, lost_number: int) -> None:
-        """Time has passed; `lost_number` is that of the recorder's last event that is missing."""
-        for pair in self.unread(event):
-            pair.unread = is_known_since(pair, event, lost_number)
-        expired = self._expired.get(event.recorder)
-        while expired and (released := expired[0].released) and event.end_ns - released.end_ns > ON_ITS_WAY_NS:
-            expired.popleft()
+    def enter_heartbeat(self, event: Heartbeat) -> None:
+        """Time has passed."""
+        if watched := self._watched.get(event.recorder):
+            over = self.unacknowledged(event)
+            self._watched[event.recorder] = left = [each for each in watched if not each.late and each not in over]
+            for pair in left:
+                pair.quiet_ns = pair.quiet_ns or event.end_ns
 
     def receives(self, event: Received) -> bool:
         """Whether a request has received the hand-off that it takes, by this event: not if another child of a MultiConnector
@@ -158,7 +157,17 @@ class HandOffs:
     def enter_received(self, event: Received) -> None:
         """A load has ended; it may be that of a request that takes."""
         if self.receives(event):
-            self._taken[_place(event)].loads[_place(event)] = event
+            pair = self._taken[_place(event)]
+            pair.loads[_place(event)] = event
+            self._watch(pair)
+
+    def _watch(self, pair: Pair) -> None:
+        """Wait for a reader's report, if one must be on its way."""
+        expired = pair.expired
+        if expired is not None and pair.loads and not (pair.reads or pair.late):
+            watched = self._watched.setdefault(expired.recorder, [])
+            if pair not in watched and len(watched) < MAX_WATCHED:
+                watched.append(pair)
 
     def _giving(self, event: Event) -> Pair:
         pair = self.given_by(event)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
+from kvtrail.tracer.events.events import Side
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.model.findings import Unknown
 
@@ -177,6 +178,8 @@ _KINDS: dict[str, str] = {
     Kind.REFCOUNT: "references",
     Kind.FREE: "blocks given back",
     Kind.READ: "blocks read",
+    Kind.LEASE: "lease extended",
+    Kind.HANDOFF: "hand-off",
     Kind.STATS: "statistics",
     Kind.KEY: "key",
     Kind.EVICT: "eviction",
@@ -227,7 +230,16 @@ def described(name: str, numbers: Mapping[str, Any]) -> str:
         case Kind.RANK_LOOKUP:
             return _part_of_a_lookup(numbers)
         case Kind.FREE | Kind.READ:
-            return _blocks(numbers) + (", because a lease ran out" if numbers.get("lease_expired") else "")
+            amount = "" if numbers.get("blocks_count") is None else f"{_blocks(numbers)}, "
+            why = "because a lease ran out" if numbers.get("lease_expired") else ""
+            by = "reported by another engine" if name == Kind.READ else why
+            return f"{amount}{by}".removesuffix(", ")
+        case Kind.LEASE:
+            return (
+                "" if numbers.get("lease_s") is None else f"kept for {some(numbers['lease_s'], 'second')} from here on"
+            )
+        case Kind.HANDOFF:
+            return _handoff(numbers)
         case Kind.PREFIX_CACHE:
             return _changes(numbers)
         case Kind.BLOCK_CHECK:
@@ -320,6 +332,14 @@ def _extent(numbers: Mapping[str, Any]) -> str:
 def _transfer(numbers: Mapping[str, Any]) -> str:
     number = numbers.get("transfer_id")
     return "" if number is None else f", transfer {number}"
+
+
+def _handoff(numbers: Mapping[str, Any]) -> str:
+    gives, tokens = numbers.get("handoff_side") == Side.GIVES, numbers.get("handoff_tokens")
+    amount = "KV" if tokens is None else f"the KV of {some(tokens, 'token')}"
+    keys = numbers.get("handoff_keys")
+    name = f" as {keys[0]}" if keys else ""
+    return f"{amount} {'kept for another engine' if gives else 'to be read from another engine'}{name}"
 
 
 def _blocks(numbers: Mapping[str, Any]) -> str:

@@ -9,11 +9,11 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule
 
 
-class UnacknowledgedHandoff(EngineRule[Heartbeat | Received]):
+class UnacknowledgedHandoff(EngineRule[Heartbeat]):
     """A hand-off was received, and its blocks were kept until the lease ran out.
 
     Invariant: if a request receives a hand-off, its reader reports so to the engine that prefilled, no later than ten seconds
-    after the lease's end.
+    after both the load and the lease's end are known.
 
     Each side by itself is legal: a load that went well here, a lease that ran out there. Together they say that the report
     was lost, and that the blocks were kept for nobody. Source: vLLM, `NixlPullConnectorWorker._read_blocks` sends the report
@@ -31,17 +31,12 @@ class UnacknowledgedHandoff(EngineRule[Heartbeat | Received]):
         " network between the two. The prefill engine's pool is held for as long as its lease."
     )
     explanation = (
-        "Engine {giver} kept the blocks of request {other} for another engine until the lease ran out at {0}. Until {quiet_s}"
-        " seconds after that nobody had reported to have read them. This request had received them at {1}."
+        "Engine {giver} kept the blocks of request {other} for another engine until the lease ran out at {0}. This request"
+        " has received them ({1}), and {quiet_s} seconds after that was known nobody had reported to have read them."
     )
 
-    def judge(self, event: Heartbeat | Received, engine: Engine) -> Judgement:
-        if isinstance(event, Received):
-            pair = engine.handoffs.taken_by(event)
-            if pair is None or not pair.unread or not engine.handoffs.receives(event):
-                return None
-            return _drift(pair, event)
-        pairs = [pair for pair in engine.handoffs.unread(event) if any(pair.received)]
+    def judge(self, event: Heartbeat, engine: Engine) -> Judgement:
+        pairs = engine.handoffs.unacknowledged(event)
         if not pairs:
             return None
         known = [pair for pair in pairs if is_known_since(pair, event, engine.lost_number)]
