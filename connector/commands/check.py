@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
-from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.connector.simulate.check.profiles import OF_PAIRS, PROFILES
 from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.model.words import some
 from kvtrail.tracer.reports import output_file, terminal
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--profile",
     "profiles",
     multiple=True,
-    type=click.Choice(tuple(PROFILES)),
+    type=click.Choice((*PROFILES, *OF_PAIRS)),
     help="Only this kind of workload; may be repeated.",
 )
 @click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")
@@ -116,7 +116,7 @@ def check(
             checked = torture(
                 connector,
                 config=config,
-                profiles=profiles or tuple(PROFILES),
+                profiles=profiles or None,
                 seed=seed,
                 seconds=seconds,
                 steps=steps,

@@ -43,6 +43,7 @@ class KnownConnector:
             None where that is not fixed.
         children: the attribute that lists the connectors which it passes calls on to.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
+        hands_over: whether its folder has a `stand_in`, by which engines in one process hand over to each other.
         check_children: the connectors of which `kvtrail check` makes two its children.
     """
 
@@ -56,6 +57,7 @@ class KnownConnector:
     children: str | None = None
     check_settings: Mapping[str, Any] = field(default_factory=dict)
     check_children: tuple[str, ...] = ()
+    hands_over: bool = False
 
     def part(self, module: str) -> Any:
         """What a module of the folder calls PROBE, FAKE or RECORDED, after itself: a class, or of `recorded` a function. None

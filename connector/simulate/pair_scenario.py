@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from typing import Any, Self
 
 from kvtrail.connector.known.nixl.stand_in.network import Schedule
-from kvtrail.connector.simulate.scenario import Arrival, Segment
+from kvtrail.connector.simulate.scenario import Arrival, Segment, arrival_of
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 from kvtrail.tracer.events.cache_groups import CacheGroup
 
@@ -91,6 +94,27 @@ class PairScenario:
     latest_steps: int = 2
     seed: int = 0
 
+    @property
+    def arrivals(self) -> tuple[Request | Arrival, ...]:
+        """All requests of both engines."""
+        return (*self.requests, *self.prefills, *self.decodes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The scenario that `as_dict` gave."""
+        known = dict(data)
+        known["requests"] = tuple(_request_of(each) for each in known["requests"])
+        for name in ("prefills", "decodes"):
+            known[name] = tuple(arrival_of(each) for each in known[name])
+        known["groups"] = tuple(CacheGroup(**each) for each in known["groups"])
+        known["network"] = Schedule(**known["network"])
+        return cls(**known)
+
 
 def drawn(
     seed: int,
@@ -131,6 +155,18 @@ def drawn(
         network=network,
         latest_steps=rng.choice((0, 2)),
         seed=seed,
+    )
+
+
+def _request_of(data: Mapping[str, Any]) -> Request:
+    leaves, mistake = data["leaves"], data["mistake"]
+    return Request(
+        **{
+            **data,
+            "prompt": tuple((str(seed), int(count)) for seed, count in data["prompt"]),
+            "leaves": leaves and Point(leaves),
+            "mistake": mistake and Mistake(mistake),
+        }
     )
 
 

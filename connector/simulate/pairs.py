@@ -20,14 +20,15 @@ from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.simulate import in_memory, leftovers
 from kvtrail.connector.simulate.contents import Shared
 from kvtrail.connector.simulate.model import Model
+from kvtrail.connector.simulate.observer import BYTES, REST, Observation
 from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.pair_scenario import PairScenario, Point
 from kvtrail.connector.simulate.router import Router
-from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, judged, of_its_own, where
+from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, Played, judged_alone, of_its_own, where
 from kvtrail.connector.simulate.scenario import Arrival, Workers
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.model.findings import Finding, by_weight
+from kvtrail.tracer.events.events import Event, Lookup
+from kvtrail.tracer.model.findings import by_weight
 
 MOST_TICKS = 4000
 QUIET_TICKS = 30
@@ -101,12 +102,11 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayedPair:
-    """The result of a scenario on two engines.
+class PlayedPair(Played):
+    """The result of a scenario on two engines: what `Played` says is of both together, judged as one history.
 
     Attributes:
         recorded: the events of each engine, in its recorder's order.
-        findings: of all of them together, the worst first, then by time.
         wrong: by the client's id of a request, what it has read that was not its own, in a sentence.
         errors: what engines died of, and where, by their names.
         left: requests that had not ended or still held blocks in the end, by engine.
@@ -116,11 +116,9 @@ class PlayedPair:
         disconnected: where clients disconnected, by their ids.
         names: the client's id of each request, by an engine's.
         network: what it did.
-        loads_read: how many loads were compared on the engine that decodes.
     """
 
     recorded: Mapping[str, Sequence[Event]]
-    findings: Sequence[Finding]
     wrong: Mapping[str, str]
     errors: Mapping[str, str]
     left: Mapping[str, Sequence[str]]
@@ -130,7 +128,6 @@ class PlayedPair:
     disconnected: Mapping[str, Point]
     names: Mapping[str, str]
     network: Network
-    loads_read: int
 
     def found(self, *rules: str) -> set[str]:
         """The clients' ids of the requests that these rules name, or that any does."""
@@ -150,7 +147,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
     network, clock, shared = Network(scenario.network), Clock(), Shared()
     with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters, installed(network, clock):
         both = [_engine(name, Path(folder), scenario, connector, shared) for name in PORTS]
-        router = Router(scenario, *both)
+        router, decode = Router(scenario, *both), both[-1]
         quiet = 0
         for tick in range(MOST_TICKS):
             clock.now_s += scenario.tick_s
@@ -174,11 +171,27 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
             with suppress(Exception):  # a dead engine may not end well either
                 engine.stage.close()
         recorded = {engine.name: list(exporter.events()) for engine, exporter in zip(both, exporters, strict=True)}
-    found = judged(each for events in recorded.values() for each in events).findings
+    events = [event for each in recorded.values() for event in each]
+    detector, checks = judged_alone(events, None)
+    wrong = _wrong(both, router.names | {each.id: each.id for each in (*scenario.prefills, *scenario.decodes)})
+    dead = next((engine for engine in both if engine.error is not None), None)
     return PlayedPair(
+        exporters=exporters,
+        events=events,
+        findings=by_weight([finding for held in detector.findings.values() for finding in held.values()]),
+        checks=checks,
+        observations=_observations(wrong, remembered),
+        error=None if dead is None else dead.error,
+        traceback="" if dead is None else dead.trace,
+        steps=sum(engine.stage.steps for engine in both),
+        unfinished={name: f"in the engine that is to {engine}" for engine, ids in left.items() for name in ids},
+        lookups=[event for event in events if isinstance(event, Lookup)],
+        loads_read=decode.model.loaded,
+        loads_copied=True,  # by the network, at any time
+        blocks_compared=sum(engine.model.compared for engine in both),
+        unprobed=decode.stage.connectors[0]._kvtrail.unprobed,
         recorded=recorded,
-        findings=by_weight([finding for held in found.values() for finding in held.values()]),
-        wrong=_wrong(both, router.names | {each.id: each.id for each in (*scenario.prefills, *scenario.decodes)}),
+        wrong=wrong,
         errors={engine.name: f"{engine.error}\n{engine.trace}" for engine in both if engine.error is not None},
         left={name: ids for name, ids in left.items() if ids},
         remembered=remembered,
@@ -187,8 +200,17 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         disconnected=router.left,
         names=router.names,
         network=network,
-        loads_read=both[1].model.loaded,
     )
+
+
+def _observations(wrong: Mapping[str, str], remembered: Mapping[str, Sequence[str]]) -> list[Observation]:
+    """What was wrong that no event shows."""
+    bytes_ = [Observation(BYTES, "a request has read KV that is not its own", text) for text in wrong.values()]
+    rest = [
+        Observation(REST, f"{place} remembers ended requests", f"All requests have ended, and `{place}` holds {ids}.")
+        for place, ids in remembered.items()
+    ]
+    return [*bytes_, *rest]
 
 
 def _engine(name: str, folder: Path, scenario: PairScenario, connector: Mapping[str, Any], shared: Shared) -> Engine:

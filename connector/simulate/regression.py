@@ -14,6 +14,7 @@ from typing import Any
 from kvtrail.connector.known.fake import SETTINGS
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import Failure, failures, shrunk
+from kvtrail.connector.simulate.pair_scenario import PairScenario
 from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.history.history import History
@@ -42,7 +43,7 @@ pytest.importorskip("vllm")
 
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import run
-from kvtrail.connector.simulate.scenario import Scenario
+from {module} import {kind}
 
 CONNECTOR = {connector}
 CONFIGURATION = json.loads({extra})
@@ -56,7 +57,7 @@ SCENARIO = {scenario}
 
 def test_{name}():
     subject = Subject(os.environ.get("{variable}", CONNECTOR), CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
-    played, failures = run(subject, Scenario.from_dict(SCENARIO))
+    played, failures = run(subject, {kind}.from_dict(SCENARIO))
     assert played.events, "nothing was recorded"
     assert not failures, "\\n\\n".join(f"{{each.id}}\\n{{each.text}}" for each in failures)
 '''
@@ -111,6 +112,7 @@ def regression(
     if not small.seen:
         raise DoesNotAppear(f"{failure.id} appears only with what the store held when it was recorded")
     source = as_pytest(small.scenario, connector=subject, failure=small.failure)
+    assert isinstance(small.scenario, Scenario)
     return Regression(source=source, failure=small.failure, scenario=small.scenario, original=original)
 
 
@@ -129,7 +131,7 @@ def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure
     raise DoesNotAppear(f"{asked} does not appear when the recording is driven again with {driven.connector}: {there}")
 
 
-def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> str:
+def as_pytest(scenario: Scenario | PairScenario, *, connector: Subject, failure: Failure) -> str:
     """The file's text; `failure` is what the scenario shows with the connector."""
     return _TEMPLATE.format(
         title=_quotable(f"{connector.name}: {failure.id}"),
@@ -139,6 +141,8 @@ def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> st
         extra=repr(json.dumps(dict(connector.extra), sort_keys=True)),
         beside=connector.beside,
         own_workers=connector.own_workers,
+        module=type(scenario).__module__,
+        kind=type(scenario).__name__,
         scenario=pprint.pformat(scenario.as_dict(), width=_WIDTH, sort_dicts=False),
         name=slug(failure.what).replace("-", "_"),
     )

@@ -161,7 +161,7 @@ class Scenario:
         """
         try:
             known = dict(data)
-            known["arrivals"] = tuple(_arrival(each) for each in known["arrivals"])
+            known["arrivals"] = tuple(arrival_of(each) for each in known["arrivals"])
             known["aborts"] = tuple(Abort(**_timed(each)) for each in known.get("aborts", ()))
             known["resets"] = tuple(CachesReset(**_timed(each)) for each in known.get("resets", ()))
             known["groups"] = tuple(CacheGroup(**each) for each in known.get("groups", ()))
@@ -180,7 +180,8 @@ def tokens(segments: Iterable[Segment]) -> list[int]:
     return drawn
 
 
-def _arrival(data: Mapping[str, Any]) -> Arrival:
+def arrival_of(data: Mapping[str, Any]) -> Arrival:
+    """A request from data."""
     known = dict(data)
     for name in ("prompt", "output"):
         known[name] = tuple((str(seed), int(count)) for seed, count in known.get(name, ()))

@@ -29,6 +29,8 @@ CONNECTOR = KnownConnector(
     classes=("NixlConnector", "NixlPullConnector", "NixlPushConnector"),
     capabilities=frozenset({Capability.HANDS_ON, Capability.RECEIVES_ONCE, Capability.REPORTS_LEASES}),
     compared_by_name=True,
+    other_writers=True,
+    hands_over=True,
     patience=_patience,
     lease=_lease,
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.known.probe import NO_PROBE
+from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.regression import as_pytest, slug
@@ -18,6 +19,7 @@ from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.words import count, some
 
 NOT_REACHED = "the session ended before it came to this profile"
+_DESCRIBED = {name: draw.__doc__ for name, draw in (*PROFILES.items(), *PAIR_PROFILES.items())}
 JUNIT, MARKDOWN = "junit.xml", "report.md"
 
 
@@ -123,7 +125,7 @@ def as_junit(checked: Checked) -> str:
             ET.SubElement(case, "failure", message="; ".join(each.failure.id for each in failed)).text = text
         ET.SubElement(
             case, "system-out"
-        ).text = f"{checked.trials[profile]} runs, {checked.steps[profile]} steps. {PROFILES[profile].__doc__}"
+        ).text = f"{checked.trials[profile]} runs, {checked.steps[profile]} steps. {_DESCRIBED[profile]}"
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -173,6 +175,11 @@ def _limits(checked: Checked) -> list[str]:
         limits.append("Nothing ran.")
     elif checked.fake_workers is None:
         limits.append(f"Its own workers ran: {compared}")
+    elif any(name in PAIR_PROFILES for name in checked.trials):
+        limits.append(
+            f"Its own workers ran where two engines handed over to each other, and fakes elsewhere, since"
+            f" {checked.fake_workers}: {compared}"
+        )
     elif checked.blocks_compared:
         limits.append(f"Its workers were fakes, since {checked.fake_workers}. They copied by its plans: {compared}")
     else:

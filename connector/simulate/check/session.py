@@ -12,9 +12,11 @@ from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check import rehearsal
+from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, hands_over, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
+from kvtrail.connector.simulate.pair_scenario import PairScenario
 from kvtrail.connector.simulate.run import Played, Unbuildable
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.model.findings import Verdict
@@ -43,7 +45,7 @@ class Found:
     profile: str
     seed: int
     subject: Subject
-    original: Scenario
+    original: Scenario | PairScenario
 
     @property
     def failure(self) -> Failure:
@@ -118,7 +120,7 @@ def check(
     connector: str,
     *,
     config: dict[str, Any] | None = None,
-    profiles: Sequence[str] = tuple(PROFILES),
+    profiles: Sequence[str] | None = None,
     seed: int = 0,
     seconds: float | None = None,
     steps: int | None = STEPS,
@@ -132,6 +134,7 @@ def check(
     limit. The same seed gives the same trials, however fast the machine is.
 
     Args:
+        profiles: None for all, of pairs of engines only where the connector hands over from one to another.
         config: its `kv_connector_extra_config`; by default it is drawn at random for connectors that kvtrail knows, and for
             those that say from what.
         fake_workers: do not run its own workers, even if they would run here.
@@ -141,6 +144,10 @@ def check(
         Unbuildable: the connector cannot be built; the text says why.
         NothingRecorded: it is not traced.
     """
+    pairs = tuple(PAIR_PROFILES) if hands_over(connector, config) else ()
+    profiles = (*pairs, *PROFILES) if profiles is None else profiles
+    if lacking := set(profiles) & PAIR_PROFILES.keys() - set(pairs):
+        raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
     started = time.monotonic()
     asynchronous: list[Mapping[str, Any]] = []
@@ -150,7 +157,7 @@ def check(
         checked.seconds = time.monotonic() - started
         on_progress(checked, doing)
 
-    def announce_shrinking(failure: Failure, smallest: Scenario) -> None:
+    def announce_shrinking(failure: Failure, smallest: Scenario | PairScenario) -> None:
         announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
 
     if fake_workers:
@@ -172,7 +179,8 @@ def check(
             own_workers=not beside and checked.fake_workers is None,
             may_reset_running=extra not in asynchronous,
         )
-        scenario = allowed(scenario_of(profile, trial_seed), subject)
+        paired = profile in PAIR_PROFILES
+        scenario = pair_of(profile, trial_seed) if paired else allowed(scenario_of(profile, trial_seed), subject)
         announce(profile)
         try:
             played, failures = run(subject, scenario)
@@ -184,12 +192,13 @@ def check(
                 continue
             rehearsal.build(subject)  # it raises, if it is not the profile that is refused
             break
-        if subject.own_workers and played.loads_read and not played.loads_copied:
+        if subject.own_workers and not paired and played.loads_read and not played.loads_copied:
             checked.fake_workers = rehearsal.NO_BYTES
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)
         _count(checked, profile, played)
-        if subject.may_reset_running and any(lookup.is_async and lookup.returned for lookup in played.lookups):
+        waits = any(lookup.is_async and lookup.returned for lookup in played.lookups)
+        if waits and subject.may_reset_running and not isinstance(scenario, PairScenario):
             asynchronous.append(extra)
             subject = replace(subject, may_reset_running=False)
             if (without := allowed(scenario, subject)) != scenario:

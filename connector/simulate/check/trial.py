@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.observer import BYTES
+from kvtrail.connector.simulate.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs import play_pair
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.shrink import shrink
+from kvtrail.connector.simulate.shrink_pair import shrink_pair
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import some
 
@@ -54,7 +58,7 @@ class Shrunk:
             that is not flaky both are equal.
     """
 
-    scenario: Scenario
+    scenario: Scenario | PairScenario
     played: Played
     failure: Failure
     seen: int
@@ -87,8 +91,11 @@ def failures(played: Played) -> list[Failure]:
     return list(found.values())
 
 
-def run(subject: Subject, scenario: Scenario) -> tuple[Played, list[Failure]]:
+def run(subject: Subject, scenario: Scenario | PairScenario) -> tuple[Played, list[Failure]]:
     """Play a scenario with the connector. What also happens without any connector is not its failure."""
+    if isinstance(scenario, PairScenario):
+        pair = play_pair(scenario, subject.configuration())
+        return pair, failures(pair)
     child = 2 if subject.beside else 0
     played = play(scenario, subject.configuration(), own_workers=subject.own_workers, child=child, observed=True)
     found = failures(played)
@@ -102,16 +109,16 @@ def shrunk(
     failure: Failure,
     played: Played,
     subject: Subject,
-    scenario: Scenario,
+    scenario: Scenario | PairScenario,
     *,
     tries: int | None,
-    on_try: Callable[[Scenario], None] = lambda smallest: None,
+    on_try: Callable[[Any], None] = lambda smallest: None,
 ) -> Shrunk:
     """Run a scenario that has failed again; if it always fails in the same way, shrink it in so many tries, as long as it
     does, and run the smallest again."""
     best = scenario, played, failure
 
-    def fails(candidate: Scenario) -> bool:
+    def fails(candidate: Scenario | PairScenario) -> bool:
         nonlocal best
         played, found = run(subject, candidate)
         same = next((each for each in found if each.id == failure.id), None)
@@ -121,7 +128,11 @@ def shrunk(
 
     seen = sum(fails(scenario) for _ in range(CONFIRMATIONS))
     if tries != 0 and seen == CONFIRMATIONS:
-        smallest = shrink(scenario, fails, tries=tries, on_try=on_try)
+        smallest: Scenario | PairScenario
+        if isinstance(scenario, PairScenario):
+            smallest = shrink_pair(scenario, fails, tries=tries, on_try=on_try)
+        else:
+            smallest = shrink(scenario, fails, tries=tries, on_try=on_try)
         seen = sum(fails(smallest) for _ in range(CONFIRMATIONS))
     return Shrunk(*best, seen, CONFIRMATIONS)
 

@@ -21,6 +21,7 @@ from kvtrail.connector.commands.check import check as command
 from kvtrail.connector.faults import FAULTS, NATIVE, OF_COPIES
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
+from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
 from kvtrail.connector.simulate.check.subject import Subject, varied
@@ -268,7 +269,7 @@ def test_nothing_recorded_is_an_error_of_its_own() -> None:
 def test_the_command_knows_the_profiles() -> None:
     (option,) = (each for each in command.params if each.name == "profiles")
     assert isinstance(option.type, click.Choice)
-    assert list(PROFILES) == list(option.type.choices)
+    assert [*PROFILES, *PAIR_PROFILES] == list(option.type.choices)
 
 
 def test_minimal_finds_what_is_needed_and_nothing_else() -> None:

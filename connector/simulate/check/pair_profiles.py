@@ -1,0 +1,40 @@
+"""Profiles of pairs of engines, for connectors by which one engine hands over to another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvtrail.connector.known import by_class
+from kvtrail.connector.registration import configuration, resolve
+from kvtrail.connector.simulate.pair_scenario import PairScenario, drawn
+
+
+def handoffs(rng: random.Random) -> PairScenario:
+    """One engine prefills and another one decodes: requests queue and are aborted at every point of the hand-off,
+    messages come late and out of order, leases run out, and some transfers fail."""
+    return drawn(rng.randrange(10**6), failing=rng.choice((0.0, 0.2)))
+
+
+PAIR_PROFILES: dict[str, Callable[[random.Random], PairScenario]] = {"handoffs": handoffs}
+"""By name. They come first, where they can be run."""
+
+
+def pair_of(profile: str, seed: int) -> PairScenario:
+    """The scenario of a profile and a seed: always the same."""
+    return PAIR_PROFILES[profile](random.Random(f"{profile}/{seed}"))
+
+
+def hands_over(connector: str, config: Mapping[str, Any] | None) -> bool:
+    """Whether engines with this connector can hand over to each other in one process, by itself or by one of its children."""
+    children = (config or {}).get("connectors", ())
+    return any(_is_handing_over(name) for name in (connector, *(child.get("kv_connector", "") for child in children)))
+
+
+def _is_handing_over(name: str) -> bool:
+    try:
+        known = by_class(resolve(configuration(name, {})["kv_connector"]))
+    except Exception:  # of whatever its module raises when it is imported; who plays it says more
+        return False
+    return known is not None and known.hands_over
