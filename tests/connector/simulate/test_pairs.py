@@ -20,7 +20,7 @@ NIXL = configuration("NixlConnector", {})
 LONG = pytest.mark.long
 
 
-def played(seed: int, **planted: float | tuple[Mistake, ...]) -> PlayedPair:
+def played(seed: int, **planted: float | bool | tuple[Mistake, ...]) -> PlayedPair:
     return play_pair(drawn(seed, **planted), NIXL)  # type: ignore[arg-type]
 
 
@@ -68,6 +68,21 @@ def test_a_load_that_fails_is_computed_again_or_its_request_fails(seeds: range) 
         assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
         failed += len(pair.network.failed)
     assert failed > len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=LONG)], ids=str)
+def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
+    """What it was to read fails, and is computed again or fails its request; nothing is left of it, and nobody is accused."""
+    died = 0
+    for seed in seeds:
+        pair = played(seed, dies=True)
+        assert pair.errors.keys() <= {PREFILL}, (seed, pair.errors)
+        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        assert not pair.wrong, (seed, pair.wrong)
+        assert DECODE not in pair.left, (seed, pair.left)
+        assert not pair.remembered, (seed, pair.remembered)
+        died += bool(pair.errors)
+    assert died == len(seeds)
 
 
 @pytest.mark.parametrize(
