@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from kvtrail.connector import registration
+from kvtrail.connector.known import by_class
 from kvtrail.connector.known.nixl.stand_in import Clock, installed
 from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.simulate import in_memory, leftovers
@@ -158,6 +160,15 @@ class PlayedPair(Played):
         }
 
 
+def hands_over(name: str) -> bool:
+    """Whether engines with the connector of this name can hand over to each other in one process."""
+    try:
+        known = by_class(registration.resolve(registration.configuration(name, {})["kv_connector"]))
+    except Exception:  # of whatever its module raises when it is imported; who plays it says more
+        return False
+    return known is not None and known.hands_over
+
+
 def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:
     """Run a scenario on two engines with this `kv_transfer_config`, and judge what both record.
 
@@ -211,7 +222,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         loads_read=decode.model.loaded,
         loads_copied=True,  # by the network, at any time
         blocks_compared=sum(engine.model.compared for engine in both),
-        unprobed=decode.stage.connectors[0]._kvtrail.unprobed,
+        unprobed=next((each._kvtrail.unprobed for each in decode.stage.connectors if hasattr(each, "_kvtrail")), None),
         recorded=recorded,
         wrong=wrong,
         errors={engine.name: f"{engine.error}\n{engine.trace}" for engine in both if engine.error is not None},
@@ -244,11 +255,14 @@ def _engine(
     exporters: Sequence[InMemoryExporter],
 ) -> Engine:
     prefills = name == PREFILL
-    own = of_its_own({**connector, "kv_buffer_device": "cpu"})
+    own = of_its_own(connector)
     own["engine_id"] = f"{name}-{own['engine_id']}"
     own["kv_role"] = "kv_producer" if prefills else "kv_consumer"
     own["kv_load_failure_policy"] = "recompute" if scenario.recompute else "fail"
-    own["kv_connector_extra_config"]["kv_lease_duration"] = scenario.lease_s
+    for each in (own, *own["kv_connector_extra_config"].get("connectors", ())):
+        if hands_over(each["kv_connector"]):
+            each["kv_buffer_device"] = "cpu"
+            each["kv_connector_extra_config"]["kv_lease_duration"] = scenario.lease_s
     with mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=PORTS[name]):
         stage = BareScheduler(
             folder,

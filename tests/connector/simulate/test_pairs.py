@@ -52,6 +52,20 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert total[Kind.LEASE], "and those of what waits are extended"
 
 
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
+def test_nothing_is_found_where_an_offload_stands_beside_it(seeds: range) -> None:
+    offload = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
+    both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [NIXL, offload]}}
+    stored = 0
+    for seed in seeds:
+        pair = play_pair(drawn(seed), both)
+        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
+        assert pair.loads_read, seed
+        stored += kinds(pair, PREFILL)[Kind.STORE]
+    assert stored
+
+
 def test_a_prompt_of_one_token_is_loaded_and_computed_all_the_same() -> None:
     """vLLM computes the last token again, so that none counts as computed, and asks the connector a second time."""
     pair = play_pair(PairScenario(requests=(Request("r-0", (("one", 1),)),)), NIXL)
