@@ -73,6 +73,7 @@ class PairScenario:
         prefills, decodes: what else each of the two engines is asked; steps are ticks.
         prefill_every, decode_every: each of them makes a step in every so many ticks.
         prefill_blocks, decode_blocks: of their pools.
+        prefill_dies_at: the tick in which the engine that prefills is killed; None if it lives.
         tick_s: seconds of a tick, for leases.
         lease_s: the lease of what is handed over.
         groups: the model's KV cache groups, as for one engine.
@@ -84,6 +85,7 @@ class PairScenario:
     decodes: tuple[Arrival, ...] = ()
     prefill_every: int = 1
     decode_every: int = 1
+    prefill_dies_at: int | None = None
     prefill_blocks: int = 48
     decode_blocks: int = 48
     tick_s: float = 0.1
@@ -123,11 +125,12 @@ def drawn(
     lost: float = 0.0,
     repeated: float = 0.0,
     failing: float = 0.0,
+    dies: bool = False,
     requests: int = 12,
 ) -> PairScenario:
     """A scenario in which requests share prefixes, queue, preempt each other and are aborted, messages are late and out of
     order, and now and then an engine is busy. Two requests meet each of the `mistakes`; without those and losses all is
-    legal."""
+    legal. With `dies` the engine that prefills is killed in between."""
     rng = random.Random(f"pair {seed}")
     of_clients = [_request(number, rng) for number in range(requests)]
     for mistake in mistakes:
@@ -146,6 +149,7 @@ def drawn(
         requests=tuple(of_clients),
         prefills=tuple(_beside("p", number, rng) for number in range(30 if overdue else rng.randrange(6))),
         decodes=tuple(_beside("d", number, rng) for number in range(rng.randrange(6))),
+        prefill_dies_at=10 + seed % 70 if dies else None,
         prefill_every=rng.choice((1, 1, 3)),
         decode_every=rng.choice((1, 1, 2)),
         prefill_blocks=rng.choice((28, 48)),

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from kvtrail.connector import registration
+from kvtrail.connector.known import by_class
 from kvtrail.connector.known.nixl.stand_in import Clock, installed
 from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.simulate import in_memory, leftovers
 from kvtrail.connector.simulate.contents import Shared
+from kvtrail.connector.simulate.in_memory import InMemoryExporter
 from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.observer import BYTES, REST, Observation
 from kvtrail.connector.simulate.own_worker import OwnWorker
@@ -33,6 +36,8 @@ from kvtrail.tracer.model.findings import by_weight
 MOST_TICKS = 4000
 QUIET_TICKS = 30
 """Nothing happens for so long when all is done: the last messages have arrived."""
+KILLED = "killed"
+"""The error of an engine that died of nothing of its own."""
 PREFILL, DECODE = "prefill", "decode"
 PORTS = {PREFILL: "5600", DECODE: "5601"}
 """Nothing listens there; they tell the engines apart."""
@@ -46,9 +51,12 @@ class Engine:
         error, trace: what it died of, and where; None and empty as long as it lives.
     """
 
-    def __init__(self, name: str, stage: BareScheduler, every: int, beside: Sequence[Arrival]) -> None:
-        """It makes a step in every so many ticks, and is asked for some requests `beside` those of the router."""
-        self.name, self.stage = name, stage
+    def __init__(
+        self, name: str, stage: BareScheduler, exporter: InMemoryExporter, every: int, beside: Sequence[Arrival]
+    ) -> None:
+        """It makes a step in every so many ticks, and is asked for some requests `beside` those of the router; `exporter` has
+        what it records."""
+        self.name, self.stage, self._exporter = name, stage, exporter
         self.error: str | None = None
         self.trace = ""
         self._every, self._beside = every, sorted(beside, key=lambda each: each.at_step)[::-1]
@@ -65,6 +73,20 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         self._guarded(self.stage.abort, request_id)
+
+    def end_recording(self) -> None:
+        """What it has recorded is all, and is judged as much later, or where it died."""
+        if self.error != KILLED:
+            self._exporter.seal(later_s=MUCH_LATER_S if self.error is None else 0)
+
+    def kill(self) -> None:
+        """It is gone from one moment to the next: nobody answers for it, and nothing more is recorded."""
+        in_memory.flush()
+        self._exporter.seal(later_s=0)
+        self.error = KILLED
+        for connector in self._worker.connectors:
+            connector.shutdown()  # its memory is no more
+        self.stage.close()
 
     @property
     def is_idle(self) -> bool:
@@ -138,6 +160,15 @@ class PlayedPair(Played):
         }
 
 
+def hands_over(name: str) -> bool:
+    """Whether engines with the connector of this name can hand over to each other in one process."""
+    try:
+        known = by_class(registration.resolve(registration.configuration(name, {})["kv_connector"]))
+    except Exception:  # of whatever its module raises when it is imported; who plays it says more
+        return False
+    return known is not None and known.hands_over
+
+
 def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:
     """Run a scenario on two engines with this `kv_transfer_config`, and judge what both record.
 
@@ -146,12 +177,14 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
     """
     network, clock, shared = Network(scenario.network), Clock(), Shared()
     with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters, installed(network, clock):
-        both = [_engine(name, Path(folder), scenario, connector, shared) for name in PORTS]
+        both = [_engine(name, Path(folder), scenario, connector, shared, exporters) for name in PORTS]
         router, decode = Router(scenario, *both), both[-1]
         quiet = 0
         for tick in range(MOST_TICKS):
             clock.now_s += scenario.tick_s
             network.tick()
+            if tick == scenario.prefill_dies_at:
+                both[0].kill()
             router.tick(tick)
             for engine in both:
                 engine.tick(tick)
@@ -161,8 +194,8 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
             if quiet > QUIET_TICKS:
                 break
         in_memory.flush()
-        for engine, exporter in zip(both, exporters, strict=True):
-            exporter.seal(later_s=MUCH_LATER_S if engine.error is None else 0)
+        for engine in both:
+            engine.end_recording()
         left = {engine.name: sorted(engine.stage.scheduler.requests) for engine in both}
         remembered = {
             place: sorted(ids) for engine in both for place, ids in engine.remembered(router.names.keys()).items()
@@ -189,7 +222,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         loads_read=decode.model.loaded,
         loads_copied=True,  # by the network, at any time
         blocks_compared=sum(engine.model.compared for engine in both),
-        unprobed=decode.stage.connectors[0]._kvtrail.unprobed,
+        unprobed=next((each._kvtrail.unprobed for each in decode.stage.connectors if hasattr(each, "_kvtrail")), None),
         recorded=recorded,
         wrong=wrong,
         errors={engine.name: f"{engine.error}\n{engine.trace}" for engine in both if engine.error is not None},
@@ -213,13 +246,23 @@ def _observations(wrong: Mapping[str, str], remembered: Mapping[str, Sequence[st
     return [*bytes_, *rest]
 
 
-def _engine(name: str, folder: Path, scenario: PairScenario, connector: Mapping[str, Any], shared: Shared) -> Engine:
+def _engine(
+    name: str,
+    folder: Path,
+    scenario: PairScenario,
+    connector: Mapping[str, Any],
+    shared: Shared,
+    exporters: Sequence[InMemoryExporter],
+) -> Engine:
     prefills = name == PREFILL
-    own = of_its_own({**connector, "kv_buffer_device": "cpu"})
+    own = of_its_own(connector)
     own["engine_id"] = f"{name}-{own['engine_id']}"
     own["kv_role"] = "kv_producer" if prefills else "kv_consumer"
     own["kv_load_failure_policy"] = "recompute" if scenario.recompute else "fail"
-    own["kv_connector_extra_config"]["kv_lease_duration"] = scenario.lease_s
+    for each in (own, *own["kv_connector_extra_config"].get("connectors", ())):
+        if hands_over(each["kv_connector"]):
+            each["kv_buffer_device"] = "cpu"
+            each["kv_connector_extra_config"]["kv_lease_duration"] = scenario.lease_s
     with mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=PORTS[name]):
         stage = BareScheduler(
             folder,
@@ -232,7 +275,7 @@ def _engine(name: str, folder: Path, scenario: PairScenario, connector: Mapping[
             shared=shared,
         )
     every = scenario.prefill_every if prefills else scenario.decode_every
-    return Engine(name, stage, every, scenario.prefills if prefills else scenario.decodes)
+    return Engine(name, stage, exporters[-1], every, scenario.prefills if prefills else scenario.decodes)
 
 
 def _wrong(both: Sequence[Engine], names: Mapping[str, str]) -> dict[str, str]:

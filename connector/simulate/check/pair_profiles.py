@@ -6,9 +6,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvtrail.connector.known import by_class
-from kvtrail.connector.registration import configuration, resolve
 from kvtrail.connector.simulate.pair_scenario import PairScenario, drawn
+from kvtrail.connector.simulate.pairs import hands_over
 
 
 def handoffs(rng: random.Random) -> PairScenario:
@@ -26,15 +25,7 @@ def pair_of(profile: str, seed: int) -> PairScenario:
     return PAIR_PROFILES[profile](random.Random(f"{profile}/{seed}"))
 
 
-def hands_over(connector: str, config: Mapping[str, Any] | None) -> bool:
+def can_be_paired(connector: str, config: Mapping[str, Any] | None) -> bool:
     """Whether engines with this connector can hand over to each other in one process, by itself or by one of its children."""
     children = (config or {}).get("connectors", ())
-    return any(_is_handing_over(name) for name in (connector, *(child.get("kv_connector", "") for child in children)))
-
-
-def _is_handing_over(name: str) -> bool:
-    try:
-        known = by_class(resolve(configuration(name, {})["kv_connector"]))
-    except Exception:  # of whatever its module raises when it is imported; who plays it says more
-        return False
-    return known is not None and known.hands_over
+    return any(map(hands_over, (connector, *(child.get("kv_connector", "") for child in children))))

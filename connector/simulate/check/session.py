@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check import rehearsal
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, hands_over, pair_of
+from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
@@ -144,7 +144,7 @@ def check(
         Unbuildable: the connector cannot be built; the text says why.
         NothingRecorded: it is not traced.
     """
-    pairs = tuple(PAIR_PROFILES) if hands_over(connector, config) else ()
+    pairs = tuple(PAIR_PROFILES) if can_be_paired(connector, config) else ()
     profiles = (*pairs, *PROFILES) if profiles is None else profiles
     if lacking := set(profiles) & PAIR_PROFILES.keys() - set(pairs):
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")

@@ -21,7 +21,7 @@ NIXL = configuration("NixlConnector", {})
 LONG = pytest.mark.long
 
 
-def played(seed: int, **planted: float | tuple[Mistake, ...]) -> PlayedPair:
+def played(seed: int, **planted: float | bool | tuple[Mistake, ...]) -> PlayedPair:
     return play_pair(drawn(seed, **planted), NIXL)  # type: ignore[arg-type]
 
 
@@ -53,6 +53,20 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert total[Kind.LEASE], "and those of what waits are extended"
 
 
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
+def test_nothing_is_found_where_an_offload_stands_beside_it(seeds: range) -> None:
+    offload = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
+    both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [NIXL, offload]}}
+    stored = 0
+    for seed in seeds:
+        pair = play_pair(drawn(seed), both)
+        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
+        assert pair.loads_read, seed
+        stored += kinds(pair, PREFILL)[Kind.STORE]
+    assert stored
+
+
 def test_a_prompt_of_one_token_is_loaded_and_computed_all_the_same() -> None:
     """vLLM computes the last token again, so that none counts as computed, and asks the connector a second time."""
     pair = play_pair(PairScenario(requests=(Request("r-0", (("one", 1),)),)), NIXL)
@@ -69,6 +83,21 @@ def test_a_load_that_fails_is_computed_again_or_its_request_fails(seeds: range) 
         assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
         failed += len(pair.network.failed)
     assert failed > len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=LONG)], ids=str)
+def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
+    """What it was to read fails, and is computed again or fails its request; nothing is left of it, and nobody is accused."""
+    died = 0
+    for seed in seeds:
+        pair = played(seed, dies=True)
+        assert pair.errors.keys() <= {PREFILL}, (seed, pair.errors)
+        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        assert not pair.wrong, (seed, pair.wrong)
+        assert DECODE not in pair.left, (seed, pair.left)
+        assert not pair.remembered, (seed, pair.remembered)
+        died += bool(pair.errors)
+    assert died == len(seeds)
 
 
 @pytest.mark.parametrize(
