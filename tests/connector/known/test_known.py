@@ -48,6 +48,7 @@ SHOWN = {
     "stores": "copies",
     "held_bytes": "bytes held",
     "contents": "[contents](#causes)",
+    "reported": "[hand-offs](handoffs.md)",
 }
 """What a probe shows by each of its methods, as docs/connectors.md calls it."""
 
@@ -109,7 +110,7 @@ def test_traces_without_a_declaration_show_the_same_capabilities() -> None:
     without = {name: of_connector(name, None) for name in json.loads(known.capabilities_declared(object))}
     assert sum(map(bool, without.values())) >= 4
     for name, declared in json.loads(known.capabilities_declared(object)).items():
-        assert without[name] in (set(), set(declared) - {"tells_chunks", "tells_groups"})
+        assert without[name] in (set(), set(declared) - {"tells_chunks", "tells_groups", "reports_leases"})
 
 
 def test_an_engine_imports_declarations_and_no_vllm() -> None:
