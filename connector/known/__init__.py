@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -43,7 +43,8 @@ class KnownConnector:
             None where that is not fixed.
         children: the attribute that lists the connectors which it passes calls on to.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
-        hands_over: whether its folder has a `stand_in`, by which engines in one process hand over to each other.
+        hands_over: those of its classes with which engines in one process hand over to each other, by the `stand_in` in its
+            folder.
         check_children: the connectors of which `kvtrail check` makes two its children.
     """
 
@@ -57,7 +58,7 @@ class KnownConnector:
     children: str | None = None
     check_settings: Mapping[str, Any] = field(default_factory=dict)
     check_children: tuple[str, ...] = ()
-    hands_over: bool = False
+    hands_over: Sequence[str] = ()
 
     def part(self, module: str) -> Any:
         """What a module of the folder calls PROBE, FAKE or RECORDED, after itself: a class, or of `recorded` a function. None

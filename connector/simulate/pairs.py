@@ -163,10 +163,11 @@ class PlayedPair(Played):
 def hands_over(name: str) -> bool:
     """Whether engines with the connector of this name can hand over to each other in one process."""
     try:
-        known = by_class(registration.resolve(registration.configuration(name, {})["kv_connector"]))
+        cls = registration.resolve(registration.configuration(name, {})["kv_connector"])
     except Exception:  # of whatever its module raises when it is imported; who plays it says more
         return False
-    return known is not None and known.hands_over
+    known = by_class(cls)
+    return known is not None and any(base.__name__ in known.hands_over for base in cls.__mro__)
 
 
 def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:

@@ -25,7 +25,9 @@ REGISTERED = sorted(
 CLEAN = ("DecodeBenchConnector", "MultiConnector", "OffloadingConnector", "SimpleCPUOffloadConnector")
 ELSEWHERE = ("ExampleConnector", "LMCacheConnectorV1", "LMCacheMPConnector")
 """With findings, in test_known_findings.py."""
-NEVER_HIT = ("MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector")
+HAND_OVER = ("NixlConnector", "NixlPullConnector")
+"""Two engines with them run, one of which prefills for the other."""
+NEVER_HIT = ("MooncakeConnector", "NixlPushConnector")
 """They load for requests that another instance has prefilled, and a scenario has none."""
 REFUSED = {
     "ExampleHiddenStatesConnector": "only works when using 'extract_hidden_states'",
@@ -40,7 +42,7 @@ PACKAGES = {"FlexKVConnectorV1": "flexkv", "MoRIIOConnector": "msgpack"}
 
 
 def test_none_is_forgotten() -> None:
-    known = (*CLEAN, *ELSEWHERE, *NEVER_HIT, *REFUSED, *WAITS_FOR_WORKERS)
+    known = (*CLEAN, *ELSEWHERE, *HAND_OVER, *NEVER_HIT, *REFUSED, *WAITS_FOR_WORKERS)
     assert sorted(known) == REGISTERED
     findings = (real_lmcache.ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     assert [name for name in REGISTERED if f"| {name} " not in findings] == []
@@ -52,6 +54,13 @@ def test_it_is_run_and_its_lookups_hit(name: str, runs: int, hits: int) -> None:
     checked = check(name, steps=None, runs=runs, seed=300)
     assert [found.failure for found in checked.found] == []
     assert checked.hits > hits
+
+
+@pytest.mark.parametrize("name", HAND_OVER)
+def test_it_hands_over_and_its_lookups_hit(name: str) -> None:
+    checked = check(name, profiles=["handoffs"], steps=None, runs=2)
+    assert [found.failure for found in checked.found] == []
+    assert checked.hits > 5
 
 
 @pytest.mark.parametrize("name", NEVER_HIT)
