@@ -205,7 +205,8 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
             with suppress(Exception):  # a dead engine may not end well either
                 engine.stage.close()
         recorded = {engine.name: list(exporter.events()) for engine, exporter in zip(both, exporters, strict=True)}
-    events = [event for each in recorded.values() for event in each]
+    # Both have one clock here, so that a sidecar would have heard them in this order.
+    events = sorted((event for each in recorded.values() for event in each), key=lambda event: event.end_ns)
     detector, checks = judged_alone(events, None)
     wrong = _wrong(both, router.names | {each.id: each.id for each in (*scenario.prefills, *scenario.decodes)})
     dead = next((engine for engine in both if engine.error is not None), None)

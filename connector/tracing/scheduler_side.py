@@ -326,8 +326,8 @@ class SchedulerInstrumentation(Instrumentation):
         """After `request_finished`, which is given the blocks that the request holds, and answers whether the connector keeps
         them, and what goes to the client. The blocks are recorded of a request that is to be handed on and was preempted."""
         context = self._recorder.contexts.of(request)
-        if answer[0]:
-            self._record_given(request, context, answer[1])
+        if isinstance(answer, tuple) and answer and answer[0]:
+            self._record_given(request, context, answer[-1])
         if context.ended is None:  # another child of a MultiConnector may have recorded it
             values: tuple[Any, ...]
             delayed = False

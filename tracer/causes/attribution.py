@@ -347,7 +347,9 @@ class Attribution:
             return
         chunks = [(view, view.state(block)) for view in self._views]
         may_be_in_vllm = fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)
-        for view, chunk in () if may_be_in_vllm else chunks:
+        for view, chunk in chunks:
+            if may_be_in_vllm and view.store.groups is not None:
+                continue
             if chunk is not None and chunk.state is BlockState.HELD and block >= view.reach:
                 add(Cause.STRANDED, view.store.cache.name, start, end, chunk)
                 return
