@@ -7,7 +7,10 @@ import itertools
 import pytest
 from history import history, judge, rules_found
 
+from kvtrail.dashboard.content.request import handoffs
 from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.ledger.handoffs import HandOffs
+from kvtrail.tracer.serve.api.requests import handoffs_of
 
 PREFILL = """
     start 600
@@ -57,3 +60,19 @@ def test_a_report_that_comes_long_after_the_lease_is_late_and_not_lost() -> None
         history(PREFILL.format(digest="a") + "wait 60\n" + DECODE + "wait 8\nread\nwait 60", connector="NixlConnector")
     )
     assert rules_found(detector) == ["late-read", "stale-handoff"]
+
+
+def test_each_side_leads_to_the_other_as_far_as_it_is_known() -> None:
+    events = history(PREFILL.format(digest="a") + DECODE, connector="NixlConnector")
+    known = judge(events).handoffs
+    given = [each for each in events if each.engine != "d"]
+    taken = [each for each in events if each.engine == "d"]
+    for side, words in ((given, "Handed over to cmpl-1-0"), (taken, "Prefilled as cmpl-1-0")):
+        (link,) = handoffs_of(side, known)
+        assert handoffs({"handoffs": [link.model_dump()]}) == [
+            (words, {"request": "cmpl-1-0-0123abcd", "engine": link.engine})
+        ]
+        (alone,) = handoffs_of(side, HandOffs())
+        assert handoffs({"handoffs": [alone.model_dump()]}) == [
+            ("Handed over as h1; the other engine has reported nothing of it", None)
+        ]
