@@ -23,20 +23,12 @@ from processes import SLOW_S, Tracer, free_port, until
 from processes import serve as start_sidecar
 
 from kvtrail.connector.demo.workload import DemoRequest
+from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
 
 PREFILL, DECODE, ALONE = "prefill", "decode", "alone"
 """The engines, and their services in the spans."""
 AT_KVTRAIL = "kvtrail.connector"
 """The module path of a connector that is traced under its own name, since vLLM compares that."""
-REMOTE_DECODE: dict[str, Any] = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
-"""The `kv_transfer_params` with which a router sends a request to the engine that prefills."""
 ENVIRONMENT = {
     "UCX_TLS": "tcp,self,sysv,posix",  # UCX's transports that need no network card
     "PYTHONHASHSEED": "0",  # both engines hash blocks alike
@@ -183,7 +175,7 @@ class Pair:
     def prefilled(self, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
         """Have a request prefilled; the params for the engine that decodes it."""
         one_token = replace(job, max_tokens=1)
-        params = self.prefill.ask(one_token, REMOTE_DECODE, external_id=external_id).result(SLOW_S).params
+        params = self.prefill.ask(one_token, ASKED_TO_PREFILL, external_id=external_id).result(SLOW_S).params
         assert params is not None, f"{job.id} was not handed over"
         return params
 

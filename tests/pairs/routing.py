@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pair import DECODE, PREFILL, REMOTE_DECODE, Engine, EngineDied, Pair, alone, at_once, beside_offload, nixl, pair
+from pair import DECODE, PREFILL, Engine, EngineDied, Pair, alone, at_once, beside_offload, nixl, pair
 from paired_engine import Answer
 from processes import SLOW_S
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
+from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
 from kvtrail.connector.simulate.tiny_model import VOCABULARY
 
 PROMPT_TOKENS = 720
@@ -129,7 +130,7 @@ def unfetched(pair: Pair) -> list[Decoded]:
     at_once(pair.prefilled, _prompts("unfetched", 2))
     pair.wait_until_nothing_is_kept()
     (gone,) = _prompts("gone", 1)
-    pair.prefill.ask(gone, REMOTE_DECODE, aborted_after=3).result(SLOW_S)
+    pair.prefill.ask(gone, ASKED_TO_PREFILL, aborted_after=3).result(SLOW_S)
     return found + _one_by_one(pair, _prompts("after", 2))
 
 
@@ -137,7 +138,7 @@ def full(pair: Pair) -> list[Decoded]:
     """Six requests are prefilled at once, and the decoding engine is never asked: the pool of the prefilling engine is full
     with two of them, and the others wait for the ends of their leases. Two before and two after them are sound."""
     found = _one_by_one(pair, _prompts("before", 2))
-    for prefilled in [pair.prefill.ask(replace(job, max_tokens=1), REMOTE_DECODE) for job in _prompts("full", 6)]:
+    for prefilled in [pair.prefill.ask(replace(job, max_tokens=1), ASKED_TO_PREFILL) for job in _prompts("full", 6)]:
         prefilled.result(SLOW_S)
     pair.wait_until_nothing_is_kept()
     return found + _one_by_one(pair, _prompts("after", 2))

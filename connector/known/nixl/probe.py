@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from kvtrail.connector.known.probe import Probe, ProbeEvent
+from kvtrail.connector.known.probe import MAX_PENDING, Probe, ProbeEvent
 from kvtrail.tracer.events.semconv import Kind
 
 HEARTBEAT, REGISTRATION = b"HB:", b"PUSH_REG:"
 """How the messages begin that say nothing of a read."""
-MAX_PENDING = 65_536
-"""Messages that wait for the next report; beyond them the oldest are dropped."""
 
 
 class NixlProbe(Probe):
@@ -34,33 +33,25 @@ class NixlProbe(Probe):
         if hasattr(worker, "_reap_expired_send_leases"):
             self._note_expired(worker)
         if hasattr(worker, "_handle_heartbeat"):
-            self._note_extended(worker)
+            _after(worker, "_handle_heartbeat", partial(self._note_extended, worker))
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
         seen = list(self._seen)
         self._seen.clear()
         return seen
 
-    def _note_messages(self, taken: Mapping[Any, Iterable[bytes]]) -> None:
+    def _note_messages(self, taken: Mapping[Any, Iterable[bytes]], *arguments: Any) -> None:
         for messages in taken.values():
             for message in messages:
                 if not message.startswith((HEARTBEAT, REGISTRATION)):
                     request_id, _, _ = message.decode().rpartition(":")
                     self._seen.append(ProbeEvent.of(Kind.READ, request_id))
 
-    def _note_extended(self, worker: Any) -> None:
+    def _note_extended(self, worker: Any, _: Any, payload: str) -> None:
         """A heartbeat of an engine that is to read names the requests that it waits for."""
-        extend = worker._handle_heartbeat
-
-        def noted(payload: str) -> Any:
-            result = extend(payload)
-            with suppress(Exception):
-                kept = [each for each in payload.split(",") if each in worker._reqs_to_send]
-                lease_s = round(worker._lease_extension)
-                self._seen.extend(ProbeEvent.of(Kind.LEASE, each, lease_s=lease_s) for each in kept)
-            return result
-
-        worker._handle_heartbeat = noted
+        lease_s = round(worker._lease_extension)
+        kept = [each for each in payload.split(",") if each in worker._reqs_to_send]
+        self._seen.extend(ProbeEvent.of(Kind.LEASE, each, lease_s=lease_s) for each in kept)
 
     def _note_expired(self, worker: Any) -> None:
         """What `_reap_expired_send_leases` adds to the requests that are done is given up without all of its readers."""
@@ -77,14 +68,14 @@ class NixlProbe(Probe):
         worker._reap_expired_send_leases = noted
 
 
-def _after(owner: Any, call: str, note: Any) -> None:
-    """Let `note` see what a method of an object returns. What `note` cannot read is left out."""
+def _after(owner: Any, call: str, note: Callable[..., None]) -> None:
+    """Let `note` see what a method of an object returns, and its arguments. What `note` cannot read is left out."""
     plain = getattr(owner, call)
 
     def noted(*arguments: Any, **named: Any) -> Any:
         result = plain(*arguments, **named)
         with suppress(Exception):
-            note(result)
+            note(result, *arguments)
         return result
 
     setattr(owner, call, noted)
