@@ -122,8 +122,9 @@ class Engine:
     """Blocks whose load failed and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
     """The requests that have begun to compute such a block, from its first token on."""
-    ran_since: set[str] = field(default_factory=set)
-    """The requests that have run since the last load error, while there are such blocks."""
+    ran_since: dict[str, int | None] = field(default_factory=dict)
+    """The requests that have run since the last load error, while there are such blocks, and the scheduling step in which
+    each last did."""
     resets: dict[str, Reset] = field(default_factory=dict)
     """The last reset of each connector that has stored nothing since."""
     storing: set[str] = field(default_factory=set)
@@ -268,12 +269,14 @@ class Engine:
                 self.tables[request] = BlockTable(event)
                 self.untold.discard(request)
             elif request in self.tables:
+                if self.invalid:
+                    self._renew(request, event.blocks_ids)
                 self.tables[request].add(event)
                 if self.tables[request].leaves_behind:
                     self.given.update(dict.fromkeys(event.blocks_ids, event))
         self.admitted.discard(request)
         if self.invalid:
-            self.ran_since.add(request)
+            self.ran_since[request] = event.scheduler_step
             if event.block_size:
                 self._recompute(request, event)
 
