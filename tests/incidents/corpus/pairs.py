@@ -120,8 +120,39 @@ INCIDENTS = [
             wait 30
         """,
         rule="unacknowledged-handoff",
-        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "quiet_s": 10},
-        says="nobody had reported to have read them",
+        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "received": True, "quiet_s": 10},
+        says="nobody had reported to need them no more",
+    ),
+    Incident(
+        id="vllm-18590",
+        of="C13",
+        url=vllm(18590, "pull"),
+        connector="NixlConnector",
+        block=16,
+        text=f"""
+            {_prefill(24, 24)}
+            # no lengths in the thread: short prompts are left out of what the decode engine's worker is to do, and so is
+            # the report for which the prefill engine waits
+            <d> start 24
+            <d> takes h1 24/24 of a
+            <d> L 24 c0 -> 0
+            <d> A 0
+            <d> S 0+24
+            <d> end
+            wait 30
+            freed expired
+            sent
+            wait 30
+        """,
+        rule="unacknowledged-handoff",
+        numbers={
+            "giver": "engine",
+            "other": "cmpl-1-0-0123abcd",
+            "received": False,
+            "outcome": "stopped",
+            "quiet_s": 10,
+        },
+        says="ended without that",
     ),
 ]
 
@@ -180,6 +211,19 @@ LOOK_ALIKES = [
         "unacknowledged-handoff",
         "its load has failed",
         f"{_prefill(600, 600)}{_decode(600, 600).replace('> R', '> R failed')}wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "its caller has ended it, and the report says so",
+        f"{_prefill(600, 600)}<d> start 600\n<d> takes h1 600/600 of a\n<d> end aborted\nread\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "its load has failed, and then its caller has ended it",
+        f"{_prefill(600, 600)}{_decode(600, 600).replace('> R', '> R failed')}<d> end aborted\n"
+        "wait 30\nfreed expired\nsent\nwait 60",
     ),
     _alike(
         "C13",
