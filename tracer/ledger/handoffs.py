@@ -22,6 +22,8 @@ MAX_WATCHED = 1_000
 """Hand-offs of a recorder of which a reader's report is waited for at the same time."""
 ON_ITS_WAY_NS = 10 * 10**9
 """For how long a reader's report may be on its way, once its load has been heard of."""
+PUSH = "push"
+"""The mode of a connector that writes into the engine that decodes."""
 Place = tuple[str, str]
 """An engine and its id of a request."""
 
@@ -47,8 +49,9 @@ class Kept(NamedTuple):
 
     @property
     def blocks(self) -> int | None:
-        """Blocks that are kept, in all KV cache groups: from level `detailed` on."""
-        return None if self.end.blocks_ids is None else len(self.end.blocks_ids)
+        """Blocks that are kept, in all KV cache groups, where the connector returns their ids; at level `detailed`."""
+        given = self.pair.given
+        return None if given is None or given.blocks_ids is None else len(given.blocks_ids)
 
     @property
     def takers(self) -> list[Handoff]:
@@ -110,6 +113,10 @@ class HandOffs:
 
     def __init__(self) -> None:
         self._by_key: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
+        self._named: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
+        """The last hand-off that was given under a name, by that."""
+        self._ambiguous: BoundedDict[str, None] = BoundedDict(MAX_HANDOFFS)
+        """Keys of several hand-offs that were kept at the same time: they join nothing."""
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
         self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
@@ -126,8 +133,20 @@ class HandOffs:
 
     def pair(self, event: Handoff) -> Pair | None:
         """The hand-off of an event, before it is entered; None if nothing is known of it."""
-        known = next((self._by_key[key] for key in event.handoff_keys if key in self._by_key), None)
-        return known or (self.given_by(event) if event.handoff_side == Side.GIVES else self.taken_by(event))
+        gives = event.handoff_side == Side.GIVES
+        for key in event.handoff_keys:
+            pair = self._by_key.get(key)
+            if pair is not None and key not in self._ambiguous and not (gives and _is_of_another(pair, event)):
+                return pair
+        return self.given_by(event) if gives else self.taken_by(event)
+
+    def namesake(self, event: Handoff) -> tuple[str, Handoff] | None:
+        """A name of what is given that is also one of another hand-off, which is kept still, and that one."""
+        for name in _names(event):
+            pair = self._named.get(name)
+            if pair is not None and pair.given is not None and pair.released is None and _is_of_another(pair, event):
+                return name, pair.given
+        return None
 
     def others(self, event: Handoff) -> list[Handoff]:
         """The other side of a hand-off, as far as it is known: the requests that take it, or the one that gives it."""
@@ -150,9 +169,16 @@ class HandOffs:
         if not event.handoff_keys:
             return
         pair = self.pair(event) or Pair()
+        gives = event.handoff_side == Side.GIVES
+        other = self.namesake(event) if gives else None
+        if other is not None:
+            self._ambiguous[other[0]] = None
         for key in event.handoff_keys:
-            self._by_key.setdefault(key, pair)
-        if event.handoff_side == Side.GIVES:
+            known = self._by_key.setdefault(key, pair)
+            if gives and other is None and _is_of_another(known, event):
+                self._by_key[key] = pair  # the name is free again
+        if gives:
+            self._named.update(dict.fromkeys(_names(event), pair))
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
                 pair.released, pair.reads, pair.late = early.released, early.reads, early.late
@@ -182,8 +208,8 @@ class HandOffs:
             self._watch(pair)
 
     def unacknowledged(self, event: Heartbeat) -> list[Pair]:
-        """The hand-offs that are needed no more and whose lease has ended, and of which the recorder of the heartbeat has waited
-        long enough for a reader's report."""
+        """The hand-offs that nobody needs and whose lease has ended, and of which the heartbeat's recorder has waited long
+        enough for a reader's report."""
         watched = self._watched.get(event.recorder, ())
         return [
             each for each in watched if each.quiet_ns and event.end_ns - each.quiet_ns > ON_ITS_WAY_NS and not each.late
@@ -241,6 +267,20 @@ def is_known_since(pair: Pair, event: Event, lost_number: int) -> bool:
     this number."""
     given = pair.given
     return given is not None and lost_number < (given.sequence if given.recorder == event.recorder else 0)
+
+
+def _names(event: Handoff) -> list[str]:
+    """What a hand-off is known by on the engine that gives. A connector that pushes matches the two engines' requests by the
+    client's id, too."""
+    names = list(event.handoff_keys)
+    if event.handoff_mode == PUSH and event.external:
+        names.append(f"request_id:{event.engine}/{event.external}")
+    return names
+
+
+def _is_of_another(pair: Pair, event: Handoff) -> bool:
+    """Whether what is given is not what the event gives."""
+    return pair.given is not None and _place(pair.given) != _place(event)
 
 
 def _place(event: Event) -> Place:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from incidents.incident import Incident, LookAlike, vllm
 
 
-def _prefill(tokens: int, prompt: int, digest: str = "a", *, blocks: int = 0) -> str:
+def _prefill(tokens: int, prompt: int, digest: str = "a", *, name: str = "", more: str = "") -> str:
     """The prefill engine's part up to the request's end, whose KV it keeps."""
-    table = f" [1-{blocks}]" if blocks else ""
-    return (
-        f"start {prompt}\nL {prompt} c0 -> 0\nA 0{table}\nS 0+{prompt}{table}\n"
-        f"gives h1 {tokens}/{prompt} of {digest}\nend delayed length_capped handoff computed {tokens} lease 30\n"
-    )
+    calls = (
+        f"start {prompt}", f"L {prompt} c0 -> 0", "A 0", f"S 0+{prompt}", f"gives h1 {tokens}/{prompt} of {digest}{more}",
+        f"end delayed length_capped handoff computed {tokens} lease 30",
+    )  # fmt: skip
+    return "".join(f"{name}{call}\n" for call in calls)
 
 
 def _decode(
@@ -106,6 +106,20 @@ INCIDENTS = [
         says="the first 600 tokens of the two differ",
     ),
     Incident(
+        id="vllm-49796",
+        of="C13",
+        url=vllm(49796, "pull"),
+        connector="MooncakeConnector",
+        text=f"""
+            {_prefill(600, 600)}
+            # no lengths in the thread: a client chooses a `transfer_id` that is in use
+            {_prefill(900, 900, "b", name="b: ")}
+        """,
+        rule="ambiguous-handoff",
+        numbers={"name": "transfer_id:h1", "other": "cmpl-1-0-0123abcd"},
+        says="kept under the same name",
+    ),
+    Incident(
         id="vllm-43541",
         of="C13",
         url=vllm(43541, "pull"),
@@ -192,6 +206,24 @@ LOOK_ALIKES = [
         "second-handoff",
         "two hand-offs of one prompt",
         f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent\n{_decode(600, 600, name='b: ', key='h2')}",
+    ),
+    _alike(
+        "C13",
+        "ambiguous-handoff",
+        "the name is used again after the blocks were given back",
+        f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent\n{_prefill(600, 600, name='b: ')}",
+    ),
+    _alike(
+        "C13",
+        "ambiguous-handoff",
+        "asked again with one name after an abort, which keeps nothing",
+        "start 600\nL 600 c0 -> 0\nA 0\nS 0+600\nend aborted handoff\n" + _prefill(600, 600, name="b: "),
+    ),
+    _alike(
+        "N11",
+        "ambiguous-handoff",
+        "two requests with one prompt",
+        f"{_prefill(600, 600)}{_prefill(600, 600, name='b: ').replace('h1', 'h2')}",
     ),
     _alike("N11", "short-handoff", "all but the last token", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
     _alike(

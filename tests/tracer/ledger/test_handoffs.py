@@ -97,6 +97,31 @@ def test_what_an_engine_keeps_for_whom() -> None:
     assert not list(judge(history(text + "read\nsent", connector="NixlConnector")).kept_handoffs())
 
 
+def test_a_connector_that_pushes_cannot_distinguish_two_requests_with_one_id_of_the_clients() -> None:
+    one, other = (
+        f"{name}start 600\n{name}gives {key} 600/600 of a in MODE\n{name}end delayed lease 30\n"
+        for name, key in (("", "h1"), ("b: ", "h2"))
+    )
+    for mode, between, rules in (
+        ("push", "", ["ambiguous-handoff"]),
+        ("push", "sent\n", []),
+        ("pull", "", []),
+    ):
+        text = (one + between + other).replace("MODE", mode)
+        events = [structs.replace(each, external="cmpl-1") for each in history(text, connector="NixlPushConnector")]
+        assert rules_found(judge(events)) == rules, (mode, between)
+
+
+def test_a_name_that_two_hand_offs_have_joins_nothing() -> None:
+    """Which of them a request takes is not known then, so that nobody is accused of taking another's."""
+    prefill = "start 600\ngives h1 600/600 of DIGEST\nend delayed lease 30\n"
+    two = prefill.replace("DIGEST", "a") + "".join(
+        f"b: {line}\n" for line in prefill.replace("DIGEST", "b").splitlines()
+    )
+    detector = judge(history(two + DECODE.replace("of a", "of b"), connector="MooncakeConnector"))
+    assert rules_found(detector) == ["ambiguous-handoff"]
+
+
 def test_each_side_leads_to_the_other_as_far_as_it_is_known() -> None:
     events = history(PREFILL.format(digest="a") + DECODE, connector="NixlConnector")
     known = judge(events).handoffs
