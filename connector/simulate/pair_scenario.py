@@ -41,8 +41,14 @@ class Mistake(StrEnum):
     """The engine that prefills got a part of the prompt, which ends in the same block."""
     CUT = "cut"
     """The engine that prefills got a part of the prompt, which ends in an earlier block."""
+    NAMED_ALIKE = "named alike"
+    """It gives two requests one `transfer_id`, and keeps them at the same time."""
     OVERDUE = "overdue"
     """It keeps it until the lease has run out and the blocks are another request's."""
+
+
+KEPT_LONG = (Mistake.NAMED_ALIKE, Mistake.OVERDUE)
+"""With these the router waits for a long time before it asks the engine that decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +207,6 @@ def _planted(requests: list[Request], mistake: Mistake, rng: random.Random) -> l
         own = 70 + rng.randrange(100)
         own += (each.prompt[0][1] + own) % BLOCK_SIZE == 1  # else a part of it would end in no block of its own
         prompt = (each.prompt[0], (each.prompt[1][0], own))
-        kept_ticks = OVERDUE_TICKS + rng.randrange(30) if mistake is Mistake.OVERDUE else each.kept_ticks
+        kept_ticks = OVERDUE_TICKS + rng.randrange(30) if mistake in KEPT_LONG else each.kept_ticks
         requests[at] = replace(each, prompt=prompt, leaves=None, mistake=mistake, kept_ticks=kept_ticks)
     return requests

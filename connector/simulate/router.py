@@ -97,7 +97,8 @@ class Router:
         for served in self._served:
             if served.prefill_id is None and served.request.at_tick <= tick:
                 served.prefill_id = self._named(served)
-                self._prefill.ask(served.prefill_id, self._sent(served), 1, ASKED_TO_PREFILL)
+                alike = {"transfer_id": "alike"} if served.request.mistake is Mistake.NAMED_ALIKE else {}
+                self._prefill.ask(served.prefill_id, self._sent(served), 1, ASKED_TO_PREFILL | alike)
         due = [
             each for each in self._served if each.returned is not None and each.decode_id is None and each.due <= tick
         ]

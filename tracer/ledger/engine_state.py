@@ -317,6 +317,8 @@ class Engine:
         for row in self.rows_given_up(event):
             self.given_up.rows[row.first.connector_id] = row
         self.given_up.enter_end(event)
+        if request in self.met and request not in self.loads:
+            self.handoffs.enter_end(event)
         if event.free_delayed:
             self.kept[request] = event
             if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):

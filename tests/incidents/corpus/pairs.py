@@ -8,13 +8,13 @@ from __future__ import annotations
 from incidents.incident import Incident, LookAlike, vllm
 
 
-def _prefill(tokens: int, prompt: int, digest: str = "a", *, blocks: int = 0) -> str:
+def _prefill(tokens: int, prompt: int, digest: str = "a", *, name: str = "", more: str = "") -> str:
     """The prefill engine's part up to the request's end, whose KV it keeps."""
-    table = f" [1-{blocks}]" if blocks else ""
-    return (
-        f"start {prompt}\nL {prompt} c0 -> 0\nA 0{table}\nS 0+{prompt}{table}\n"
-        f"gives h1 {tokens}/{prompt} of {digest}\nend delayed length_capped handoff computed {tokens} lease 30\n"
-    )
+    calls = (
+        f"start {prompt}", f"L {prompt} c0 -> 0", "A 0", f"S 0+{prompt}", f"gives h1 {tokens}/{prompt} of {digest}{more}",
+        f"end delayed length_capped handoff computed {tokens} lease 30",
+    )  # fmt: skip
+    return "".join(f"{name}{call}\n" for call in calls)
 
 
 def _decode(
@@ -106,6 +106,20 @@ INCIDENTS = [
         says="the first 600 tokens of the two differ",
     ),
     Incident(
+        id="vllm-49796",
+        of="C13",
+        url=vllm(49796, "pull"),
+        connector="MooncakeConnector",
+        text=f"""
+            {_prefill(600, 600)}
+            # no lengths in the thread: a client chooses a `transfer_id` that is in use
+            {_prefill(900, 900, "b", name="b: ")}
+        """,
+        rule="ambiguous-handoff",
+        numbers={"name": "transfer_id:h1", "other": "cmpl-1-0-0123abcd"},
+        says="kept under the same name",
+    ),
+    Incident(
         id="vllm-43541",
         of="C13",
         url=vllm(43541, "pull"),
@@ -120,8 +134,39 @@ INCIDENTS = [
             wait 30
         """,
         rule="unacknowledged-handoff",
-        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "quiet_s": 10},
-        says="nobody had reported to have read them",
+        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "received": True, "quiet_s": 10},
+        says="nobody had reported to need them no more",
+    ),
+    Incident(
+        id="vllm-18590",
+        of="C13",
+        url=vllm(18590, "pull"),
+        connector="NixlConnector",
+        block=16,
+        text=f"""
+            {_prefill(24, 24)}
+            # no lengths in the thread: short prompts are left out of what the decode engine's worker is to do, and so is
+            # the report for which the prefill engine waits
+            <d> start 24
+            <d> takes h1 24/24 of a
+            <d> L 24 c0 -> 0
+            <d> A 0
+            <d> S 0+24
+            <d> end
+            wait 30
+            freed expired
+            sent
+            wait 30
+        """,
+        rule="unacknowledged-handoff",
+        numbers={
+            "giver": "engine",
+            "other": "cmpl-1-0-0123abcd",
+            "received": False,
+            "outcome": "stopped",
+            "quiet_s": 10,
+        },
+        says="ended without that",
     ),
 ]
 
@@ -162,6 +207,24 @@ LOOK_ALIKES = [
         "two hand-offs of one prompt",
         f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent\n{_decode(600, 600, name='b: ', key='h2')}",
     ),
+    _alike(
+        "C13",
+        "ambiguous-handoff",
+        "the name is used again after the blocks were given back",
+        f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent\n{_prefill(600, 600, name='b: ')}",
+    ),
+    _alike(
+        "C13",
+        "ambiguous-handoff",
+        "asked again with one name after an abort, which keeps nothing",
+        "start 600\nL 600 c0 -> 0\nA 0\nS 0+600\nend aborted handoff\n" + _prefill(600, 600, name="b: "),
+    ),
+    _alike(
+        "N11",
+        "ambiguous-handoff",
+        "two requests with one prompt",
+        f"{_prefill(600, 600)}{_prefill(600, 600, name='b: ').replace('h1', 'h2')}",
+    ),
     _alike("N11", "short-handoff", "all but the last token", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
     _alike(
         "N11",
@@ -180,6 +243,19 @@ LOOK_ALIKES = [
         "unacknowledged-handoff",
         "its load has failed",
         f"{_prefill(600, 600)}{_decode(600, 600).replace('> R', '> R failed')}wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "its caller has ended it, and the report says so",
+        f"{_prefill(600, 600)}<d> start 600\n<d> takes h1 600/600 of a\n<d> end aborted\nread\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "its load has failed, and then its caller has ended it",
+        f"{_prefill(600, 600)}{_decode(600, 600).replace('> R', '> R failed')}<d> end aborted\n"
+        "wait 30\nfreed expired\nsent\nwait 60",
     ),
     _alike(
         "C13",

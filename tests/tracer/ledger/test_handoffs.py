@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 from history import history, judge, rules_found
+from msgspec import structs
 
 from kvtrail.dashboard.content.request import handoffs
-from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.events import Event, Free, Heartbeat
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.serve.api.requests import handoffs_of
 
@@ -60,6 +61,65 @@ def test_a_report_that_comes_long_after_the_lease_is_late_and_not_lost() -> None
         history(PREFILL.format(digest="a") + "wait 60\n" + DECODE + "wait 8\nread\nwait 60", connector="NixlConnector")
     )
     assert rules_found(detector) == ["late-read", "stale-handoff"]
+
+
+def test_what_a_worker_reports_before_the_scheduler_counts_once_the_hand_off_is_known() -> None:
+    """The two are different processes of the engine that prefills, and either may be heard first."""
+    events = history(PREFILL.format(digest="a") + DECODE + "wait 60", connector="NixlConnector")
+    expired = next(each for each in events if isinstance(each, Free))
+    of_worker = structs.replace(expired, role="worker", recorder="worker", sequence=0, request_sequence=0)
+    beats = [each for each in events if isinstance(each, Heartbeat) and each.recorder == expired.recorder]
+    beats = [
+        structs.replace(each, recorder="worker", sequence=number)
+        for number, each in enumerate((each for each in beats if each.end_ns > expired.end_ns), start=1)
+    ]
+    numbered = [
+        structs.replace(each, sequence=each.sequence - (each.engine != "d" and each.sequence > expired.sequence))
+        for each in events
+        if each is not expired
+    ]
+    assert rules_found(judge([of_worker, *numbered, *beats])) == ["unacknowledged-handoff"]
+    assert rules_found(judge([*numbered, of_worker, *beats])) == ["unacknowledged-handoff"]
+
+
+def test_what_an_engine_keeps_for_whom() -> None:
+    text = PREFILL.format(digest="a")[: -len("wait 30\n    freed expired\n    sent\n")]
+    for more, takers, needed in (
+        ("", [], True),
+        (DECODE.replace("<d> R", ""), ["d"], True),
+        (DECODE, ["d"], False),
+        (DECODE.replace("<d> R", "<d> R failed\n<d> end aborted"), ["d"], True),
+        ("<d> start 600\n<d> takes h1 600/600 of a\n<d> end aborted", ["d"], False),
+    ):
+        (kept,) = judge(history(text + more, connector="NixlConnector")).kept_handoffs()
+        assert (kept.end.engine, kept.tokens, kept.blocks) == ("engine", 600, None)
+        assert ([each.engine for each in kept.takers], kept.is_needed) == (takers, needed), more
+    assert not list(judge(history(text + "read\nsent", connector="NixlConnector")).kept_handoffs())
+
+
+def test_a_connector_that_pushes_cannot_distinguish_two_requests_with_one_id_of_the_clients() -> None:
+    one, other = (
+        f"{name}start 600\n{name}gives {key} 600/600 of a in MODE\n{name}end delayed lease 30\n"
+        for name, key in (("", "h1"), ("b: ", "h2"))
+    )
+    for mode, between, rules in (
+        ("push", "", ["ambiguous-handoff"]),
+        ("push", "sent\n", []),
+        ("pull", "", []),
+    ):
+        text = (one + between + other).replace("MODE", mode)
+        events = [structs.replace(each, external="cmpl-1") for each in history(text, connector="NixlPushConnector")]
+        assert rules_found(judge(events)) == rules, (mode, between)
+
+
+def test_a_name_that_two_hand_offs_have_joins_nothing() -> None:
+    """Which of them a request takes is not known then, so that nobody is accused of taking another's."""
+    prefill = "start 600\ngives h1 600/600 of DIGEST\nend delayed lease 30\n"
+    two = prefill.replace("DIGEST", "a") + "".join(
+        f"b: {line}\n" for line in prefill.replace("DIGEST", "b").splitlines()
+    )
+    detector = judge(history(two + DECODE.replace("of a", "of b"), connector="MooncakeConnector"))
+    assert rules_found(detector) == ["ambiguous-handoff"]
 
 
 def test_each_side_leads_to_the_other_as_far_as_it_is_known() -> None:
