@@ -35,6 +35,12 @@
                                        `as plain` after it: the request's adapter and salt
     stats 100 cached 50 external 60 queried 40
     freed expired, read                the blocks of an ended request
+    read by d-0 of 2                   a reader's name, and how many reports it expects there to be
+    xfer read posted 4 rank 1          a worker reads 4 blocks of another engine's rank 1; `write`; `done`, `failed` in place
+                                       of `posted`; `peer d for b` names the other engine, and its request as in
+                                       `b: ` (`-`: the one without a name); `of 2` reports expected, `[1 2] of [7 8]`
+                                       its own blocks and the other engine's; `!text` an error
+    sent registration                  a notification to another engine, with the same; `got registration` from it
     lease 20                           another engine asks to keep them for so many seconds from here on
     gives h1 600/601 of a              what is handed over: its name, tokens (- if it is not said) of a prompt, and
                                        the digest of these tokens; `takes` on the other engine
@@ -98,6 +104,8 @@ STEPS = {"idle": 0, "paused": 0, "busy": 1000, "spare": 1000, "full": 1000}
 """Steps of the scheduler between two signs of life."""
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
+REQUEST = "cmpl-1-0-0123abcd"
+"""What the engine calls a request without a name; one with a name has it before this."""
 
 Fields = dict[str, Any]
 Line = tuple[str, type[Event], Callable[[re.Match[str]], Fields]]
@@ -224,6 +232,15 @@ def _handoff(m: re.Match[str]) -> Fields:
     }  # fmt: skip
 
 
+def _peer(m: re.Match[str]) -> Fields:
+    whose = m["whose"]
+    return {
+        "peer": m["peer"], "peer_rank": _number(m["rank"]), "notifications_expected": _number(m["expected"]),
+        "peer_request": None if whose is None else REQUEST if whose == "-" else f"{whose}-{REQUEST}",
+        "reason": m["error"],
+    }  # fmt: skip
+
+
 def _check(m: re.Match[str]) -> Fields:
     wrong = [each.groupdict() for each in re.finditer(_WRONG, m["wrong"])]
     reported = [each.groupdict() for each in re.finditer(_TOLD, m["told"] or "")]
@@ -250,6 +267,7 @@ def _check(m: re.Match[str]) -> Fields:
     }
 
 
+_PEER = r"(?: rank (?P<rank>\d+))?(?: peer (?P<peer>\S+))?(?: for (?P<whose>\S+))?(?: of (?P<expected>\d+))?"
 _BLOCKS = r"(?: \[(?P<blocks>[\d |-]*)\])?"
 _ERROR = r"(?: !(?P<error>.*))?"
 _PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS
@@ -350,7 +368,28 @@ LINES: list[Line] = [
         },
     ),
     (r"freed(?P<expired> expired)?", e.Free, lambda m: {"lease_expired": bool(m["expired"])}),
-    (r"read", e.Read, lambda m: {}),
+    (
+        r"read(?: by (?P<peer>\S+))?(?: of (?P<expected>\d+))?",
+        e.Read,
+        lambda m: {"peer": m["peer"], "notifications_expected": _number(m["expected"])},
+    ),
+    (
+        r"xfer (?P<op>read|write) (?P<state>posted|done|failed)(?: (?P<count>\d+))?" + _PEER
+        + _BLOCKS + r"(?: of \[(?P<theirs>[\d -]*)\])?" + _ERROR,
+        e.Xfer,
+        lambda m: {
+            "xfer_op": m["op"], "xfer_state": m["state"], "blocks_count": _number(m["count"]), **_peer(m),
+            **_in_groups(m["blocks"]), "peer_blocks_ids": _blocks(m["theirs"]), "role": "worker",
+        },
+    ),
+    (
+        r"(?P<way>sent|got) (?P<what>\w+)" + _PEER + _ERROR,
+        e.Notification,
+        lambda m: {
+            "notification": m["what"], "direction": "sent" if m["way"] == "sent" else "received", **_peer(m),
+            "role": "worker",
+        },
+    ),
     (r"lease (?P<lease>\d+)", e.Lease, lambda m: {"lease_s": int(m["lease"])}),
     (
         r"(?P<side>gives|takes) (?P<key>\S+) (?P<tokens>\d+|-)/(?P<prompt>\d+)(?: of (?P<digest>\w+))?",
@@ -402,7 +441,7 @@ _CALLS_OF_A_REQUEST = ("on_new_request", "request_finished")
 def history(
     text: str,
     *,
-    request: str = "cmpl-1-0-0123abcd",
+    request: str = REQUEST,
     engine: str = "engine",
     recorder: str = "recorder",
     connector: str = "Connector",

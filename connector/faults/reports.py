@@ -122,6 +122,6 @@ class LateRead(_Reporting):
     """aws-do-eks #84: a request's blocks are read after their lease."""
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
-        for kind, values in ((Kind.FREE, (len(block_ids[0]), True)), (Kind.READ, (len(block_ids[0]),))):
+        for kind, values in ((Kind.FREE, (len(block_ids[0]), True)), (Kind.READ, (len(block_ids[0]), None, None))):
             self.probe_events.append(ProbeEvent(kind, request.request_id, values))
         return super().request_finished_all_groups(request, block_ids)

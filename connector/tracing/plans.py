@@ -10,6 +10,7 @@ from typing import Any
 from kvtrail.connector.known.probe import Evicted, Planned, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.tracing.peers import as_recorded
 from kvtrail.connector.tracing.reading import ids_in
 from kvtrail.connector.tracing.steps import run_of
 from kvtrail.tracer.events.bounded import BoundedDict
@@ -55,8 +56,10 @@ class Plans:
         for number in flushed:
             self.job(Kind.FLUSH, number, ())
         for kind, request_id, values in events:
-            context = None if request_id is None else self._recorder.contexts.of_id(request_id)
-            self._record(kind, context, at_ns, tuple(values))
+            contexts = self._recorder.contexts
+            context = None if request_id is None else contexts.of_id(request_id)
+            with_blocks = context is not None and context.detailed
+            self._record(kind, context, at_ns, as_recorded(kind, values, contexts.name_of, with_blocks=with_blocks))
 
     def evicted(self, chunks: Iterable[Evicted], at_ns: int) -> None:
         """Record the chunks that left the store."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvtrail.connector.known.probe import Moved
 from kvtrail.connector.tracing.instrumentation import KIND_NAMES, Instrumentation, fail_open
+from kvtrail.connector.tracing.peers import as_recorded
 from kvtrail.connector.tracing.plans import CALLERS
 from kvtrail.tracer.events.semconv import Kind
 
@@ -34,8 +35,11 @@ class WorkerInstrumentation(Instrumentation):
             return
         if seen:
             at_ns, contexts = monotonic_ns(), self._recorder.contexts
+            with_blocks = self._recorder.level.detailed
             for kind, request_id, values in seen:
-                self._record(kind, None if request_id is None else contexts.of_id(request_id), at_ns, values)
+                context = None if request_id is None else contexts.of_id(request_id)
+                recorded = as_recorded(kind, values, contexts.name_of, with_blocks=with_blocks)
+                self._record(kind, context, at_ns, recorded)
 
     @fail_open(Kind.LOAD, concerns_all=True)
     def _on_copy(self, kind: Kind, question: str, connector: Any, start_ns: int) -> None:

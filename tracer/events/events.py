@@ -32,6 +32,8 @@ MAX_EVENTS = 2**40
 LONGEST_NAME = 1_000
 LONGEST_ID = 65_536
 """Characters. Ids of requests are the callers', who may send as much as an HTTP header holds."""
+LONGEST_REASON = 500
+"""Characters of a reason that are recorded."""
 LONGEST_NS = 400 * 86_400 * 10**9
 """An event that lasted longer is taken for damage: one of its times is wrong."""
 
@@ -146,6 +148,22 @@ Group = Annotated[
 LeaseSeconds = Annotated[
     Seconds, _on_wire("kvtrail.lease.s", "Seconds for which the connector keeps the blocks at most, from here on.")
 ]
+Peer = Annotated[
+    Name,
+    _on_wire(
+        "kvtrail.peer", "The other engine by its connector's id, or its worker's name, as far as it is known here."
+    ),
+]
+PeerRank = Annotated[Count, _on_wire("kvtrail.peer.rank", "The rank of the other engine's worker.")]
+PeerRequest = Annotated[Id, _on_wire("kvtrail.peer.request", "The other engine's id of the request.")]
+NotificationsExpected = Annotated[
+    Count,
+    _on_wire(
+        "kvtrail.notifications.expected",
+        "How many notifications there will be of the same, as the sender says: one of each rank that reads or writes.",
+    ),
+]
+Reason = Annotated[str, _on_wire("kvtrail.reason", "Why it failed, in the connector's words.")]
 Identity = Annotated[
     str,
     _on_wire(
@@ -563,10 +581,12 @@ class Free(Event, kw_only=True, gc=False):
 
 @final
 class Read(Event, kw_only=True, gc=False):
-    """Another instance has read a request's KV blocks."""
+    """Another instance has read a request's KV blocks, or needs nothing of them, and has sent a notification of it."""
 
     kind = Kind.READ
     blocks_count: BlocksCount | None = None
+    peer: Peer | None = None
+    notifications_expected: NotificationsExpected | None = None
 
 
 @final
@@ -575,6 +595,97 @@ class Lease(Event, kw_only=True, gc=False):
 
     kind = Kind.LEASE
     lease_s: LeaseSeconds | None = None
+
+
+class XferOp(StrEnum):
+    """Who moves the bytes."""
+
+    READ = "read"
+    """The engine that takes."""
+    WRITE = "write"
+    """The engine that gives."""
+
+
+class XferState(StrEnum):
+    """Where a transfer between engines is, as the worker that moves the bytes knows it."""
+
+    POSTED = "posted"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@final
+class Xfer(Event, kw_only=True, gc=False):
+    """A worker reads KV blocks of another engine's worker, or writes to them: one event when that is posted, and one when
+    it has ended. It is the request of the worker that reads or writes. Of several reads of one request by one worker, each
+    is of another rank of the other engine."""
+
+    kind = Kind.XFER
+    xfer_op: Annotated[Name, _on_wire("kvtrail.xfer.op", "`read` or `write`.")]
+    xfer_state: Annotated[
+        Name, _on_wire("kvtrail.xfer.state", "`posted`, `done` or `failed`; one may fail without being posted.")
+    ]
+    peer: Peer | None = None
+    peer_rank: PeerRank | None = None
+    peer_request: PeerRequest | None = None
+    notifications_expected: NotificationsExpected | None = None
+    blocks_count: BlocksCount | None = None
+    blocks_ids: BlockIds | None = None
+    blocks_by_group: BlocksByGroup | None = None
+    peer_blocks_ids: Annotated[
+        Ids | None,
+        _on_wire("kvtrail.peer.blocks.ids", "The other engine's block of each of `kvtrail.blocks.ids`."),
+    ] = None
+    reason: Reason | None = None
+
+
+class Direction(StrEnum):
+    """Which way a notification goes."""
+
+    SENT = "sent"
+    RECEIVED = "received"
+
+
+class Notice(StrEnum):
+    """What a notification between engines says. Connectors may have others, under their own names."""
+
+    DONE = "done"
+    """The bytes are where they are needed, or nothing is needed."""
+    REGISTRATION = "registration"
+    """The engine that takes names its blocks, for the other one to write to."""
+    HEARTBEAT = "heartbeat"
+    """The engine that takes still waits."""
+    ABORT = "abort"
+    """The request has ended: nothing is to be read or written."""
+    REFUSAL = "refusal"
+    """What was asked for is not there, or not any more."""
+    UNKNOWN = "unknown"
+    """The receiver does not know the kind, or the request."""
+
+
+@final
+class Notification(Event, kw_only=True, gc=False):
+    """A message between workers or schedulers of two engines, as one of the two sent or received it. What extends a lease is
+    a `kv.lease` where it arrives, and a reader's report a `kv.read`. A report that a transfer carries with it is not recorded
+    where it is sent: the transfer is."""
+
+    kind = Kind.NOTIFICATION
+    notification: Annotated[
+        Name,
+        _on_wire(
+            "kvtrail.notification",
+            "What it says: `done`, `registration`, `heartbeat` (sent: the first of a request), `abort`, `refusal`,"
+            " `unknown`, or a connector's own word.",
+        ),
+    ]
+    direction: Annotated[Name, _on_wire("kvtrail.notification.direction", "`sent` or `received`.", "direction")]
+    peer: Peer | None = None
+    peer_rank: PeerRank | None = None
+    peer_request: PeerRequest | None = None
+    notifications_expected: NotificationsExpected | None = None
+    blocks_count: BlocksCount | None = None
+    reason: Reason | None = None
+    """Why it could not be sent; None if it was."""
 
 
 class Side(StrEnum):

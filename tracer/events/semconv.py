@@ -72,6 +72,8 @@ class Kind(StrEnum):
     FREE = "kv.free"
     READ = "kv.read"
     LEASE = "kv.lease"
+    XFER = "kv.xfer"
+    NOTIFICATION = "kv.notification"
     HANDOFF = "kv.handoff"
     STATS = "kv.stats"
     KEY = "kv.key"

@@ -551,4 +551,6 @@ class Engine:
 
 
 _ENTER = handlers(Engine)
-_OF_ANY_ROLE = (Kind.LOAD, Kind.KEY, Kind.HEARTBEAT, Kind.BLOCK_CHECK, Kind.FREE, Kind.READ, UNFAMILIAR)
+_OF_ANY_ROLE = (
+    Kind.LOAD, Kind.KEY, Kind.HEARTBEAT, Kind.BLOCK_CHECK, Kind.FREE, Kind.READ, Kind.XFER, Kind.NOTIFICATION, UNFAMILIAR,
+)  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
-from kvtrail.tracer.events.events import Side
+from kvtrail.tracer.events.events import Direction, Side, XferOp
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.model.findings import Unknown
 
@@ -179,6 +179,8 @@ _KINDS: dict[str, str] = {
     Kind.FREE: "blocks given back",
     Kind.READ: "blocks read",
     Kind.LEASE: "lease extended",
+    Kind.XFER: "blocks between engines",
+    Kind.NOTIFICATION: "notification",
     Kind.HANDOFF: "hand-off",
     Kind.STATS: "statistics",
     Kind.KEY: "key",
@@ -232,12 +234,16 @@ def described(name: str, numbers: Mapping[str, Any]) -> str:
         case Kind.FREE | Kind.READ:
             amount = "" if numbers.get("blocks_count") is None else f"{_blocks(numbers)}, "
             why = "because a lease ran out" if numbers.get("lease_expired") else ""
-            by = "reported by another engine" if name == Kind.READ else why
+            by = f"reported by another engine{_expected(numbers)}" if name == Kind.READ else why
             return f"{amount}{by}".removesuffix(", ")
         case Kind.LEASE:
             return (
                 "" if numbers.get("lease_s") is None else f"kept for {some(numbers['lease_s'], 'second')} from here on"
             )
+        case Kind.XFER:
+            return _xfer(numbers)
+        case Kind.NOTIFICATION:
+            return _notification(numbers)
         case Kind.HANDOFF:
             return _handoff(numbers)
         case Kind.PREFIX_CACHE:
@@ -332,6 +338,37 @@ def _extent(numbers: Mapping[str, Any]) -> str:
 def _transfer(numbers: Mapping[str, Any]) -> str:
     number = numbers.get("transfer_id")
     return "" if number is None else f", transfer {number}"
+
+
+def _xfer(numbers: Mapping[str, Any]) -> str:
+    """Read of 4 blocks of rank 1 of p-0 failed: transfer_failed."""
+    way = "of" if numbers["xfer_op"] == XferOp.READ else "to"
+    amount = "" if numbers.get("blocks_count") is None else f" of {_blocks(numbers)}"
+    return f"{numbers['xfer_op']}{amount}{_peer(way, numbers)} {numbers['xfer_state']}{_reason(numbers)}"
+
+
+def _notification(numbers: Mapping[str, Any]) -> str:
+    """`registration` sent to p-0, one of 2 expected."""
+    sent = numbers["direction"] == Direction.SENT
+    done = "not sent" if sent and numbers.get("reason") else numbers["direction"]
+    where = _peer("to" if sent else "from", numbers)
+    return f"`{numbers['notification']}` {done}{where}{_expected(numbers)}{_reason(numbers)}"
+
+
+def _peer(way: str, numbers: Mapping[str, Any]) -> str:
+    peer, rank = numbers.get("peer"), numbers.get("peer_rank")
+    if peer is None and rank is None:
+        return ""
+    return f" {way} {' of '.join(filter(None, ('' if rank is None else f'rank {rank}', peer)))}"
+
+
+def _expected(numbers: Mapping[str, Any]) -> str:
+    expected = numbers.get("notifications_expected")
+    return "" if expected in (None, 1) else f", one of {count(expected)} expected"
+
+
+def _reason(numbers: Mapping[str, Any]) -> str:
+    return "" if numbers.get("reason") is None else f": {numbers['reason']}"
 
 
 def _handoff(numbers: Mapping[str, Any]) -> str:

@@ -37,6 +37,17 @@ def test_every_kind_has_a_name_of_its_own() -> None:
         ("kv.free", {"lease_expired": True}, "because a lease ran out"),
         ("kv.read", {"blocks_count": 4}, "4 blocks, reported by another engine"),
         ("kv.lease", {"lease_s": 20}, "kept for 20 seconds from here on"),
+        ("kv.read", {"notifications_expected": 2}, "reported by another engine, one of 2 expected"),
+        (
+            "kv.xfer",
+            {"xfer_op": "read", "xfer_state": "failed", "blocks_count": 4, "peer": "p-0", "peer_rank": 1, "reason": "ERR"},
+            "read of 4 blocks of rank 1 of p-0 failed: ERR",
+        ),
+        ("kv.xfer", {"xfer_op": "write", "xfer_state": "posted", "peer": "d-0"}, "write to d-0 posted"),
+        ("kv.notification", {"notification": "done", "direction": "received", "notifications_expected": 2},
+         "`done` received, one of 2 expected"),
+        ("kv.notification", {"notification": "registration", "direction": "sent", "peer": "p-0", "reason": "no route"},
+         "`registration` not sent to p-0: no route"),
         (
             "kv.handoff",
             {"handoff_side": "gives", "handoff_tokens": 600, "handoff_keys": ("transfer_id:t",)},
