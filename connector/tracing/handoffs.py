@@ -22,8 +22,8 @@ NAMES = ("transfer_id", "kv_request_id")
 GIVING_TIER, TAKING_TIER = "remote_decoder", "remote_prefiller"
 """Where the P2P tier of vLLM's OffloadingConnector finds its parameters, on each side."""
 LMCACHE = "disagg_spec"
-"""Where LMCache finds its own, on the side that gives. They have no key: `req_id` is a number that LMCache's router counts, from
-1 on after each start, and the engine that takes gets no parameters."""
+"""Where LMCache finds its own, on the side that gives. They have no key: `req_id` is a number that LMCache's router counts,
+from 1 on after each start, and the engine that takes gets no parameters."""
 
 
 def given(
