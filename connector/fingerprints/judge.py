@@ -303,6 +303,18 @@ class Judge:
             result.blocks -= len(rechecked)  # the next check counts them
         self._results.add(result, at_once=True)
 
+    def judge_handed_over(self, check: Check, wrong: Check) -> None:
+        """Of the blocks of a load of what another engine has handed over, these do not hold what it had."""
+        result = CheckResult.of(check)
+        result.blocks, result.healed = len(check.blocks), self.heals
+        if not self.heals:
+            self._contaminated.add(check.request_id)
+            self.mismatched.update(wrong.blocks)
+        for number, block, hash_ in zip(wrong.numbers, wrong.blocks, wrong.hashes, strict=True):
+            token = self._references.first_token(check, number)
+            self._results.add_mismatch(result, check, block, token, hash_, DRIFT, Mismatch(UNKNOWN, ()), "")
+        self._results.add(result, at_once=True)
+
     def rechecked(self, recheck: Recheck) -> JudgeOne:
         """Judges mismatches of a load again. They were there when it counted as ended: those were early that have changed,
         and are none now."""

@@ -70,7 +70,7 @@ def _values(
     prompt = request.prompt_token_ids
     length = len(prompt) if prompt is not None else request.num_prompt_tokens
     covered = length if tokens is None else min(tokens, length)
-    digest = None if prompt is None else _digest(prompt[:covered])
+    digest = None if prompt is None else digest_of(prompt[:covered])
     mode = parameters.get("transfer_mode")
     held = (None, None) if not blocks else held_at_end(_tuples(blocks))
     keys = _keys(side, parameters, name_of)
@@ -87,7 +87,8 @@ def _keys(side: Side, parameters: Mapping[str, Any], name_of: Callable[[str], st
     return tuple(keys)
 
 
-def _digest(tokens: Any) -> str:
+def digest_of(tokens: Any) -> str:
+    """Of token ids: whether two engines mean the same ones."""
     return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 

@@ -401,6 +401,7 @@ class Engine:
 
     def _enter_load_error(self, event: LoadError) -> None:
         self.short = None
+        self.handoffs.enter_load_error(event)
         self.invalid.update(dict.fromkeys(event.blocks_ids, event))
         self.ran_since.clear()
         for block in event.blocks_ids:

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, Read, Received, RequestEnd, Sent, Side
+from kvtrail.tracer.events.events import (
+    Event,
+    Free,
+    Handoff,
+    Heartbeat,
+    LoadError,
+    Read,
+    Received,
+    RequestEnd,
+    Sent,
+    Side,
+)  # fmt: skip
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
@@ -29,10 +40,12 @@ Place = tuple[str, str]
 
 
 class Taker(NamedTuple):
-    """A request that has received what was handed over: its side, and the end of its load."""
+    """A request that has received what was handed over: its side, and the end of its load. What it loaded may be computed
+    again."""
 
     event: Handoff
     received: Received
+    recomputed: bool
 
 
 class Kept(NamedTuple):
@@ -80,6 +93,7 @@ class Pair:
         loads: the ends of their loads that went well.
         failed: those of them of which a load failed: no report need follow.
         over: the ends of those that neither loaded nor failed to.
+        recomputed: those of which blocks were reported as not loaded, so that vLLM computes them again.
     """
 
     given: Handoff | None = None
@@ -91,6 +105,7 @@ class Pair:
     loads: dict[Place, Received] = field(default_factory=dict)
     failed: set[Place] = field(default_factory=set)
     over: dict[Place, RequestEnd] = field(default_factory=dict)
+    recomputed: set[Place] = field(default_factory=set)
 
     @property
     def expired(self) -> Free | None:
@@ -100,7 +115,7 @@ class Pair:
     @property
     def received(self) -> Iterator[Taker]:
         """Those that have received it, in the order in which they were heard."""
-        return (Taker(self.takers[place], load) for place, load in self.loads.items())
+        return (Taker(self.takers[place], load, place in self.recomputed) for place, load in self.loads.items())
 
     @property
     def done(self) -> list[Received | RequestEnd]:
@@ -228,6 +243,17 @@ class HandOffs:
         has reported it before."""
         pair = self.taken_by(event)
         return pair is not None and not event.failed and event.error is None and _place(event) not in pair.loads
+
+    def enter_load_error(self, event: LoadError) -> None:
+        """A request's blocks were not loaded; it may be one that takes. The same recorder reports that before the load's
+        end."""
+        if (pair := self.taken_by(event)) is not None:
+            pair.recomputed.add(_place(event))
+
+    def is_recomputed(self, event: Received) -> bool:
+        """Whether what a request has received, by this event, is computed again."""
+        pair = self.taken_by(event)
+        return pair is not None and _place(event) in pair.recomputed
 
     def enter_received(self, event: Received) -> None:
         """A load has ended; it may be that of a request that takes."""

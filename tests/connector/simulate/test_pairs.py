@@ -4,7 +4,9 @@ each planted fault is named by its rule. The settings are kvtrail's defaults."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,15 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
 from kvtrail.connector.faults import OF_PAIRS
+from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, Point, Request, drawn
 from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.connector.simulate.router import Router
 from kvtrail.tracer.events.semconv import Kind
 
 NIXL = configuration("NixlConnector", {})
+HEALED = configuration("NixlConnector", {"kvtrail": {"guard": "heal"}})
 LONG = pytest.mark.long
 
 
@@ -140,6 +145,54 @@ def test_two_hand_offs_with_one_name_are_named(seeds: range) -> None:
         assert not pair.wrong, seed
         found += len(both)
     assert found == len(seeds)
+
+
+@pytest.mark.parametrize("mistake", [Mistake.OVERDUE, Mistake.EXCHANGED, Mistake.SHORT, Mistake.CUT])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
+def test_healed_a_routers_mistake_gives_no_wrong_answer(mistake: Mistake, seeds: range) -> None:
+    """Not even where vLLM would die of it. Blocks that are not what was handed over are computed again, and what belongs to
+    another prompt, or to less of it, is not loaded."""
+    harmed = 0
+    for seed in seeds:
+        scenario = replace(drawn(seed, mistakes=(mistake,)), recompute=True)
+        observed, healed = play_pair(scenario, NIXL), play_pair(scenario, HEALED)
+        assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {}), seed
+        assert healed.planted <= healed.answered, seed
+        harmed += len(observed.wrong) + len(observed.errors)
+        if mistake is Mistake.OVERDUE:
+            loaded = {name for name, text in observed.wrong.items() if "reported the load" in text}
+            assert healed.found("byte-drift") == loaded, seed
+            of_it = [each for each in healed.findings if each.rule in ("byte-drift", "stale-handoff")]
+            assert all(each.healed == each.count for each in of_it), seed
+    assert harmed >= len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=LONG)], ids=str)
+def test_healing_changes_nothing_where_all_is_right(seeds: range) -> None:
+    """As much is loaded as without it."""
+    loaded = 0
+    for seed in seeds:
+        healed = play_pair(drawn(seed), HEALED)
+        assert not healed.findings, (seed, [(each.rule, each.explanation) for each in healed.findings])
+        assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {}), seed
+        assert healed.loads_read == played(seed).loads_read, seed
+        loaded += healed.loads_read
+    assert loaded > 6 * len(seeds)
+
+
+def test_without_a_guard_an_engine_adds_nothing_to_what_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Mapping[str, Any]] = []
+    load = Router._load
+
+    def spied(self: Router, served: Any, request_id: str, returned: Mapping[str, Any] | None) -> None:
+        seen.append(returned or {})
+        load(self, served, request_id, returned)
+
+    monkeypatch.setattr(Router, "_load", spied)
+    for connector in (NIXL, HEALED):
+        seen.clear()
+        play_pair(drawn(0), connector)
+        assert {checksums.KEY in each for each in seen if each} == {connector is HEALED}
 
 
 def test_an_engine_that_dies_of_too_few_blocks_is_explained() -> None:

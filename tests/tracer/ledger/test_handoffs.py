@@ -56,6 +56,19 @@ def test_a_pair_is_judged_once_whichever_side_is_heard_first(
     assert rules_found(detector) == rules
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(2))))
+@pytest.mark.parametrize("healed", [True, False])
+def test_blocks_that_are_computed_again_are_healed_whichever_side_is_heard_first(
+    healed: bool, order: tuple[int, int]
+) -> None:
+    error = "<d> error [1 2]\n    <d> R"
+    text = PREFILL.format(digest="a") + (DECODE.replace("<d> R", error) if healed else DECODE)
+    both = sides(text + "read")
+    detector = judge([event for side in order for event in both[side]], later_s=30)
+    (stale,) = [each for of in detector.findings.values() for each in of.values() if each.rule == "stale-handoff"]
+    assert stale.healed == healed
+
+
 def test_a_report_that_comes_long_after_the_lease_is_late_and_not_lost() -> None:
     detector = judge(
         history(PREFILL.format(digest="a") + "wait 60\n" + DECODE + "wait 8\nread\nwait 60", connector="NixlConnector")

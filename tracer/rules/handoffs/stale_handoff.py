@@ -40,7 +40,7 @@ class StaleHandoff(EngineRule[Read | Received]):
         pair = engine.handoffs.given_by(event) if isinstance(event, Read) else engine.handoffs.taken_by(event)
         if pair is None or pair.released is None:
             return None
-        late, received = pair.late, [taker.received for taker in pair.received]
+        late, received = pair.late, [(taker.received, taker.recomputed) for taker in pair.received]
         if isinstance(event, Read):
             if late is not None:
                 return None  # a second late report adds nothing
@@ -48,7 +48,7 @@ class StaleHandoff(EngineRule[Read | Received]):
                 return Unknown.ORDER
             late = event
         elif engine.handoffs.receives(event):
-            received = [event]
+            received = [(event, engine.handoffs.is_recomputed(event))]
         else:
             return None
         if late is None or not received:
@@ -61,7 +61,8 @@ class StaleHandoff(EngineRule[Read | Received]):
             "expired": pair.expired is not None,
             "late_s": round((late.start_ns - pair.released.end_ns) / 1e9, 3),
         }
-        return tuple(Drift(numbers, [pair.released, late, each]) for each in received)
+        witnesses = [pair.released, late]
+        return tuple(Drift(numbers, [*witnesses, each], healed=recomputed) for each, recomputed in received)
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"why": "the lease had run out" if finding.numbers["expired"] else "they had been read"}
