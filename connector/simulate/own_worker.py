@@ -152,6 +152,7 @@ class OwnWorker(FakeWorker):
 
 
 def _rank(number: int, model: Model, config: Any, kv_cache: Any) -> _Rank:
+    from vllm.config import set_current_vllm_config
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -163,7 +164,8 @@ def _rank(number: int, model: Model, config: Any, kv_cache: Any) -> _Rank:
         config = copy.copy(config)
         config.parallel_config = copy.copy(config.parallel_config)
         config.parallel_config.rank = number
-    connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
+    with set_current_vllm_config(config):
+        connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
     connector.register_kv_caches(caches)
     of_layers = {name: SimpleNamespace(kv_cache=cache) for name, cache in caches.items()}
     return _Rank(connector, layers, SimpleNamespace(no_compile_layers=of_layers, attn_metadata=None, virtual_engine=0))
