@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, Read, Received, Sent, Side
+from kvtrail.tracer.events.semconv import Kind
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
@@ -24,6 +25,8 @@ ON_ITS_WAY_NS = 10 * 10**9
 """For how long a reader's report may be on its way, once its load has been heard of."""
 Place = tuple[str, str]
 """An engine and its id of a request."""
+KINDS = frozenset({Kind.HANDOFF, Kind.READ, Kind.FREE, Kind.SENT, Kind.RECEIVED, Kind.HEARTBEAT})
+"""The events that are entered."""
 
 
 class Taker(NamedTuple):
@@ -57,6 +60,12 @@ class Pair:
     loads: dict[Place, Received] = field(default_factory=dict)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """What both engines call it; nothing as long as neither has said so."""
+        sides = (*([] if self.given is None else [self.given]), *self.takers.values())
+        return tuple(dict.fromkeys(key for side in sides for key in side.handoff_keys))
+
+    @property
     def expired(self) -> Free | None:
         """The end of the lease, if the blocks were given back by that."""
         return self.released if isinstance(self.released, Free) and self.released.lease_expired else None
@@ -68,9 +77,14 @@ class Pair:
 
 
 class HandOffs:
-    """The hand-offs between all engines."""
+    """The hand-offs between all engines.
+
+    Attributes:
+        apart: the end of a load that another sidecar heard, and that was the first of its hand-off there.
+    """
 
     def __init__(self) -> None:
+        self.apart: Event | None = None
         self._by_key: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
@@ -90,6 +104,22 @@ class HandOffs:
         """The hand-off of an event, before it is entered; None if nothing is known of it."""
         known = next((self._by_key[key] for key in event.handoff_keys if key in self._by_key), None)
         return known or (self.given_by(event) if event.handoff_side == Side.GIVES else self.taken_by(event))
+
+    def about(self, event: Event) -> list[Pair]:
+        """The hand-offs that an event of `KINDS` is about, before or after it is entered; of a heartbeat before it, those
+        that wait for time to pass."""
+        if isinstance(event, Heartbeat):
+            return list(self._watched.get(event.recorder, ()))
+        if isinstance(event, Handoff):
+            known = self.pair(event)
+        else:
+            known = self.taken_by(event) if isinstance(event, Received) else self.given_by(event)
+        return [] if known is None else [known]
+
+    def in_order(self, known: Received, event: Received) -> tuple[Received, Received]:
+        """Two ends of loads of one hand-off, the one that came first before the other: as they were heard. Where two sidecars
+        heard one each, and neither knew of the other, the names of engines and requests decide, in both sidecars alike."""
+        return (event, known) if event is self.apart and _place(event) < _place(known) else (known, event)
 
     def others(self, event: Handoff) -> list[Handoff]:
         """The other side of a hand-off, as far as it is known: the requests that take it, or the one that gives it."""
