@@ -24,6 +24,7 @@ from kvtrail.tracer.events.events import (
     Sent,
     Side,
 )  # fmt: skip
+from kvtrail.tracer.events.semconv import Kind
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
@@ -37,6 +38,10 @@ PUSH = "push"
 """The mode of a connector that writes into the engine that decodes."""
 Place = tuple[str, str]
 """An engine and its id of a request."""
+KINDS = frozenset({
+    Kind.HANDOFF, Kind.READ, Kind.FREE, Kind.SENT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST, Kind.HEARTBEAT,
+})  # fmt: skip
+"""The events that are entered."""
 
 
 class Taker(NamedTuple):
@@ -108,6 +113,12 @@ class Pair:
     recomputed: set[Place] = field(default_factory=set)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """What both engines call it; nothing as long as neither has said so."""
+        sides = (*([] if self.given is None else [self.given]), *self.takers.values())
+        return tuple(dict.fromkeys(key for side in sides for key in side.handoff_keys))
+
+    @property
     def expired(self) -> Free | None:
         """The end of the lease, if the blocks were given back by that."""
         return self.released if isinstance(self.released, Free) and self.released.lease_expired else None
@@ -124,9 +135,14 @@ class Pair:
 
 
 class HandOffs:
-    """The hand-offs between all engines."""
+    """The hand-offs between all engines.
+
+    Attributes:
+        apart: the end of a load that another sidecar heard, and that was the first of its hand-off there.
+    """
 
     def __init__(self) -> None:
+        self.apart: Event | None = None
         self._by_key: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         self._named: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         """The last hand-off that was given under a name, by that."""
@@ -162,6 +178,25 @@ class HandOffs:
             if pair is not None and pair.given is not None and pair.released is None and _is_of_another(pair, event):
                 return name, pair.given
         return None
+
+    def about(self, event: Event) -> list[Pair]:
+        """The hand-offs that an event of `KINDS` is about, before or after it is entered; of a heartbeat before it, those
+        that wait for time to pass; of a request's end after it, one that it was entered for."""
+        if isinstance(event, Heartbeat):
+            return list(self._watched.get(event.recorder, ()))
+        if isinstance(event, Handoff):
+            known = self.pair(event)
+        else:
+            takes = isinstance(event, Received | LoadError | RequestEnd)
+            known = self.taken_by(event) if takes else self.given_by(event)
+            if isinstance(event, RequestEnd) and known is not None and known.over.get(_place(event)) is not event:
+                return []
+        return [] if known is None else [known]
+
+    def in_order(self, known: Received, event: Received) -> tuple[Received, Received]:
+        """Two ends of loads of one hand-off, the one that came first before the other: as they were heard. Where two sidecars
+        heard one each, and neither knew of the other, the names of engines and requests decide, in both sidecars alike."""
+        return (event, known) if event is self.apart and _place(event) < _place(known) else (known, event)
 
     def others(self, event: Handoff) -> list[Handoff]:
         """The other side of a hand-off, as far as it is known: the requests that take it, or the one that gives it."""

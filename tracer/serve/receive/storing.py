@@ -116,8 +116,9 @@ class Storage:
             self.write(rows=True)
 
     def write_changes(self) -> None:
-        """Write findings that have changed, and try again what could not be stored. Raises StoreError."""
-        if self._judge.changed or self.trouble is not None:
+        """Write findings that have changed and events of hand-offs, and try again what could not be stored. Raises
+        StoreError."""
+        if self._judge.changed or self._judge.handoffs or self.trouble is not None:
             self.write(rows=False)
 
     def write_launches(self) -> None:
@@ -164,6 +165,7 @@ class Storage:
             chunk, savings=judge.savings.cells, settled=settled, judged=judge.judged if judge.is_behind else None
         )
         batch.findings, batch.launches = list(judge.changed.values()), list(self._launches.changed.values())
+        batch.handoffs = list(judge.handoffs)
         fresh: Sequence[Event] = ()
         if came is not None:
             fresh = came.fresh
