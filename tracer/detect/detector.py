@@ -26,6 +26,7 @@ from kvtrail.tracer.events.events import Key as ChunkKey
 from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
+from kvtrail.tracer.ledger.handoff_flows import HandedOver
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
@@ -64,6 +65,7 @@ class Detector:
         on_fact: Callable[[Fact, Account], None] | None = None,
         on_causes: Callable[[Event, Breakdown], None] | None = None,
         on_reset: Callable[[Reset], None] | None = None,
+        on_handed_over: Callable[[HandedOver], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
         came_before: Mapping[str, int] | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class Detector:
             on_fact: gets each fact that such an event establishes, before the listener gets the event.
             on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
             on_reset: gets each time that a connector was asked to forget what it holds.
+            on_handed_over: gets each end of a hand-off, on either side.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
             came_before: by recorder, the highest number that an earlier detector has heard. What does not come again of the
                 numbers up to it is not known here, but not missing.
@@ -92,7 +95,7 @@ class Detector:
         self._recorders: dict[str, TrackedRecorder] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         self._references = SharedReferences()
-        self.handoffs = HandOffs()
+        self.handoffs = HandOffs(on_handed_over)
         self._fleet = Fleet()
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests

@@ -311,6 +311,7 @@ class Engine:
 
     def _enter_request(self, event: RequestEnd) -> None:
         request = event.request or ""
+        self.handoffs.enter_end(event)
         for row in self.rows_given_up(event):
             self.given_up.rows[row.first.connector_id] = row
         self.given_up.enter_end(event)

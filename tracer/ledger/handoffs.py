@@ -7,12 +7,24 @@ one recorder recorded both, or where it follows from a message. Pure and bounded
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, Read, Received, Sent, Side
+from kvtrail.tracer.events.events import (
+    CutOff,
+    Event,
+    Free,
+    Handoff,
+    Heartbeat,
+    Read,
+    Received,
+    RequestEnd,
+    Sent,
+    Side,
+)
+from kvtrail.tracer.ledger.handoff_flows import NOBODY, Flows, HandedOver, Outcome
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
@@ -46,6 +58,7 @@ class Pair:
             read the blocks, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
         loads: the ends of their loads that went well.
+        over: those of them that have ended, or failed to load.
     """
 
     given: Handoff | None = None
@@ -55,6 +68,19 @@ class Pair:
     quiet_ns: int = 0
     takers: dict[Place, Handoff] = field(default_factory=dict)
     loads: dict[Place, Received] = field(default_factory=dict)
+    over: set[Place] = field(default_factory=set)
+
+    @property
+    def giver(self) -> str | None:
+        """The engine that gives, as it says itself, or as one that takes was told; None if neither did."""
+        if self.given is not None:
+            return self.given.engine
+        return next((each.handoff_peer for each in self.takers.values() if each.handoff_peer), None)
+
+    @property
+    def waiting(self) -> list[Handoff]:
+        """The sides of the requests that have yet to load it."""
+        return [each for place, each in self.takers.items() if place not in self.loads and place not in self.over]
 
     @property
     def expired(self) -> Free | None:
@@ -68,9 +94,16 @@ class Pair:
 
 
 class HandOffs:
-    """The hand-offs between all engines."""
+    """The hand-offs between all engines.
 
-    def __init__(self) -> None:
+    Attributes:
+        flows: their sums by the engines.
+    """
+
+    def __init__(self, on_end: Callable[[HandedOver], None] | None = None) -> None:
+        """`on_end` gets each end of a hand-off on either side, once."""
+        self.flows = Flows()
+        self._on_end = on_end
         self._by_key: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
@@ -111,11 +144,21 @@ class HandOffs:
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
                 pair.released, pair.reads, pair.late = early.released, early.reads, early.late
+            named = pair.giver
             pair.given = pair.given or event
             self._given[_place(event)] = pair
-        elif len(pair.takers) < MAX_TAKERS:
-            pair.takers.setdefault(_place(event), event)
+            if named is None:
+                for taker in pair.takers.values():
+                    self._sum_up(pair, taker)
+            if early is not None and early is not pair:
+                self._given_back(pair)
+        elif len(pair.takers) < MAX_TAKERS and _place(event) not in pair.takers:
+            is_first = not pair.takers
+            pair.takers[_place(event)] = event
             self._taken[_place(event)] = pair
+            if is_first and pair.released is not None and pair.given is not None:
+                self._count_unclaimed(pair, -1)
+            self._sum_up(pair, event)
 
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""
@@ -130,6 +173,7 @@ class HandOffs:
         pair = self._giving(event) if isinstance(event, Free) else self.given_by(event)
         if pair is not None and pair.released is None:
             pair.released = event
+            self._given_back(pair)
             self._watch(pair)
 
     def unacknowledged(self, event: Heartbeat) -> list[Pair]:
@@ -159,7 +203,61 @@ class HandOffs:
         if self.receives(event):
             pair = self._taken[_place(event)]
             pair.loads[_place(event)] = event
+            self._end(pair, event, Outcome.LOADED)
             self._watch(pair)
+        elif (failed := self.taken_by(event)) is not None and _place(event) not in failed.loads:
+            self._end(failed, event, Outcome.FAILED)
+
+    def enter_end(self, event: RequestEnd | CutOff) -> None:
+        """A request has ended; it may be one that takes."""
+        pair = self.taken_by(event)
+        if pair is not None and _place(event) not in pair.loads:
+            self._end(pair, event, Outcome.NOT_LOADED)
+
+    def _end(self, pair: Pair, event: Event, outcome: Outcome) -> None:
+        """A request that takes has loaded, or will not: said once of each."""
+        place = _place(event)
+        if place in pair.over:
+            return
+        taker = pair.takers[place]
+        lasted_ns = max(0, event.end_ns - taker.start_ns)
+        if outcome is not Outcome.LOADED:
+            pair.over.add(place)
+        if (giver := pair.giver) is not None:
+            flow = self.flows.of(giver, event.engine)
+            flow.outcomes[outcome] += 1
+            flow.waited_ns += lasted_ns if outcome is Outcome.LOADED else 0
+        if self._on_end is not None:
+            self._on_end(HandedOver(event, Side.TAKES, outcome, lasted_ns))
+
+    def _given_back(self, pair: Pair) -> None:
+        """The blocks of a hand-off are given back, and both that and the hand-off itself are known now."""
+        given, released = pair.given, pair.released
+        if given is None or released is None:
+            return
+        outcome = _outcome(pair)
+        if not pair.takers:
+            self._count_unclaimed(pair, 1)
+        for engine in {engine for engine, _ in pair.takers}:
+            self.flows.of(given.engine, engine).outcomes[outcome] += 1
+        if self._on_end is not None:
+            lasted_ns = max(0, released.end_ns - given.end_ns)
+            self._on_end(HandedOver(released, Side.GIVES, outcome, lasted_ns))
+
+    def _count_unclaimed(self, pair: Pair, more: int) -> None:
+        """A hand-off has ended of which no request that takes is known, or now one is."""
+        assert pair.given is not None
+        flow = self.flows.of(pair.given.engine, NOBODY)
+        flow.handoffs += more
+        flow.tokens += more * (pair.given.handoff_tokens or 0)
+        flow.outcomes[_outcome(pair)] += more
+
+    def _sum_up(self, pair: Pair, taker: Handoff) -> None:
+        """A request takes, as soon as it is known of which engine."""
+        if (giver := pair.giver) is not None:
+            flow = self.flows.of(giver, taker.engine)
+            flow.handoffs += 1
+            flow.tokens += taker.handoff_tokens or taker.prompt or 0
 
     def _watch(self, pair: Pair) -> None:
         """Wait for a reader's report, if one must be on its way."""
@@ -174,6 +272,13 @@ class HandOffs:
         if pair is None:
             pair = self._given[_place(event)] = Pair()
         return pair
+
+
+def _outcome(pair: Pair) -> Outcome:
+    """How a hand-off ended whose blocks are given back, as the engine that gives knows it."""
+    if pair.expired is not None:
+        return Outcome.EXPIRED
+    return Outcome.READ if pair.reads or pair.loads else Outcome.FREED
 
 
 def is_known_since(pair: Pair, event: Event, lost_number: int) -> bool:
