@@ -153,12 +153,14 @@ class HandOffs:
             if early is not None and early is not pair:
                 self._given_back(pair)
         elif len(pair.takers) < MAX_TAKERS and _place(event) not in pair.takers:
-            is_first = not pair.takers
+            before = {engine for engine, _ in pair.takers}
             pair.takers[_place(event)] = event
             self._taken[_place(event)] = pair
-            if is_first and pair.released is not None and pair.given is not None:
-                self._count_unclaimed(pair, -1)
             self._sum_up(pair, event)
+            if pair.released is not None and pair.given is not None and event.engine not in before:
+                self.flows.of(pair.given.engine, event.engine).outcomes[_outcome(pair)] += 1
+                if not before:
+                    self._count_unclaimed(pair, -1)
 
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""
