@@ -27,6 +27,7 @@ from kvtrail.tracer.events.events import Key as ChunkKey
 from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
+from kvtrail.tracer.ledger.handoff_flows import HandedOver
 from kvtrail.tracer.ledger.handoffs import HandOffs, Kept
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
@@ -66,6 +67,7 @@ class Detector:
         on_causes: Callable[[Event, Breakdown], None] | None = None,
         on_reset: Callable[[Reset], None] | None = None,
         on_handoff: Callable[[Heard], None] | None = None,
+        on_handed_over: Callable[[HandedOver], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
         came_before: Mapping[str, int] | None = None,
     ) -> None:
@@ -76,6 +78,7 @@ class Detector:
             on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
             on_reset: gets each time that a connector was asked to forget what it holds.
             on_handoff: gets each event of a hand-off, once it is entered; `hear` takes it.
+            on_handed_over: gets each end of a hand-off, on either side.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
             came_before: by recorder, the highest number that an earlier detector has heard. What does not come again of the
                 numbers up to it is not known here, but not missing.
@@ -99,7 +102,9 @@ class Detector:
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests
         self._blind_engine_rules, self._engine_rules = self._rules.for_engines
-        self._pairs = Pairs(self._rules.for_pairs, self._judgements, on_handoff, self._came_before)
+        self._pairs = Pairs(
+            self._rules.for_pairs, self._judgements, HandOffs(on_handed_over), on_handoff, self._came_before
+        )
         self.handoffs: HandOffs = self._pairs.handoffs
         self._deadlines = Deadlines(self._rules.deadlines, self._requests, self._judgements)
 

@@ -63,12 +63,13 @@ class Pairs:
         self,
         judges: tuple[Judges, Judges],
         judgements: Judgements,
+        handoffs: HandOffs,
         listener: Callable[[Heard], None] | None,
         came_before: Mapping[str, int],
     ) -> None:
-        """`judges` are those for an engine of which not all requests are recorded, and for any other; `listener` and
-        `came_before` as the detector has them."""
-        self.handoffs = HandOffs()
+        """`judges` are those for an engine of which not all requests are recorded, and for any other; `handoffs` is empty;
+        `listener` and `came_before` as the detector has them."""
+        self.handoffs = handoffs
         self.kinds: frozenset[Kind] = KINDS.union(*judges)
         self._judges, self._judgements, self._listener = judges, judgements, listener
         self._came_before = came_before
@@ -102,6 +103,7 @@ class Pairs:
         """Judge and enter events that were kept, in the order in which a sidecar entered them; returns those that were not
         heard before."""
         fresh = []
+        on_end, self.handoffs.on_end = self.handoffs.on_end, None  # whoever kept them has counted them
         for heard in those:
             # A recorder elsewhere is one for each hand-off: of its others, what it said may still be on its way.
             name = heard.event.recorder if heard.is_own else f"{_ELSEWHERE}{heard.event.recorder}/{heard.request}"
@@ -117,12 +119,13 @@ class Pairs:
             self._judge(event, engine)
             try:
                 if isinstance(event, RequestEnd):  # whoever kept it knew all of the request
-                    self.handoffs.enter_end(event)
+                    self.handoffs.enter_end(event, is_known=True)
                 else:
                     engine.apply(event)
             except Exception as error:
                 self._judgements.failed("engine", error)
             self.handoffs.apart = None
+        self.handoffs.on_end = on_end
         return fresh
 
     def _judge(self, event: Event, engine: Engine) -> None:

@@ -7,7 +7,7 @@ one recorder recorded both, or where it follows from a message. Pure and bounded
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from kvtrail.tracer.events.events import (
     Side,
 )  # fmt: skip
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.handoff_flows import NOBODY, Flows, HandedOver, Outcome
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
@@ -97,7 +98,8 @@ class Pair:
         takers: the sides of the requests that are to read it, by engine and request.
         loads: the ends of their loads that went well.
         failed: those of them of which a load failed: no report need follow.
-        over: the ends of those that neither loaded nor failed to.
+        over: the ends of those that neither loaded nor failed to, and of which all events are known.
+        unserved: those that have ended without a load, or failed to load.
         recomputed: those of which blocks were reported as not loaded, so that vLLM computes them again.
     """
 
@@ -110,6 +112,7 @@ class Pair:
     loads: dict[Place, Received] = field(default_factory=dict)
     failed: set[Place] = field(default_factory=set)
     over: dict[Place, RequestEnd] = field(default_factory=dict)
+    unserved: set[Place] = field(default_factory=set)
     recomputed: set[Place] = field(default_factory=set)
 
     @property
@@ -117,6 +120,18 @@ class Pair:
         """What both engines call it; nothing as long as neither has said so."""
         sides = (*([] if self.given is None else [self.given]), *self.takers.values())
         return tuple(dict.fromkeys(key for side in sides for key in side.handoff_keys))
+
+    @property
+    def giver(self) -> str | None:
+        """The engine that gives, as it says itself, or as one that takes was told; None if neither did."""
+        if self.given is not None:
+            return self.given.engine
+        return next((each.handoff_peer for each in self.takers.values() if each.handoff_peer), None)
+
+    @property
+    def waiting(self) -> list[Handoff]:
+        """The sides of the requests that have yet to load it."""
+        return [each for place, each in self.takers.items() if place not in self.loads and place not in self.unserved]
 
     @property
     def expired(self) -> Free | None:
@@ -139,10 +154,14 @@ class HandOffs:
 
     Attributes:
         apart: the end of a load that another sidecar heard, and that was the first of its hand-off there.
+        flows: their sums by the engines.
+        on_end: gets each end of a hand-off on either side, once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[HandedOver], None] | None = None) -> None:
         self.apart: Event | None = None
+        self.flows = Flows()
+        self.on_end = on_end
         self._by_key: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         self._named: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         """The last hand-off that was given under a name, by that."""
@@ -232,12 +251,24 @@ class HandOffs:
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
                 pair.released, pair.reads, pair.late = early.released, early.reads, early.late
+            named = pair.giver
             pair.given = pair.given or event
             self._given[_place(event)] = pair
+            if named is None:
+                for taker in pair.takers.values():
+                    self._sum_up(pair, taker)
+            if early is not None and early is not pair:
+                self._given_back(pair)
             self._watch(pair)
-        elif len(pair.takers) < MAX_TAKERS:
-            pair.takers.setdefault(_place(event), event)
+        elif len(pair.takers) < MAX_TAKERS and _place(event) not in pair.takers:
+            before = {engine for engine, _ in pair.takers}
+            pair.takers[_place(event)] = event
             self._taken[_place(event)] = pair
+            self._sum_up(pair, event)
+            if pair.released is not None and pair.given is not None and event.engine not in before:
+                self.flows.of(pair.given.engine, event.engine).outcomes[_outcome(pair)] += 1
+                if not before:
+                    self._count_unclaimed(pair, -1)
 
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""
@@ -255,6 +286,8 @@ class HandOffs:
         first = pair.released
         if first is None or (isinstance(first, Sent) and isinstance(event, Free) and first.recorder != event.recorder):
             pair.released = event  # a worker gives back what its scheduler then frees, whichever is heard first
+            if first is None:
+                self._given_back(pair)
             self._watch(pair)
 
     def unacknowledged(self, event: Heartbeat) -> list[Pair]:
@@ -297,16 +330,67 @@ class HandOffs:
             return
         if self.receives(event):
             pair.loads[_place(event)] = event
+            self._end(pair, event, Outcome.LOADED)
             self._watch(pair)
-        elif event.failed or event.error is not None:
+        elif (event.failed or event.error is not None) and _place(event) not in pair.loads:
             pair.failed.add(_place(event))
+            self._end(pair, event, Outcome.FAILED)
 
-    def enter_end(self, event: RequestEnd) -> None:
-        """A request has ended that has no load under way, and of which all events are known; it may be one that takes."""
+    def enter_end(self, event: RequestEnd, *, is_known: bool) -> None:
+        """A request has ended; it may be one that takes. `is_known`: all of its events are, and no load is under way."""
         pair = self.taken_by(event)
-        if pair is not None and _place(event) not in pair.failed:
+        if pair is None:
+            return
+        if _place(event) not in pair.loads:
+            self._end(pair, event, Outcome.NOT_LOADED)
+        if is_known and _place(event) not in pair.failed:
             pair.over[_place(event)] = event
             self._watch(pair)
+
+    def _end(self, pair: Pair, event: Event, outcome: Outcome) -> None:
+        """A request that takes has loaded, or will not: said once of each."""
+        place = _place(event)
+        if place in pair.unserved:
+            return
+        taker = pair.takers[place]
+        lasted_ns = max(0, event.end_ns - taker.start_ns)
+        if outcome is not Outcome.LOADED:
+            pair.unserved.add(place)
+        if (giver := pair.giver) is not None:
+            flow = self.flows.of(giver, event.engine)
+            flow.outcomes[outcome] += 1
+            flow.waited_ns += lasted_ns if outcome is Outcome.LOADED else 0
+        if self.on_end is not None:
+            self.on_end(HandedOver(event, Side.TAKES, outcome, lasted_ns))
+
+    def _given_back(self, pair: Pair) -> None:
+        """The blocks of a hand-off are given back, and both that and the hand-off itself are known now."""
+        given, released = pair.given, pair.released
+        if given is None or released is None:
+            return
+        outcome = _outcome(pair)
+        if not pair.takers:
+            self._count_unclaimed(pair, 1)
+        for engine in {engine for engine, _ in pair.takers}:
+            self.flows.of(given.engine, engine).outcomes[outcome] += 1
+        if self.on_end is not None:
+            lasted_ns = max(0, released.end_ns - given.end_ns)
+            self.on_end(HandedOver(released, Side.GIVES, outcome, lasted_ns))
+
+    def _count_unclaimed(self, pair: Pair, more: int) -> None:
+        """A hand-off has ended of which no request that takes is known, or now one is."""
+        assert pair.given is not None
+        flow = self.flows.of(pair.given.engine, NOBODY)
+        flow.handoffs += more
+        flow.tokens += more * (pair.given.handoff_tokens or 0)
+        flow.outcomes[_outcome(pair)] += more
+
+    def _sum_up(self, pair: Pair, taker: Handoff) -> None:
+        """A request takes, as soon as it is known of which engine."""
+        if (giver := pair.giver) is not None:
+            flow = self.flows.of(giver, taker.engine)
+            flow.handoffs += 1
+            flow.tokens += taker.handoff_tokens or taker.prompt or 0
 
     def _watch(self, pair: Pair) -> None:
         """Wait for a reader's report, if one must be on its way."""
@@ -321,6 +405,13 @@ class HandOffs:
         if pair is None:
             pair = self._given[_place(event)] = Pair()
         return pair
+
+
+def _outcome(pair: Pair) -> Outcome:
+    """How a hand-off ended whose blocks are given back, as the engine that gives knows it."""
+    if pair.expired is not None:
+        return Outcome.EXPIRED
+    return Outcome.READ if pair.reads or pair.loads else Outcome.FREED
 
 
 def is_known_since(pair: Pair, event: Event, lost_number: int) -> bool:

@@ -85,6 +85,7 @@ class Judge:
             on_causes=self.sums.explain,
             on_reset=self.sums.reset,
             on_handoff=self._keep,
+            on_handed_over=self.sums.handoff_ended,
             on_error=self._errors.count,
             came_before=judged_before,
         )
@@ -153,6 +154,7 @@ class Judge:
     def confirm(self, number: int) -> None:
         """The findings and sums that had changed are stored, and the spans up to this number."""
         self.savings.facts.clear()
+        self.sums.handed_over.clear()
         self.savings.cells.clear()
         self.changed.clear()
         self.handoffs.clear()

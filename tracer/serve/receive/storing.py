@@ -185,7 +185,7 @@ class Storage:
         for error in left_out:
             self._errors.count(Where.STORE, error, "a row is not stored")
         with self._errors.caught(Where.METRICS):
-            self._metrics.count_batch(fresh, judge.savings.facts)
+            self._metrics.count_batch(fresh, judge.savings.facts, judge.sums.handed_over)
         judge.confirm(number)
         self._launches.changed.clear()
         self.spans += number - self.last_number
