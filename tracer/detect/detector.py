@@ -28,7 +28,7 @@ from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.ledger.handoff_flows import HandedOver
-from kvtrail.tracer.ledger.handoffs import HandOffs, Kept
+from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.causes import NotRecorded
@@ -192,11 +192,6 @@ class Detector:
             for key in recorder.waiting:
                 if (account := self.accounts.get(key)) is not None:
                     yield account, max(recorder.engine.time.now_ns, account.last_ns)
-
-    def kept_handoffs(self) -> Iterator[Kept]:
-        """What engines keep for others now, as far as it is known."""
-        for recorder in self._recorders.values():
-            yield from self.handoffs.kept(recorder.engine.kept.values())
 
     def verdict(self, account: Account) -> Verdict:
         """The request's verdict so far."""

@@ -7,7 +7,7 @@ one recorder recorded both, or where it follows from a message. Pure and bounded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,36 +52,6 @@ class Taker(NamedTuple):
     event: Handoff
     received: Received
     recomputed: bool
-
-
-class Kept(NamedTuple):
-    """What an engine keeps for another one now: the end of the request since which it does, and the hand-off."""
-
-    end: RequestEnd
-    pair: Pair
-
-    @property
-    def tokens(self) -> int | None:
-        """Tokens of which the KV is kept, where the connector or the scheduler says."""
-        given = self.pair.given
-        return self.end.computed if given is None or given.handoff_tokens is None else given.handoff_tokens
-
-    @property
-    def blocks(self) -> int | None:
-        """Blocks that are kept, in all KV cache groups, where the connector returns their ids; at level `detailed`."""
-        given = self.pair.given
-        return None if given is None or given.blocks_ids is None else len(given.blocks_ids)
-
-    @property
-    def takers(self) -> list[Handoff]:
-        """The requests that it is kept for, as far as another engine has reported them."""
-        return list(self.pair.takers.values())
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether it may still be read: nobody has it yet, or a request that takes it has neither received it nor ended."""
-        pair = self.pair
-        return not pair.takers or any(place not in pair.loads and place not in pair.over for place in pair.takers)
 
 
 @dataclass(slots=True, eq=False)
@@ -225,13 +195,6 @@ class HandOffs:
         if event.handoff_side == Side.GIVES:
             return list(pair.takers.values())
         return [] if pair.given is None else [pair.given]
-
-    def kept(self, ends: Iterable[RequestEnd]) -> Iterator[Kept]:
-        """What is kept for another engine, of requests that have ended and keep their blocks since."""
-        for end in ends:
-            pair = self.given_by(end)
-            if pair is not None and pair.released is None:
-                yield Kept(end, pair)
 
     def enter_handoff(self, event: Handoff) -> None:
         """Enter one side."""

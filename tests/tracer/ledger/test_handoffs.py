@@ -9,7 +9,9 @@ from history import history, judge, rules_found
 from msgspec import structs
 
 from kvtrail.dashboard.content.request import handoffs
+from kvtrail.tracer.detect.kept import KeptFor, kept_handoffs
 from kvtrail.tracer.events.events import Event, Free, Heartbeat
+from kvtrail.tracer.ledger.handoff_flows import NOBODY
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.serve.api.requests import handoffs_of
 
@@ -97,17 +99,16 @@ def test_what_a_worker_reports_before_the_scheduler_counts_once_the_hand_off_is_
 
 def test_what_an_engine_keeps_for_whom() -> None:
     text = PREFILL.format(digest="a")[: -len("wait 30\n    freed expired\n    sent\n")]
-    for more, takers, needed in (
-        ("", [], True),
-        (DECODE.replace("<d> R", ""), ["d"], True),
-        (DECODE, ["d"], False),
-        (DECODE.replace("<d> R", "<d> R failed\n<d> end aborted"), ["d"], True),
-        ("<d> start 600\n<d> takes h1 600/600 of a\n<d> end aborted", ["d"], False),
+    for more, taker, state in (
+        ("", NOBODY, KeptFor.UNCLAIMED),
+        (DECODE.replace("<d> R", ""), "d", KeptFor.WAITING),
+        (DECODE, "d", KeptFor.LOADED),
+        (DECODE.replace("<d> R", "<d> R failed\n<d> end aborted"), "d", KeptFor.ABANDONED),
+        ("<d> start 600\n<d> takes h1 600/600 of a\n<d> end aborted", "d", KeptFor.ABANDONED),
     ):
-        (kept,) = judge(history(text + more, connector="NixlConnector")).kept_handoffs()
-        assert (kept.end.engine, kept.tokens, kept.blocks) == ("engine", 600, None)
-        assert ([each.engine for each in kept.takers], kept.is_needed) == (takers, needed), more
-    assert not list(judge(history(text + "read\nsent", connector="NixlConnector")).kept_handoffs())
+        (kept,) = kept_handoffs(judge(history(text + more, connector="NixlConnector")))
+        assert (kept.engine, kept.tokens, kept.taker, kept.state) == ("engine", 600, taker, state), more
+    assert not list(kept_handoffs(judge(history(text + "read\nsent", connector="NixlConnector"))))
 
 
 def test_a_connector_that_pushes_cannot_distinguish_two_requests_with_one_id_of_the_clients() -> None:
