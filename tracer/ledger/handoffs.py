@@ -16,6 +16,8 @@ from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, Read, 
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
+MAX_ENGINES = 10_000
+"""Engines that give, of which it is remembered whether they live."""
 MAX_TAKERS = 16
 """Requests remembered that take one hand-off."""
 MAX_WATCHED = 1_000
@@ -120,6 +122,10 @@ class HandOffs:
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
         self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
+        self._launches: BoundedDict[str, str | None] = BoundedDict(MAX_ENGINES)
+        """By engine, its last launch that was heard of."""
+        self._closed: BoundedDict[tuple[str, str | None], None] = BoundedDict(MAX_ENGINES)
+        """Engines that have shut down, by id and launch."""
         self._watched: dict[str, list[Pair]] = {}
         """By the recorder that saw the lease's end, those that nobody needs and of which no reader has reported."""
 
@@ -157,6 +163,17 @@ class HandOffs:
             return list(pair.takers.values())
         return [] if pair.given is None else [pair.given]
 
+    def is_gone(self, event: Event) -> str | None:
+        """Whether the engine has ended that gives what the event's request takes: `restarted` or `shut down`; None if that is
+        not known."""
+        pair = self.taken_by(event)
+        if pair is None or pair.given is None:
+            return None
+        engine, launch = pair.given.engine, pair.given.launch
+        if self._launches.get(engine) != launch:
+            return "restarted"
+        return "shut down" if (engine, launch) in self._closed else None
+
     def kept(self, ends: Iterable[RequestEnd]) -> Iterator[Kept]:
         """What is kept for another engine, of requests that have ended and keep their blocks since."""
         for end in ends:
@@ -178,6 +195,7 @@ class HandOffs:
             if gives and other is None and _is_of_another(known, event):
                 self._by_key[key] = pair  # the name is free again
         if gives:
+            self._launches[event.engine] = event.launch
             self._named.update(dict.fromkeys(_names(event), pair))
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
@@ -216,7 +234,9 @@ class HandOffs:
         ]
 
     def enter_heartbeat(self, event: Heartbeat) -> None:
-        """Time has passed."""
+        """Time has passed, or the recorder has ended."""
+        if event.recorder_closed and event.engine in self._launches:
+            self._closed[event.engine, event.launch] = None
         if watched := self._watched.get(event.recorder):
             over = self.unacknowledged(event)
             self._watched[event.recorder] = left = [each for each in watched if not each.late and each not in over]
