@@ -214,6 +214,7 @@ class Engine:
             self.ran_since, self.failing_peers,
         ):  # fmt: skip
             facts.clear()
+        self.handoffs.lose(before.recorder)
         self.clocks.lose()
         self.given_up.lose()
         self.short = None
@@ -257,8 +258,10 @@ class Engine:
                 self.untold.discard(request)
                 if table.leaves_behind and lookup is not None:
                     self.given.update(dict.fromkeys(table.new_from(lookup.computed), event))
+                self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
             else:
                 self.tables.pop(request, None)
+                self.handoffs.lose(event.recorder)
         if event.allocated and event.error is None and lookup is not None and lookup.is_async:
             self.loads[request] = event
             self.flow.loads(event)
@@ -274,6 +277,8 @@ class Engine:
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
             if first or not event.blocks_whole:  # a table that is reported again gives nothing
                 self._contest(event, event.blocks_ids, are_new=not first)
+            if not first and not event.blocks_whole:
+                self.handoffs.enter_given_out(event, event.blocks_ids)
             if first or event.blocks_whole:
                 self.tables[request] = BlockTable(event)
                 self.untold.discard(request)

@@ -12,10 +12,25 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, Read, Received, RequestEnd, Sent, Side
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK
+from kvtrail.tracer.events.events import (
+    Alloc,
+    Event,
+    Free,
+    Handoff,
+    Heartbeat,
+    Read,
+    Received,
+    RequestEnd,
+    Schedule,
+    Sent,
+    Side,
+)
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
+MAX_BLOCKS = 1_000_000
+"""Blocks of a recorder's engine that were given back and are followed."""
 MAX_ENGINES = 10_000
 """Engines that give, of which it is remembered whether they live."""
 MAX_TAKERS = 16
@@ -76,6 +91,8 @@ class Pair:
         released: when the blocks were given back first, by the lease's end or since they were read.
         reads: the reports of readers of which it is not known that they came after that.
         late: the first report of a reader after it, from the same recorder.
+        followed: whether it is known who gets its blocks after they were given back, as far as `given_out` says.
+        given_out: the event by which another request was given one of them, before the late report.
         quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that needs the
             blocks no more, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
@@ -88,6 +105,8 @@ class Pair:
     released: Free | Sent | None = None
     reads: int = 0
     late: Read | None = None
+    followed: bool = False
+    given_out: Alloc | Schedule | None = None
     quiet_ns: int = 0
     takers: dict[Place, Handoff] = field(default_factory=dict)
     loads: dict[Place, Received] = field(default_factory=dict)
@@ -98,6 +117,11 @@ class Pair:
     def expired(self) -> Free | None:
         """The end of the lease, if the blocks were given back by that."""
         return self.released if isinstance(self.released, Free) and self.released.lease_expired else None
+
+    @property
+    def is_given_out(self) -> bool | None:
+        """Whether another request was given one of the blocks before the late report; None if that is not known."""
+        return True if self.given_out is not None else False if self.followed else None
 
     @property
     def received(self) -> Iterator[Taker]:
@@ -122,6 +146,8 @@ class HandOffs:
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
         self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
+        self._given_back: dict[str, BoundedDict[int, Pair]] = {}
+        """By the recorder that saw it, the blocks that were given back and that nobody has been given since."""
         self._launches: BoundedDict[str, str | None] = BoundedDict(MAX_ENGINES)
         """By engine, its last launch that was heard of."""
         self._closed: BoundedDict[tuple[str, str | None], None] = BoundedDict(MAX_ENGINES)
@@ -224,6 +250,21 @@ class HandOffs:
         if first is None or (isinstance(first, Sent) and isinstance(event, Free) and first.recorder != event.recorder):
             pair.released = event  # a worker gives back what its scheduler then frees, whichever is heard first
             self._watch(pair)
+            self._follow(pair)
+
+    def enter_given_out(self, event: Alloc | Schedule, blocks: Iterable[int]) -> None:
+        """A request is given blocks that held nothing of its own."""
+        if given_back := self._given_back.get(event.recorder):
+            for block in given_back.keys() & set(blocks):
+                pair = given_back.pop(block)
+                if pair.followed and pair.late is None and pair.given_out is None:
+                    pair.given_out = event
+
+    def lose(self, recorder: str) -> None:
+        """Who is given which blocks is not known any more."""
+        for pair in self._given_back.pop(recorder, {}).values():
+            if pair.late is None:
+                pair.followed = False
 
     def unacknowledged(self, event: Heartbeat) -> list[Pair]:
         """The hand-offs that nobody needs and whose lease has ended, and of which the heartbeat's recorder has waited long
@@ -266,6 +307,16 @@ class HandOffs:
         if pair is not None and _place(event) not in pair.failed:
             pair.over[_place(event)] = event
             self._watch(pair)
+
+    def _follow(self, pair: Pair) -> None:
+        """Note who gets the blocks that were given back, where the order of that and of a late report will be known."""
+        given, released = pair.given, pair.released
+        assert released is not None
+        pair.followed, pair.given_out = False, None
+        if given is not None and given.recorder == released.recorder and given.blocks_ids:
+            pair.followed = True
+            blocks = self._given_back.setdefault(released.recorder, BoundedDict(MAX_BLOCKS))
+            blocks.update((block, pair) for block in given.blocks_ids if block != NULL_BLOCK)
 
     def _watch(self, pair: Pair) -> None:
         """Wait for a reader's report, if one must be on its way."""

@@ -123,6 +123,9 @@ def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -
         assert pair.planted <= pair.found(rule), seed
         loaded = {name for name, text in pair.wrong.items() if "reported the load" in text}
         assert loaded <= pair.planted, seed
+        stale = {pair.names[each.request]: each for each in pair.findings if each.rule == "stale-handoff"}
+        harmed = loaded if mistake is Mistake.OVERDUE else set()
+        assert harmed <= {name for name, each in stale.items() if each.numbers["given_out"]}, seed
         assert pair.found() - {""} <= pair.planted, seed  # a call that killed the engine is no request's
         planted += len(pair.planted)
         wrong += len(loaded)

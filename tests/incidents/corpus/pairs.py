@@ -60,7 +60,7 @@ INCIDENTS = [
             read
         """,
         rule="stale-handoff",
-        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "expired": True, "late_s": 0.007},
+        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "expired": True, "late_s": 0.007, "given_out": None},
         says="the lease had run out",
         also=("late-read",),
     ),
