@@ -16,7 +16,7 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import otlp_json
 
 
-def encoded(events: Sequence[Event], about: Mapping[str, str] | None = None) -> bytes:
+def encoded(events: Sequence[Event], about: Mapping[str, str | int] | None = None) -> bytes:
     """The bytes of an `ExportTraceServiceRequest` with the events of one recorder, whose resource says this, too."""
     resource = {
         "service.name": "test",

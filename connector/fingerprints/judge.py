@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvtrail.connector.fingerprints.mismatch import UNKNOWN, Match, Mismatch
-from kvtrail.connector.fingerprints.plan import COMPUTED, HELD, LOADED, Check
+from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check
 from kvtrail.connector.fingerprints.reading import Values, fingerprints_in
 from kvtrail.connector.fingerprints.references import BlockFingerprint, References
 from kvtrail.connector.fingerprints.result import DRIFT, EARLY, ROT, CheckResult, Results
@@ -44,6 +44,7 @@ class Judge:
 
     Attributes:
         heals: whether mismatched blocks are computed again.
+        shares: whether what is computed is reported for other engines.
         loads_partial: whether this connector is known to load the last token of a partially computed block, too, and before
             the forward pass.
         loads_partial_by_layer: likewise, layer by layer in the forward pass.
@@ -69,7 +70,7 @@ class Judge:
             shares: what is computed is reported for other engines.
         """
         self._references, self._results = references, results
-        self._on_cpu, self.heals, self._shares = on_cpu, heals, shares
+        self._on_cpu, self.heals, self.shares = on_cpu, heals, shares
         self.rechecks: list[Recheck] = []
         self.loads_partial = self.loads_partial_by_layer = False
         self.mismatched: set[int] = set()
@@ -120,7 +121,7 @@ class Judge:
             elif check.kind != COMPUTED:
                 is_skimmed = self._references.skim(check, hashes[here], held, right[here], result)
             elif check.request_id not in self._contaminated:
-                rest = self._references.skim_computed(check, hashes[here], held, result, reports=self._shares)
+                rest = self._references.skim_computed(check, hashes[here], held, result, reports=self.shares)
                 is_skimmed = True
             if not is_skimmed:
                 judge(check, fingerprints_in(check, full, but_partial, held.tolist()), result)
@@ -174,7 +175,7 @@ class Judge:
             self._last[key] = LastCheck(block, is_right, check.recorded_id)
             if is_right:
                 self._references.add(check, block)
-                if self._shares:
+                if self.shares:
                     self._share(result, check, block)
             elif check.request_id in self._contaminated and check.request_id not in doubted:
                 self._references.add_contaminated(check, block)
@@ -215,6 +216,8 @@ class Judge:
             self._last[key] = LastCheck(block, match is True, source)
             if match is None and not was_right:
                 result.unknown += 1
+                if check.kind == ADMITTED and self.shares:  # a load of another engine's KV may have left it wrong
+                    self._share(result, check, block)
             elif match is not True:
                 if check.kind == HELD and check.request_id not in self._contaminated:
                     doubted.add(check.request_id)
@@ -222,7 +225,7 @@ class Judge:
                 self.mismatched.add(block.block)
                 kind, source = (ROT, "") if was_right else (DRIFT, source)
                 self._on_mismatch(result, check, block, kind, mismatch, source)
-        self._results.add(result)
+        self._results.add(result, at_once=bool(result.slim))
 
     def _was_right(self, check: Check, block: BlockFingerprint) -> bool:
         """Whether that was all that there was to remember of the block, and what was right is not forgotten."""
@@ -301,6 +304,18 @@ class Judge:
         if rechecked:
             self.rechecks.append(Recheck(check, rechecked, may_be_clean))
             result.blocks -= len(rechecked)  # the next check counts them
+        self._results.add(result, at_once=True)
+
+    def judge_handed_over(self, check: Check, wrong: Check) -> None:
+        """Of the blocks of a load of what another engine has handed over, these do not hold what it had."""
+        result = CheckResult.of(check)
+        result.blocks, result.healed = len(check.blocks), self.heals
+        if not self.heals:
+            self._contaminated.add(check.request_id)
+            self.mismatched.update(wrong.blocks)
+        for number, block, hash_ in zip(wrong.numbers, wrong.blocks, wrong.hashes, strict=True):
+            token = self._references.first_token(check, number)
+            self._results.add_mismatch(result, check, block, token, hash_, DRIFT, Mismatch(UNKNOWN, ()), "")
         self._results.add(result, at_once=True)
 
     def rechecked(self, recheck: Recheck) -> JudgeOne:

@@ -82,6 +82,16 @@ class Check(NamedTuple):
         return self.only([block not in blocks for block in self.blocks])
 
 
+class HandedLoad(NamedTuple):
+    """A load of what another engine has handed over: the check of those of its blocks that have a checksum, these checksums,
+    the layout that they are of, and the ids of all of its blocks."""
+
+    check: Check
+    checksums: tuple[int, ...]
+    layout: str
+    blocks: tuple[int, ...]
+
+
 class CheckPlan(NamedTuple):
     """What the workers check in a step.
 
@@ -90,6 +100,7 @@ class CheckPlan(NamedTuple):
         states: recurrent states that requests begin with, to be checked after these and before the step.
         loads: loads to be checked after the step.
         async_loads: those that end between steps.
+        handed_over: those of them that have checksums of another engine.
         restarted: the requests that have other blocks now.
         rewound: those that compute failed loads again.
         ended: those that have ended.
@@ -102,6 +113,7 @@ class CheckPlan(NamedTuple):
     states: tuple[Check, ...]
     loads: tuple[Check, ...]
     async_loads: tuple[Check, ...]
+    handed_over: tuple[HandedLoad, ...]
     restarted: tuple[str, ...]
     rewound: tuple[str, ...]
     ended: tuple[str, ...]
@@ -109,7 +121,7 @@ class CheckPlan(NamedTuple):
     callers: dict[str, tuple[bytes, bool]]
 
 
-EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), (), False, {})
+EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), (), (), False, {})
 
 
 def partial_blocks(checks: Iterable[Check]) -> list[Check]:

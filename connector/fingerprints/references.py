@@ -118,7 +118,11 @@ class References:
 
     def token(self, check: Check, block: BlockFingerprint) -> int:
         """The block's first token in the request; of a recurrent state, the tokens that it has seen."""
-        return block.number * self._units[check.group]
+        return self.first_token(check, block.number)
+
+    def first_token(self, check: Check, number: int) -> int:
+        """The same of the block with this number."""
+        return number * self._units[check.group]
 
     # Many slim fingerprints at once.
 

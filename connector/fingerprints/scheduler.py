@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group
+from kvtrail.connector.fingerprints.checksums import HandedOver
+from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group, HandedLoad
 
 _HASHES = 1 << 64
 NULL_BLOCK = 0
@@ -37,6 +38,7 @@ class _RequestState:
         held: the complete blocks with full fingerprints, by number.
         pending: those that will be once its first step has run.
         has_sampled: whether there are any of these.
+        handed_over: what another engine says of the KV that it is to load.
     """
 
     request: Any
@@ -50,6 +52,7 @@ class _RequestState:
     held: list[dict[int, Block]] = field(default_factory=list)
     pending: list[list[Block]] = field(default_factory=list)
     has_sampled: bool = False
+    handed_over: HandedOver | None = None
     matched: tuple[int, bool] | None = None
     """Of the last lookup: the tokens that vLLM had computed, and whether the load ends between steps."""
 
@@ -98,9 +101,14 @@ class CheckScheduler:
         """Recurrent states, which are there when their request's first step begins, and not any more when it ends."""
         self._loads: list[Check] = []
         self._async_loads: list[Check] = []
+        self._handed_over: list[HandedLoad] = []
         self._restarted: list[str] = []
         self._rewound: list[str] = []
         self._reset = False
+
+    def on_handed_over(self, request: Any, handed_over: HandedOver) -> None:
+        """Before its first lookup: it is to load what another engine has handed over."""
+        self._of(request).handed_over = handed_over
 
     def on_lookup(self, request: Any, computed: int, is_async: bool) -> None:
         """After a lookup."""
@@ -168,7 +176,7 @@ class CheckScheduler:
                 if (state := self._requests.get(request_id)) is not None:
                     state.step = number
             self._last_step = number
-        loads = self._loads or self._async_loads
+        loads = self._loads or self._async_loads or self._handed_over
         if not (checks or self._begun_with or loads or self._restarted or self._rewound or ended or self._reset):
             return None
         if zeroed := getattr(output, "new_block_ids_to_zero", None):
@@ -180,13 +188,14 @@ class CheckScheduler:
             tuple(self._begun_with),
             tuple(self._loads),
             tuple(self._async_loads),
+            tuple(self._handed_over),
             tuple(self._restarted),
             tuple(self._rewound),
             tuple(ended),
             self._reset,
             {},
         )
-        self._left, self._begun_with, self._loads, self._async_loads = [], [], [], []
+        self._left, self._begun_with, self._loads, self._async_loads, self._handed_over = [], [], [], [], []
         self._restarted, self._rewound, self._reset = [], [], False
         return plan
 
@@ -250,6 +259,22 @@ class CheckScheduler:
             self._admitted += self._checks(state, ADMITTED, n, blocks)
             (self._async_loads if is_async else self._loads).extend(self._checks(state, LOADED, n, to_load))
         state.due = 0
+        if state.handed_over is not None and is_async and end > computed and len(self._groups) == 1:
+            self._check_handed_over(state, computed, end, state.handed_over)
+
+    def _check_handed_over(self, state: _RequestState, computed: int, end: int, handed_over: HandedOver) -> None:
+        """The request loads what comes after so many computed tokens, and of which another engine has the checksums. The last
+        block may be partly filled: nobody writes to it before the load is compared."""
+        (group,), (table,), each = self._groups, state.tables, self._hashes_of_block[0]
+        numbers = range(-(-computed // group.block_size), min(-(-end // group.block_size), len(table)))
+        known = [number for number in numbers if number in handed_over.checksums]
+        hashes = state.request.block_hashes[each - 1 :: each]
+        short = [int.from_bytes(hashes[number][-8:], "big") if number < len(hashes) else 0 for number in known]
+        chosen = [(number, table[number], hash_) for number, hash_ in zip(known, short, strict=True)]
+        for check in self._checks(state, LOADED, 0, chosen):
+            checksums = tuple(handed_over.checksums[number] for number in known)
+            blocks = tuple(table[number] for number in numbers)
+            self._handed_over.append(HandedLoad(check, checksums, handed_over.layout, blocks))
 
     def _restart_states(self, state: _RequestState, n: int, computed: int, end: int, is_async: bool) -> None:
         """The request begins with a state that is in vLLM's prefix cache, or is loaded."""

@@ -9,6 +9,7 @@ A block's last token is left out: of a full hit it is computed after all others 
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class SlimFingerprints:
 
     Attributes:
         num_blocks: of the caches.
+        layout: a digest of how the bytes of a block lie: equal bytes have equal fingerprints where it is equal.
         skips_last: whether the last token of a block is left out: not of a layout that does not show its tokens.
     """
 
@@ -80,6 +82,8 @@ class SlimFingerprints:
         self.skips_last = not block_size or all(any(is_token for *_, is_token in view.inner) for view in views)
         self._word = next(word for word in (8, 4, 2, 1) if all(_fits(view, word) for view in views))
         dtype = _WORDS[self._word]
+        lies = (self._word, [[(view.storage, view.inner) for view in layer] for layer in layers])
+        self.layout = hashlib.blake2b(repr(lies).encode(), digest_size=8).hexdigest()
         self._device = tensors[0].device
         self._flat = [
             torch.empty(0, dtype=dtype, device=self._device).set_(storage, 0, (storage.nbytes() // self._word,), (1,))
@@ -111,6 +115,10 @@ class SlimFingerprints:
         if self._device.type == "cuda":
             places = places.pin_memory()
         return torch.take(self._flat[storage], places.to(self._device, non_blocking=True))
+
+    def side_stream(self) -> Any:
+        """A context in which nothing waits for the work that is queued; None on a CPU, where nothing is."""
+        return torch.cuda.stream(torch.cuda.Stream(self._device)) if self._device.type == "cuda" else None
 
     def folded(self, words: Array) -> Array:
         """The fingerprints of blocks with these words, uint64. Of zeros it is 0."""

@@ -11,8 +11,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from functools import partial
 from typing import Any
 
+from kvtrail.connector.fingerprints.checksums import BlockChecksums
 from kvtrail.connector.fingerprints.judge import Judge, JudgeOne
-from kvtrail.connector.fingerprints.plan import COMPUTED, EMPTY_PLAN, Check, CheckPlan, blocks_of, partial_blocks
+from kvtrail.connector.fingerprints.plan import (
+    COMPUTED,
+    EMPTY_PLAN,
+    Check,
+    CheckPlan,
+    HandedLoad,
+    blocks_of,
+    partial_blocks,
+)
 from kvtrail.connector.fingerprints.reading import Readings
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult, Results
@@ -30,6 +39,7 @@ class CheckWorker:
         references: References,
         *,
         slim: Mapping[int, Any],
+        checksums: BlockChecksums | None,
         below: int,
         heals: bool,
         shares: bool,
@@ -39,12 +49,13 @@ class CheckWorker:
         Args:
             full: `FullFingerprints` by the number of the KV cache group.
             slim: `SlimFingerprints`, likewise; empty where there are none.
+            checksums: of what other engines hand over; None where nobody does.
             below: blocks with hashes below this are sampled: they have full fingerprints.
             heals: mismatched blocks are filled with zeros and named to vLLM.
             shares: what is computed is reported for other engines.
             report: is called with what there is to report.
         """
-        self._full, self._slim = full, slim
+        self._full, self._slim, self._checksums = full, slim, checksums
         self._slim_sees_partial = bool(slim) and all(each.skips_last for each in slim.values())
         self._results = Results(full, report)
         self._judge = Judge(
@@ -63,6 +74,9 @@ class CheckWorker:
         self._async_loads: dict[str, list[Check]] = {}
         """Loads that end between steps, by request."""
         self._received: list[Check] = []
+        self._handed_over: dict[str, HandedLoad] = {}
+        """Those of them that have checksums of another engine."""
+        self._arrived: list[HandedLoad] = []
         self._taken: list[Check] = []
         """Loads of this step whose fingerprints are being read."""
         self._reported: set[int] = set()
@@ -83,7 +97,7 @@ class CheckWorker:
             or self._taken
         ):
             self._begin(plan or EMPTY_PLAN)
-        return bool(self._loads or self._async_loads or self._judge.has_to_heal)
+        return bool(self._loads or self._async_loads or self._handed_over or self._judge.has_to_heal)
 
     def _begin(self, plan: CheckPlan) -> None:
         self._readings.settle()
@@ -95,6 +109,8 @@ class CheckWorker:
             self._judge.clear()
         for request_id in plan.restarted:
             self._async_loads.pop(request_id, None)
+            self._handed_over.pop(request_id, None)
+        self._handed_over |= {each.check.request_id: each for each in plan.handed_over}
         self._loads = list(plan.loads)
         for check in plan.async_loads:
             self._async_loads.setdefault(check.request_id, []).append(check)
@@ -106,7 +122,8 @@ class CheckWorker:
         if plan.states:
             self._read(plan.states, self._judge.before_step())
         if changed := (*plan.restarted, *plan.rewound, *plan.ended):
-            if self._readings.is_busy or self._judge.has_contaminated(changed):
+            is_awaited = self._judge.shares and plan.ended  # another engine may have loaded what these have computed
+            if is_awaited or self._readings.is_busy or self._judge.has_contaminated(changed):
                 self._readings.end_batches()
             self._readings.call(partial(self._on_requests_changed, plan))
         if not (self._judge.loads_partial or self._judge.loads_partial_by_layer):
@@ -152,8 +169,11 @@ class CheckWorker:
         """The connector reports loads that have ended between steps."""
         for request_id in request_ids:
             self._received += self._async_loads.pop(request_id, [])
+            if (handed_over := self._handed_over.pop(request_id, None)) is not None:
+                self._arrived.append(handed_over)
         if failed:
             self._received = [check for check in self._received if check.request_id not in failed]
+            self._arrived = [each for each in self._arrived if each.check.request_id not in failed]
 
     def forward_passed(self) -> None:
         """After the forward pass, and before the connector does anything more: a load that ends only now was read before."""
@@ -165,6 +185,8 @@ class CheckWorker:
     def conclude(self, reported: Collection[int]) -> set[int]:
         """After the forward pass: the blocks that vLLM is to compute again, besides those that the connector reports."""
         self.forward_passed()
+        unlike = self._unlike_what_was_handed_over()
+        reported = {*reported, *unlike} if unlike else reported
         received, self._received = self._received, []
         self._take(received, read=False)
         self._reported.update(reported)
@@ -174,7 +196,7 @@ class CheckWorker:
                 if block in reported:
                     self._judge.mark_recomputed(check.group, block, check.request_id)
         self._readings.settle(wait=self._judge.heals and bool(loads))
-        healed = self._judge.take_to_heal()
+        healed = self._judge.take_to_heal() | unlike
         if healed:
             for fingerprints in self._full.values():
                 fingerprints.fill_with_zeros(sorted(healed))
@@ -186,6 +208,22 @@ class CheckWorker:
         self.begin(None)
         self._readings.settle(wait=True)
         self._results.flush()
+
+    def _unlike_what_was_handed_over(self) -> set[int]:
+        """Compare the loads that have arrived with the checksums of the engines that handed them over. Returns the blocks to
+        be computed again: all of a load of which one is wrong, since its read cannot be trusted."""
+        arrived, self._arrived = self._arrived, []
+        unlike: set[int] = set()
+        for check, checksums, layout, blocks in arrived:
+            if self._checksums is None or layout != self._checksums.layout:
+                continue  # blocks lie otherwise there: nothing can be compared
+            read = self._checksums.of(check.numbers, check.blocks)
+            wrong = check.only([one != other for one, other in zip(read, checksums, strict=True)])
+            if wrong.blocks:
+                self._judge.judge_handed_over(check, wrong)
+                if self._judge.heals:
+                    unlike.update(blocks)
+        return unlike
 
     def _take(self, loads: Sequence[Check], *, read: bool) -> None:
         """Read loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
@@ -226,4 +264,5 @@ class CheckWorker:
             self._judge.on_restart(request_id)
         for request_id in plan.ended:
             self._async_loads.pop(request_id, None)
+            self._handed_over.pop(request_id, None)
             self._readings.call_after_batches(partial(self._results.flush_requests, [request_id]))

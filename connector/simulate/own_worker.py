@@ -89,15 +89,20 @@ class OwnWorker(FakeWorker):
             own.kv_connector_worker_meta = rank.connector.build_connector_worker_meta()
             rank.connector.clear_connector_metadata()
             self._reports.append(own)
-            self._hold_back(number, results)
+            self._hold_back(number, results, own.invalid_block_ids)
 
-    def _hold_back(self, number: int, results: Any) -> None:
-        """A rank reports ends some steps later than its worker said so, and so later than other ranks."""
-        failed = results.failed_recving or set()
+    def _hold_back(self, number: int, results: Any, invalid: set[int]) -> None:
+        """A rank reports ends some steps later than its worker said so, and so later than other ranks. The blocks that it
+        calls `invalid` were not loaded."""
+        failed, ended = results.failed_recving or set(), results.finished_recving or set()
         for request_id in sorted(failed & self._calls.loads.keys()):
             self.model.fail(self._calls.loads[request_id].all_blocks, request_id)
         self._failed[number] |= failed
-        received = (results.finished_recving or set()) - failed
+        received = ended - failed
+        if invalid:
+            for request_id in sorted(received & self._calls.loads.keys()):
+                if of_it := invalid.intersection(self._calls.loads[request_id].all_blocks):
+                    self.model.fail(of_it, request_id)
         self.model.received(sorted(received), self._of_ranks[number].layers)
         for loads, ended in ((True, results.finished_recving), (False, results.finished_sending)):
             for request_id in sorted(ended or ()):  # a set's order differs from process to process
@@ -147,6 +152,7 @@ class OwnWorker(FakeWorker):
 
 
 def _rank(number: int, model: Model, config: Any, kv_cache: Any) -> _Rank:
+    from vllm.config import set_current_vllm_config
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -158,7 +164,8 @@ def _rank(number: int, model: Model, config: Any, kv_cache: Any) -> _Rank:
         config = copy.copy(config)
         config.parallel_config = copy.copy(config.parallel_config)
         config.parallel_config.rank = number
-    connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
+    with set_current_vllm_config(config):
+        connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
     connector.register_kv_caches(caches)
     of_layers = {name: SimpleNamespace(kv_cache=cache) for name, cache in caches.items()}
     return _Rank(connector, layers, SimpleNamespace(no_compile_layers=of_layers, attn_metadata=None, virtual_engine=0))

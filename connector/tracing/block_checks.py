@@ -6,17 +6,20 @@ Nothing of this costs anything where it is off: only an object whose bytes are c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from itertools import groupby
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from kvtrail.connector.fingerprints import checksums
+from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
 from kvtrail.connector.fingerprints.plan import CheckPlan, Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler, sampled_below
 from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.known import by_name
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
+from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
@@ -26,6 +29,7 @@ from kvtrail.tracer.events.semconv import Kind
 if TYPE_CHECKING:
     from kvtrail.connector.fingerprints.mismatch import Origin
     from kvtrail.connector.fingerprints.result import CheckResult
+    from kvtrail.connector.fingerprints.slim import SlimFingerprints
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -55,14 +59,14 @@ class BlockChecks:
         for call in (*self.wrapped,):
             self._unwrap(call)
 
-    def _before(self, call: str, do: Callable[[], None]) -> Callable[..., Any]:
-        """The method, before each call of which this is done."""
+    def _before(self, call: str, do: Callable[..., None]) -> Callable[..., Any]:
+        """The method, before each call of which this is done, with its arguments."""
         plain = getattr(self._connector, call)
 
         @wraps(plain)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             try:
-                do()
+                do(*args, **kwargs)
             except Exception:
                 self._failed()
             return plain(*args, **kwargs)
@@ -120,8 +124,10 @@ class SchedulerChecks(BlockChecks):
     ) -> None:
         super().__init__(connector)
         self._instrumentation = instrumentation
-        self._forces_misses = settings.guard is Guard.HEAL and unhealable(vllm_config, kv_cache_config) is None
+        self._heals = settings.guard is Guard.HEAL
+        self._forces_misses = self._heals and unhealable(vllm_config, kv_cache_config) is None
         self._step = 0
+        self._block_size = groups_of(vllm_config, kv_cache_config)[0].block_size
         self._scheduler = CheckScheduler(
             groups_of(vllm_config, kv_cache_config),
             hash_size=_hash_size(vllm_config, kv_cache_config),
@@ -135,6 +141,47 @@ class SchedulerChecks(BlockChecks):
         self._wrap_after("build_connector_meta", self._on_step)
         self._wrap_after("update_connector_output", self._on_worker_output)
         self._wrap_after("reset_cache", self._on_reset)
+        transfer = vllm_config.kv_transfer_config
+        self._engine_id = str(transfer.engine_id)
+        if _receives(transfer):
+            self._wrap("get_num_new_matched_tokens", self._before("get_num_new_matched_tokens", self._on_new_lookup))
+            if self._heals:
+                self._wrap_after("request_finished", self._on_finished)
+                self._wrap_after("request_finished_all_groups", self._on_finished)
+
+    def _on_new_lookup(self, request: Any, computed: int) -> None:
+        """Take out what the engine that prefilled says of the KV that it hands over. A request that is about another prompt,
+        or gets less of it, loads nothing."""
+        parameters = request.kv_transfer_params
+        if not parameters or checksums.KEY not in parameters:
+            return
+        try:
+            handed_over = HandedOver.of_dict(parameters.pop(checksums.KEY))
+        except Exception:  # another version's, or anybody's
+            return
+        self._scheduler.on_handed_over(request, handed_over)
+        prompt = request.prompt_token_ids
+        if self._heals and prompt and handed_over.prompt:
+            is_less = handed_over.tokens < len(prompt) - 1  # the last token is computed where it is decoded
+            if is_less or digest_of(prompt[: handed_over.of_prompt]) != handed_over.prompt:
+                self._instrumentation.forced_misses.add(request.request_id)
+
+    def _on_finished(self, answer: Any, request: Any, block_ids: Any) -> None:
+        """Say what is handed over, in the parameters that the connector returns."""
+        is_kept, parameters = answer
+        if not is_kept or not isinstance(parameters, dict) or not parameters.get("do_remote_prefill"):
+            return
+        tokens, prompt, layout = request.num_computed_tokens, request.prompt_token_ids or (), ""
+        each: dict[int, int] = {}
+        if (read := checksums.of_engine(self._engine_id)) is not None:
+            layout, table = read.layout, block_ids[0] if isinstance(block_ids[0], Sequence) else block_ids
+            # A request that goes on may still write to its last block.
+            filled = tokens // self._block_size if request.num_output_tokens > 1 else -(-tokens // self._block_size)
+            numbers = checksums.chosen(min(filled, len(table)))
+            each = dict(zip(numbers, read.of(numbers, [table[number] for number in numbers]), strict=True))
+        of_prompt = min(tokens, len(prompt))
+        digest = digest_of(prompt[:of_prompt]) if prompt else ""
+        parameters[checksums.KEY] = HandedOver(tokens, digest, of_prompt, layout, each).as_dict()
 
     def _on_lookup(self, answer: Any, request: Any, computed: int) -> None:
         if answer[0] is not None:
@@ -224,6 +271,7 @@ class WorkerChecks(BlockChecks):
             {number: FullFingerprints(each, num_blocks) for number, each in caches.items()},
             References(full_reference, slim_reference, units, below=below, own=own),
             slim=slim,
+            checksums=self._checksums(groups, caches, slim),
             below=below,
             heals=self._heals(),
             shares=not own,
@@ -239,6 +287,25 @@ class WorkerChecks(BlockChecks):
         }
         self._in_step = {call: wrapped for call, do in after.items() if (wrapped := self._after(call, do))}
         self._in_step["wait_for_save"] = self._before("wait_for_save", self._worker.forward_passed)
+
+    def _checksums(
+        self, groups: Mapping[int, Group], caches: Mapping[int, Any], slim: Mapping[int, SlimFingerprints]
+    ) -> BlockChecksums | None:
+        """For what engines hand over to each other, where they do and requests keep all of their blocks. A scheduler's side
+        in this process may read them, too."""
+        from kvtrail.connector.fingerprints.slim import SlimFingerprints
+
+        transfer, groups_in_all = self._vllm_config.kv_transfer_config, self._kv_cache_config.kv_cache_groups
+        if not _receives(transfer) or len(groups_in_all) != 1 or any(each.frees_blocks for each in groups.values()):
+            return None
+        (number,) = groups
+        made = slim.get(number) or SlimFingerprints(
+            caches[number], self._kv_cache_config.num_blocks, groups[number].block_size
+        )
+        read = BlockChecksums(made)
+        if self._vllm_config.parallel_config.world_size == 1:
+            checksums.enter(str(transfer.engine_id), read)
+        return read
 
     def _owns_store(self) -> bool:
         """Whether this engine alone writes to the connector's store."""

@@ -1,7 +1,8 @@
 """What engines hand over to each other, read from a request's `kv_transfer_params`.
 
 The engine that prefills returns them when a request ends, the router gives them to the engine that decodes, and that one
-finds them in its request. Connectors differ in what they put in; the names here are those of vLLM 0.32's (docs/handoffs.md).
+finds them in its request; or the router gives both of them parameters of its own. Connectors differ in what they put in; the
+names here are those of vLLM 0.32's and of LMCache's (docs/handoffs.md).
 """
 
 from __future__ import annotations
@@ -18,22 +19,29 @@ Values = tuple[Any, ...]
 """The values of a `kv.handoff`, in the order of its fields."""
 NAMES = ("transfer_id", "kv_request_id")
 """Parameters by which a router names the hand-off to both engines."""
+GIVING_TIER, TAKING_TIER = "remote_decoder", "remote_prefiller"
+"""Where the P2P tier of vLLM's OffloadingConnector finds its parameters, on each side."""
+LMCACHE = "disagg_spec"
+"""Where LMCache finds its own, on the side that gives. They have no key: `req_id` is a number that LMCache's router counts,
+from 1 on after each start, and the engine that takes gets no parameters."""
 
 
 def given(
-    request: Any, returned: Any, name_of: Callable[[str], str], *, computed: int, with_blocks: bool
+    request: Any, returned: Any, name_of: Callable[[str], str], *, is_kept: bool, computed: int, with_blocks: bool
 ) -> Values | None:
-    """What the engine keeps for another one when a request ends; None if it is not to be handed over.
+    """What the engine keeps for another one when a request ends, or has sent it by then; None if it is not to be handed over.
 
     Args:
         returned: the parameters that the connector returns for the client.
         name_of: gives a request its recorded name by its id.
+        is_kept: whether the connector keeps the request's blocks.
         computed: tokens of which the KV is there.
     """
-    asked = getattr(request, "kv_transfer_params", None)
-    asked = asked if isinstance(asked, Mapping) else {}
-    returned = returned if isinstance(returned, Mapping) else {}
-    if not (asked.get("do_remote_decode") or returned.get("do_remote_prefill")):
+    asked = _mapping(getattr(request, "kv_transfer_params", None))
+    returned = _mapping(returned)
+    is_given = is_kept and (asked.get("do_remote_decode") or returned.get("do_remote_prefill"))
+    is_sent = _mapping(asked.get(GIVING_TIER)) or _mapping(asked.get(LMCACHE))  # as it is computed, from a copy
+    if not (is_given or (is_sent and computed >= request.num_prompt_tokens)):
         return None
     tokens = _count(returned.get("remote_num_tokens")) or computed
     blocks = returned.get("remote_block_ids") if with_blocks else None
@@ -42,8 +50,8 @@ def given(
 
 def taken(request: Any, name_of: Callable[[str], str], *, with_blocks: bool) -> Values | None:
     """What the engine is to read of another one when a request begins; None if it is not to read anything."""
-    asked = getattr(request, "kv_transfer_params", None)
-    if not isinstance(asked, Mapping) or not (asked.get("do_remote_prefill") or asked.get("remote_block_ids")):
+    asked = _mapping(getattr(request, "kv_transfer_params", None))
+    if not (asked.get("do_remote_prefill") or asked.get("remote_block_ids") or _mapping(asked.get(TAKING_TIER))):
         return None
     peer, tokens = asked.get("remote_engine_id"), _count(asked.get("remote_num_tokens"))
     blocks = asked.get("remote_block_ids") if with_blocks else None
@@ -62,28 +70,35 @@ def _values(
     prompt = request.prompt_token_ids
     length = len(prompt) if prompt is not None else request.num_prompt_tokens
     covered = length if tokens is None else min(tokens, length)
-    digest = None if prompt is None else _digest(prompt[:covered])
+    digest = None if prompt is None else digest_of(prompt[:covered])
     mode = parameters.get("transfer_mode")
     held = (None, None) if not blocks else held_at_end(_tuples(blocks))
-    keys = _keys(parameters, name_of)
+    keys = _keys(side, parameters, name_of)
     return (side.value, keys, peer, tokens, mode and str(mode), length, digest, digest and covered, *held)
 
 
-def _keys(parameters: Mapping[str, Any], name_of: Callable[[str], str]) -> tuple[str, ...]:
+def _keys(side: Side, parameters: Mapping[str, Any], name_of: Callable[[str], str]) -> tuple[str, ...]:
     keys = []
+    tier = _mapping(parameters.get(GIVING_TIER if side is Side.GIVES else TAKING_TIER))
+    parameters = {**parameters, **{name: tier[name] for name in NAMES if name in tier}}
     if (request_id := parameters.get("remote_request_id")) is not None:
         keys.append(f"remote_request_id:{parameters.get('remote_engine_id') or ''}/{name_of(str(request_id))}")
     keys += [f"{name}:{name_of(str(parameters[name]))}" for name in NAMES if parameters.get(name)]
     return tuple(keys)
 
 
-def _digest(tokens: Any) -> str:
+def digest_of(tokens: Any) -> str:
+    """Of token ids: whether two engines mean the same ones."""
     return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 
 def _tuples(blocks: Any) -> Any:
     """Block ids as a tuple of one list for each KV cache group: older connectors have one list."""
     return tuple(blocks) if blocks and not isinstance(blocks[0], int) else (list(blocks),)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _count(value: Any) -> int | None:

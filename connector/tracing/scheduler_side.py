@@ -326,8 +326,8 @@ class SchedulerInstrumentation(Instrumentation):
         """After `request_finished`, which is given the blocks that the request holds, and answers whether the connector keeps
         them, and what goes to the client. The blocks are recorded of a request that is to be handed on and was preempted."""
         context = self._recorder.contexts.of(request)
-        if isinstance(answer, tuple) and answer and answer[0]:
-            self._record_given(request, context, answer[-1])
+        if isinstance(answer, tuple) and answer and (answer[0] or getattr(request, "kv_transfer_params", None)):
+            self._record_given(request, context, answer)
         if context.ended is None:  # another child of a MultiConnector may have recorded it
             values: tuple[Any, ...]
             delayed = False
@@ -358,10 +358,13 @@ class SchedulerInstrumentation(Instrumentation):
             self._record(Kind.HANDOFF, context, monotonic_ns(), values)
 
     @fail_open(Kind.HANDOFF)
-    def _record_given(self, request: Any, context: RequestContext, returned: Any) -> None:
-        """What is kept of the request for another engine, if anything is."""
+    def _record_given(self, request: Any, context: RequestContext, answer: tuple[Any, ...]) -> None:
+        """What is handed over of the request, if anything is."""
         name_of, computed = self._recorder.contexts.name_of, request.num_computed_tokens
-        values = handoffs.given(request, returned, name_of, computed=computed, with_blocks=self._level.detailed)
+        detailed = self._level.detailed
+        values = handoffs.given(
+            request, answer[-1], name_of, is_kept=bool(answer[0]), computed=computed, with_blocks=detailed
+        )
         if values is not None:
             self._record(Kind.HANDOFF, context, monotonic_ns(), values)
 

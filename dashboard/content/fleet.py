@@ -9,6 +9,8 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.words import NOTHING, count, duration, some
 
+MUCH_KEPT = 0.25
+"""The share of a pool that is much to keep for nobody; that of the alert KvtrailUnfetchedHandoffs."""
 LIVE_NS = 30 * 10**9
 """A request with a later event is taken to go on, if no recorder says otherwise."""
 
@@ -181,6 +183,65 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
         }
         for recorder in sorted(recorders, key=order)
     ]
+
+
+KEPT_FOR = {
+    "unclaimed": "nobody has claimed it",
+    "waiting": "a request that is to load it",
+    "loaded": "loaded; to be given back",
+    "abandoned": "nobody: its request has ended",
+}
+"""What blocks are kept for, by the api's word."""
+
+
+def pair_rows(pairs: Iterable[Row]) -> list[Row]:
+    """Who hands over to whom, in the order given."""
+    return [
+        {
+            "Prefills": pair["giver_name"] or NOTHING,
+            "Decodes": pair["taker_name"] or "nobody",
+            "Hand-offs": pair["handoffs"],
+            "Tokens": pair["tokens"],
+            "Loaded": pair["outcomes"].get("loaded", 0),
+            "Failed": pair["outcomes"].get("failed", 0) or None,
+            "Not loaded": pair["outcomes"].get("not_loaded", 0) or None,
+            "Leases expired": pair["outcomes"].get("expired", 0) or None,
+            "Mean wait": None if pair["mean_wait_ns"] is None else duration(pair["mean_wait_ns"]),
+        }
+        for pair in pairs
+    ]
+
+
+def kept_rows(kept: Iterable[Row]) -> list[Row]:
+    """What each engine keeps for whom, in the order given."""
+    return [
+        {
+            "Engine": each["engine_name"],
+            "Keeps for": each["taker_name"] or NOTHING,
+            "Which is": KEPT_FOR.get(each["state"], each["state"]),
+            "Hand-offs": each["handoffs"],
+            "Tokens": each["tokens"],
+            "Blocks": each["blocks"],
+            "Of its pool": each["blocks"] / each["pool_blocks"] if each["pool_blocks"] else None,
+            "Oldest": duration(each["oldest_ns"]),
+        }
+        for each in kept
+    ]
+
+
+def unfetched(kept: Iterable[Row]) -> str:
+    """A sentence if an engine keeps much for nobody, else an empty text."""
+    shares: Counter[str] = Counter()
+    for each in kept:
+        if each["state"] in ("unclaimed", "abandoned") and each["pool_blocks"]:
+            shares[each["engine_name"]] += each["blocks"] / each["pool_blocks"]
+    full = [f"{name} ({text.percent(share)} of its pool)" for name, share in shares.most_common() if share > MUCH_KEPT]
+    if not full:
+        return ""
+    return (
+        f"Blocks are kept for requests that nobody fetches, by {', '.join(full)}. They are given back when their leases run"
+        " out; until then, new prefills wait for them."
+    )
 
 
 def tracer_status(tracer: Row, *, url: str, now_ns: int) -> str:

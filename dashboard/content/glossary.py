@@ -70,6 +70,11 @@ TERMS = {
     "dropped": "Events that a recorder dropped for lack of room.",
     "gaps": "Events that have not arrived, by gaps in their numbers.",
     "admitted": "Requests with allocated blocks; a request that resumes after a preemption counts again.",
+    "hand-off": "KV that one engine computed and another one reads to go on with: prefill here, decode there.",
+    "lease expired": "Nobody reported in time that the blocks were read, so the engine that prefilled gave them back.",
+    "mean wait": "From the arrival of a request at the engine that decodes to the end of its load, by that engine's clock.",
+    "kept for": "Blocks of ended requests that the engine keeps until another one has read them.",
+    "oldest": "Since the request of the oldest ended, by the engine's own clock.",
     "open requests": "Requests that have begun but not ended.",
 }
 

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import fleet, palette
+from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
@@ -28,7 +29,7 @@ def page() -> None:
         welcome(answer["tracer"])
         return
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
-    for sentence in (fleet.missing_spans(recorders), fleet.quiet_engines(recorders)):
+    for sentence in (fleet.missing_spans(recorders), fleet.quiet_engines(recorders), fleet.unfetched(answer["kept"])):
         if sentence:
             st.warning(sentence)
     with cards("small"):
@@ -36,6 +37,7 @@ def page() -> None:
             card(*each)
     engines = fleet.in_order(answer["engines"])
     engine_table(engines, now_ns=now_ns)
+    pairs(answer)
     versions(engines)
     recorder_table(recorders, now_ns=now_ns)
     st.caption(fleet.tracer_status(answer["tracer"], url=tracer().url, now_ns=now_ns))
@@ -67,6 +69,43 @@ def link_of(engine: Row) -> tuple[str, Mapping[str, str]]:
     if cause and cause["request"]:
         return "request", {"id": cause["request"], "engine": engine["engine"]}
     return "efficiency", {"engine": engine["engine"]}
+
+
+def pairs(answer: Row) -> None:
+    """Who hands over to whom, and what is kept for others now; nothing where no engine hands over."""
+    if not (answer["pairs"] or answer["kept"]):
+        return
+    st.subheader("Pairs of engines", anchor=False, help=TERMS["hand-off"])
+    if answer["pairs"]:
+        st.caption("Hand-offs since this tracer started. *Nobody*: no request that takes them is known here.")
+        table(
+            fleet.pair_rows(answer["pairs"]),
+            key="pairs",
+            most_rows=8,
+            numbers=("Hand-offs", "Tokens", "Loaded", "Failed", "Not loaded"),
+            widths={"Prefills": 175, "Decodes": 175},
+            formats={
+                "Leases expired": number_column("lease expired", width=110),
+                "Mean wait": text_column("mean wait", alignment="right", width=95),
+            },
+        )
+    if answer["kept"]:
+        st.markdown("**Kept for other engines now**")
+        table(
+            fleet.kept_rows(answer["kept"]),
+            key="kept",
+            links=[("request", {"id": each["request"], "engine": each["engine"]}) for each in answer["kept"]],
+            ids=[(each["engine"], each["taker"], each["state"]) for each in answer["kept"]],
+            note="Click a row to see the request that has waited longest.",
+            most_rows=8,
+            numbers=("Hand-offs", "Tokens", "Blocks"),
+            widths={"Engine": 175, "Which is": 200},
+            formats={
+                "Keeps for": text_column("kept for", width=175),
+                "Of its pool": st.column_config.NumberColumn(format="percent", width=90),
+                "Oldest": text_column("oldest", alignment="right", width=80),
+            },
+        )
 
 
 def versions(engines: list[Row]) -> None:

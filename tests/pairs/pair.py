@@ -1,7 +1,7 @@
 """Two real vLLM engines, one of which prefills for the other, and the router between them.
 
-The connector is vLLM's own, unmodified: by default the NixlConnector, over UCX on loopback. Both engines report to one real
-sidecar.
+The connector is vLLM's own, unmodified: NIXL's over UCX or Mooncake's over TCP, both on loopback, or the ExampleConnector
+over a folder. Both engines report to one real sidecar.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import forks
 from paired_engine import Answer, Ask, AskKept, End, Forget, Kept, Ready, serve
@@ -33,7 +34,13 @@ ENVIRONMENT = {
     "UCX_TLS": "tcp,self,sysv,posix",  # UCX's transports that need no network card
     "PYTHONHASHSEED": "0",  # both engines hash blocks alike
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    "VLLM_HOST_IP": "127.0.0.1",  # where Mooncake listens
+    "MC_FORCE_TCP": "1",  # Mooncake's transport that needs no network card
 }
+ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
+"""Of a connector that asks for them."""
+SHARED = "shared_storage_path"
+"""The setting of the ExampleConnector that names its folder."""
 HOST_BYTES = 64 * 2**20
 """The host memory of the connector that offloads: plenty."""
 AT_ONCE = 2
@@ -62,6 +69,20 @@ def beside_offload(**extra: Any) -> dict[str, Any]:
     return nixl("MultiConnector", connectors=children)
 
 
+def mooncake(**extra: Any) -> dict[str, Any]:
+    """The `kv_transfer_config` of a MooncakeConnector with this extra configuration."""
+    return {**_of_one_role("MooncakeConnector"), "kv_connector_extra_config": {"mooncake_protocol": "tcp", **extra}}
+
+
+def example() -> dict[str, Any]:
+    """The `kv_transfer_config` of an ExampleConnector, whose folder is below the pair's."""
+    return {**_of_one_role("ExampleConnector"), "kv_connector_extra_config": {SHARED: "shared"}}
+
+
+def _of_one_role(name: str) -> dict[str, Any]:
+    return {"kv_connector": name, "kv_connector_module_path": AT_KVTRAIL, "kv_role": None}
+
+
 class EngineDied(RuntimeError):
     """The engine's process has ended before it answered."""
 
@@ -77,13 +98,15 @@ class Engine:
         environment: Mapping[str, str],
         *,
         hybrid: bool,
+        step_tokens: int | None = None,
     ) -> None:
+        """`step_tokens` is vLLM's `max_num_batched_tokens`, if that is not the model's own."""
         self.name = name
         self.log = folder / f"{name}.log"
         self._connection, theirs = Pipe()
         own = {**os.environ, **ENVIRONMENT, "OTEL_SERVICE_NAME": name, **environment}
         model = folder / "model"  # the same for both: NIXL compares its path
-        self._process = forks.start(serve, theirs, model, connector, hybrid, environment=own, out=self.log)
+        self._process = forks.start(serve, theirs, model, connector, hybrid, step_tokens, environment=own, out=self.log)
         theirs.close()
         self._changes = threading.Lock()
         self._died = False
@@ -164,18 +187,56 @@ class Engine:
                 future.set_exception(EngineDied(f"{self.name}: {self.log.read_text(errors='replace')[-3000:]}"))
 
 
-class Pair:
-    """An engine that prefills, one that decodes, and the sidecar that hears of both."""
+class Asked(NamedTuple):
+    """The `kv_transfer_params` of a request for both engines. Without those for the second one, it gets what the first one
+    returns."""
 
-    def __init__(self, prefill: Engine, decode: Engine, sidecar: Tracer) -> None:
+    to_prefill: Mapping[str, Any] | None
+    to_decode: Mapping[str, Any] | None
+
+
+def _router_of(connector: str, bootstrap_port: int) -> Callable[[DemoRequest], Asked]:
+    """What a router says of each request. Mooncake's engine that prefills is asked at this port where its workers are."""
+    if connector == "ExampleConnector":
+        return lambda job: Asked(None, {})
+    if connector != "MooncakeConnector":
+        return lambda job: Asked(ASKED_TO_PREFILL, None)
+    numbers = count()
+
+    def asked(job: DemoRequest) -> Asked:
+        transfer_id = {"transfer_id": f"transfer-{next(numbers)}"}
+        where = {"remote_engine_id": PREFILL, "remote_bootstrap_addr": f"http://127.0.0.1:{bootstrap_port}"}
+        return Asked(
+            {"do_remote_decode": True, "do_remote_prefill": False, **transfer_id},
+            {"do_remote_decode": False, "do_remote_prefill": True, **transfer_id, **where},
+        )
+
+    return asked
+
+
+class Pair:
+    """An engine that prefills, one that decodes, and the sidecar that hears of both.
+
+    Attributes:
+        folder: theirs.
+    """
+
+    def __init__(
+        self, prefill: Engine, decode: Engine, sidecar: Tracer, folder: Path, asks: Callable[[DemoRequest], Asked]
+    ) -> None:
+        """`asks`: what the router says of a request to both engines."""
         self.prefill = prefill
         self.decode = decode
         self.sidecar = sidecar
+        self.folder = folder
+        self._asks = asks
 
     def prefilled(self, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
         """Have a request prefilled; the params for the engine that decodes it."""
+        asked = self._asks(job)
         one_token = replace(job, max_tokens=1)
-        params = self.prefill.ask(one_token, ASKED_TO_PREFILL, external_id=external_id).result(SLOW_S).params
+        returned = self.prefill.ask(one_token, asked.to_prefill, external_id=external_id).result(SLOW_S).params
+        params = returned if asked.to_decode is None else asked.to_decode
         assert params is not None, f"{job.id} was not handed over"
         return params
 
@@ -199,25 +260,40 @@ def at_once(call: Callable[[DemoRequest], T], jobs: Sequence[DemoRequest]) -> li
 
 
 @contextmanager
-def pair(folder: Path, trace: Path, connector: Mapping[str, Any], *, hybrid: bool) -> Iterator[Pair]:
+def pair(
+    folder: Path, trace: Path, connector: Mapping[str, Any], *, hybrid: bool, step_tokens: int | None = None
+) -> Iterator[Pair]:
     """A pair that has started. `trace` is for the sidecar's trace file, `connector` the `kv_transfer_config` of both."""
     sidecar = start_sidecar(folder, "--trace-file", str(trace))
     engines: list[Engine] = []
+    bootstrap_port = free_port()
     try:
-        for name in (PREFILL, DECODE):
+        for name in ROLES:
             environment = {
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+                "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port),
                 "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{sidecar.grpc_port}",
             }
-            engines.append(Engine(name, folder, connector, environment, hybrid=hybrid))
+            own = _of_engine(connector, name, folder)
+            engines.append(Engine(name, folder, own, environment, hybrid=hybrid, step_tokens=step_tokens))
         for engine in engines:
             engine.wait_until_ready()
         prefill, decode = engines
-        yield Pair(prefill, decode, sidecar)
+        yield Pair(prefill, decode, sidecar, folder, _router_of(connector["kv_connector"], bootstrap_port))
     finally:
         for engine in engines:
             engine.end()
         sidecar.end()
+
+
+def _of_engine(connector: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    """The `kv_transfer_config` of one of the two engines: with its role and id, if the connector asks for them."""
+    own, extra = dict(connector), dict(connector["kv_connector_extra_config"])
+    if "kv_role" in own:
+        own |= {"kv_role": ROLES[name], "engine_id": name}
+    if SHARED in extra:
+        extra[SHARED] = str(folder / extra[SHARED])
+    return {**own, "kv_connector_extra_config": extra}
 
 
 @contextmanager

@@ -77,12 +77,25 @@ class Answer:
     params: Mapping[str, Any] | None = None
 
 
-def serve(connection: Connection, folder: Path, connector: Mapping[str, Any] | None, hybrid: bool) -> None:
-    """Run until `End`. `folder` is for the model, half of whose layers have a sliding window if it is `hybrid`."""
+def serve(
+    connection: Connection,
+    folder: Path,
+    connector: Mapping[str, Any] | None,
+    hybrid: bool,
+    step_tokens: int | None = None,
+) -> None:
+    """Run until `End`. `folder` is for the model, half of whose layers have a sliding window if it is `hybrid`; `step_tokens`
+    is vLLM's `max_num_batched_tokens`, if that is not the model's own."""
+    import torch
+
     from kvtrail.connector.recording.recorder import recorders
     from kvtrail.connector.simulate import tiny_hybrid, tiny_model
 
+    if connector is not None and connector["kv_connector"] == "MooncakeConnector":
+        torch.accelerator.current_device_index = lambda: 0  # it asks for the number of its GPU
     options: dict[str, Any] = {"write": tiny_hybrid.write, **tiny_hybrid.OPTIONS} if hybrid else {}
+    if step_tokens is not None:
+        options["max_num_batched_tokens"] = step_tokens
     llm = tiny_model.build(folder, connector, **options)
     connection.send(Ready())
     _Served(connection, llm).run()

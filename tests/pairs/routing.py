@@ -17,7 +17,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pair import DECODE, PREFILL, Engine, EngineDied, Pair, alone, at_once, beside_offload, nixl, pair
+from pair import (
+    DECODE,
+    PREFILL,
+    Engine,
+    EngineDied,
+    Pair,
+    alone,
+    at_once,
+    beside_offload,
+    example,
+    mooncake,
+    nixl,
+    pair,
+)
 from paired_engine import Answer
 from processes import SLOW_S
 
@@ -195,17 +208,66 @@ def same_id(pair: Pair) -> list[Decoded]:
     return found + _routed(pair, _prompts("after", 2))
 
 
+def exchanged_files(pair: Pair) -> list[Decoded]:
+    """Three times two requests of equal length are prefilled, and their files exchanged before they are decoded. Two before
+    and two after them are sound."""
+    found = _routed(pair, _prompts("before", 2))
+    for number in range(3):
+        jobs = _prompts(f"exchanged-{number}", 2)
+        one, other = (_files_of(pair, job) for job in jobs)
+        one.rename(aside := one.with_name("aside"))
+        other.rename(one)
+        aside.rename(other)
+        found += [_decoded(pair, job, {}, owner.id) for job, owner in zip(jobs, jobs[::-1], strict=True)]
+    return found + _routed(pair, _prompts("after", 2))
+
+
+def stale_files(pair: Pair) -> list[Decoded]:
+    """Of three requests the files are those of an earlier prompt. Two before and two after them are sound."""
+    found = _routed(pair, _prompts("before", 2))
+    for job, earlier in zip(_prompts("stale", 3), _prompts("earlier", 3), strict=True):
+        old, new = _files_of(pair, earlier), _files_of(pair, job)
+        shutil.copytree(old, new, dirs_exist_ok=True)
+        found.append(_decoded(pair, job, {}, earlier.id))
+    return found + _routed(pair, _prompts("after", 2))
+
+
+def removed_files(pair: Pair) -> list[Decoded]:
+    """One of the files of a request is gone when it is decoded: the decoding engine dies. Two before it are sound."""
+    found = _routed(pair, _prompts("before", 2))
+    (job,) = _prompts("removed", 1)
+    sorted(_files_of(pair, job).iterdir())[-1].unlink()
+    return [*found, _decoded(pair, job, {}, job.id)]
+
+
+def _files_of(pair: Pair, job: DemoRequest) -> Path:
+    """Have a request prefilled, by an engine that stores it in files: their folder."""
+    shared = pair.folder / "shared"
+    before = {*shared.iterdir()}
+    pair.prefilled(job)
+    (files,) = {*shared.iterdir()} - before
+    return files
+
+
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What a router does, the `kv_transfer_config` of both engines, and whether their model is the hybrid one."""
+    """What a router does, and the `kv_transfer_config` of both engines.
+
+    Attributes:
+        hybrid: whether their model is the hybrid one.
+        step_tokens: vLLM's `max_num_batched_tokens`, if that is not the model's own.
+    """
 
     play: Callable[[Pair], list[Decoded]]
     connector: Mapping[str, Any]
     hybrid: bool = False
+    step_tokens: int | None = None
 
 
 SHORT = nixl(kv_lease_duration=SHORT_LEASE_S)
 PUSH = nixl("NixlPushConnector")
+WHOLE = 4096
+"""Tokens of a step in which all prompts fit: the ExampleConnector stores only what a request's first step computes."""
 STORIES = {
     "healthy": Story(healthy, nixl()),
     "late": Story(late, SHORT),
@@ -224,6 +286,12 @@ STORIES = {
     "never-pushed": Story(never_pushed, nixl("NixlPushConnector", kv_lease_duration=SHORT_LEASE_S)),
     "healthy-multi": Story(healthy, beside_offload()),
     "passed-on-multi": Story(passed_on, beside_offload(kv_lease_duration=SHORT_LEASE_S)),
+    "healthy-mooncake": Story(healthy, mooncake()),
+    "exchanged-mooncake": Story(exchanged, mooncake()),
+    "healthy-example": Story(healthy, example(), step_tokens=WHOLE),
+    "exchanged-example": Story(exchanged_files, example(), step_tokens=WHOLE),
+    "stale-example": Story(stale_files, example(), step_tokens=WHOLE),
+    "removed-example": Story(removed_files, example(), step_tokens=WHOLE),
     "healthy-hybrid": Story(healthy, nixl(), hybrid=True),
     "late-hybrid": Story(late, SHORT, hybrid=True),
 }
@@ -254,6 +322,11 @@ class Played:
         """The requests that got tokens which are not those of one engine alone."""
         tokens = {each.job.id: each.answer.tokens for each in self.decoded if each.answer is not None}
         return {request for request in self.answered() if tokens[request] != self.expected[request]}
+
+    def named(self, findings: Iterable[Mapping[str, Any]]) -> set[str]:
+        """The requests of the decoding engine that these findings name."""
+        names = {each.answer.engine_id: each.job.id for each in self.decoded if each.answer is not None}
+        return {names[each["request"]] for each in findings if each["request"] in names}
 
     def write(self, file: Path) -> None:
         """Write as JSON what really happened, beside what kvtrail says."""
@@ -289,7 +362,7 @@ class Played:
 def play(name: str, folder: Path, trace: Path, sound: Engine) -> Played:
     """Play a story in an empty folder. `sound` is an engine with the story's model and without a connector."""
     story = STORIES[name]
-    with pair(folder, trace, story.connector, hybrid=story.hybrid) as both:
+    with pair(folder, trace, story.connector, hybrid=story.hybrid, step_tokens=story.step_tokens) as both:
         decoded = story.play(both)
         both.end()
         findings = both.sidecar.get("/api/findings", limit=1000)

@@ -19,6 +19,7 @@ from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
 from kvtrail.tracer.detect.judgements import Judgements
+from kvtrail.tracer.detect.pairs import Heard, Pairs
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart, Reset
@@ -26,7 +27,8 @@ from kvtrail.tracer.events.events import Key as ChunkKey
 from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
-from kvtrail.tracer.ledger.handoffs import HandOffs, Kept
+from kvtrail.tracer.ledger.handoff_flows import HandedOver
+from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.causes import NotRecorded
@@ -64,6 +66,8 @@ class Detector:
         on_fact: Callable[[Fact, Account], None] | None = None,
         on_causes: Callable[[Event, Breakdown], None] | None = None,
         on_reset: Callable[[Reset], None] | None = None,
+        on_handoff: Callable[[Heard], None] | None = None,
+        on_handed_over: Callable[[HandedOver], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
         came_before: Mapping[str, int] | None = None,
     ) -> None:
@@ -73,6 +77,8 @@ class Detector:
             on_fact: gets each fact that such an event establishes, before the listener gets the event.
             on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
             on_reset: gets each time that a connector was asked to forget what it holds.
+            on_handoff: gets each event of a hand-off, once it is entered; `hear` takes it.
+            on_handed_over: gets each end of a hand-off, on either side.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
             came_before: by recorder, the highest number that an earlier detector has heard. What does not come again of the
                 numbers up to it is not known here, but not missing.
@@ -92,11 +98,14 @@ class Detector:
         self._recorders: dict[str, TrackedRecorder] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         self._references = SharedReferences()
-        self.handoffs = HandOffs()
         self._fleet = Fleet()
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests
         self._blind_engine_rules, self._engine_rules = self._rules.for_engines
+        self._pairs = Pairs(
+            self._rules.for_pairs, self._judgements, HandOffs(on_handed_over), on_handoff, self._came_before
+        )
+        self.handoffs: HandOffs = self._pairs.handoffs
         self._deadlines = Deadlines(self._rules.deadlines, self._requests, self._judgements)
 
     def feed(self, events: Iterable[Event], *, at_ns: int = 0) -> list[Finding]:
@@ -128,6 +137,12 @@ class Detector:
         if len(self.accounts) > self._max_requests:
             self._drop_surplus(len(self.accounts) - self._max_requests)
         return self._judgements.take()
+
+    def hear(self, those: Iterable[Heard]) -> tuple[list[Heard], list[Finding]]:
+        """Enter events of hand-offs that were given to `on_handoff`: by the sidecar that had the same engines before it was
+        started again, or by one that has the other side's. Returns those that were not heard before, and the findings as
+        `feed` does."""
+        return self._pairs.hear(those), self._judgements.take()
 
     def settle(self, *, before_ns: int | None = None) -> list[Finding]:
         """Give up on missing events: everywhere, or where an event waits that arrived before `before_ns`."""
@@ -177,11 +192,6 @@ class Detector:
             for key in recorder.waiting:
                 if (account := self.accounts.get(key)) is not None:
                     yield account, max(recorder.engine.time.now_ns, account.last_ns)
-
-    def kept_handoffs(self) -> Iterator[Kept]:
-        """What engines keep for others now, as far as it is known."""
-        for recorder in self._recorders.values():
-            yield from self.handoffs.kept(recorder.engine.kept.values())
 
     def verdict(self, account: Account) -> Verdict:
         """The request's verdict so far."""
@@ -454,6 +464,9 @@ class Detector:
                         self._judgements.record(tally, judgement)
                 except Exception as error:
                     self._judgements.failed(tally, error)
+        is_of_pairs = kind in self._pairs.kinds
+        if is_of_pairs:
+            self._pairs.before(event, engine)
         try:
             engine.apply(event)
             engine.time.enter(event)
@@ -461,6 +474,8 @@ class Detector:
         except Exception as error:
             self._judgements.failed("engine", error)
             engine.lose(Unknown.RULE, before=event)
+        if is_of_pairs:
+            self._pairs.after(event, engine)
         if event.role == SCHEDULER or kind in OF_ANY_ROLE:
             causes = recorder.causes
             try:

@@ -47,6 +47,10 @@ class Judgements:
             known = self.known(finding)
             if known is None and tally.rule.steps_back and (finding.engine, finding.request) in self.findings:
                 return
+            if judgement.grown and known is not None:
+                if known.witness[-1].span_id == finding.witness[-1].span_id:
+                    self.update(tally, known, finding)
+                return
             if known is None:
                 finding.explanation = tally.rule.explain(finding)
                 self.findings.setdefault((finding.engine, finding.request), {})[finding.id] = finding

@@ -873,7 +873,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
         _check(
             "hashes",
             "Of blocks reported for other engines, the last 16 hexadecimal digits of the hash: all that the request"
-            " `computed` while it had met no wrong block, and the unknown ones of those that it `loaded`.",
+            " `computed` while it had met no wrong block, and the unknown ones of those that it `loaded` or `admitted`.",
         ),
     ] = ()
     check_fingerprints: Annotated[
@@ -925,7 +925,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
             "slim",
             "Slim fingerprints for other engines, 20 bytes a block, big-endian: the last 64 bits of the hash, the"
             " fingerprint, and the block's first token in the request (32 bits). Of blocks that the request `computed`"
-            " while it had met no wrong block, and of the unknown ones of those that it `loaded`.",
+            " while it had met no wrong block, and of the unknown ones of those that it `loaded` or `admitted`.",
         ),
     ] = b""
 

@@ -125,8 +125,9 @@ class Engine:
     """Blocks whose load failed and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
     """The requests that have begun to compute such a block, from its first token on."""
-    ran_since: set[str] = field(default_factory=set)
-    """The requests that have run since the last load error, while there are such blocks."""
+    ran_since: dict[str, int | None] = field(default_factory=dict)
+    """The requests that have run since the last load error, while there are such blocks, and the scheduling step in which
+    each last did."""
     resets: dict[str, Reset] = field(default_factory=dict)
     """The last reset of each connector that has stored nothing since."""
     storing: set[str] = field(default_factory=set)
@@ -283,12 +284,14 @@ class Engine:
                 self.tables[request] = BlockTable(event)
                 self.untold.discard(request)
             elif request in self.tables:
+                if self.invalid:
+                    self._renew(request, event.blocks_ids)
                 self.tables[request].add(event)
                 if self.tables[request].leaves_behind:
                     self.given.update(dict.fromkeys(event.blocks_ids, event))
         self.admitted.discard(request)
         if self.invalid:
-            self.ran_since.add(request)
+            self.ran_since[request] = event.scheduler_step
             if event.block_size:
                 self._recompute(request, event)
 
@@ -326,11 +329,10 @@ class Engine:
 
     def _enter_request(self, event: RequestEnd) -> None:
         request = event.request or ""
+        self.handoffs.enter_end(event, is_known=request in self.met and request not in self.loads)
         for row in self.rows_given_up(event):
             self.given_up.rows[row.first.connector_id] = row
         self.given_up.enter_end(event)
-        if request in self.met and request not in self.loads:
-            self.handoffs.enter_end(event)
         if event.free_delayed:
             self.kept[request] = event
             if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):
@@ -415,6 +417,7 @@ class Engine:
 
     def _enter_load_error(self, event: LoadError) -> None:
         self.short = None
+        self.handoffs.enter_load_error(event)
         self.invalid.update(dict.fromkeys(event.blocks_ids, event))
         self.ran_since.clear()
         for block in event.blocks_ids:

@@ -7,7 +7,7 @@ one recorder recorded both, or where it follows from a message. Pure and bounded
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from kvtrail.tracer.events.events import (
     Free,
     Handoff,
     Heartbeat,
+    LoadError,
     Read,
     Received,
     RequestEnd,
@@ -26,6 +27,8 @@ from kvtrail.tracer.events.events import (
     Sent,
     Side,
 )
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.handoff_flows import NOBODY, Flows, HandedOver, Outcome
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
@@ -43,43 +46,19 @@ PUSH = "push"
 """The mode of a connector that writes into the engine that decodes."""
 Place = tuple[str, str]
 """An engine and its id of a request."""
+KINDS = frozenset({
+    Kind.HANDOFF, Kind.READ, Kind.FREE, Kind.SENT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST, Kind.HEARTBEAT,
+})  # fmt: skip
+"""The events that are entered."""
 
 
 class Taker(NamedTuple):
-    """A request that has received what was handed over: its side, and the end of its load."""
+    """A request that has received what was handed over: its side, and the end of its load. What it loaded may be computed
+    again."""
 
     event: Handoff
     received: Received
-
-
-class Kept(NamedTuple):
-    """What an engine keeps for another one now: the end of the request since which it does, and the hand-off."""
-
-    end: RequestEnd
-    pair: Pair
-
-    @property
-    def tokens(self) -> int | None:
-        """Tokens of which the KV is kept, where the connector or the scheduler says."""
-        given = self.pair.given
-        return self.end.computed if given is None or given.handoff_tokens is None else given.handoff_tokens
-
-    @property
-    def blocks(self) -> int | None:
-        """Blocks that are kept, in all KV cache groups, where the connector returns their ids; at level `detailed`."""
-        given = self.pair.given
-        return None if given is None or given.blocks_ids is None else len(given.blocks_ids)
-
-    @property
-    def takers(self) -> list[Handoff]:
-        """The requests that it is kept for, as far as another engine has reported them."""
-        return list(self.pair.takers.values())
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether it may still be read: nobody has it yet, or a request that takes it has neither received it nor ended."""
-        pair = self.pair
-        return not pair.takers or any(place not in pair.loads and place not in pair.over for place in pair.takers)
+    recomputed: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +77,9 @@ class Pair:
         takers: the sides of the requests that are to read it, by engine and request.
         loads: the ends of their loads that went well.
         failed: those of them of which a load failed: no report need follow.
-        over: the ends of those that neither loaded nor failed to.
+        over: the ends of those that neither loaded nor failed to, and of which all events are known.
+        unserved: those that have ended without a load, or failed to load.
+        recomputed: those of which blocks were reported as not loaded, so that vLLM computes them again.
     """
 
     given: Handoff | None = None
@@ -112,6 +93,26 @@ class Pair:
     loads: dict[Place, Received] = field(default_factory=dict)
     failed: set[Place] = field(default_factory=set)
     over: dict[Place, RequestEnd] = field(default_factory=dict)
+    unserved: set[Place] = field(default_factory=set)
+    recomputed: set[Place] = field(default_factory=set)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What both engines call it; nothing as long as neither has said so."""
+        sides = (*([] if self.given is None else [self.given]), *self.takers.values())
+        return tuple(dict.fromkeys(key for side in sides for key in side.handoff_keys))
+
+    @property
+    def giver(self) -> str | None:
+        """The engine that gives, as it says itself, or as one that takes was told; None if neither did."""
+        if self.given is not None:
+            return self.given.engine
+        return next((each.handoff_peer for each in self.takers.values() if each.handoff_peer), None)
+
+    @property
+    def waiting(self) -> list[Handoff]:
+        """The sides of the requests that have yet to load it."""
+        return [each for place, each in self.takers.items() if place not in self.loads and place not in self.unserved]
 
     @property
     def expired(self) -> Free | None:
@@ -126,7 +127,7 @@ class Pair:
     @property
     def received(self) -> Iterator[Taker]:
         """Those that have received it, in the order in which they were heard."""
-        return (Taker(self.takers[place], load) for place, load in self.loads.items())
+        return (Taker(self.takers[place], load, place in self.recomputed) for place, load in self.loads.items())
 
     @property
     def done(self) -> list[Received | RequestEnd]:
@@ -135,9 +136,18 @@ class Pair:
 
 
 class HandOffs:
-    """The hand-offs between all engines."""
+    """The hand-offs between all engines.
 
-    def __init__(self) -> None:
+    Attributes:
+        apart: the end of a load that another sidecar heard, and that was the first of its hand-off there.
+        flows: their sums by the engines.
+        on_end: gets each end of a hand-off on either side, once.
+    """
+
+    def __init__(self, on_end: Callable[[HandedOver], None] | None = None) -> None:
+        self.apart: Event | None = None
+        self.flows = Flows()
+        self.on_end = on_end
         self._by_key: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         self._named: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         """The last hand-off that was given under a name, by that."""
@@ -146,7 +156,7 @@ class HandOffs:
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
         self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
-        self._given_back: dict[str, BoundedDict[int, Pair]] = {}
+        self._followed: dict[str, BoundedDict[int, Pair]] = {}
         """By the recorder that saw it, the blocks that were given back and that nobody has been given since."""
         self._launches: BoundedDict[str, str | None] = BoundedDict(MAX_ENGINES)
         """By engine, its last launch that was heard of."""
@@ -180,6 +190,25 @@ class HandOffs:
                 return name, pair.given
         return None
 
+    def about(self, event: Event) -> list[Pair]:
+        """The hand-offs that an event of `KINDS` is about, before or after it is entered; of a heartbeat before it, those
+        that wait for time to pass; of a request's end after it, one that it was entered for."""
+        if isinstance(event, Heartbeat):
+            return list(self._watched.get(event.recorder, ()))
+        if isinstance(event, Handoff):
+            known = self.pair(event)
+        else:
+            takes = isinstance(event, Received | LoadError | RequestEnd)
+            known = self.taken_by(event) if takes else self.given_by(event)
+            if isinstance(event, RequestEnd) and known is not None and known.over.get(_place(event)) is not event:
+                return []
+        return [] if known is None else [known]
+
+    def in_order(self, known: Received, event: Received) -> tuple[Received, Received]:
+        """Two ends of loads of one hand-off, the one that came first before the other: as they were heard. Where two sidecars
+        heard one each, and neither knew of the other, the names of engines and requests decide, in both sidecars alike."""
+        return (event, known) if event is self.apart and _place(event) < _place(known) else (known, event)
+
     def others(self, event: Handoff) -> list[Handoff]:
         """The other side of a hand-off, as far as it is known: the requests that take it, or the one that gives it."""
         pair = self.pair(event)
@@ -200,13 +229,6 @@ class HandOffs:
             return "restarted"
         return "shut down" if (engine, launch) in self._closed else None
 
-    def kept(self, ends: Iterable[RequestEnd]) -> Iterator[Kept]:
-        """What is kept for another engine, of requests that have ended and keep their blocks since."""
-        for end in ends:
-            pair = self.given_by(end)
-            if pair is not None and pair.released is None:
-                yield Kept(end, pair)
-
     def enter_handoff(self, event: Handoff) -> None:
         """Enter one side."""
         if not event.handoff_keys:
@@ -226,12 +248,24 @@ class HandOffs:
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
                 pair.released, pair.reads, pair.late = early.released, early.reads, early.late
+            named = pair.giver
             pair.given = pair.given or event
             self._given[_place(event)] = pair
+            if named is None:
+                for taker in pair.takers.values():
+                    self._sum_up(pair, taker)
+            if early is not None and early is not pair:
+                self._given_back(pair)
             self._watch(pair)
-        elif len(pair.takers) < MAX_TAKERS:
-            pair.takers.setdefault(_place(event), event)
+        elif len(pair.takers) < MAX_TAKERS and _place(event) not in pair.takers:
+            before = {engine for engine, _ in pair.takers}
+            pair.takers[_place(event)] = event
             self._taken[_place(event)] = pair
+            self._sum_up(pair, event)
+            if pair.released is not None and pair.given is not None and event.engine not in before:
+                self.flows.of(pair.given.engine, event.engine).outcomes[_outcome(pair)] += 1
+                if not before:
+                    self._count_unclaimed(pair, -1)
 
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""
@@ -249,20 +283,22 @@ class HandOffs:
         first = pair.released
         if first is None or (isinstance(first, Sent) and isinstance(event, Free) and first.recorder != event.recorder):
             pair.released = event  # a worker gives back what its scheduler then frees, whichever is heard first
+            if first is None:
+                self._given_back(pair)
             self._watch(pair)
             self._follow(pair)
 
     def enter_given_out(self, event: Alloc | Schedule, blocks: Iterable[int]) -> None:
         """A request is given blocks that held nothing of its own."""
-        if given_back := self._given_back.get(event.recorder):
-            for block in given_back.keys() & set(blocks):
-                pair = given_back.pop(block)
+        if followed := self._followed.get(event.recorder):
+            for block in followed.keys() & set(blocks):
+                pair = followed.pop(block)
                 if pair.followed and pair.late is None and pair.given_out is None:
                     pair.given_out = event
 
     def lose(self, recorder: str) -> None:
         """Who is given which blocks is not known any more."""
-        for pair in self._given_back.pop(recorder, {}).values():
+        for pair in self._followed.pop(recorder, {}).values():
             if pair.late is None:
                 pair.followed = False
 
@@ -290,6 +326,17 @@ class HandOffs:
         pair = self.taken_by(event)
         return pair is not None and not event.failed and event.error is None and _place(event) not in pair.loads
 
+    def enter_load_error(self, event: LoadError) -> None:
+        """A request's blocks were not loaded; it may be one that takes. The same recorder reports that before the load's
+        end."""
+        if (pair := self.taken_by(event)) is not None:
+            pair.recomputed.add(_place(event))
+
+    def is_recomputed(self, event: Received) -> bool:
+        """Whether what a request has received, by this event, is computed again."""
+        pair = self.taken_by(event)
+        return pair is not None and _place(event) in pair.recomputed
+
     def enter_received(self, event: Received) -> None:
         """A load has ended; it may be that of a request that takes."""
         pair = self.taken_by(event)
@@ -297,14 +344,20 @@ class HandOffs:
             return
         if self.receives(event):
             pair.loads[_place(event)] = event
+            self._end(pair, event, Outcome.LOADED)
             self._watch(pair)
-        elif event.failed or event.error is not None:
+        elif (event.failed or event.error is not None) and _place(event) not in pair.loads:
             pair.failed.add(_place(event))
+            self._end(pair, event, Outcome.FAILED)
 
-    def enter_end(self, event: RequestEnd) -> None:
-        """A request has ended that has no load under way, and of which all events are known; it may be one that takes."""
+    def enter_end(self, event: RequestEnd, *, is_known: bool) -> None:
+        """A request has ended; it may be one that takes. `is_known`: all of its events are, and no load is under way."""
         pair = self.taken_by(event)
-        if pair is not None and _place(event) not in pair.failed:
+        if pair is None:
+            return
+        if _place(event) not in pair.loads:
+            self._end(pair, event, Outcome.NOT_LOADED)
+        if is_known and _place(event) not in pair.failed:
             pair.over[_place(event)] = event
             self._watch(pair)
 
@@ -315,8 +368,53 @@ class HandOffs:
         pair.followed, pair.given_out = False, None
         if given is not None and given.recorder == released.recorder and given.blocks_ids:
             pair.followed = True
-            blocks = self._given_back.setdefault(released.recorder, BoundedDict(MAX_BLOCKS))
+            blocks = self._followed.setdefault(released.recorder, BoundedDict(MAX_BLOCKS))
             blocks.update((block, pair) for block in given.blocks_ids if block != NULL_BLOCK)
+
+    def _end(self, pair: Pair, event: Event, outcome: Outcome) -> None:
+        """A request that takes has loaded, or will not: said once of each."""
+        place = _place(event)
+        if place in pair.unserved:
+            return
+        taker = pair.takers[place]
+        lasted_ns = max(0, event.end_ns - taker.start_ns)
+        if outcome is not Outcome.LOADED:
+            pair.unserved.add(place)
+        if (giver := pair.giver) is not None:
+            flow = self.flows.of(giver, event.engine)
+            flow.outcomes[outcome] += 1
+            flow.waited_ns += lasted_ns if outcome is Outcome.LOADED else 0
+        if self.on_end is not None:
+            self.on_end(HandedOver(event, Side.TAKES, outcome, lasted_ns))
+
+    def _given_back(self, pair: Pair) -> None:
+        """The blocks of a hand-off are given back, and both that and the hand-off itself are known now."""
+        given, released = pair.given, pair.released
+        if given is None or released is None:
+            return
+        outcome = _outcome(pair)
+        if not pair.takers:
+            self._count_unclaimed(pair, 1)
+        for engine in {engine for engine, _ in pair.takers}:
+            self.flows.of(given.engine, engine).outcomes[outcome] += 1
+        if self.on_end is not None:
+            lasted_ns = max(0, released.end_ns - given.end_ns)
+            self.on_end(HandedOver(released, Side.GIVES, outcome, lasted_ns))
+
+    def _count_unclaimed(self, pair: Pair, more: int) -> None:
+        """A hand-off has ended of which no request that takes is known, or now one is."""
+        assert pair.given is not None
+        flow = self.flows.of(pair.given.engine, NOBODY)
+        flow.handoffs += more
+        flow.tokens += more * (pair.given.handoff_tokens or 0)
+        flow.outcomes[_outcome(pair)] += more
+
+    def _sum_up(self, pair: Pair, taker: Handoff) -> None:
+        """A request takes, as soon as it is known of which engine."""
+        if (giver := pair.giver) is not None:
+            flow = self.flows.of(giver, taker.engine)
+            flow.handoffs += 1
+            flow.tokens += taker.handoff_tokens or taker.prompt or 0
 
     def _watch(self, pair: Pair) -> None:
         """Wait for a reader's report, if one must be on its way."""
@@ -331,6 +429,13 @@ class HandOffs:
         if pair is None:
             pair = self._given[_place(event)] = Pair()
         return pair
+
+
+def _outcome(pair: Pair) -> Outcome:
+    """How a hand-off ended whose blocks are given back, as the engine that gives knows it."""
+    if pair.expired is not None:
+        return Outcome.EXPIRED
+    return Outcome.READ if pair.reads or pair.loads else Outcome.FREED
 
 
 def is_known_since(pair: Pair, event: Event, lost_number: int) -> bool:

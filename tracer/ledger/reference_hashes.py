@@ -8,17 +8,20 @@ same adapter and salt: a salt changes the hashes of a prompt, and not its KV. Pu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import BlockCheck
-from kvtrail.tracer.ledger.slim_reference_hashes import SlimReferences
+from kvtrail.tracer.ledger.slim_reference_hashes import COMPUTED, LOADED, TAKEN, SlimBlock, SlimReferences, slim_blocks
 
-COMPUTED, LOADED = "computed", "loaded"
 MAX_CONTENTS = 100_000
 """Contents remembered; beyond that, the hash that was reported longest ago is forgotten, with all its contents."""
 MAX_WAITING = 50_000
 """Loaded contents remembered that may yet turn out to be another block's, since engines report in any order."""
+
+MAX_WRONG = 10_000
+"""Checks that have found wrong blocks, and wrong blocks that loads have left behind."""
 
 Scope = tuple[str, int, int | None]
 """Where hashes are comparable: the cache's identity, the rank, and the KV cache group."""
@@ -34,6 +37,11 @@ class ReportedBlock:
     hash: str
     fingerprint: int
     token: int
+
+
+Block = ReportedBlock | SlimBlock
+WrongBlocks = dict[int, tuple[Block, Block]]
+"""Of one check, by token: a block that holds what was computed under another hash, and the block with that content."""
 
 
 def reported_blocks(event: BlockCheck) -> Iterator[ReportedBlock]:
@@ -58,6 +66,34 @@ class SharedReferences:
     _waiting: dict[tuple[Rank, int], list[ReportedBlock]] = field(default_factory=dict)
     """By content, loaded blocks that nobody is known to have computed."""
     _waits: int = 0
+    _wrong: BoundedDict[str, WrongBlocks] = field(default_factory=lambda: BoundedDict(MAX_WRONG))
+    """By the span of a check, the wrong blocks that are known of it until now."""
+    _left: BoundedDict[tuple[str, int, int | None, str], str] = field(default_factory=lambda: BoundedDict(MAX_WRONG))
+    """By engine, rank, group and hash, the request by whose load a block holds another's content."""
+
+    def wrong(self, event: BlockCheck) -> list[WrongBlocks]:
+        """The checks of which this event proves blocks wrong, before it is entered: its own, or those of blocks that hold
+        what it reports as computed. Each has the wrong blocks that are known by now, those found before included."""
+        if event.check_look in TAKEN:
+            fresh = [self._foreign(event)]
+        else:
+            fresh = [*self._found_late(event).values()] if event.check_look == COMPUTED else []
+        return [{**self._known_of(blocks), **blocks} for blocks in fresh if blocks]
+
+    def is_known_of(self, wrong: WrongBlocks) -> bool:
+        """Whether some of these were found before."""
+        return bool(self._known_of(wrong))
+
+    def left_by(self, block: Block, beside: Iterable[WrongBlocks]) -> str | None:
+        """The request by whose load a block that another one takes over holds another's content; `beside` it these have come
+        to light."""
+        place = _place(block)
+        loads = (each for wrong in beside for each, _ in wrong.values() if each.event.check_look == LOADED)
+        return self._left.get(place) or next((each.event.request for each in loads if _place(each) == place), None)
+
+    def is_any_right(self, event: BlockCheck) -> bool:
+        """Whether somebody computed the content of some block of a check under its hash."""
+        return any(map(self.is_right, reported_blocks(event))) or any(map(self.slim.is_right, slim_blocks(event)))
 
     def is_right(self, block: ReportedBlock) -> bool:
         """Whether somebody computed this content under the block's hash."""
@@ -81,6 +117,11 @@ class SharedReferences:
 
     def enter(self, event: BlockCheck) -> None:
         """Remember what an event reports."""
+        for wrong in self.wrong(event):
+            check = _check_of(wrong)
+            self._wrong[check.span_id] = wrong
+            if check.check_look == LOADED:
+                self._left.update({_place(block): check.request or "" for block, _ in wrong.values()})
         self.slim.enter(event)
         scope = _scope(event)
         if scope is None:
@@ -88,10 +129,35 @@ class SharedReferences:
         if event.check_look == COMPUTED:
             for block in reported_blocks(event):
                 self._enter_computed(scope, block)
-        elif event.check_look == LOADED:
+        elif event.check_look in TAKEN:
             for block in reported_blocks(event):
                 if not self.is_right(block) and self.owner(block) is None:
                     self._enter_waiting((scope[:2], block.fingerprint), block)
+
+    def _known_of(self, wrong: WrongBlocks) -> WrongBlocks:
+        return self._wrong.get(_check_of(wrong).span_id, {})
+
+    def _foreign(self, event: BlockCheck) -> WrongBlocks:
+        """The blocks of a check that hold what was computed under other hashes; where both kinds of fingerprints show one,
+        that of all its bytes counts."""
+        foreign: WrongBlocks = {block.token: (block, owner) for block, owner in self.slim.foreign(event)}
+        for each in reported_blocks(event):
+            if (owner := self.owner(each)) is not None:
+                foreign[each.token] = each, owner
+        return foreign
+
+    def _found_late(self, event: BlockCheck) -> dict[str, WrongBlocks]:
+        """By the span of a check, its blocks that this event of computed ones proves wrong."""
+        checks: dict[str, WrongBlocks] = {}
+        owners = list(reported_blocks(event))
+        right = {(event.group, owner.hash, owner.fingerprint) for owner in owners}
+        for owner in owners:
+            for block in self.waiting(owner):
+                if (block.event.group, block.hash, block.fingerprint) not in right:
+                    checks.setdefault(block.event.span_id, {})[block.token] = block, owner
+        for slim, of in self.slim.found_late(event):
+            checks.setdefault(slim.event.span_id, {}).setdefault(slim.token, (slim, of))
+        return checks
 
     def _enter_computed(self, scope: Scope, block: ReportedBlock) -> None:
         contents = self._of_hash.setdefault((scope, block.hash), {})
@@ -116,6 +182,14 @@ class SharedReferences:
         self._waits += 1
         while self._waits > MAX_WAITING:
             self._waits -= len(self._waiting.pop(next(iter(self._waiting))))
+
+
+def _check_of(wrong: WrongBlocks) -> BlockCheck:
+    return next(iter(wrong.values()))[0].event
+
+
+def _place(block: Block) -> tuple[str, int, int | None, str]:
+    return block.event.engine, block.event.rank, block.event.group, block.hash
 
 
 def _have_one_identity(one: ReportedBlock, other: ReportedBlock) -> bool:

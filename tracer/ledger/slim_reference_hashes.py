@@ -14,7 +14,9 @@ from struct import Struct
 
 from kvtrail.tracer.events.events import BlockCheck
 
-COMPUTED, LOADED = "computed", "loaded"
+COMPUTED, LOADED, ADMITTED = "computed", "loaded", "admitted"
+TAKEN = (LOADED, ADMITTED)
+"""Checks of blocks that somebody else may have filled."""
 BUCKETS, WAYS = 1 << 17, 8
 """Of the table of contents by hash."""
 PLACES, TRIES = 1 << 20, 8
@@ -63,7 +65,7 @@ class SlimReferences:
         self._events: dict[int, BlockCheck] = {}
         self._serial = self._turn = self._waits = 0
         self._waiting: dict[tuple[int, int], list[SlimBlock]] = {}
-        """Loaded blocks, by hash and groups of bits."""
+        """Loaded blocks, and those taken over, by hash and groups of bits."""
         self._by_content: dict[int, set[int]] = {}
         """The hashes of those, by their groups, and the other way round."""
         self._by_hash: dict[int, set[int]] = {}
@@ -74,9 +76,10 @@ class SlimReferences:
         return salt is not None and block.fingerprint in self._of_hash(_key(block.number, salt))
 
     def foreign(self, event: BlockCheck) -> list[tuple[SlimBlock, SlimBlock]]:
-        """The blocks of a load that hold another's content, each with the block whose content it is."""
+        """The blocks that a request loaded or took over and that hold another's content, each with the block whose content it
+        is."""
         salt = _salt(event)
-        if salt is None or event.check_look != LOADED or not self._contents:
+        if salt is None or event.check_look not in TAKEN or not self._contents:
             return []
         return [
             (block, owner)
@@ -119,7 +122,7 @@ class SlimReferences:
                 if (name := (_key(block.number, _salt(block.event) or 0), _groups(block.fingerprint))) in self._waiting:
                     self._give_up(name)
             self._enter_computed(event, salt)
-        elif event.check_look == LOADED:
+        elif event.check_look in TAKEN:
             wrong = {block.number for block, _ in self.foreign(event)}
             for block in slim_blocks(event):
                 if block.number not in wrong and not self.is_right(block):

@@ -18,7 +18,7 @@ from typing import Any
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.ordering import Gaps
 from kvtrail.tracer.liveness.engine import CONTACT_NS, goes_on, is_fatal
-from kvtrail.tracer.model.engines import described, memory_limit, shown_name
+from kvtrail.tracer.model.engines import described, memory_limit, pool_blocks, shown_name
 
 INFO = (
     "engine_name", "model_name", "service_name", "service_instance_id", "k8s_pod_name", "host_name", "vllm_version",
@@ -68,6 +68,7 @@ class RecorderState:
         probes_off: the connectors whose probe has switched itself off.
         gives_signs: whether a heartbeat ever came.
         memory_limit: bytes that its connector may hold in host memory, on each worker; None where its settings do not say.
+        pool_blocks: KV blocks of its engine's pool; None where it does not say.
         held_bytes: bytes that it held at the last heartbeat that knew it; None where none did.
         launch: what it says of the launch of its engine; may be empty.
         is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
@@ -100,6 +101,7 @@ class RecorderState:
     gaps: Gaps = field(default_factory=Gaps)
     connectors: set[str] = field(default_factory=set)
     memory_limit: int | None = None
+    pool_blocks: int | None = None
     held_bytes: int | None = None
     launch: str = ""
     is_scheduler: bool = False
@@ -123,6 +125,7 @@ class RecorderState:
             first=event.sequence,
             highest=event.sequence,
             memory_limit=memory_limit(resource),
+            pool_blocks=pool_blocks(resource),
             launch=event.launch or "",
             first_ns=event.start_ns,
             began_at=at_ns,

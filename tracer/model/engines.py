@@ -52,6 +52,12 @@ def memory_limit(resource: Mapping[str, Any]) -> int | None:
     return int(limit) if isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < 2**63 else None
 
 
+def pool_blocks(resource: Mapping[str, Any]) -> int | None:
+    """The KV blocks of the engine's pool; None where its recorder does not say."""
+    blocks = resource.get(semconv.POOL_BLOCKS.key)
+    return blocks if type(blocks) is int and 0 < blocks < 2**63 else None
+
+
 def shown_name(engine: str, description: Mapping[str, str]) -> str:
     """The name of an engine for people: its id if somebody chose it, else its pod or its instance; else its service and host
     with the beginning of its UUID, as a host may run several; else that beginning alone. It never changes while the engine

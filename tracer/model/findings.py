@@ -61,12 +61,13 @@ class Unknown(StrEnum):
 class Drift:
     """A judgement: the invariant is broken. `witness` is the smallest set of events that shows it, in order; the last
     is the event that broke it. The finding is about the `connector` of that event, if none is given; "" where it is not known
-    which of a MultiConnector's children it is."""
+    which of a MultiConnector's children it is. One that has `grown` repeats an earlier one, of which more is known now."""
 
     numbers: dict[str, Any]
     witness: Sequence[Event]
     healed: bool = False
     connector: str | None = None
+    grown: bool = False
 
 
 Judgement = Literal[Verdict.OK] | Unknown | Drift | tuple[Drift, ...] | None

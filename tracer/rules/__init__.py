@@ -80,12 +80,15 @@ class Rule(ABC):
     """A format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's numbers."""
     kinds: ClassVar[frozenset[Kind]] = frozenset()
     """The kinds of the events that it judges; derived from its type parameter."""
+    of_pairs: ClassVar[bool] = False
+    """Whether it judges by what both engines of a hand-off report: whether it is one of `rules/handoffs`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         parameters = [each for base in getattr(cls, "__orig_bases__", ()) for each in get_args(base)]
         events = [event for each in parameters for event in get_args(each) or (each,)]
         cls.kinds = frozenset(event.kind for event in events if isinstance(event, type) and issubclass(event, Event))
+        cls.of_pairs = cls.__module__.startswith(f"{__name__}.handoffs.")
 
     @property
     def title(self) -> str:
@@ -219,12 +222,14 @@ class RuleSet:
     Attributes:
         for_requests: the judges for an account of which events are missing, and for any other.
         for_engines: the judges for an engine of which not all requests are recorded, and for any other.
+        for_pairs: the same, of the rules that judge both engines of a hand-off.
         deadlines: the rules that judge what has not happened.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.for_requests: tuple[Judges, Judges] = ({}, {})
         self.for_engines: tuple[Judges, Judges] = ({}, {})
+        self.for_pairs: tuple[Judges, Judges] = ({}, {})
         self.deadlines: list[tuple[Tally, DeadlineRule]] = []
         self._tallies = [Tally(rule) for rule in sorted(rules, key=lambda rule: rule.steps_back)]
         for tally in self._tallies:
@@ -233,7 +238,8 @@ class RuleSet:
                 self.deadlines.append((tally, rule))
             elif isinstance(rule, RequestRule | EngineRule):
                 of_requests = isinstance(rule, RequestRule)
-                partial, whole = self.for_requests if of_requests else self.for_engines
+                of_engines = self.for_pairs if rule.of_pairs else self.for_engines
+                partial, whole = self.for_requests if of_requests else of_engines
                 unsure = _incomplete if of_requests else _blind
                 for kind in rule.kinds:
                     whole.setdefault(kind, []).append((tally, rule.judge))

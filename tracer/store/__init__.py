@@ -17,6 +17,7 @@ from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.store.handoffs import HandoffRow
 
 MAX_RECEIPTS = 65_536
 """Digests of received requests that are remembered, to recognize one that is sent again. Senders give up after minutes."""
@@ -94,6 +95,7 @@ class Batch:
         activity: what to add to the sums of recent activity.
         lanes: the requests of `accounts` as lanes of the live view.
         launches: launches of engines that are new or have changed.
+        handoffs: events of hand-offs that have entered the ledger, in order.
         settled: the number of the last span that accounts and lanes now include, if it has changed. A restart rebuilds
             those that do not.
         judged: the number of the last span that was judged, where that is not the last one stored.
@@ -109,6 +111,7 @@ class Batch:
     activity: Mapping[Activity, Amounts] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
+    handoffs: list[HandoffRow] = field(default_factory=list)
     settled: int | None = None
     judged: int | None = None
 

@@ -4,7 +4,7 @@ loses.
 It does not store the matched prefix after a lookup, so that stays unknown. In vLLM 0.20 its transfers have no numbers,
 and nothing of them is seen. What a store gains and loses is seen where that is in host memory alone; keys in plans where
 there is one KV cache group. Of a store of several tiers it is seen what lookups fetch into host memory, and which of that
-leaves it again before it is loaded; not how else chunks move between tiers.
+leaves it again before it is loaded; not how else chunks move between tiers, but for what the P2P tier does (`peers`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
+from kvtrail.connector.known.messages import Messages
+from kvtrail.connector.known.offloading import peers
 from kvtrail.connector.known.offloading.contents import Contents
 from kvtrail.connector.known.probe import Evicted, GroupHit, Planned, Probe, ProbeEvent, Seen, StoreContents
 from kvtrail.tracer.events.bounded import BoundedDict
@@ -49,6 +51,11 @@ class OffloadingProbe(Probe):
         """Of several KV cache groups."""
         self._failure: Exception | None = None
         """What could not be noted of an eviction."""
+        self._messages = Messages()
+        """Of the P2P tier."""
+
+    def made(self, connector: Any) -> None:
+        peers.follow(connector, self._messages)
 
     def knows_plans(self) -> bool:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
@@ -86,7 +93,7 @@ class OffloadingProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if self._follows is None:  # nothing can have left an empty store before
             self._follow(connector)
-        news = self._evicted or self._fetches or self._failure
+        news = self._evicted or self._fetches or self._failure or self._messages
         if not hasattr(metadata, "load_jobs") or not (
             metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush or news
         ):
@@ -100,7 +107,7 @@ class OffloadingProbe(Probe):
         loads = [planned(number, job, job.dst_spec) for number, job in metadata.load_jobs.items()]
         stores = [planned(number, job, job.src_spec) for number, job in metadata.store_jobs.items()]
         evicted = self.forgotten(connector)
-        events = self._take_fetches(connector) if self._fetches else ()
+        events = [*(self._take_fetches(connector) if self._fetches else ()), *self._messages.take()]
         return Seen(loads, stores, evicted, flushed=tuple(metadata.jobs_to_flush or ()), events=events)
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:

@@ -108,6 +108,13 @@ def drift() -> dashboards.Dashboard:
         .with_panel(graph("Blocks compared", "With what was computed under their hashes. Wrong ones are findings.",
                           query(rate("kvtrail_blocks_checked_total", by="look, verdict"), "{{look}} {{verdict}}"), unit="ops",
                           links=(REQUESTS,)))
+        .with_panel(graph("Hand-offs", "Ends by the side that says so. Expired: nobody reported that the blocks were read.",
+                          query(rate("kvtrail_handoffs_total", by="side, outcome"), "{{side}} {{outcome}}"), unit="ops",
+                          links=(REQUESTS,)))
+        .with_panel(graph("Pool kept for hand-offs", "Shares. Nobody fetches what is unclaimed or abandoned.",
+                          query(f"sum by (engine, state) (kvtrail_handoffs_kept_blocks{{{OURS}}})"
+                                f" / on (engine) group_left max by (engine) (kvtrail_pool_blocks{{{OURS}}})",
+                                "{{state}} {{engine_name}}"), unit="percentunit", maximum=1, stacked=True))
         .with_panel(graph("Blocks kept after the end", "Requests that ended and whose blocks the connector still holds.",
                           query(f"sum by (engine) (kvtrail_kept_requests{{{OURS}}})", "requests of {{engine_name}}"),
                           query(f"sum by (engine) (kvtrail_kept_blocks{{{OURS}}})", "blocks of {{engine_name}}")))

@@ -4,7 +4,9 @@ each planted fault is named by its rule. The settings are kvtrail's defaults."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,14 +14,23 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
 from kvtrail.connector.faults import OF_PAIRS
-from kvtrail.connector.known.nixl.stand_in.network import Schedule
+from kvtrail.connector.fingerprints import checksums
+from kvtrail.connector.known.nixl.stand_in.network import Network, Schedule, Transfer
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, Point, Request, drawn
 from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.connector.simulate.router import Router
+from kvtrail.connector.simulate.scenario import Arrival
+from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
+from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
+from kvtrail.tracer.events.events import BlockCheck
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.model.findings import Finding
 
 NIXL = configuration("NixlConnector", {})
+HEALED = configuration("NixlConnector", {"kvtrail": {"guard": "heal"}})
 LONG = pytest.mark.long
+LOOKS = ("loaded", "admitted")
 
 
 def played(seed: int, **planted: float | bool | tuple[Mistake, ...]) -> PlayedPair:
@@ -115,7 +126,7 @@ def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
 def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -> None:
     """Whoever has loaded what is not its own is named, and so is every other request with the mistake; none is named without
-    it. Who then finds such a load in vLLM's prefix cache is not named."""
+    it, but those that find such a load in vLLM's prefix cache. The bytes of whole blocks name exactly the wrong loads."""
     assert OF_PAIRS[rule] == mistake
     planted = wrong = 0
     for seed in seeds:
@@ -126,7 +137,12 @@ def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -
         stale = {pair.names[each.request]: each for each in pair.findings if each.rule == "stale-handoff"}
         harmed = loaded if mistake is Mistake.OVERDUE else set()
         assert harmed <= {name for name, each in stale.items() if each.numbers["given_out"]}, seed
-        assert pair.found() - {""} <= pair.planted, seed  # a call that killed the engine is no request's
+        drifts = [each for each in pair.findings if each.rule == "byte-drift"]
+        found = {look: {pair.names[each.request] for each in drifts if each.numbers["look"] == look} for look in LOOKS}
+        # a call that killed the engine is no request's
+        assert pair.found() - {""} <= pair.planted | found["admitted"], seed
+        if mistake in (Mistake.EXCHANGED, Mistake.OVERDUE):
+            assert found["loaded"] == loaded, seed
         planted += len(pair.planted)
         wrong += len(loaded)
     assert planted > len(seeds)
@@ -173,6 +189,148 @@ def test_two_hand_offs_with_one_name_are_named(seeds: range) -> None:
         assert not pair.wrong, seed
         found += len(both)
     assert found == len(seeds)
+
+
+@pytest.mark.parametrize("mistake", [Mistake.OVERDUE, Mistake.EXCHANGED, Mistake.SHORT, Mistake.CUT])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
+def test_healed_a_routers_mistake_gives_no_wrong_answer(mistake: Mistake, seeds: range) -> None:
+    """Not even where vLLM would die of it. Blocks that are not what was handed over are computed again, and what belongs to
+    another prompt, or to less of it, is not loaded."""
+    harmed = 0
+    for seed in seeds:
+        scenario = replace(drawn(seed, mistakes=(mistake,)), recompute=True)
+        observed, healed = play_pair(scenario, NIXL), play_pair(scenario, HEALED)
+        assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {}), seed
+        assert healed.planted <= healed.answered, seed
+        harmed += len(observed.wrong) + len(observed.errors)
+        if mistake is Mistake.OVERDUE:
+            loaded = {name for name, text in observed.wrong.items() if "reported the load" in text}
+            assert healed.found("byte-drift") == loaded, seed
+            of_it = [each for each in healed.findings if each.rule in ("byte-drift", "stale-handoff")]
+            assert all(each.healed == each.count for each in of_it), seed
+    assert harmed >= len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=LONG)], ids=str)
+def test_healing_changes_nothing_where_all_is_right(seeds: range) -> None:
+    """As much is loaded as without it."""
+    loaded = 0
+    for seed in seeds:
+        healed = play_pair(drawn(seed), HEALED)
+        assert not healed.findings, (seed, [(each.rule, each.explanation) for each in healed.findings])
+        assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {}), seed
+        assert healed.loads_read == played(seed).loads_read, seed
+        loaded += healed.loads_read
+    assert loaded > 6 * len(seeds)
+
+
+def test_without_a_guard_an_engine_adds_nothing_to_what_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Mapping[str, Any]] = []
+    load = Router._load
+
+    def spied(self: Router, served: Any, request_id: str, returned: Mapping[str, Any] | None) -> None:
+        seen.append(returned or {})
+        load(self, served, request_id, returned)
+
+    monkeypatch.setattr(Router, "_load", spied)
+    for connector in (NIXL, HEALED):
+        seen.clear()
+        play_pair(drawn(0), connector)
+        assert {checksums.KEY in each for each in seen if each} == {connector is HEALED}
+
+
+def exchanged(*decodes: Arrival, groups: tuple[CacheGroup, ...] = (), ranks: int = 1) -> PlayedPair:
+    """Two requests get each other's KV; beside them the engine that decodes is asked for these."""
+    requests = tuple(Request(f"r-{n}", ((text, 150),), mistake=Mistake.EXCHANGED) for n, text in enumerate("ab"))
+    return play_pair(PairScenario(requests=requests, decodes=decodes, groups=groups, ranks=ranks), NIXL)
+
+
+def drifts(pair: PlayedPair) -> dict[str, Finding]:
+    return {pair.names.get(each.request, each.request): each for each in pair.findings if each.rule == "byte-drift"}
+
+
+AGAIN = Arrival("again", (("a", 150), ("more", 40)), 4, at_step=100)
+OTHERS = tuple(Arrival(f"other-{n}", ((f"other-{n}", 300),), 2, at_step=50 + 5 * n) for n in range(6))
+"""They take all blocks of the engine that decodes."""
+
+
+def test_a_finding_says_whose_kv_it_is_and_to_whom_it_was_handed_over() -> None:
+    pair = exchanged()
+    found = drifts(pair)
+    given = {
+        pair.names[each.request or ""]: each.request for each in pair.recorded[PREFILL] if each.kind == Kind.HANDOFF
+    }
+    taken = {
+        pair.names[each.request or ""]: each.request for each in pair.recorded[DECODE] if each.kind == Kind.HANDOFF
+    }
+    assert found.keys() == pair.wrong.keys() == {"r-0", "r-1"}
+    for mine, other in (("r-0", "r-1"), ("r-1", "r-0")):
+        numbers = found[mine].numbers
+        assert (numbers["looked"], numbers["wrong"], numbers["token"], numbers["owner_token"]) == (4, 4, 0, 0)
+        assert (numbers["owner"], numbers["takers"]) == (given[other], [taken[mine]])
+        assert "That request was handed over at H1 (" in found[mine].explanation
+        assert "), to this request at H2 (" in found[mine].explanation
+
+
+def test_who_takes_over_a_wrong_load_is_named_with_who_loaded_it() -> None:
+    pair = exchanged(AGAIN)
+    found = drifts(pair)
+    assert found.keys() == {"r-0", "r-1", "again"}
+    numbers = found["again"].numbers
+    assert (numbers["look"], numbers["wrong"], pair.names[numbers["source"]]) == ("admitted", 4, "r-0")
+    assert (pair.names[numbers["owner"]], [pair.names[each] for each in numbers["takers"]]) == ("r-1", ["r-0"])
+
+
+@pytest.mark.parametrize(
+    "between",
+    [(), (Arrival("fresh", (("a", 150),), 2, at_step=90),)],
+    ids=["computes it", "takes over what was computed"],
+)
+def test_who_comes_when_others_have_written_the_blocks_is_not_named(between: tuple[Arrival, ...]) -> None:
+    pair = exchanged(*OTHERS, *between, AGAIN)
+    assert drifts(pair).keys() == {"r-0", "r-1"}
+    assert kinds(pair, DECODE)[Kind.REQUEST] == 3 + len(OTHERS) + len(between), "all have run to their ends"
+
+
+def test_each_rank_is_compared_with_the_same_rank_of_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second rank of the engine that decodes reads the first two blocks of each transfer into each other's places."""
+    requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(3))
+    sound = play_pair(PairScenario(requests=requests, ranks=2), NIXL)
+    assert not sound.findings, [each.explanation for each in sound.findings]
+    checked = Counter(
+        each.rank for each in sound.events if isinstance(each, BlockCheck) and each.check_look == "loaded"
+    )
+    assert checked == {0: 3, 1: 3}
+
+    move = Network._move
+
+    def exchange(network: Network, transfer: Transfer) -> None:
+        if transfer.reader == [*network.agents][3]:  # those that prefill are made first
+            copies = transfer.copies
+            for first in range(0, len(copies), len(copies) // LAYERS):
+                (one, of_one, size), (other, of_other, _) = copies[first : first + 2]
+                copies[first : first + 2] = (one, of_other, size), (other, of_one, size)
+        move(network, transfer)
+
+    monkeypatch.setattr(Network, "_move", exchange)
+    pair = play_pair(PairScenario(requests=requests, ranks=2), NIXL)
+    found = drifts(pair)
+    assert found.keys() == pair.wrong.keys() == {"r-0", "r-1", "r-2"}
+    for name, finding in found.items():
+        assert (finding.count, finding.numbers["rank"], finding.numbers["wrong"]) == (1, 1, 2)
+        assert (finding.numbers["token"], finding.numbers["owner_token"]) == (0, BLOCK_SIZE)
+        assert pair.names[finding.numbers["owner"]] == name, "its own KV, of other tokens"
+
+
+def test_groups_are_compared_each() -> None:
+    pair = exchanged(groups=(CacheGroup(FULL), CacheGroup(SLIDING, window=64)))
+    loads = [each for each in pair.recorded[DECODE] if isinstance(each, BlockCheck) and each.check_look == "loaded"]
+    assert {each.group for each in loads} == {0, 1}
+    found = drifts(pair)
+    assert found.keys() == pair.wrong.keys() == {"r-0", "r-1"}
+    assert {each.count for each in found.values()} == {2}, "one for each group"
+    for each in found.values():
+        assert each.numbers["group"] == each.numbers["owner_group"]
 
 
 def test_an_engine_that_dies_of_too_few_blocks_is_explained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from itertools import permutations
 
@@ -48,6 +49,85 @@ def test_a_load_of_another_blocks_content_is_found_whichever_engine_is_heard_fir
     assert [witness.trace_id for witness in finding.witness] == [PRODUCER[0].trace_id] * 2
     assert "this request's tokens 32 to 64 hold what engine producer computed at B1" in finding.explanation
     assert "for request b-producer-0123abcd's tokens 0 to 32, under another hash." in finding.explanation
+
+
+TAKEN_OVER = "v: check admitted 2 unknown 2 tells aa:1@0 ab:{content}@32 as plain\nend"
+
+
+def taking_over(content: int, between: str = "") -> list[Event]:
+    """An engine that loads a wrong block, and takes its blocks over for another request, with this content of the second."""
+    load = "check loaded 2 unknown 2 tells aa:1@0 ab:3@32 as plain\nend\n"
+    return engine("consumer", f"{load}{between}{TAKEN_OVER.format(content=content)}")
+
+
+@pytest.mark.parametrize("order", list(permutations(["producer", "consumer"])))
+def test_who_finds_a_wrong_load_in_vllms_prefix_cache_is_named_too(order: Sequence[str]) -> None:
+    heard = {"producer": PRODUCER, "consumer": taking_over(3)}
+    first, then = sorted(found([event for name in order for event in heard[name]]), key=lambda each: each.first_ns)
+    assert (first.request, then.request) == ("consumer-0123abcd", "v-consumer-0123abcd")
+    assert (first.numbers["look"], then.numbers["look"]) == ("loaded", "admitted")
+    assert "source" not in first.numbers
+    assert then.numbers["wrong"] == 1
+    assert "2 blocks that this request took over from vLLM's prefix cache were compared" in then.explanation
+    assert "Request consumer-0123abcd's load left it so." in then.explanation
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        taking_over(2),
+        taking_over(7),
+        taking_over(2, "w: check computed 1 tells ab:2@32 as plain\nend\n"),
+    ],
+    ids=["written again by another load", "by what nobody knows", "computed again"],
+)
+def test_who_takes_over_what_was_written_since_is_not_named(events: list[Event]) -> None:
+    assert {each.request for each in found([*PRODUCER, *events])} == {"consumer-0123abcd"}
+
+
+def test_a_load_whose_blocks_come_to_light_one_by_one_is_one_finding_with_all_of_them() -> None:
+    loads = engine("consumer", "check loaded 3 unknown 3 tells aa:11@0 ab:12@32 ac:13@64 as plain")
+    later = "\n".join(
+        f"{n}: check computed 1 tells b{n}:{content}@{32 * n} as plain" for n, content in ((2, 13), (0, 11), (1, 12))
+    )
+    (finding,) = found([*loads, *engine("producer", f"{later}\nend")])
+    assert (finding.count, finding.numbers["wrong"]) == (1, 3)
+    assert [finding.numbers[name] for name in ("token", "owner", "owner_token")] == [0, "0-producer-0123abcd", 0]
+    assert "and 3 did not match: this request's tokens 0 to 32 hold" in finding.explanation
+
+
+HANDED = """
+start 600
+gives h1 600/600 of a
+check computed 1 tells aa:1@0 as plain
+end
+o: start 600
+o: gives h2 600/600 of b
+o: check computed 1 tells ba:3@0 as plain
+o: end
+"""
+
+
+@pytest.mark.parametrize(
+    ("takes", "sentence"),
+    [
+        ("takes h2 600/600 of b", "That request was handed over at H1, to this request at H2."),
+        (
+            "takes h1 600/600 of a",
+            "That request was handed over at H1; nobody is known to have taken it. At H2 this request was to read what had"
+            " been computed for request producer-0123abcd.",
+        ),
+        (
+            "takes h1 600/600 of a\nw: start 600\nw: takes h2 600/600 of b",
+            "handed over at H1, to request w-consumer-0123abcd at H2. At H3 this request was to read what had been computed",
+        ),
+        ("S 0+600", "under another hash. That request was handed over at H1; nobody is known to have taken it."),
+    ],
+)
+def test_to_whom_it_was_handed_over_is_said(takes: str, sentence: str) -> None:
+    consumer = engine("consumer", f"start 600\n{takes}\ncheck loaded 1 unknown 1 tells aa:3@0 as plain")
+    (finding,) = [each for each in found([*engine("producer", HANDED), *consumer]) if each.rule == "byte-drift"]
+    assert sentence in re.sub(r" \([\d:.]+\)", "", finding.explanation)
 
 
 def test_several_loads_that_are_found_wrong_at_once_are_a_finding_each() -> None:

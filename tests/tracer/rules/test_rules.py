@@ -6,7 +6,9 @@ import inspect
 
 import pytest
 from history import history, judge, rules_found
+from msgspec.structs import replace
 
+from kvtrail.tracer.events.events import Schedule
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.rules import Groups, Rule, all_rules
 
@@ -137,6 +139,34 @@ def test_a_request_that_is_aborted_while_it_loads_frees_its_blocks_when_the_load
     loading = "L 749 c0 h256 -> 256 async\nA 256 [1-8]\nend delayed\n"
     assert rules_found(judge(history(f"{loading}R"), later_s=3600)) == []
     assert rules_found(judge(history(loading), later_s=3600)) == ["late-free"]
+
+
+@pytest.mark.parametrize(("reads_in", "found"), [(4, []), (3, ["failed-load-resume"])])
+def test_a_failed_block_may_be_computed_to_its_end_in_the_step_that_reads_it(reads_in: int, found: list[str]) -> None:
+    """Another request has begun the block in an earlier step. vLLM's prefix cache has it as soon as a step is planned that
+    computes its end, and a new request of that step, which is recorded first, reads it: a layer writes before it reads."""
+    events = history("""
+        b: L 106 c0 h96 -> 96
+        b: A 96 [1-7]
+        b: S 96+10 [1-7]
+        b: error [1-3]
+        b: S 0+20 []
+        b: S 20+15 []
+        L 50 c48 -> 0
+        A 0 [1-3 9]
+        S 48+2 [1-3 9]
+        b: S 35+71 []
+    """)
+    steps = iter((1, 2, 3, reads_in, 4))
+    events = [replace(each, scheduler_step=next(steps)) if isinstance(each, Schedule) else each for each in events]
+    assert rules_found(judge(events)) == found
+
+
+def test_blocks_that_a_step_adds_are_given_out_again() -> None:
+    """Whatever failed in them before: a load's blocks are free after it, and its request gets some of them, step by step."""
+    failed = "b: L 106 c0 h96 -> 96 async\nb: A 96 [1-6]\nb: error [1-6]\nb: R failed\n"
+    given = "b: A 0 [1]\nb: S 0+16 [1]\nb: S 16+20 [2 3]\n"
+    assert rules_found(judge(history(f"{failed}{given}L 50 c48 -> 0\nA 0 [1-3 9]\nS 48+2 [1-3 9]"))) == []
 
 
 def test_a_flush_is_a_flush_for_the_other_children_of_a_multiconnector() -> None:

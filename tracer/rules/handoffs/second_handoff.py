@@ -40,6 +40,6 @@ class SecondHandoff(EngineRule[Received]):
         before = next(pair.received, None)
         if before is None:
             return OK
-        key = before.event.handoff_keys[0]
-        numbers = {"key": key, "other": before.event.request, "taker": before.event.engine}
-        return Drift(numbers, [before.received, event])
+        first, second = engine.handoffs.in_order(before.received, event)
+        numbers = {"key": before.event.handoff_keys[0], "other": first.request, "taker": first.engine}
+        return Drift(numbers, [first, second])

@@ -38,7 +38,7 @@ class StaleHandoff(EngineRule[Read | Received]):
         pair = engine.handoffs.given_by(event) if isinstance(event, Read) else engine.handoffs.taken_by(event)
         if pair is None or pair.released is None:
             return None
-        late, received = pair.late, [taker.received for taker in pair.received]
+        late, received = pair.late, [(taker.received, taker.recomputed) for taker in pair.received]
         if isinstance(event, Read):
             if late is not None:
                 return None  # a second late report adds nothing
@@ -46,7 +46,7 @@ class StaleHandoff(EngineRule[Read | Received]):
                 return Unknown.ORDER
             late = event
         elif engine.handoffs.receives(event):
-            received = [event]
+            received = [(event, engine.handoffs.is_recomputed(event))]
         else:
             return None
         if late is None or not received:
@@ -61,7 +61,8 @@ class StaleHandoff(EngineRule[Read | Received]):
             "given_out": pair.is_given_out,
         }
         before = [] if pair.given_out is None else [pair.given_out]
-        return tuple(Drift(numbers, [pair.released, *before, late, each]) for each in received)
+        witnesses = [pair.released, *before, late]
+        return tuple(Drift(numbers, [*witnesses, each], healed=recomputed) for each, recomputed in received)
 
     def template(self, finding: Finding) -> str:
         text = "Engine {giver} gave the blocks of request {other} back at {0}: {why}. "

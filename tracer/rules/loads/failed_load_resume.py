@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvtrail.tracer.events.events import LoadError, Schedule
+from kvtrail.tracer.events.events import Schedule
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
@@ -43,15 +43,19 @@ class FailedLoadResume(EngineRule[Schedule]):
             for position, block in enumerate(ids[needed : -(-event.computed // size)], needed):
                 if block not in engine.invalid or event.request in engine.recomputing.get(block, ()):
                     continue
-                if not _may_be_computed_beside(event, engine.invalid[block], engine):
+                if not _may_be_computed_beside(event, block, engine):
                     numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
                     return Drift(numbers, [engine.invalid[block], event])
         return OK
 
 
-def _may_be_computed_beside(event: Schedule, error: LoadError, engine: Engine) -> bool:
-    """Whether the request whose load failed may compute the block in this very step: of a step's requests, new ones are
-    recorded before running ones. The next step of this request shows whether it did."""
-    owner = error.request or ""
-    waits = owner in engine.tables and owner not in engine.ran_since
-    return event.scheduler_step is not None and owner != event.request and waits
+def _may_be_computed_beside(event: Schedule, block: int, engine: Engine) -> bool:
+    """Whether another request may compute the block to its end in this very step: the one whose load failed, if it has not
+    run since, or one that has begun the block. Of a step's requests, new ones are recorded before running ones. The next step
+    of this request shows whether it did."""
+    step, owner = event.scheduler_step, engine.invalid[block].request or ""
+    if step is None:
+        return False
+    waits = owner != event.request and owner in engine.tables and owner not in engine.ran_since
+    begun = engine.recomputing.get(block, ())
+    return waits or any(each in engine.tables and engine.ran_since.get(each) != step for each in begun)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
+from kvtrail.tracer.detect.kept import KeptHandOff
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
@@ -47,6 +49,10 @@ class Live(Protocol):
     def handoffs(self) -> HandOffs:
         """What engines hand over to each other, as far as it is in memory. Read by other threads than that which enters."""
 
+    @property
+    def kept(self) -> Sequence[KeptHandOff]:
+        """The hand-offs whose blocks engines keep, as of the last second."""
+
     def running(self) -> set[str]:
         """The engines that are heard, whose open requests go on."""
 
@@ -66,6 +72,7 @@ class FleetProcess:
         self.spans_stored = self.events_missing = self.spans_behind = 0
         self.recorders = Recorders()
         self.handoffs = HandOffs()
+        self.kept: list[KeptHandOff] = []
         self.errors = errors
         self.forwarder: Forwarder | None = None
         self._reader = reader

@@ -25,6 +25,7 @@ from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
 from kvtrail.tracer.serve.api import lanes, ranges, requests, status_route
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
@@ -106,6 +107,15 @@ class Fleet(BaseModel):
     recorders, then the latest."""
     known: int
     """How many engines there are."""
+    pairs: list[dict[str, Any]]
+    """What engines hand over to each other, since this tracer started: the engine that gives (`giver`) and the one that takes
+    (`taker`, null where no request takes), each with its name (`giver_name`, `taker_name`), `handoffs`, their `tokens`, how
+    many ended so by `outcome` (`kvtrail.tracer.ledger.handoff_flows.Outcome`), the mean time from the arrival of a request
+    that takes to the end of its load (`mean_wait_ns`, null where none has loaded)."""
+    kept: list[dict[str, Any]]
+    """What each engine keeps for others now: `engine`, `engine_name`, the engine that takes (`taker`, `taker_name`), the
+    `state` (`kvtrail.tracer.detect.kept.KeptFor`), how many `handoffs`, their `tokens` and `blocks`, the age of the oldest
+    (`oldest_ns`), its `request`, and the blocks of the engine's pool (`pool_blocks`, null where it is not known)."""
 
 
 def application(
@@ -257,6 +267,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                 for name in sorted(named[:MAX_ENGINES])
             ],
             known=len(known),
+            **handed_over(process, reader.names(), chosen),
         )
 
     @api.get("/rules", summary="The rules")

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.kept import KeptFor, KeptHandOff
 from kvtrail.tracer.liveness.recorders import INFO, Contact, RecorderState
+
+
+@dataclass(slots=True)
+class KeptSum:
+    """How many hand-offs, for how many blocks, and the age of the oldest, by the engine's own clock."""
+
+    handoffs: int = 0
+    blocks: int = 0
+    oldest_ns: int = 0
+
+    def add(self, kept: KeptHandOff) -> None:
+        self.handoffs += 1
+        self.blocks += kept.blocks
+        self.oldest_ns = max(self.oldest_ns, kept.age_ns)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +45,8 @@ class EngineGauges:
         kept_blocks: how many blocks those are, where the recorder names them.
         kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
         overdue_frees: of those requests, the ones that the rule `late-free` has found.
+        kept: of the hand-offs whose blocks it keeps, by what for; empty for an engine that has never given any.
+        pool_blocks: KV blocks of its pool; None where no recorder says.
         held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
             where no recorder knows.
     """
@@ -48,12 +65,16 @@ class EngineGauges:
     kept_blocks: int = 0
     kept_oldest_ns: int = 0
     overdue_frees: int = 0
+    kept: dict[KeptFor, KeptSum] = field(default_factory=dict)
+    pool_blocks: int | None = None
     held_bytes: int | None = None
     memory_limit: int | None = None
 
 
-def engine_gauges(recorders: Iterable[RecorderState], detector: Detector) -> list[EngineGauges]:
-    """The gauges of every engine that has a recorder."""
+def engine_gauges(
+    recorders: Iterable[RecorderState], detector: Detector, kept: Iterable[KeptHandOff]
+) -> list[EngineGauges]:
+    """The gauges of every engine that has a recorder; `kept` are the hand-offs whose blocks are kept."""
     states: dict[str, EngineGauges] = {}
     for recorder in recorders:
         state = states.setdefault(recorder.engine, EngineGauges(engine=recorder.engine))
@@ -63,6 +84,7 @@ def engine_gauges(recorders: Iterable[RecorderState], detector: Detector) -> lis
         state.outstanding += recorder.missing
         state.not_recorded += sum(recorder.untold.values())
         state.probes_off += len(recorder.probes_off)
+        state.pool_blocks = _most(state.pool_blocks, recorder.pool_blocks)
         state.held_bytes = _most(state.held_bytes, recorder.held_bytes)
         state.memory_limit = _most(state.memory_limit, recorder.memory_limit)
     for account, now_ns in detector.waiting():
@@ -81,6 +103,12 @@ def engine_gauges(recorders: Iterable[RecorderState], detector: Detector) -> lis
             waiting.kept_blocks += len(held) or (0 if evidence.blocks is None else evidence.blocks.held)
             waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
             waiting.overdue_frees += "late-free" in late
+    for (giver, _), _ in detector.handoffs.flows.known():
+        if giver in states:
+            states[giver].kept = {kept_for: KeptSum() for kept_for in KeptFor}
+    for each in kept:
+        if each.engine in states:
+            states[each.engine].kept.setdefault(each.state, KeptSum()).add(each)
     return list(states.values())
 
 

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from kvtrail import __version__
 from kvtrail.tracer.causes.causes import GPU, STORE
+from kvtrail.tracer.detect.kept import KeptFor
 from kvtrail.tracer.events.events import (
     BlockCheck,
     CutOff,
@@ -35,12 +36,14 @@ from kvtrail.tracer.events.events import (
     Plan,
     Received,
     RequestEnd,
+    Side,
     Store,
     TransferEnd,
 )
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.ledger.facts import Admitted, Breakdown, Fact, LoadReceived, Preempted, tiers_of
+from kvtrail.tracer.ledger.handoff_flows import OF_SIDE, HandedOver
 from kvtrail.tracer.liveness.engine import EngineState, Launch, LossCause
 from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
@@ -49,13 +52,14 @@ from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.forward.figures import Figures
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
-from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges
+from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, KeptSum
 from kvtrail.tracer.serve.metrics.series import OTHER, Series
 from kvtrail.tracer.serve.shipping import Shipper
 
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+KEPT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 480.0, 600.0)
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 _LOST = frozenset(Lost)
 OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown", CUT_OFF})
@@ -189,6 +193,15 @@ class Metrics:
         self.store_seconds = durations(
             "store_duration_seconds", "Duration of stores.", _CONNECTOR, buckets=TRANSFER_SECONDS
         )
+        self.handoffs = counter(
+            "handoffs", "Hand-offs that ended, by the side that says so, and how.", (*_CONNECTOR, "side", "outcome")
+        )
+        self.kept_seconds = durations(
+            "handoff_kept_duration_seconds",
+            "Time that an engine kept the blocks of a hand-off, from its request's end.",
+            (*_CONNECTOR, "outcome"),
+            buckets=KEPT_SECONDS,
+        )
         self.findings = counter(
             "findings",
             "Contradictions found, one for each rule, request and epoch.",
@@ -270,9 +283,16 @@ class Metrics:
             ("kept_blocks", "Blocks held for them, where the recorder names them.", lambda s: s.kept_blocks),
             ("kept_oldest_seconds", "Time since the oldest of them ended, or 0.", lambda s: s.kept_oldest_ns / 1e9),
             ("overdue_frees", "Kept requests that are late: findings of `late-free`.", lambda s: s.overdue_frees),
+            ("pool_blocks", "KV blocks of the engine's pool.", lambda s: s.pool_blocks),
             ("held_bytes", "Host memory that a connector holds, on each worker.", lambda s: s.held_bytes),
             ("held_limit_bytes", "Host memory that it may hold, on each worker.", lambda s: s.memory_limit),
         )
+        kept: tuple[tuple[str, str, Callable[[KeptSum], float]], ...] = (
+            ("handoffs_kept", "Hand-offs whose blocks an engine keeps now, by what for.", lambda s: s.handoffs),
+            ("handoffs_kept_blocks", "Blocks that it keeps for them.", lambda s: s.blocks),
+            ("handoffs_kept_oldest_seconds", "Age of the oldest of them, or 0.", lambda s: s.oldest_ns / 1e9),
+        )
+        self._kept = [(gauge(name, text, ("engine", "state")), read) for name, text, read in kept]
         self._states = [(gauge(name, text, ("engine",)), read) for name, text, read in states]
 
         # An alert sees no increase in a series that begins at 1.
@@ -287,6 +307,7 @@ class Metrics:
             *((self.load_failures, (report,)) for report in ("blocks", "completion")),
             *((self.requests, (outcome,)) for outcome in ("stopped", "length_capped", "aborted")),
             *((self.findings, (rule.id, rule.severity)) for rule in all_rules()),
+            *((self.handoffs, (side, outcome)) for side, outcomes in OF_SIDE.items() for outcome in outcomes),
         ]
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
@@ -343,9 +364,12 @@ class Metrics:
             # Its worker did not know them; what engines of equal caches have computed shows it.
             self._series.at(self.blocks_checked, finding.engine, connector, of["look"], "wrong").inc(of["wrong"])
 
-    def count_batch(self, events: Iterable[Event], facts: Iterable[Fact | Breakdown]) -> None:
-        """Count what the events of a batch report, and its admissions, preemptions and waits. Each series is added to once,
-        whatever the number of events: looking for it costs more than the sum. What fails is not counted."""
+    def count_batch(
+        self, events: Iterable[Event], facts: Iterable[Fact | Breakdown], handed_over: Iterable[HandedOver] = ()
+    ) -> None:
+        """Count what the events of a batch report, its admissions, preemptions and waits, and the ends of hand-offs. Each
+        series is added to once, whatever the number of events: looking for it costs more than the sum. What fails is not
+        counted."""
         batch: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
         for event in events:
             if event.connector:  # a recorder's heartbeat belongs to no connector
@@ -360,6 +384,8 @@ class Metrics:
                     self._count_fact(fact, batch[event.engine, event.connector])
                 except Exception as error:
                     self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted in full")
+        for ended in handed_over:
+            self._count_handed_over(ended, batch[ended.event.engine, ended.event.connector])
         for (engine, connector), counts in batch.items():
             self._add(engine, connector, counts)
 
@@ -394,6 +420,11 @@ class Metrics:
             # The last token is computed in any case: there are no logits without it.
             usable = min(lookup.matched, lookup.total - 1)
             counts.add(self.recomputed, max(0, usable - lookup.computed - alloc.allocated), epoch)
+
+    def _count_handed_over(self, ended: HandedOver, counts: _Counts) -> None:
+        counts.add(self.handoffs, 1, ended.side, ended.outcome)
+        if ended.side is Side.GIVES:
+            counts.time(self.kept_seconds, ended.event, ended.lasted_ns, ended.outcome)
 
     def _count_lookup(self, event: Lookup, counts: _Counts) -> None:
         answer = "later" if event.returned is None else "hit" if event.returned else "miss"
@@ -455,8 +486,8 @@ class Metrics:
             self.count_lost(engine)
         for (counter, *rest), amount in counts.sums.items():
             self._series.at(counter, engine, label, *rest).inc(amount)
-        for histogram, durations in counts.durations.items():
-            self._series.at(histogram, engine, label).observe(durations)
+        for (histogram, *rest), durations in counts.durations.items():
+            self._series.at(histogram, engine, label, *rest).observe(durations)
 
     def describe(self, engine: str, info: tuple[str, ...]) -> None:
         """Show how an engine describes itself, with the labels `INFO`. An engine that shares the label `other` does not."""
@@ -500,6 +531,9 @@ class Metrics:
         for gauge, read in self._states:
             if (value := read(state)) is not None:  # what nobody knows has no series
                 self._series.at(gauge, state.engine).set(value)
+        for gauge, read_kept in self._kept if state.kept else ():
+            for kept_for in KeptFor:
+                self._series.at(gauge, state.engine, kept_for).set(read_kept(state.kept.get(kept_for, KeptSum())))
 
     def retire(self, engine: str) -> None:
         """Remove the series of an engine that has been silent for long."""
@@ -529,17 +563,17 @@ class _Counts:
 
     Attributes:
         sums: what is added to a counter, by the counter and its labels after engine and connector.
-        durations: by histogram.
+        durations: by histogram and its labels, likewise.
     """
 
     sums: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
-    durations: defaultdict[Durations, list[Duration]] = field(default_factory=lambda: defaultdict(list))
+    durations: defaultdict[tuple[Any, ...], list[Duration]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, metric: Counter, amount: int, *labels: str) -> None:
         self.sums[(metric, *labels)] += amount
 
-    def time(self, metric: Durations, event: Event, lasted_ns: int) -> None:
-        self.durations[metric].append((lasted_ns, event.trace_id))
+    def time(self, metric: Durations, event: Event, lasted_ns: int, *labels: str) -> None:
+        self.durations[(metric, *labels)].append((lasted_ns, event.trace_id))
 
 
 def _exemplar(trace_id: str) -> dict[str, str] | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.kept import KeptHandOff, kept_handoffs
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event
@@ -42,6 +43,7 @@ class Engines:
     Attributes:
         recorders: those that report, or did lately.
         launches: the launches of engines.
+        kept: the hand-offs whose blocks engines keep, as the metrics were shown last.
     """
 
     def __init__(self, stored: Iterable[Launch], heard: Mapping[str, int], metrics: Metrics) -> None:
@@ -49,6 +51,7 @@ class Engines:
         nanoseconds."""
         self.recorders = Recorders()
         self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_change=self._count_launch)
+        self.kept: list[KeptHandOff] = []
         self._metrics = metrics
         self._noted: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
         """By recorder: when the store noted its engine."""
@@ -108,7 +111,8 @@ class Engines:
             name: EngineGauges(engine=name, info=last.info, heard_ns=last.heard_ns)
             for name, last in self._shown.items()
         }
-        known = {gauges.engine: gauges for gauges in engine_gauges(self.recorders.values(), detector)}
+        self.kept = list(kept_handoffs(detector))
+        known = {gauges.engine: gauges for gauges in engine_gauges(self.recorders.values(), detector, self.kept)}
         for engine, gauges in (gone | known).items():
             if gauges.heard_ns < now_ns - SHOW_SILENT_NS:
                 self._metrics.retire(engine)

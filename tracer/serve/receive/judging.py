@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.pairs import Heard
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, RequestStart
@@ -21,6 +22,7 @@ from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.receiving import of_this_time
 from kvtrail.tracer.serve.receive.sums import Sums
+from kvtrail.tracer.store.handoffs import HandoffRow, heard_of, row_of
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 logger = logging.getLogger("kvtrail")
@@ -47,6 +49,7 @@ class Judge:
         may_settle: whether all that was open could be read back; where it could not, the next start tries again.
         dirty: requests whose accounts changed and whose rows are to be written.
         changed: findings that are to be written, by id.
+        handoffs: events of hand-offs that are to be written.
     """
 
     def __init__(
@@ -81,11 +84,14 @@ class Judge:
             on_fact=self.sums.sum_up,
             on_causes=self.sums.explain,
             on_reset=self.sums.reset,
+            on_handoff=self._keep,
+            on_handed_over=self.sums.handoff_ended,
             on_error=self._errors.count,
             came_before=judged_before,
         )
         self.dirty: dict[Key, None] = {}
         self.changed: dict[str, Finding] = {}
+        self.handoffs: list[HandoffRow] = []
         self._reported: set[str] = set()
         self._verdicts_before, self._unknown_before = self.detector.verdicts, self.detector.unknown
 
@@ -109,6 +115,14 @@ class Judge:
             self.read_back({key for key in late if key not in begin and self._log.holds(*key)})
         self.dirty.update(touched)
         self._take_findings(self._feed(events))
+
+    def hear(self, those: Iterable[Heard]) -> None:
+        """Judge what another sidecar has of hand-offs of which this one has a side."""
+        with self._lock, self._errors.caught(Where.DETECTOR, "hand-offs between two sidecars are not judged"):
+            fresh, found = self.detector.hear(those)
+            for heard in fresh:
+                self._keep(heard)
+            self._take_findings(found)
 
     def settle(self) -> None:
         """Stop waiting for events that have been missing for too long."""
@@ -140,8 +154,10 @@ class Judge:
     def confirm(self, number: int) -> None:
         """The findings and sums that had changed are stored, and the spans up to this number."""
         self.savings.facts.clear()
+        self.sums.handed_over.clear()
         self.savings.cells.clear()
         self.changed.clear()
+        self.handoffs.clear()
         if not self.is_behind:
             self.judged = number
 
@@ -158,6 +174,13 @@ class Judge:
                 for key, entries in self._log.explained(requests).items() if requests else ():
                     if (account := self.detector.accounts.get(key)) is not None:
                         account.recalled = entries
+
+    def recall_handoffs(self) -> None:
+        """Enter the events of the recent hand-offs again, of all sides; their findings were reported before."""
+        rows = self._log.handoffs()
+        with self._lock:
+            _, found = self.detector.hear(heard_of(rows))
+            self._reported.update(finding.id for finding in found)
 
     def recall_all(self, *, after: int) -> None:
         """Feed all stored events after span `after` to the detector again, as far as they were judged."""
@@ -191,6 +214,10 @@ class Judge:
         with self._lock:
             self.sums.expect_again(events)
             self._reported.update(finding.id for finding in self._feed(events))
+
+    def _keep(self, heard: Heard) -> None:
+        with self._errors.caught(Where.STORE, "an event of a hand-off is not stored"):
+            self.handoffs.append(row_of(heard))
 
     def _feed(self, events: Sequence[Event]) -> list[Finding]:
         """Give events to the detector; returns the findings that are new or were seen again. An event that it fails at is

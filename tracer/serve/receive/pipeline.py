@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
+from kvtrail.tracer.detect.kept import KeptHandOff
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
@@ -223,6 +224,10 @@ class Pipeline:
     @property
     def handoffs(self) -> HandOffs:
         return self.detector.handoffs
+
+    @property
+    def kept(self) -> Sequence[KeptHandOff]:
+        return self.engines.kept
 
     @property
     def events_missing(self) -> int:

@@ -34,11 +34,13 @@ class Recovery:
         self._log, self._judge, self._storage, self._lock = log, judge, storage, lock
 
     def run(self, on_judged: Callable[[int], None] = lambda number: None) -> None:
-        """Read back the requests that have not ended, and what the latest spans say of the engines and their caches; then
-        judge what is stored and not judged. `on_judged` gets the number of the last span that was."""
+        """Read back the recent hand-offs, the requests that have not ended, and what the latest spans say of the engines and
+        their caches; then judge what is stored and not judged. `on_judged` gets the number of the last span that was."""
         judge = self._judge
         unsettled: set[Key] = set()
         unfinished: set[Key] = set()
+        with judge.recalling():
+            judge.recall_handoffs()
         with judge.recalling():
             unsettled = self._log.unsettled(until=judge.judged)
             unfinished = self._log.open_requests() | unsettled

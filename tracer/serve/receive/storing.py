@@ -116,8 +116,9 @@ class Storage:
             self.write(rows=True)
 
     def write_changes(self) -> None:
-        """Write findings that have changed, and try again what could not be stored. Raises StoreError."""
-        if self._judge.changed or self.trouble is not None:
+        """Write findings that have changed and events of hand-offs, and try again what could not be stored. Raises
+        StoreError."""
+        if self._judge.changed or self._judge.handoffs or self.trouble is not None:
             self.write(rows=False)
 
     def write_launches(self) -> None:
@@ -164,6 +165,7 @@ class Storage:
             chunk, savings=judge.savings.cells, settled=settled, judged=judge.judged if judge.is_behind else None
         )
         batch.findings, batch.launches = list(judge.changed.values()), list(self._launches.changed.values())
+        batch.handoffs = list(judge.handoffs)
         fresh: Sequence[Event] = ()
         if came is not None:
             fresh = came.fresh
@@ -183,7 +185,7 @@ class Storage:
         for error in left_out:
             self._errors.count(Where.STORE, error, "a row is not stored")
         with self._errors.caught(Where.METRICS):
-            self._metrics.count_batch(fresh, judge.savings.facts)
+            self._metrics.count_batch(fresh, judge.savings.facts, judge.sums.handed_over)
         judge.confirm(number)
         self._launches.changed.clear()
         self.spans += number - self.last_number

@@ -10,6 +10,7 @@ from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
 from kvtrail.tracer.events.events import Event, Reset
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
+from kvtrail.tracer.ledger.handoff_flows import HandedOver
 from kvtrail.tracer.savings.counter import SavingsCounter
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 
@@ -19,6 +20,7 @@ class Sums:
 
     Attributes:
         savings: the sums to be written.
+        handed_over: the ends of hand-offs that are to be counted.
         is_recalling: while a start reads back: what is summed up already is followed all the same, since what comes is
             compared with it.
     """
@@ -26,6 +28,7 @@ class Sums:
     def __init__(self, summed_before: Mapping[str, int], errors: InternalErrors) -> None:
         """`summed_before` has by recorder the highest number that is in the sums of an earlier tracer."""
         self.savings = SavingsCounter()
+        self.handed_over: list[HandedOver] = []
         self.is_recalling = False
         self._online_curve, self._errors = OnlineMissRatioCurve(), errors
         self._follow: dict[type[Fact], Callable[[Any], Mapping[str, int]]] = {
@@ -83,6 +86,11 @@ class Sums:
                 self._online_curve.admitted(breakdown)
         except Exception as error:
             self._errors.count(Where.SAVINGS, error, f"the causes of span {event.span_id} are not summed up")
+
+    def handoff_ended(self, ended: HandedOver) -> None:
+        """A hand-off has ended on one side; where an earlier tracer has seen that, it is counted already."""
+        if ended.event.sequence > self._summed_before.get(ended.event.recorder, -1):
+            self.handed_over.append(ended)
 
     def reset(self, event: Reset) -> None:
         """A connector was asked to forget what it holds."""

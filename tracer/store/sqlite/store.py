@@ -19,10 +19,12 @@ from typing import Any
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
+from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.sqlite import (
     engines,
     event_sums,
     findings,
+    handoffs,
     ids,
     lanes,
     launches,
@@ -102,6 +104,7 @@ class SqliteWriter:
             (partial(findings.put, self._db), batch.findings),
             (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
+            (partial(handoffs.put, self._db), batch.handoffs),
             (partial(savings.add, self._db), list(batch.savings.items())),
             (partial(event_sums.add, self._db), list(batch.activity.items())),
         ]
@@ -128,7 +131,7 @@ class SqliteWriter:
         """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
         with self._transaction():
             since_ns = restart.begins_ns(self._query)
-            for table in (requests, lanes, findings, savings):
+            for table in (requests, lanes, findings, savings, handoffs):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
             restart.note_judged(self._db, 0)
@@ -153,6 +156,10 @@ class SqliteWriter:
     def heard(self) -> dict[str, int]:
         """By engine: the time of its last received data, as noted."""
         return launches.heard(self._query)
+
+    def handoffs(self) -> list[HandoffRow]:
+        """The events of the recent hand-offs, in the order in which they entered the ledger."""
+        return handoffs.read(self._reading.query)
 
     def open_requests(self) -> set[tuple[str, str]]:
         """By engine and id: the requests that have not ended, as far as their accounts know."""
@@ -289,6 +296,7 @@ class SqliteWriter:
             yield 0
         with self._transaction():
             savings.prune(self._db, before_ns=before_ns)
+            handoffs.prune(self._db, before_ns=before_ns)
             event_sums.prune(self._db, before_ns=max(before_ns, time.time_ns() - ACTIVITY_KEPT_S * 10**9))
         yield 0
         with self._transaction():
@@ -356,6 +364,7 @@ class SqliteWriter:
                 launches,
                 requests,
                 findings,
+                handoffs,
                 savings,
                 event_sums,
                 lanes,

@@ -34,7 +34,13 @@ class Clock:
 
 @contextmanager
 def installed(network: Network, clock: Clock) -> Iterator[None]:
-    """Engines that are made inside use this network and this clock, as long as they run. One rank for each engine."""
+    """Engines that are made inside use this network and this clock, as long as they run. A worker's rank is that of the vLLM
+    configuration that is current when it is made."""
+    from vllm.config import get_current_vllm_config
+
+    def parallel() -> Any:
+        return get_current_vllm_config().parallel_config
+
     worker, scheduler = (importlib.import_module(f"{_NIXL}.{name}") for name in ("base_worker", "base_scheduler"))
     channel, cpus = SideChannel(network), type(worker.current_platform)
     places: dict[Any, dict[str, Any]] = {
@@ -43,8 +49,8 @@ def installed(network: Network, clock: Clock) -> Iterator[None]:
             "nixl_agent_config": None,
             "zmq_ctx": channel.socket,
             "ThreadPoolExecutor": channel.executor,
-            "get_tensor_model_parallel_rank": lambda: 0,
-            "get_tensor_model_parallel_world_size": lambda: 1,
+            "get_tensor_model_parallel_rank": lambda: parallel().rank,
+            "get_tensor_model_parallel_world_size": lambda: parallel().tensor_parallel_size,
         },
         scheduler: {
             "zmq_ctx": channel.socket,

@@ -202,7 +202,7 @@ class Agent:
     def get_reg_descs(self, ranges: Sequence[tuple[int, int, int, str]], mem_type: str) -> Any:
         return ranges
 
-    def register_memory(self, descs: Any, backends: Any = None) -> Any:
+    def register_memory(self, descs: Any, mem_type: str | None = None, backends: Any = None) -> Any:
         self._memory += [(start, start + length) for start, length, *_ in descs]
         return descs
 

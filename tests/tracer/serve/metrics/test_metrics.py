@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +15,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from wire import as_request, encoded
 
-from kvtrail.tracer.events.events import Alloc, Event, Heartbeat
-from kvtrail.tracer.events.semconv import ENGINE_SPAN
+from kvtrail.tracer.detect.kept import KeptFor
+from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Side
+from kvtrail.tracer.events.semconv import ENGINE_SPAN, POOL_BLOCKS, Kind
+from kvtrail.tracer.ledger.handoff_flows import OF_SIDE
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.metrics.series import MAX_ENGINES, OTHER, Series
 from kvtrail.tracer.serve.receive import engines
@@ -48,6 +51,12 @@ class Sidecar:
             del spans[: len(part)]
             self.pipeline.ingest(batch.SerializeToString(), transport="grpc")
             self.pipeline.tidy()
+
+    def hear_all(self, events: Sequence[Event]) -> None:
+        """Take the events of several engines."""
+        for _, part in itertools.groupby(events, key=lambda event: event.recorder):
+            self.pipeline.ingest(encoded(list(part)), transport="grpc")
+        self.pipeline.tidy()
 
     def value(self, name: str, **labels: str) -> float | None:
         """A sample, with exactly these labels beside engine and connector."""
@@ -347,4 +356,90 @@ def test_what_an_earlier_tracer_has_heard_is_not_missing_after_a_restart(tmp_pat
     again.hear(recorded[-2:])
     assert again.pipeline.events_missing == 1, "what really did not come is counted all the same"
     assert again.value("kvtrail_events_missing_total") == 1
+    again.pipeline.close()
+
+
+NIXL = "NixlConnector"
+HANDED_OVER = """
+    start 600
+    L 600 c0 -> 0
+    A 0
+    S 0+600
+    gives h1 600/600 of a
+    end delayed length_capped handoff computed 600 lease 30
+"""
+
+
+def handoffs(sidecar: Sidecar, side: Side, outcome: str) -> float | None:
+    """The hand-offs that ended so on one side."""
+    labels = {"engine": "engine" if side is Side.GIVES else "d", "connector": NIXL}
+    return sidecar.value("kvtrail_handoffs_total", side=side, outcome=outcome, **labels)
+
+
+def test_what_is_kept_for_another_engine_is_shown_by_what_for(sidecar: Sidecar) -> None:
+    """From the request's end until its blocks are given back, whatever becomes of the request that is to read."""
+    decode = "<d> start 600\n<d> takes h1 600/600 of a\n<d> L 600 c0 -> 599 async\n<d> A 599"
+    story = f"{HANDED_OVER}\n{decode}\nwait 4\n<d> R\nwait 1\nread\nsent"
+    recorded = history(story, connector=NIXL)
+    given, taken, received = (
+        next(number for number, each in enumerate(recorded) if each.kind == kind and (each.engine == "d") is is_decode)
+        for kind, is_decode in ((Kind.REQUEST, False), (Kind.HANDOFF, True), (Kind.RECEIVED, True))
+    )
+    kept = []
+    for to in (given, taken, received, len(recorded) - 1):
+        sidecar.hear_all(recorded[: to + 1])
+        kept.append(
+            {state: sidecar.value("kvtrail_handoffs_kept", state=state) for state in KeptFor}
+            | {"blocks": sum(sidecar.value("kvtrail_handoffs_kept_blocks", state=state) or 0 for state in KeptFor)}
+        )
+    none = dict.fromkeys(KeptFor, 0.0)
+    assert kept[0]["blocks"] == -(-600 // (recorded[0].block_size or 1))
+    assert [{state: each[state] or 0 for state in KeptFor} for each in kept] == [
+        none | {KeptFor.UNCLAIMED: 1},
+        none | {KeptFor.WAITING: 1},
+        none | {KeptFor.LOADED: 1},
+        none,
+    ]
+    seconds = sidecar.value("kvtrail_handoff_kept_duration_seconds_sum", connector=NIXL, outcome="read")
+    assert seconds == pytest.approx(5, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("after", "gives", "takes", "state"),
+    [
+        ("<d> R\nwait 9\nread\nsent", "read", "loaded", None),
+        ("<d> R failed", None, "failed", KeptFor.ABANDONED),
+        ("<d> end aborted", None, "not_loaded", KeptFor.ABANDONED),
+        ("<d> R failed\nwait 30\nfreed expired\nsent", "expired", "failed", None),
+        ("sent", "freed", None, None),
+    ],
+)
+def test_each_hand_off_is_counted_by_how_it_ends_on_each_side(
+    sidecar: Sidecar, after: str, gives: str | None, takes: str | None, state: KeptFor | None
+) -> None:
+    decode = "<d> start 600\n<d> takes h1 600/600 of a\n<d> L 600 c0 -> 599 async\n<d> A 599"
+    sidecar.hear_all(history(f"{HANDED_OVER}\n{decode}\n{after}", connector=NIXL))
+    for side, expected in ((Side.GIVES, gives), (Side.TAKES, takes)):
+        counted = {outcome.value: handoffs(sidecar, side, outcome) for outcome in OF_SIDE[side]}
+        assert counted == {outcome.value: float(outcome == expected) for outcome in OF_SIDE[side]}, "they begin at 0"
+    kept = {each for each in KeptFor if sidecar.value("kvtrail_handoffs_kept", state=each)}
+    assert kept == ({state} if state else set())
+
+
+def test_a_recorder_says_how_large_the_pool_of_its_engine_is(sidecar: Sidecar) -> None:
+    events = history("L 10 c0 h0 -> 0")
+    sidecar.pipeline.ingest(encoded(events, {POOL_BLOCKS.key: 400}), transport="grpc")
+    sidecar.pipeline.tidy()
+    assert sidecar.value("kvtrail_pool_blocks") == 400
+
+
+def test_after_a_restart_no_hand_off_is_counted_again(sidecar: Sidecar, tmp_path: Path) -> None:
+    decode = "<d> start 600\n<d> takes h1 600/600 of a\n<d> L 600 c0 -> 599 async\n<d> A 599\n<d> R"
+    recorded = history(f"{HANDED_OVER}\n{decode}\nwait 2\nread\nsent", connector=NIXL)
+    sidecar.hear_all(recorded[:-1])
+    sidecar.pipeline.close()
+    again = Sidecar(tmp_path)
+    again.hear_all(recorded[-1:])
+    assert handoffs(again, Side.GIVES, "read") == 1
+    assert not handoffs(again, Side.TAKES, "loaded")
     again.pipeline.close()

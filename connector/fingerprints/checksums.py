@@ -1,0 +1,109 @@
+"""Checksums of KV blocks that one engine hands over to another: they travel with the hand-off, in its `kv_transfer_params`.
+
+The engine that prefills adds them to what it returns for the router. The engine that decodes takes them out before its
+connector sees them, and compares what it has loaded: a read of blocks that are another request's by then succeeds, so that
+nothing else shows it in time.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvtrail.connector.fingerprints.slim import SlimFingerprints
+
+KEY = "kvtrail"
+"""Under which they stand in `kv_transfer_params`."""
+MAX_CHECKSUMS = 1024
+"""Of more blocks, every second or third or fourth has one: they take less than 3 KB, however long a prompt is."""
+_ON_WIRE = np.dtype(">u2")
+_MIX, _SHIFT = np.uint64(0x2545F4914F6CDD1D), np.uint64(48)
+
+
+class HandedOver(NamedTuple):
+    """What an engine says of the KV that it hands over.
+
+    Attributes:
+        tokens: of how many it is, from the prompt's start.
+        prompt: a digest of the ids of the first of them, or "".
+        of_prompt: of how many.
+        layout: how the bytes of a block lie there, or "".
+        checksums: 16 bits of a block, by its number in the request.
+    """
+
+    tokens: int
+    prompt: str
+    of_prompt: int
+    layout: str
+    checksums: Mapping[int, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it travels: JSON-ready. Of blocks that have a checksum, `every` is the distance from one to the next."""
+        last, first = max(self.checksums, default=0), min(self.checksums, default=0)
+        every = (last - first) // (len(self.checksums) - 1) if len(self.checksums) > 1 else 1
+        packed = b64encode(np.array([*self.checksums.values()], dtype=_ON_WIRE).tobytes()).decode()
+        return {
+            "tokens": self.tokens, "prompt": self.prompt, "of_prompt": self.of_prompt, "layout": self.layout,
+            "last": last, "every": every, "checksums": packed,
+        }  # fmt: skip
+
+    @classmethod
+    def of_dict(cls, given: Any) -> HandedOver:
+        """What `as_dict` gave.
+
+        Raises:
+            Exception: of what is anything else.
+        """
+        checksums = np.frombuffer(b64decode(given["checksums"], validate=True), dtype=_ON_WIRE)[-MAX_CHECKSUMS:]
+        last, every = int(given["last"]), max(1, int(given["every"]))
+        numbers = range(last - every * (len(checksums) - 1), last + 1, every)
+        by_number = dict(zip(numbers, checksums.tolist(), strict=True))
+        prompt, of_prompt = str(given["prompt"]), int(given["of_prompt"])
+        return cls(int(given["tokens"]), prompt, of_prompt, str(given["layout"]), by_number)
+
+
+class BlockChecksums:
+    """Reads checksums from the KV caches of one rank.
+
+    Attributes:
+        layout: how the bytes of a block lie there.
+    """
+
+    def __init__(self, slim: SlimFingerprints) -> None:
+        self._slim = slim
+        self.layout = slim.layout
+        self._stream = slim.side_stream()
+
+    def of(self, numbers: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
+        """Those of these blocks, by their numbers in their request. On a GPU that waits for nothing that is queued: nobody
+        writes to them any more, or yet."""
+        places = np.array(numbers, dtype=np.uint64)
+        with nullcontext() if self._stream is None else self._stream:
+            contents = self._slim.read(blocks, places).values()
+        return tuple((((contents ^ (contents >> _SHIFT)) * _MIX) >> _SHIFT).tolist())
+
+
+_by_engine: WeakValueDictionary[str, BlockChecksums] = WeakValueDictionary()
+
+
+def enter(engine_id: str, checksums: BlockChecksums) -> None:
+    """From now on they can be read in this process, of the only worker of this engine."""
+    _by_engine[engine_id] = checksums
+
+
+def of_engine(engine_id: str) -> BlockChecksums | None:
+    """Those of the only worker of this engine; None if it does not run in this process."""
+    return _by_engine.get(engine_id)
+
+
+def chosen(blocks: int) -> range:
+    """The numbers of the blocks that have a checksum, of so many: the last one always, since vLLM gives away the end of a
+    request first."""
+    every = -(-blocks // MAX_CHECKSUMS) or 1
+    return range((blocks - 1) % every, blocks, every)

@@ -1,0 +1,154 @@
+"""What two engines say to each other, for probes: methods that are looked over, and events whose request is named later.
+
+An engine may be asked for a hand-off before it has the request, by what both call it (`transfer_id`, `kv_request_id`): the
+event waits until the probe names the request.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
+from threading import Lock
+from typing import Any
+
+from kvtrail.connector.known.probe import MAX_PENDING, ProbeEvent
+from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.events import Direction, XferOp, XferState
+from kvtrail.tracer.events.semconv import Kind
+
+MAX_NAMED = 65_536
+"""Hand-offs of which the request is remembered."""
+MAX_UNNAMED = 4_096
+"""Hand-offs whose request is not known yet; of the oldest beyond them it stays unknown."""
+MAX_WAITING = 64
+"""Events that wait for one name."""
+
+
+class Messages:
+    """Events in the order in which they were seen, until the probe is asked for them. Connectors' threads note them, too."""
+
+    def __init__(self) -> None:
+        self._seen: deque[ProbeEvent] = deque(maxlen=MAX_PENDING)
+        self._requests: BoundedDict[str, str] = BoundedDict(MAX_NAMED)
+        self._unnamed: BoundedDict[str, list[ProbeEvent]] = BoundedDict(
+            MAX_UNNAMED, on_drop=lambda _, events: self._seen.extend(events)
+        )
+        self._failure: Exception | None = None
+        """What could not be noted of a call."""
+        self._lock = Lock()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to take."""
+        return bool(self._seen) or self._failure is not None
+
+    def take(self) -> list[ProbeEvent]:
+        """What was seen since the last call.
+
+        Raises:
+            Exception: something of it could not be noted.
+        """
+        failure, self._failure = self._failure, None
+        with self._lock:
+            seen = list(self._seen)
+            self._seen.clear()
+        if failure is not None:
+            raise failure
+        return seen
+
+    def name(self, key: str, request_id: str) -> None:
+        """The hand-off that both engines call `key` is that of this request."""
+        with self._lock:
+            self._requests[key] = request_id
+            self._seen.extend(each._replace(request_id=request_id) for each in self._unnamed.pop(key, ()))
+
+    def note(self, kind: Kind, request_id: str | None, **values: Any) -> None:
+        """An event of a request, or of none."""
+        with self._lock:
+            self._seen.append(ProbeEvent.of(kind, request_id, **values))
+
+    def note_of(self, key: str, kind: Kind, **values: Any) -> None:
+        """An event of the request of a hand-off."""
+        with self._lock:
+            event = ProbeEvent.of(kind, self._requests.get(key), **values)
+            if event.request_id is not None:
+                self._seen.append(event)
+                return
+            waiting = self._unnamed.get(key)
+            if waiting is None:
+                self._unnamed[key] = waiting = []
+            if len(waiting) < MAX_WAITING:
+                waiting.append(event)
+
+    def give_up(self, key: str) -> None:
+        """Nobody will name the request of this hand-off."""
+        with self._lock:
+            self._seen.extend(self._unnamed.pop(key, ()))
+
+    def around(
+        self, owner: Any, call: str, watch: Callable[..., Callable[[Any, Exception | None], object] | None]
+    ) -> None:
+        """Let `watch` see the arguments of an object's method before each call; what it returns sees the result, or what was
+        raised. Nothing happens where this version of the connector has no such method."""
+        plain = getattr(owner, call, None)
+        if plain is None:
+            return
+        watch, end = self._never_raises(watch), self._never_raises(_end)
+
+        @wraps(plain)
+        def watched(*arguments: Any, **named: Any) -> Any:
+            done = watch(*arguments, **named)
+            try:
+                result = plain(*arguments, **named)
+            except Exception as error:
+                end(done, None, error)
+                raise
+            end(done, result, None)
+            return result
+
+        @wraps(plain)
+        async def watched_async(*arguments: Any, **named: Any) -> Any:
+            done = watch(*arguments, **named)
+            try:
+                result = await plain(*arguments, **named)
+            except Exception as error:
+                end(done, None, error)
+                raise
+            end(done, result, None)
+            return result
+
+        setattr(owner, call, watched_async if inspect.iscoroutinefunction(plain) else watched)
+
+    def after(self, owner: Any, call: str, note: Callable[..., object]) -> None:
+        """Let `note` see the result of an object's method, and its arguments, unless it raises."""
+
+        def watch(*arguments: Any, **named: Any) -> Callable[[Any, Exception | None], object]:
+            return lambda result, error: None if error is not None else note(result, *arguments, **named)
+
+        self.around(owner, call, watch)
+
+    def _never_raises(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **named: Any) -> Any:
+            try:
+                return call(*arguments, **named)
+            except Exception as error:
+                self._failure = error
+                return None
+
+        return guarded
+
+
+def _end(done: Callable[[Any, Exception | None], object] | None, result: Any, error: Exception | None) -> None:
+    if done is not None:
+        done(result, error)
+
+
+def notification(said: str, direction: Direction, **values: Any) -> dict[str, Any]:
+    """The values of a `kv.notification`."""
+    return {"notification": said, "direction": direction.value, **values}
+
+
+def transfer(op: XferOp, state: XferState, **values: Any) -> dict[str, Any]:
+    """The values of a `kv.xfer`."""
+    return {"xfer_op": op.value, "xfer_state": state.value, **values}
