@@ -43,8 +43,8 @@
     sent registration                  a notification to another engine, with the same; `got registration` from it
     lease 20                           another engine asks to keep them for so many seconds from here on
     gives h1 600/601 of a              what is handed over: its name, tokens (- if it is not said) of a prompt, and
-                                       the digest of these tokens; `takes` on the other engine; `in push` after it,
-                                       and the blocks `[1-19]`
+                                       the digest of these tokens; `takes` on the other engine; after it `in
+                                       push`, `from p` and the blocks `[1-19]`
     key k1 after k0 of digest          a chunk's key
     holds a,b                          all chunks of the store, told anew; in parts: `holds a ..`, `holds .. b`
     evict a, reset, reset refused      `reset silent` answered None
@@ -229,7 +229,7 @@ def _handoff(m: re.Match[str]) -> Fields:
     tokens, prompt = (None if m["tokens"] == "-" else int(m["tokens"])), int(m["prompt"])
     return {
         "handoff_side": m["side"], "handoff_keys": (f"transfer_id:{m['key']}",), "handoff_tokens": tokens,
-        "prompt": prompt, "handoff_mode": m["mode"], "digest": m["digest"],
+        "prompt": prompt, "handoff_mode": m["mode"], "handoff_peer": m["peer"], "digest": m["digest"],
         "digest_tokens": min(prompt if tokens is None else tokens, prompt), **_in_groups(m["blocks"]),
     }  # fmt: skip
 
@@ -395,7 +395,7 @@ LINES: list[Line] = [
     (r"lease (?P<lease>\d+)", e.Lease, lambda m: {"lease_s": int(m["lease"])}),
     (
         r"(?P<side>gives|takes) (?P<key>\S+) (?P<tokens>\d+|-)/(?P<prompt>\d+)(?: of (?P<digest>\w+))?"
-        r"(?: in (?P<mode>pull|push))?" + _BLOCKS,
+        r"(?: in (?P<mode>pull|push))?(?: from (?P<peer>\w+))?" + _BLOCKS,
         e.Handoff,
         _handoff,
     ),

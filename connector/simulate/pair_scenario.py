@@ -41,6 +41,8 @@ class Mistake(StrEnum):
     """The engine that prefills got a part of the prompt, which ends in the same block."""
     CUT = "cut"
     """The engine that prefills got a part of the prompt, which ends in an earlier block."""
+    ALTERED = "altered"
+    """It changes the last block id."""
     NAMED_ALIKE = "named alike"
     """It gives two requests one `transfer_id`, and keeps them at the same time."""
     OVERDUE = "overdue"

@@ -144,6 +144,8 @@ class Router:
         served.decode_id = self._named(served)
         if request.mistake is not None and wrongly and self._decode.error is None:
             self.planted.add(request.id)
+        if request.mistake is Mistake.ALTERED and returned is not None:
+            returned = _altered(returned)
         self._load(served, served.decode_id, returned)
         if request.mistake is Mistake.TWICE:
             again, at = self._named(served), self._tick + self._rng.randrange(AGAIN_TICKS)
@@ -201,3 +203,10 @@ class Router:
         name = f"{served.request.id}-{self._rng.getrandbits(32):08x}"
         self.names[name] = served.request.id
         return name
+
+
+def _altered(returned: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with another block in place of the last one."""
+    *before, last = returned["remote_block_ids"][-1]
+    groups = [*returned["remote_block_ids"][:-1], [*before, last - 1 if last > 1 else last + 1]]
+    return {**returned, "remote_block_ids": groups}

@@ -49,6 +49,7 @@ from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into, names_all_blocks
 from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
 from kvtrail.tracer.ledger.deadline_clocks import DeadlineClocks
+from kvtrail.tracer.ledger.failing_peers import FailingPeers
 from kvtrail.tracer.ledger.given_up import ASKED_AGAIN_NS, GivenUp, GivenUps
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.own_chunks import OwnChunks
@@ -119,6 +120,8 @@ class Engine:
     """What was computed under which hash. All recorders share it, as far as their caches are comparable."""
     handoffs: HandOffs = field(default_factory=HandOffs)
     """What engines hand over to each other. All recorders share it."""
+    failing_peers: FailingPeers = field(default_factory=FailingPeers)
+    """The other engines from which loads fail in a row."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
     """Blocks whose load failed and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
@@ -193,6 +196,13 @@ class Engine:
         """The last lookup of the event's request by the event's connector."""
         return self.lookups.get(event.request or "", {}).get(event.connector_id)
 
+    def load_from_peer(self, event: Received) -> tuple[Alloc, Handoff] | None:
+        """The load that the event ends, and the hand-off, if that is one from an engine that is known by name."""
+        alloc = self.loads.get(event.request or "")
+        pair = self.handoffs.taken_by(event)
+        taken = None if pair is None else pair.takers.get((event.engine, event.request or ""))
+        return None if alloc is None or taken is None or taken.handoff_peer is None else (alloc, taken)
+
     def lose(self, why: Unknown, *, before: Event) -> None:
         """Events are missing before this one: forget all that they may have changed."""
         self.missing, self.lost_number = why, before.sequence - 1
@@ -203,9 +213,10 @@ class Engine:
             self.met, self.tables, self.untold, self.admitted, self.transfers, self.contested, self.undecided, self.jobs,
             self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers, self.own_chunks,
             self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
-            self.ran_since,
+            self.ran_since, self.failing_peers,
         ):  # fmt: skip
             facts.clear()
+        self.handoffs.lose(before.recorder)
         self.clocks.lose()
         self.given_up.lose()
         self.short = None
@@ -249,8 +260,10 @@ class Engine:
                 self.untold.discard(request)
                 if table.leaves_behind and lookup is not None:
                     self.given.update(dict.fromkeys(table.new_from(lookup.computed), event))
+                self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
             else:
                 self.tables.pop(request, None)
+                self.handoffs.lose(event.recorder)
         if event.allocated and event.error is None and lookup is not None and lookup.is_async:
             self.loads[request] = event
             self.flow.loads(event)
@@ -266,6 +279,8 @@ class Engine:
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
             if first or not event.blocks_whole:  # a table that is reported again gives nothing
                 self._contest(event, event.blocks_ids, are_new=not first)
+            if not first and not event.blocks_whole:
+                self.handoffs.enter_given_out(event, event.blocks_ids)
             if first or event.blocks_whole:
                 self.tables[request] = BlockTable(event)
                 self.untold.discard(request)
@@ -354,6 +369,8 @@ class Engine:
     def _enter_received(self, event: Received) -> None:
         self.handoffs.enter_received(event)
         self._release(event)  # vLLM frees an ended request's blocks at either report
+        if (load := self.load_from_peer(event)) is not None:
+            self.failing_peers.enter(event, load[0], load[1].handoff_peer or "")
         alloc = self.loads.pop(event.request or "", None)
         self.flow.received(event)
         self.given_up.enter_received()

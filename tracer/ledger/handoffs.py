@@ -7,12 +7,14 @@ one recorder recorded both, or where it follows from a message. Pure and bounded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import (
+    Alloc,
     Event,
     Free,
     Handoff,
@@ -21,6 +23,7 @@ from kvtrail.tracer.events.events import (
     Read,
     Received,
     RequestEnd,
+    Schedule,
     Sent,
     Side,
     Xfer,
@@ -32,6 +35,10 @@ from kvtrail.tracer.ledger.handoff_flows import NOBODY, Flows, HandedOver, Outco
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
+MAX_BLOCKS = 1_000_000
+"""Blocks of a recorder's engine that were given back and are followed."""
+MAX_ENGINES = 10_000
+"""Engines that give, of which it is remembered whether they live."""
 MAX_TAKERS = 16
 """Requests remembered that take one hand-off."""
 MAX_WATCHED = 1_000
@@ -67,6 +74,8 @@ class Pair:
         reads: the reports of readers of which it is not known that they came after that, or the ends of writes.
         late: the first report of a reader after it, or the first write that ended well after it, from the same recorder.
         writes: what the engine that gives writes, by the other engine's id of the request that it writes to.
+        followed: whether it is known who gets its blocks after they were given back, as far as `given_out` says.
+        given_out: the event by which another request was given one of them, before the late report.
         quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that needs the
             blocks no more, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
@@ -82,6 +91,8 @@ class Pair:
     reads: int = 0
     late: Read | Xfer | None = None
     writes: dict[str, Xfer] = field(default_factory=dict)
+    followed: bool = False
+    given_out: Alloc | Schedule | None = None
     quiet_ns: int = 0
     takers: dict[Place, Handoff] = field(default_factory=dict)
     loads: dict[Place, Received] = field(default_factory=dict)
@@ -112,6 +123,11 @@ class Pair:
     def expired(self) -> Free | None:
         """The end of the lease, if the blocks were given back by that."""
         return self.released if isinstance(self.released, Free) and self.released.lease_expired else None
+
+    @property
+    def is_given_out(self) -> bool | None:
+        """Whether another request was given one of the blocks before the late report; None if that is not known."""
+        return True if self.given_out is not None else False if self.followed else None
 
     @property
     def received(self) -> Iterator[Taker]:
@@ -149,6 +165,12 @@ class HandOffs:
         """The sides of the requests that take, by the id under which they register their blocks with another engine."""
         self._written: BoundedDict[str, Xfer] = BoundedDict(MAX_HANDOFFS)
         """The last write to each such request."""
+        self._followed: dict[str, BoundedDict[int, Pair]] = {}
+        """By the recorder that saw it, the blocks that were given back and that nobody has been given since."""
+        self._launches: BoundedDict[str, str | None] = BoundedDict(MAX_ENGINES)
+        """By engine, its last launch that was heard of."""
+        self._closed: BoundedDict[tuple[str, str | None], None] = BoundedDict(MAX_ENGINES)
+        """Engines that have shut down, by id and launch."""
         self._watched: dict[str, list[Pair]] = {}
         """By the recorder that saw the lease's end, those that nobody needs and of which no reader has reported."""
 
@@ -225,6 +247,17 @@ class HandOffs:
                 found.append((gives, takes, write))
         return found
 
+    def is_gone(self, event: Event) -> str | None:
+        """Whether the engine has ended that gives what the event's request takes: `restarted` or `shut down`; None if that is
+        not known."""
+        pair = self.taken_by(event)
+        if pair is None or pair.given is None:
+            return None
+        engine, launch = pair.given.engine, pair.given.launch
+        if self._launches.get(engine) != launch:
+            return "restarted"
+        return "shut down" if (engine, launch) in self._closed else None
+
     def enter_handoff(self, event: Handoff) -> None:
         """Enter one side."""
         if not event.handoff_keys:
@@ -239,6 +272,7 @@ class HandOffs:
             if gives and other is None and _is_of_another(known, event):
                 self._by_key[key] = pair  # the name is free again
         if gives:
+            self._launches[event.engine] = event.launch
             self._named.update(dict.fromkeys(_names(event), pair))
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
@@ -304,6 +338,21 @@ class HandOffs:
             if first is None:
                 self._given_back(pair)
             self._watch(pair)
+            self._follow(pair)
+
+    def enter_given_out(self, event: Alloc | Schedule, blocks: Iterable[int]) -> None:
+        """A request is given blocks that held nothing of its own."""
+        if followed := self._followed.get(event.recorder):
+            for block in followed.keys() & set(blocks):
+                pair = followed.pop(block)
+                if pair.followed and pair.late is None and pair.given_out is None:
+                    pair.given_out = event
+
+    def lose(self, recorder: str) -> None:
+        """Who is given which blocks is not known any more."""
+        for pair in self._followed.pop(recorder, {}).values():
+            if pair.late is None:
+                pair.followed = False
 
     def unacknowledged(self, event: Heartbeat) -> list[Pair]:
         """The hand-offs that nobody needs and whose lease has ended, and of which the heartbeat's recorder has waited long
@@ -314,7 +363,9 @@ class HandOffs:
         ]
 
     def enter_heartbeat(self, event: Heartbeat) -> None:
-        """Time has passed."""
+        """Time has passed, or the recorder has ended."""
+        if event.recorder_closed and event.engine in self._launches:
+            self._closed[event.engine, event.launch] = None
         if watched := self._watched.get(event.recorder):
             over = self.unacknowledged(event)
             self._watched[event.recorder] = left = [each for each in watched if not each.late and each not in over]
@@ -361,6 +412,16 @@ class HandOffs:
         if is_known and _place(event) not in pair.failed:
             pair.over[_place(event)] = event
             self._watch(pair)
+
+    def _follow(self, pair: Pair) -> None:
+        """Note who gets the blocks that were given back, where the order of that and of a late report will be known."""
+        given, released = pair.given, pair.released
+        assert released is not None
+        pair.followed, pair.given_out = False, None
+        if given is not None and given.recorder == released.recorder and given.blocks_ids:
+            pair.followed = True
+            blocks = self._followed.setdefault(released.recorder, BoundedDict(MAX_BLOCKS))
+            blocks.update((block, pair) for block in given.blocks_ids if block != NULL_BLOCK)
 
     def _end(self, pair: Pair, event: Event, outcome: Outcome) -> None:
         """A request that takes has loaded, or will not: said once of each."""

@@ -15,7 +15,7 @@ pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
 from kvtrail.connector.faults import OF_PAIRS
 from kvtrail.connector.fingerprints import checksums
-from kvtrail.connector.known.nixl.stand_in.network import Network, Transfer
+from kvtrail.connector.known.nixl.stand_in.network import Network, Schedule, Transfer
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, Point, Request, drawn
 from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
@@ -104,7 +104,8 @@ def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
     for seed in seeds:
         pair = played(seed, dies=True)
         assert pair.errors.keys() <= {PREFILL}, (seed, pair.errors)
-        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        accused = pair.found() - pair.found("dead-pair")
+        assert not accused, (seed, [(each.rule, each.explanation) for each in pair.findings])
         assert not pair.wrong, (seed, pair.wrong)
         assert DECODE not in pair.left, (seed, pair.left)
         assert not pair.remembered, (seed, pair.remembered)
@@ -115,6 +116,7 @@ def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
 @pytest.mark.parametrize(
     ("mistake", "rule"),
     [
+        (Mistake.ALTERED, "altered-handoff"),
         (Mistake.EXCHANGED, "crossed-handoff"),
         (Mistake.TWICE, "second-handoff"),
         (Mistake.SHORT, "short-handoff"),
@@ -132,6 +134,9 @@ def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -
         assert pair.planted <= pair.found(rule), seed
         loaded = {name for name, text in pair.wrong.items() if "reported the load" in text}
         assert loaded <= pair.planted, seed
+        stale = {pair.names[each.request]: each for each in pair.findings if each.rule == "stale-handoff"}
+        harmed = loaded if mistake is Mistake.OVERDUE else set()
+        assert harmed <= {name for name, each in stale.items() if each.numbers["given_out"]}, seed
         drifts = [each for each in pair.findings if each.rule == "byte-drift"]
         found = {look: {pair.names[each.request] for each in drifts if each.numbers["look"] == look} for look in LOOKS}
         # a call that killed the engine is no request's
@@ -142,6 +147,33 @@ def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -
         wrong += len(loaded)
     assert planted > len(seeds)
     assert wrong or mistake is Mistake.TWICE, "only of the second reader most are in time"
+
+
+def one_by_one(count: int) -> tuple[Request, ...]:
+    """Requests of which each is handed over when the one before it must have ended."""
+    return tuple(Request(f"r-{n}", ((f"own {n}", 70),), at_tick=n * 40, kept_ticks=5) for n in range(count))
+
+
+def test_a_pair_of_which_every_load_fails_is_found_once() -> None:
+    scenario = PairScenario(requests=one_by_one(11), network=Schedule(failing=1.0))
+    pair = play_pair(scenario, NIXL)
+    (found,) = pair.findings
+    assert (found.rule, found.numbers["failed"], found.numbers["gone"]) == ("dead-pair", 8, None)
+    assert found.numbers["peer"] == pair.recorded[PREFILL][0].engine
+    assert pair.names[found.request] == "r-7"
+
+
+def test_a_pair_of_which_one_load_goes_well_is_not_dead() -> None:
+    pair = play_pair(PairScenario(requests=one_by_one(20), network=Schedule(failing=0.6, seed=1)), NIXL)
+    assert len(pair.network.failed) >= 8
+    assert not pair.findings, [each.explanation for each in pair.findings]
+
+
+def test_what_is_to_be_read_from_an_engine_that_was_killed_fails_and_is_found_once() -> None:
+    requests = tuple(Request(f"r-{n}", ((f"own {n}", 70),), at_tick=n * 4, kept_ticks=100 + n * 40) for n in range(10))
+    pair = play_pair(PairScenario(requests=requests, prefill_dies_at=90, prefill_blocks=96), NIXL)
+    assert pair.found("dead-pair") == {"r-7"}
+    assert pair.found() == {"r-7"}
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 20), marks=LONG)], ids=str)

@@ -28,6 +28,22 @@ def _decode(
     return "".join(f"<d> {name}{call}\n" for call in calls)
 
 
+def _failing(count: int, *, first: int = 0, at_once: bool = False, last: str = "R failed", peers: int = 1) -> str:
+    """The other engine's part: loads that fail, one after the other or all at once, but maybe the last."""
+    numbers = range(first, first + count)
+    begun = [
+        "".join(
+            f"<d> r{n}: {call}\n"
+            for call in ("start 600", f"takes h{n} 600/600 of a from p{n % peers}", "L 600 c0 -> 599 async", "A 599")
+        )
+        for n in numbers
+    ]
+    ended = [f"<d> r{n}: {last if n == numbers[-1] else 'R failed'}\n" for n in numbers]
+    if at_once:
+        return "".join(begun) + "".join(ended)
+    return "".join(text for both in zip(begun, ended, strict=True) for text in both)
+
+
 INCIDENTS = [
     Incident(
         id="vllm-21570",
@@ -44,7 +60,7 @@ INCIDENTS = [
             read
         """,
         rule="stale-handoff",
-        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "expired": True, "late_s": 0.007},
+        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "expired": True, "late_s": 0.007, "given_out": None},
         says="the lease had run out",
         also=("late-read",),
     ),
@@ -104,6 +120,35 @@ INCIDENTS = [
             "shorter": False,
         },
         says="the first 600 tokens of the two differ",
+    ),
+    Incident(
+        id="vllm-52234-blocks",
+        of="N11",
+        url=vllm(52234),
+        connector="NixlConnector",
+        text=f"""
+            {_prefill(600, 600, more=" [1-19]")}
+            # "out-of-range `remote_block_ids`, correct group shape"; no ids in the thread
+            <d> start 600
+            <d> takes h1 600/600 of a [1-18 9019]
+        """,
+        rule="altered-handoff",
+        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "given_blocks": 19, "blocks": 19, "at": 19},
+        says="they differ from number 19 on",
+    ),
+    Incident(
+        id="vllm-27083",
+        of="N7",
+        url=vllm(27083),
+        connector="NixlConnector",
+        text=f"""
+            # no lengths in the thread: each handshake ends with another engine's id than the expected one, the decode
+            # engine "fails to get KV cache from the prefill node and re-computes the prompt"
+            {_failing(9)}
+        """,
+        rule="dead-pair",
+        numbers={"peer": "p0", "failed": 8, "gone": None},
+        says="8 in a row",
     ),
     Incident(
         id="vllm-49796",
@@ -225,6 +270,21 @@ LOOK_ALIKES = [
         "two requests with one prompt",
         f"{_prefill(600, 600)}{_prefill(600, 600, name='b: ').replace('h1', 'h2')}",
     ),
+    _alike(
+        "N11",
+        "altered-handoff",
+        "the blocks that are kept",
+        f"{_prefill(600, 600, more=' [1-19]')}<d> start 600\n<d> takes h1 600/600 of a [1-19]",
+    ),
+    _alike(
+        "N11",
+        "altered-handoff",
+        "block ids on one side only",
+        f"{_prefill(600, 600, more=' [1-19]')}<d> start 600\n<d> takes h1 600/600 of a",
+    ),
+    _alike("N7", "dead-pair", "each eighth load goes well", _failing(8, last="R") + _failing(7, first=8)),
+    _alike("N7", "dead-pair", "twenty that were under way when the network failed", _failing(20, at_once=True)),
+    _alike("N7", "dead-pair", "loads from two engines fail, fewer from each", _failing(14, peers=2)),
     _alike("N11", "short-handoff", "all but the last token", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
     _alike(
         "N11",

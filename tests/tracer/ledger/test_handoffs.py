@@ -137,6 +137,31 @@ def test_a_name_that_two_hand_offs_have_joins_nothing() -> None:
     assert rules_found(detector) == ["ambiguous-handoff"]
 
 
+@pytest.mark.parametrize(
+    ("between", "given_out"),
+    [
+        ("", False),
+        ("b: L 64 c0 -> 0\nb: A 0 [40 41]", False),
+        ("b: L 64 c0 -> 0\nb: A 0 [3 4]", True),
+        ("b: L 96 c64 -> 0\nb: A 0 [3 4 40]", False),  # a hit in the prefix cache overwrites nothing
+        ("b: L 64 c0 -> 0\nb: A 0 [40 41]\nb: S 0+64 [40 41]\nb: S 64+32 [5]", True),
+    ],
+)
+def test_whether_the_blocks_of_a_late_read_were_given_to_somebody_else(between: str, given_out: bool) -> None:
+    text = PREFILL.format(digest="a").replace("of a", "of a [1-19]") + DECODE
+    events = history(f"{text}{between}\nread\nb: L 64 c0 -> 0\nb: A 0 [1-2]", connector="NixlConnector")
+    sides = [[each for each in events if (each.engine == "d") is is_decode] for is_decode in (False, True)]
+    for heard in (events, [*sides[0], *sides[1]], [*sides[1], *sides[0]]):
+        found = {each.rule: each for held in judge(heard).findings.values() for each in held.values()}
+        assert found["stale-handoff"].numbers["given_out"] is given_out
+        assert ("was given some of them" in found["stale-handoff"].explanation) is given_out
+    release = next(each for each in events if isinstance(each, Free))
+    lost = next(each for each in events if each.recorder == release.recorder and each.sequence == release.sequence + 1)
+    found = judge([each for each in events if each is not lost]).findings["d", "cmpl-1-0-0123abcd"]
+    (of_lost,) = [each for each in found.values() if each.rule == "stale-handoff"]
+    assert of_lost.numbers["given_out"] is None
+
+
 def test_each_side_leads_to_the_other_as_far_as_it_is_known() -> None:
     events = history(PREFILL.format(digest="a") + DECODE, connector="NixlConnector")
     known = judge(events).handoffs

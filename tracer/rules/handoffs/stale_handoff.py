@@ -18,8 +18,10 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
     gives the blocks back; where that engine writes itself, its writes have ended before.
 
     Order is known by messages alone: the release and the reader's report are recorded by one recorder, and the load is that
-    of the same hand-off. Source: vLLM, a read of blocks that were released succeeds and no counter of the reading engine
-    moves; the incidents are vLLM #21570 (https://github.com/vllm-project/vllm/issues/21570) and aws-do-eks #84
+    of the same hand-off. Where that recorder is also the scheduler's, and block ids are recorded, the finding says whether
+    another request had been given the blocks by then. Source: vLLM, a read of blocks that were released succeeds and no
+    counter of the reading engine moves; the incidents are vLLM #21570
+    (https://github.com/vllm-project/vllm/issues/21570) and aws-do-eks #84
     (https://github.com/aws-samples/aws-do-eks/pull/84). Needs the spans of both engines, and a probe that sees readers'
     reports or writes on the one that prefills (NIXL).
     """
@@ -31,15 +33,6 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
     hint = (
         "The lease of the prefill engine (`kv_lease_duration`) ran out while the request waited in the other engine's queue,"
         " or its heartbeats did not arrive. Make the lease longer than the queue, and compute such a request again."
-    )
-    explanation = (
-        "Engine {giver} gave the blocks of request {other} back at {0}: {why}. At {1} a reader reported that it had read"
-        " them. This request received them ({2}): they may have been another request's by then."
-    )
-
-    written = (
-        "Engine {giver} gave the blocks of request {other} back at {0}: {why}. At {1} its own write of them to the other"
-        " engine ended. This request received them ({2}): they may have been another request's by then."
     )
 
     def judge(self, event: Read | Received | Xfer, engine: Engine) -> Judgement:
@@ -69,12 +62,24 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
             "other": late.request,
             "expired": pair.expired is not None,
             "late_s": round((late.start_ns - pair.released.end_ns) / 1e9, 3),
+            "given_out": pair.is_given_out,
         }
-        witnesses = [pair.released, late]
+        before = [] if pair.given_out is None else [pair.given_out]
+        witnesses = [pair.released, *before, late]
         return tuple(Drift(numbers, [*witnesses, each], healed=recomputed) for each, recomputed in received)
 
     def template(self, finding: Finding) -> str:
-        return self.written if finding.witness[1].kind == Kind.XFER else self.explanation
+        text = "Engine {giver} gave the blocks of request {other} back at {0}: {why}. "
+        report = "a reader reported that it had read them. This request received them"
+        if any(each.kind == Kind.XFER for each in finding.witness):
+            report = "its own write of them to the other engine ended. This request received them"
+        match finding.numbers["given_out"]:
+            case True:
+                return text + f"At {{1}} another request was given some of them, and at {{2}} {report} ({{3}})."
+            case False:
+                end = ": nobody else had been given any of them by then, and they still held what was read."
+                return text + f"At {{1}} {report} ({{2}}){end}"
+        return text + f"At {{1}} {report} ({{2}}): they may have been another request's by then."
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"why": "the lease had run out" if finding.numbers["expired"] else "they had been read"}
