@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvtrail.connector.known.messages import Messages, notification, transfer
+from kvtrail.connector.known.messages import Messages, blocks_of_both, notification, transfer
 from kvtrail.connector.known.probe import Probe, ProbeEvent
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
@@ -82,7 +82,7 @@ class MooncakeProbe(Probe):
                 "peer_request": peer_request,
                 "notifications_expected": sending.need_send or None,
                 "blocks_count": count,
-                **(_ids(ours, theirs) if peer_request not in failed else {}),
+                **(blocks_of_both(ours, theirs) if peer_request not in failed else {}),
             }
             writes[peer_request] = _Write(sending.transfer_id, values)
             if peer_request not in failed:
@@ -179,18 +179,6 @@ def _peer(asked: Any) -> str:
 
 def _count(blocks: Sequence[Sequence[int]]) -> int:
     return sum(map(len, blocks))
-
-
-def _ids(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Nothing where the two do not fit block by block: padding of recurrent states."""
-    if [len(group) for group in ours] != [len(group) for group in theirs]:
-        return {}
-    by_group = tuple(map(len, ours)) if len(ours) > 1 else None
-    return {
-        "blocks_ids": tuple(block for group in ours for block in group),
-        "blocks_by_group": by_group,
-        "peer_blocks_ids": tuple(block for group in theirs for block in group),
-    }
 
 
 PROBE = MooncakeProbe
