@@ -1,54 +1,35 @@
-"""Two real vLLM engines, one of which prefills for the other, and the router between them.
-
-The connector is vLLM's own, unmodified: by default the NixlConnector, over UCX on loopback. Both engines report to one real
-sidecar.
-"""
+"""Two real vLLM engines of a pair as forks, and the sidecar to which both report."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import forks
-from paired_engine import Answer, Ask, AskKept, End, Forget, Kept, Ready, serve
-from processes import SLOW_S, Tracer, free_port, until
+from processes import Tracer, free_port, until
 from processes import serve as start_sidecar
 
+from kvtrail.connector.demo.pair import (
+    ALONE,
+    AT_KVTRAIL,
+    DECODE,
+    ENVIRONMENT,
+    PREFILL,
+    SLOW_S,
+    PairedEngine,
+    nixl,
+    prefilled,
+)  # fmt: skip
+from kvtrail.connector.demo.paired_engine import serve
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
 
-PREFILL, DECODE, ALONE = "prefill", "decode", "alone"
-"""The engines, and their services in the spans."""
-AT_KVTRAIL = "kvtrail.connector"
-"""The module path of a connector that is traced under its own name, since vLLM compares that."""
-ENVIRONMENT = {
-    "UCX_TLS": "tcp,self,sysv,posix",  # UCX's transports that need no network card
-    "PYTHONHASHSEED": "0",  # both engines hash blocks alike
-    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-}
 HOST_BYTES = 64 * 2**20
 """The host memory of the connector that offloads: plenty."""
-AT_ONCE = 2
-"""Requests that the router has under way: the block pool of an engine holds about three."""
-T = TypeVar("T")
-
-
-def nixl(name: str = "NixlConnector", **extra: Any) -> dict[str, Any]:
-    """The `kv_transfer_config` of a NIXL connector with this extra configuration."""
-    return {
-        "kv_connector": name,
-        "kv_connector_module_path": AT_KVTRAIL,
-        "kv_buffer_device": "cpu",
-        "kv_connector_extra_config": extra,
-    }
 
 
 def beside_offload(**extra: Any) -> dict[str, Any]:
@@ -62,12 +43,8 @@ def beside_offload(**extra: Any) -> dict[str, Any]:
     return nixl("MultiConnector", connectors=children)
 
 
-class EngineDied(RuntimeError):
-    """The engine's process has ended before it answered."""
-
-
-class Engine:
-    """An engine's process, seen from the router."""
+class Engine(PairedEngine):
+    """An engine's process, which is a fork of one that has imported vLLM."""
 
     def __init__(
         self,
@@ -78,51 +55,13 @@ class Engine:
         *,
         hybrid: bool,
     ) -> None:
-        self.name = name
-        self.log = folder / f"{name}.log"
-        self._connection, theirs = Pipe()
+        channel, theirs = Pipe()
+        log = folder / f"{name}.log"
         own = {**os.environ, **ENVIRONMENT, "OTEL_SERVICE_NAME": name, **environment}
         model = folder / "model"  # the same for both: NIXL compares its path
-        self._process = forks.start(serve, theirs, model, connector, hybrid, environment=own, out=self.log)
+        self._process = forks.start(serve, theirs, model, connector, hybrid, environment=own, out=log)
         theirs.close()
-        self._changes = threading.Lock()
-        self._died = False
-        self._awaited: dict[object, Future[Any]] = {}
-        self._ready = self._answer_of(Ready)
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def wait_until_ready(self) -> None:
-        self._ready.result(SLOW_S)
-
-    def ask(
-        self,
-        job: DemoRequest,
-        params: Mapping[str, Any] | None = None,
-        *,
-        aborted_after: int | None = None,
-        external_id: str = "",
-    ) -> Future[Answer]:
-        """Send it a request; the answer raises EngineDied if the engine dies.
-
-        Args:
-            params: the `kv_transfer_params`.
-            aborted_after: after so many steps its client goes away.
-            external_id: the id that its client chose, if that is not the job's.
-        """
-        answer: Future[Answer] = self._answer_of(job.id)
-        self._send(Ask(job.id, external_id or job.id, job.prompt, job.max_tokens, params, aborted_after))
-        return answer
-
-    def forget(self) -> None:
-        """Empty its prefix cache."""
-        self._send(Forget())
-
-    def kept(self) -> int:
-        """How many requests have ended whose blocks it keeps."""
-        answer = self._answer_of(Kept)
-        self._send(AskKept())
-        kept: Kept = answer.result(SLOW_S)
-        return kept.requests
+        super().__init__(name, channel, log)
 
     def kill(self) -> None:
         assert self._process.pid is not None
@@ -131,37 +70,10 @@ class Engine:
 
     def end(self) -> None:
         """Have it say goodbye, if it has not ended, and wait for its end."""
-        self._send(End())
+        self.say_goodbye()
         self._process.join(SLOW_S)
         if self._process.is_alive():
             self.kill()
-
-    def _send(self, message: object) -> None:
-        try:
-            self._connection.send(message)
-        except OSError:  # it has died: whoever waits for an answer learns that from `_read`
-            return
-
-    def _answer_of(self, key: object) -> Future[Any]:
-        with self._changes:
-            future = self._awaited[key] = Future()
-            if self._died:
-                future.set_exception(EngineDied(self.name))
-        return future
-
-    def _read(self) -> None:
-        while True:
-            try:
-                answer = self._connection.recv()
-            except (EOFError, OSError):
-                break
-            with self._changes:
-                future = self._awaited.pop(answer.id if isinstance(answer, Answer) else type(answer))
-            future.set_result(answer)
-        with self._changes:
-            self._died = True
-            for future in self._awaited.values():
-                future.set_exception(EngineDied(f"{self.name}: {self.log.read_text(errors='replace')[-3000:]}"))
 
 
 class Pair:
@@ -174,10 +86,7 @@ class Pair:
 
     def prefilled(self, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
         """Have a request prefilled; the params for the engine that decodes it."""
-        one_token = replace(job, max_tokens=1)
-        params = self.prefill.ask(one_token, ASKED_TO_PREFILL, external_id=external_id).result(SLOW_S).params
-        assert params is not None, f"{job.id} was not handed over"
-        return params
+        return prefilled(self.prefill, job, external_id)
 
     def wait_until_nothing_is_kept(self) -> None:
         """Until everything that was prefilled has been read, or its lease has ended."""
@@ -190,12 +99,6 @@ class Pair:
         until(
             lambda: [each["ended_ns"] is not None for each in self.sidecar.get("/api/fleet")["engines"]] == [True, True]
         )
-
-
-def at_once(call: Callable[[DemoRequest], T], jobs: Sequence[DemoRequest]) -> list[T]:
-    """The call's results for the jobs, with a few under way at a time."""
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        return list(threads.map(call, jobs))
 
 
 @contextmanager

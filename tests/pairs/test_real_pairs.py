@@ -1,7 +1,7 @@
 """Real pairs of engines: what they answer when the router is sound, and what it takes to make them answer wrong.
 
 The connector needs the package `nixl`, which is not among kvtrail's dependencies:
-`pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1` (it also runs without a GPU).
+`pip install --no-deps -r constraints-pd.txt` (it also runs without a GPU).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
         find_spec("nixl") is None,
-        reason="vLLM's NixlConnector needs nixl: pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1",
+        reason="vLLM's NixlConnector needs nixl: pip install --no-deps -r constraints-pd.txt",
     ),
 ]
 SOUND = [name for name in STORIES if name.startswith("healthy")]
