@@ -21,6 +21,7 @@ from kvtrail.connector.known import by_name
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
 from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
+from kvtrail.connector.tracing.reading import hit_sources
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.tracer.events.capabilities import Capability
@@ -37,6 +38,8 @@ CHECK_PLAN = "_kvtrail_check_plan"
 """Attribute of a connector's metadata in which the scheduler's side sends its workers the checks of a step."""
 LAYER_CALL = "wait_for_layer_load"
 """What vLLM calls for every layer: it is wrapped only in a step that needs it."""
+PEER = "p2p:"
+"""How vLLM calls another engine as the source of a hit."""
 MAX_MISMATCHES = 64
 """Mismatches that one event lists."""
 
@@ -143,6 +146,8 @@ class SchedulerChecks(BlockChecks):
         self._wrap_after("reset_cache", self._on_reset)
         transfer = vllm_config.kv_transfer_config
         self._engine_id = str(transfer.engine_id)
+        self._handed_over: dict[str, HandedOver] = {}
+        """What other engines say of KV that requests have not loaded yet."""
         if _receives(transfer):
             self._wrap("get_num_new_matched_tokens", self._before("get_num_new_matched_tokens", self._on_new_lookup))
             if self._heals:
@@ -152,14 +157,14 @@ class SchedulerChecks(BlockChecks):
     def _on_new_lookup(self, request: Any, computed: int) -> None:
         """Take out what the engine that prefilled says of the KV that it hands over. A request that is about another prompt,
         or gets less of it, loads nothing."""
-        parameters = request.kv_transfer_params
+        parameters = getattr(request, "kv_transfer_params", None)
         if not parameters or checksums.KEY not in parameters:
             return
         try:
             handed_over = HandedOver.of_dict(parameters.pop(checksums.KEY))
         except Exception:  # another version's, or anybody's
             return
-        self._scheduler.on_handed_over(request, handed_over)
+        self._handed_over[request.request_id] = handed_over
         prompt = request.prompt_token_ids
         if self._heals and prompt and handed_over.prompt:
             is_less = handed_over.tokens < len(prompt) - 1  # the last token is computed where it is decoded
@@ -188,12 +193,23 @@ class SchedulerChecks(BlockChecks):
             self._scheduler.on_lookup(request, computed, bool(answer[1]))
 
     def _on_alloc(self, result: Any, request: Any, blocks: Any, external: int) -> None:
-        self._scheduler.on_alloc(request, external, blocks)
+        handed_over = self._handed_over.pop(request.request_id, None) if self._handed_over else None
+        if handed_over is not None and not self._is_of_another_engine(request, external):
+            handed_over = None
+        self._scheduler.on_alloc(request, external, blocks, handed_over)
+
+    def _is_of_another_engine(self, request: Any, external: int) -> bool:
+        """Whether these tokens are loaded from another engine: a child of a MultiConnector may have them itself."""
+        sources = hit_sources(self._connector, request, external)
+        return bool(sources) and all(each.startswith(PEER) for each in sources or ())
 
     def _on_step(self, metadata: Any, output: Any) -> None:
         number, self._step = self._step, self._step + 1
         if self._instrumentation.forced_misses:
             self._instrumentation.forced_misses.difference_update(output.finished_req_ids)
+        if self._handed_over:
+            for request_id in output.finished_req_ids:
+                self._handed_over.pop(request_id, None)
         plan = self._scheduler.plan_step(output, number)
         if plan is not None:
             for check in (*plan.before, *plan.states, *plan.loads, *plan.async_loads):

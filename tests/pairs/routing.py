@@ -17,24 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pair import (
-    DECODE,
-    PREFILL,
-    Engine,
-    EngineDied,
-    Pair,
-    alone,
-    at_once,
-    beside_offload,
-    example,
-    mooncake,
-    nixl,
-    pair,
-)
-from paired_engine import Answer
+from pair import Engine, Pair, alone, beside_offload, example, mooncake, pair
 from processes import SLOW_S
 
 from kvtrail.connector.demo import workload
+from kvtrail.connector.demo.pair import DECODE, PREFILL, EngineDied, at_once, nixl
+from kvtrail.connector.demo.paired_engine import Answer
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
 from kvtrail.connector.simulate.tiny_model import VOCABULARY

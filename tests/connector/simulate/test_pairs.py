@@ -211,6 +211,18 @@ def test_healed_a_routers_mistake_gives_no_wrong_answer(mistake: Mistake, seeds:
     assert harmed >= len(seeds)
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=LONG) for seed in range(1, 20))])
+@pytest.mark.parametrize("mistake", [Mistake.OVERDUE, None], ids=str)
+def test_healed_beside_an_offload(mistake: Mistake | None, seed: int) -> None:
+    """What the other child has stored itself is not compared with what was handed over."""
+    offload = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
+    both = configuration("MultiConnector", {"connectors": [NIXL, offload], "kvtrail": {"guard": "heal"}})
+    healed = play_pair(replace(drawn(seed, mistakes=(mistake,) if mistake else ()), recompute=True), both)
+    assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {})
+    assert healed.found() == healed.planted
+    assert healed.found("byte-drift") == healed.planted
+
+
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=LONG)], ids=str)
 def test_healing_changes_nothing_where_all_is_right(seeds: range) -> None:
     """As much is loaded as without it."""
