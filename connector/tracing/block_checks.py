@@ -6,7 +6,7 @@ Nothing of this costs anything where it is off: only an object whose bytes are c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import groupby
 from time import monotonic_ns
@@ -16,6 +16,7 @@ from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
 from kvtrail.connector.fingerprints.plan import CheckPlan, Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler, sampled_below
+from kvtrail.connector.fingerprints.store import identity_of as identity_of_caches
 from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.known import by_name
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
@@ -253,6 +254,8 @@ class WorkerChecks(BlockChecks):
         self._step = 0
         self._worker: Any = None
         """A `CheckWorker`, once there are KV caches."""
+        self._slices: dict[int, str] = {}
+        """By KV cache group, which first head of which caches the slim fingerprints are of."""
         self._in_step: dict[str, Callable[..., Any]] = {}
         """The wrappers of steps with something to check."""
         self._wrap_after("register_kv_caches", self._on_kv_caches)
@@ -278,10 +281,17 @@ class WorkerChecks(BlockChecks):
         slim: dict[int, SlimFingerprints] = {}
         full_reference, slim_reference = FullReference(own=own), None
         if self._settings.slim:
+            heads = self._heads(groups.values())
             slim = {
-                number: SlimFingerprints(each, num_blocks, 0 if groups[number].boundary else groups[number].block_size)
+                number: SlimFingerprints(
+                    each,
+                    num_blocks,
+                    0 if groups[number].boundary else groups[number].block_size,
+                    heads=heads.get(number, 0),
+                )
                 for number, each in caches.items()
             }
+            self._slices = {number: self._slice() for number, each in slim.items() if each.of_first_head}
             slim_reference = SlimReference(own=own, incomplete=full_reference.incomplete)
         self._worker = CheckWorker(
             {number: FullFingerprints(each, num_blocks) for number, each in caches.items()},
@@ -330,6 +340,24 @@ class WorkerChecks(BlockChecks):
             transfer = self._vllm_config.kv_transfer_config
             return is_own(transfer) and not _receives(transfer)
         return store is FingerprintStore.OWN
+
+    def _heads(self, groups: Iterable[Group]) -> dict[int, int]:
+        """By KV cache group, the heads of its blocks, if this engine hands over to others or they to it: those may have
+        another tensor-parallel size."""
+        if (
+            not _receives(self._vllm_config.kv_transfer_config)
+            or getattr(self._vllm_config.parallel_config, "pipeline_parallel_size", 1) > 1
+        ):
+            return {}
+        specs = {group.number: self._kv_cache_config.kv_cache_groups[group.number].kv_cache_spec for group in groups}
+        return {number: heads for number, spec in specs.items() if (heads := getattr(spec, "num_kv_heads", 0))}
+
+    def _slice(self) -> str:
+        """What this rank's first head is called by engines of any tensor-parallel size."""
+        parallel, config = self._vllm_config.parallel_config, self._kv_cache_config
+        ranks = parallel.tensor_parallel_size
+        first = parallel.rank % ranks * self._vllm_config.model_config.get_total_num_kv_heads() // ranks
+        return f"{identity_of_caches(self._vllm_config, config, of_heads=True)}/{first}"
 
     def _heals(self) -> bool:
         """Whether mismatched blocks are computed again; says in one line why not, where that is asked for."""
@@ -397,6 +425,7 @@ class WorkerChecks(BlockChecks):
             self._step,
             result.identity,
             result.slim or None,
+            self._slices.get(result.group) if result.slim else None,
         )
         at_ns = monotonic_ns()
         source = self._instrumentation.source

@@ -90,6 +90,19 @@ def exchanged(pair: Pair) -> list[Decoded]:
     return found + _routed(pair, _prompts("after", 2))
 
 
+def taken_over(pair: Pair) -> list[Decoded]:
+    """Two requests get each other's params, and the same prompts come again without: the decoding engine finds the wrong
+    blocks in its prefix cache. They come a third time when that has been emptied. Two before and two after are sound."""
+    found = _routed(pair, _prompts("before", 2))
+    jobs = _prompts("exchanged", 2)
+    params = at_once(pair.prefilled, jobs)
+    found += _decoded_with(pair, jobs, params[::-1], jobs[::-1])
+    found += [_decoded(pair, replace(job, id=f"again-{job.id}"), {}, "") for job in jobs]
+    pair.decode.forget()
+    found += [_decoded(pair, replace(job, id=f"fresh-{job.id}"), {}, "") for job in jobs]
+    return found + _routed(pair, _prompts("after", 2))
+
+
 def read_again(pair: Pair) -> list[Decoded]:
     """Three requests are sound. Then other prompts are prefilled into their blocks, the decoding engine's prefix cache is
     emptied, and the same three prompts come again, with the params of the first time: vllm #52234."""
@@ -261,6 +274,7 @@ STORIES = {
     "late": Story(late, SHORT),
     "late-unwritten": Story(late_unwritten, SHORT),
     "exchanged": Story(exchanged, nixl()),
+    "taken-over": Story(taken_over, nixl()),
     "read-again": Story(read_again, nixl()),
     "shared": Story(shared, nixl()),
     "same-id": Story(same_id, nixl()),

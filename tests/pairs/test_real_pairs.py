@@ -53,6 +53,7 @@ WRONG = {
     "late": LATE,
     "late-hybrid": LATE,
     "exchanged": EXCHANGED,
+    "taken-over": {"exchanged-0", "exchanged-1", "again-exchanged-0", "again-exchanged-1"},
     "exchanged-mooncake": EXCHANGED,
     "exchanged-example": EXCHANGED,
     "stale-example": {"stale-0", "stale-1", "stale-2"},

@@ -25,6 +25,7 @@ from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import BlockCheck
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.findings import Finding
 
 NIXL = configuration("NixlConnector", {})
@@ -251,10 +252,13 @@ def test_without_a_guard_an_engine_adds_nothing_to_what_it_returns(monkeypatch: 
         assert {checksums.KEY in each for each in seen if each} == {connector is HEALED}
 
 
-def exchanged(*decodes: Arrival, groups: tuple[CacheGroup, ...] = (), ranks: int = 1) -> PlayedPair:
+def exchanged(*decodes: Arrival, groups: tuple[CacheGroup, ...] = (), ranks: tuple[int, int] = (1, 1)) -> PlayedPair:
     """Two requests get each other's KV; beside them the engine that decodes is asked for these."""
     requests = tuple(Request(f"r-{n}", ((text, 150),), mistake=Mistake.EXCHANGED) for n, text in enumerate("ab"))
-    return play_pair(PairScenario(requests=requests, decodes=decodes, groups=groups, ranks=ranks), NIXL)
+    scenario = PairScenario(
+        requests=requests, decodes=decodes, groups=groups, prefill_ranks=ranks[0], decode_ranks=ranks[1]
+    )
+    return play_pair(scenario, NIXL)
 
 
 def drifts(pair: PlayedPair) -> dict[str, Finding]:
@@ -307,7 +311,7 @@ def test_who_comes_when_others_have_written_the_blocks_is_not_named(between: tup
 def test_each_rank_is_compared_with_the_same_rank_of_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rank of the engine that decodes reads the first two blocks of each transfer into each other's places."""
     requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(3))
-    sound = play_pair(PairScenario(requests=requests, ranks=2), NIXL)
+    sound = play_pair(PairScenario(requests=requests, prefill_ranks=2, decode_ranks=2), NIXL)
     assert not sound.findings, [each.explanation for each in sound.findings]
     checked = Counter(
         each.rank for each in sound.events if isinstance(each, BlockCheck) and each.check_look == "loaded"
@@ -325,13 +329,31 @@ def test_each_rank_is_compared_with_the_same_rank_of_the_other_engine(monkeypatc
         move(network, transfer)
 
     monkeypatch.setattr(Network, "_move", exchange)
-    pair = play_pair(PairScenario(requests=requests, ranks=2), NIXL)
+    pair = play_pair(PairScenario(requests=requests, prefill_ranks=2, decode_ranks=2), NIXL)
     found = drifts(pair)
     assert found.keys() == pair.wrong.keys() == {"r-0", "r-1", "r-2"}
     for name, finding in found.items():
         assert (finding.count, finding.numbers["rank"], finding.numbers["wrong"]) == (1, 1, 2)
         assert (finding.numbers["token"], finding.numbers["owner_token"]) == (0, BLOCK_SIZE)
         assert pair.names[finding.numbers["owner"]] == name, "its own KV, of other tokens"
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids=str)
+def test_engines_of_different_tensor_parallel_sizes_are_compared_by_a_head(ranks: tuple[int, int]) -> None:
+    requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(3))
+    scenario = PairScenario(requests=requests, prefill_ranks=ranks[0], decode_ranks=ranks[1])
+    sound = play_pair(scenario, NIXL)
+    assert (sound.findings, dict(sound.wrong), sound.loads_read) == ([], {}, 3)
+    first = SharedReferences()
+    for event in sound.events:
+        if isinstance(event, BlockCheck):
+            first.enter(event)
+    loads = [each for each in sound.events if isinstance(each, BlockCheck) and each.check_look == "loaded"]
+    assert {each.rank for each in loads if first.is_any_right(each)} == {0}, "the other rank's first head is on none"
+
+    pair = exchanged(ranks=ranks)
+    assert drifts(pair).keys() == pair.wrong.keys() == {"r-0", "r-1"}
+    assert {(each.numbers["rank"], each.numbers["wrong"]) for each in drifts(pair).values()} == {(0, 4)}
 
 
 def test_groups_are_compared_each() -> None:
