@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from typing import Protocol
 
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
@@ -15,6 +17,7 @@ from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.handoffs import heard_of
 
 
 class Live(Protocol):
@@ -47,6 +50,9 @@ class Live(Protocol):
     def handoffs(self) -> HandOffs:
         """What engines hand over to each other, as far as it is in memory. Read by other threads than that which enters."""
 
+    def handoffs_called(self, keys: Collection[str]) -> HandOffs:
+        """The same, with what is stored of the hand-offs that are called so."""
+
     def running(self) -> set[str]:
         """The engines that are heard, whose open requests go on."""
 
@@ -77,6 +83,11 @@ class FleetProcess:
         except StoreError as error:
             return str(error)
         return None
+
+    def handoffs_called(self, keys: Collection[str]) -> HandOffs:
+        known = Detector(rules=())
+        known.hear(heard_of(self._reader.handoffs(keys)))
+        return known.handoffs
 
     def running(self) -> set[str]:
         return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))
