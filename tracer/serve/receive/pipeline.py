@@ -139,7 +139,7 @@ class Pipeline:
         To be called every second or so.
         """
         now_ns = self._clock.time_ns()
-        before_ns = now_ns - FORGET_FINISHED_NS
+        before_ns = self._clock.monotonic_ns() - FORGET_FINISHED_NS
         with self._lock:
             self.judge.settle()
             is_last_time = self.judge.ends_before(before_ns)  # what is forgotten below has no account to make a row of
