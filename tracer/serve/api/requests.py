@@ -22,7 +22,7 @@ from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.outcome import Outcome
-from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.serve.api.download import part_about
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -63,12 +63,13 @@ class TimelineStep(BaseModel):
 
 class HandoffLink(BaseModel):
     """A hand-off of a request: whether it gives or takes it, its keys, and the request on the other side, by its engine; None
-    where that is not known."""
+    where that is not known. Then `unknown` says why the pair is not judged."""
 
     side: str
     keys: list[str]
     engine: str | None = None
     request: str | None = None
+    unknown: str | None = None
 
 
 class Timeline(BaseModel):
@@ -136,7 +137,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
         spans = reader.spans_of(account)
         shown = timeline(resolver.request(account), spans, resolver.findings(findings_of(account)))
-        shown.handoffs = handoffs_of(map(_event, spans), process.handoffs)
+        sides = [event for event in map(_event, spans) if isinstance(event, Handoff)]
+        if sides:
+            keys = {key for side in sides for key in side.handoff_keys}
+            shown.handoffs = handoffs_of(sides, process.handoffs_called(keys))
         return shown
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
@@ -211,7 +215,7 @@ def handoffs_of(events: Iterable[Event | None], known: HandOffs) -> list[Handoff
             link = HandoffLink(side=event.handoff_side, keys=list(event.handoff_keys))
             others = known.others(event)
             links += [link.model_copy(update={"engine": each.engine, "request": each.request}) for each in others]
-            links += [] if others else [link]
+            links += [] if others else [link.model_copy(update={"unknown": Unknown.ONE_SIDE.name.lower()})]
     return links
 
 
