@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
+from history import judge
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
@@ -15,7 +16,9 @@ from kvtrail.connector.faults import OF_PAIRS
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, Point, Request, drawn
 from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.tracer.events.events import Handoff
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.handoff_clocks import ahead
 
 NIXL = configuration("NixlConnector", {})
 LONG = pytest.mark.long
@@ -51,6 +54,28 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert total[Kind.PREEMPT]
     assert total[Kind.FREE], "leases of what nobody reads run out"
     assert total[Kind.LEASE], "and those of what waits are extended"
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
+def test_the_messages_of_every_pair_allow_what_the_clocks_really_are(seeds: range) -> None:
+    """Both engines have one clock here: it is ahead by 0, whatever is late, failed or read twice."""
+    bounded = 0
+    for seed in seeds:
+        pair = played(seed, failing=0.2, mistakes=(Mistake.TWICE, Mistake.OVERDUE))
+        known = judge(pair.events).handoffs
+        for taken in (each for each in pair.recorded[DECODE] if isinstance(each, Handoff)):
+            of = known.pair(taken)
+            if of is None or of.given is None:
+                continue
+            sides = [
+                [each for each in pair.recorded[engine] if each.request == request]
+                for engine, request in ((PREFILL, of.given.request), (DECODE, taken.request))
+            ]
+            least, most = bounds = ahead(*sides, is_only_taker=len(of.takers) == 1)
+            assert (least or 0) <= 0 <= (most or 0), (seed, taken.request)
+            assert bounds.likely_ns == 0
+            bounded += least is not None and most is not None
+    assert bounded > 5 * len(seeds)
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)

@@ -21,7 +21,7 @@ def handed_over(
     def named(engine: str) -> str | None:
         return names.get(engine, engine) or None
 
-    pairs = [
+    pairs: list[dict[str, Any]] = [
         {
             "giver": giver or None,
             "giver_name": named(giver),
@@ -40,7 +40,7 @@ def handed_over(
     for each in process.kept:
         if chosen is None or each.engine in chosen:
             by_pair.setdefault((each.engine, each.taker, each.state), []).append(each)
-    kept = [
+    kept: list[dict[str, Any]] = [
         {
             "engine": engine,
             "engine_name": named(engine),
