@@ -11,13 +11,12 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvtrail.connector.recording.contexts import NAMED_BY_GIVER, NAMED_BY_ROUTER
 from kvtrail.connector.tracing.steps import held_at_end
 from kvtrail.tracer.events.events import Side
 
 Values = tuple[Any, ...]
 """The values of a `kv.handoff`, in the order of its fields."""
-NAMES = ("transfer_id", "kv_request_id")
-"""Parameters by which a router names the hand-off to both engines."""
 
 
 def given(
@@ -71,9 +70,9 @@ def _values(
 
 def _keys(parameters: Mapping[str, Any], name_of: Callable[[str], str]) -> tuple[str, ...]:
     keys = []
-    if (request_id := parameters.get("remote_request_id")) is not None:
-        keys.append(f"remote_request_id:{parameters.get('remote_engine_id') or ''}/{name_of(str(request_id))}")
-    keys += [f"{name}:{name_of(str(parameters[name]))}" for name in NAMES if parameters.get(name)]
+    if (request_id := parameters.get(NAMED_BY_GIVER)) is not None:
+        keys.append(f"{NAMED_BY_GIVER}:{parameters.get('remote_engine_id') or ''}/{name_of(str(request_id))}")
+    keys += [f"{name}:{name_of(str(parameters[name]))}" for name in NAMED_BY_ROUTER if parameters.get(name)]
     return tuple(keys)
 
 

@@ -56,6 +56,24 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert total[Kind.LEASE], "and those of what waits are extended"
 
 
+def test_the_requests_of_a_hand_off_are_in_one_trace_on_both_engines() -> None:
+    """With all that either engine's workers and scheduler record of them, but for the rows of steps, which belong to no
+    request; and requests of different hand-offs are not."""
+    pair = played(0)
+    known = judge(pair.events).handoffs
+    traces: dict[str, set[str]] = {}
+    for taken in (each for each in pair.recorded[DECODE] if isinstance(each, Handoff)):
+        of = known.pair(taken)
+        assert of is not None
+        assert of.given is not None
+        requests = {of.given.request, taken.request}
+        traces[taken.request or ""] = {
+            each.trace_id for each in pair.events if each.request in requests and each.kind != Kind.SCHEDULE
+        }
+    assert {len(each) for each in traces.values()} == {1}
+    assert len(set().union(*traces.values())) == len(traces) > 5
+
+
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
 def test_the_messages_of_every_pair_allow_what_the_clocks_really_are(seeds: range) -> None:
     """Both engines have one clock here: it is ahead by 0, whatever is late, failed or read twice."""
