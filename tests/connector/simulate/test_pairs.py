@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from history import judge
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
@@ -23,8 +24,9 @@ from kvtrail.connector.simulate.router import Router
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
-from kvtrail.tracer.events.events import BlockCheck
+from kvtrail.tracer.events.events import BlockCheck, Handoff
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.handoff_clocks import ahead
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.findings import Finding
 
@@ -64,6 +66,46 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert total[Kind.PREEMPT]
     assert total[Kind.FREE], "leases of what nobody reads run out"
     assert total[Kind.LEASE], "and those of what waits are extended"
+
+
+def test_the_requests_of_a_hand_off_are_in_one_trace_on_both_engines() -> None:
+    """With all that either engine's workers and scheduler record of them, but for the rows of steps, which belong to no
+    request; and requests of different hand-offs are not."""
+    pair = played(0)
+    known = judge(pair.events).handoffs
+    traces: dict[str, set[str]] = {}
+    for taken in (each for each in pair.recorded[DECODE] if isinstance(each, Handoff)):
+        of = known.pair(taken)
+        assert of is not None
+        assert of.given is not None
+        requests = {of.given.request, taken.request}
+        traces[taken.request or ""] = {
+            each.trace_id for each in pair.events if each.request in requests and each.kind != Kind.SCHEDULE
+        }
+    assert {len(each) for each in traces.values()} == {1}
+    assert len(set().union(*traces.values())) == len(traces) > 5
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
+def test_the_messages_of_every_pair_allow_what_the_clocks_really_are(seeds: range) -> None:
+    """Both engines have one clock here: it is ahead by 0, whatever is late, failed or read twice."""
+    bounded = 0
+    for seed in seeds:
+        pair = played(seed, failing=0.2, mistakes=(Mistake.TWICE, Mistake.OVERDUE))
+        known = judge(pair.events).handoffs
+        for taken in (each for each in pair.recorded[DECODE] if isinstance(each, Handoff)):
+            of = known.pair(taken)
+            if of is None or of.given is None:
+                continue
+            sides = [
+                [each for each in pair.recorded[engine] if each.request == request]
+                for engine, request in ((PREFILL, of.given.request), (DECODE, taken.request))
+            ]
+            least, most = bounds = ahead(*sides, is_only_taker=len(of.takers) == 1)
+            assert (least or 0) <= 0 <= (most or 0), (seed, taken.request)
+            assert bounds.likely_ns == 0
+            bounded += least is not None and most is not None
+    assert bounded > 5 * len(seeds)
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
