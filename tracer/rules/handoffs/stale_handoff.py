@@ -15,7 +15,7 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
     """A request has received KV from blocks that the other engine had given back before.
 
     Invariant: if a request receives a hand-off, the report of its reader reaches the engine that prefilled before that one
-    gives the blocks back; where that engine writes itself, its writes have ended before.
+    gives the blocks back, and before it is started again; where that engine writes itself, its writes have ended before.
 
     Order is known by messages alone: the release and the reader's report are recorded by one recorder, and the load is that
     of the same hand-off. Source: vLLM, a read of blocks that were released succeeds and no counter of the reading engine
@@ -42,10 +42,15 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
         " engine ended. This request received them ({2}): they may have been another request's by then."
     )
 
+    restarted = (
+        "Engine {giver} kept the blocks of request {other} for another one at {0}, and was started again. At {1} a reader"
+        " reported to its new launch that it had read them. This request received them ({2}): what they hold is not its KV."
+    )
+
     def judge(self, event: Read | Received | Xfer, engine: Engine) -> Judgement:
         by_giver = isinstance(event, Read) or (isinstance(event, Xfer) and event.xfer_op == XferOp.WRITE)
         pair = engine.handoffs.given_by(event) if by_giver else engine.handoffs.taken_by(event)
-        if pair is None or pair.released is None:
+        if pair is None:
             return None
         late, received = pair.late, [taker.received for taker in pair.received]
         if isinstance(event, Received):
@@ -56,24 +61,30 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
             if late is not None:
                 return None  # a second late report adds nothing
             if not engine.handoffs.is_late(event):
-                return Unknown.ORDER
+                return None if pair.released is None else Unknown.ORDER
             late = event
         else:
             return None
         if late is None or not received:
             return None
-        if pair.reads and (pair.expired is None or len(pair.takers) > 1):
+        before = pair.given if pair.is_of_another_launch(late) else pair.released
+        if before is None:
+            return None
+        if before is pair.released and pair.reads and (pair.expired is None or len(pair.takers) > 1):
             return Unknown.ORDER  # one of them has read in time; the late report is another's, or has come twice
         numbers = {
             "giver": late.engine,
             "other": late.request,
-            "expired": pair.expired is not None,
-            "late_s": round((late.start_ns - pair.released.end_ns) / 1e9, 3),
+            "expired": before is pair.expired,
+            "late_s": round((late.start_ns - before.end_ns) / 1e9, 3),
         }
-        return tuple(Drift(numbers, [pair.released, late, each]) for each in received)
+        return tuple(Drift(numbers, [before, late, each]) for each in received)
 
     def template(self, finding: Finding) -> str:
-        return self.written if finding.witness[1].kind == Kind.XFER else self.explanation
+        before, late, _ = finding.witness
+        if before.kind == Kind.HANDOFF:
+            return self.restarted
+        return self.written if late.kind == Kind.XFER else self.explanation
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"why": "the lease had run out" if finding.numbers["expired"] else "they had been read"}
