@@ -533,6 +533,12 @@ def exporting_to(make_exporter: Callable[[], exporter.Exporter]) -> Iterator[Non
         _make_exporter, _recorders = before
 
 
+def forget(engine_id: str) -> None:
+    """Close an engine's recorder. Another engine with its id gets one of its own, as it would in a process of its own."""
+    if (gone := _recorders.pop((os.getpid(), engine_id), None)) is not None:
+        gone.close()
+
+
 def recorders() -> list[Recorder]:
     """The recorders of this process, to flush them or to read how much they dropped."""
     return [recorder for (pid, _), recorder in _recorders.items() if recorder is not None and pid == os.getpid()]

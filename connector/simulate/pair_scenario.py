@@ -14,6 +14,8 @@ from kvtrail.connector.simulate.scenario import Arrival, Segment, arrival_of
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 from kvtrail.tracer.events.cache_groups import CacheGroup
 
+RETURNS_TICKS = 5
+"""For so many ticks an engine that was killed is away."""
 OVERDUE_TICKS = 90
 """For so long at least a router keeps what it should have used long ago; the lease is shorter then."""
 
@@ -53,6 +55,14 @@ KEPT_LONG = (Mistake.NAMED_ALIKE, Mistake.OVERDUE)
 """With these the router waits for a long time before it asks the engine that decodes."""
 
 
+class Return(StrEnum):
+    """How an engine that was killed comes back, at its old address."""
+
+    SAME = "same"
+    """With the engine id that it had, as where that is configured."""
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A client's request, to both engines.
@@ -81,7 +91,8 @@ class PairScenario:
         prefills, decodes: what else each of the two engines is asked; steps are ticks.
         prefill_every, decode_every: each of them makes a step in every so many ticks.
         prefill_blocks, decode_blocks: of their pools.
-        prefill_dies_at: the tick in which the engine that prefills is killed; None if it lives.
+        prefill_dies_at, decode_dies_at: the tick in which that engine is killed; None if it lives.
+        prefill_returns: how the engine that prefills comes back after that, `RETURNS_TICKS` later; None if it does not.
         tick_s: seconds of a tick, for leases.
         lease_s: the lease of what is handed over.
         groups: the model's KV cache groups, as for one engine.
@@ -95,6 +106,8 @@ class PairScenario:
     prefill_every: int = 1
     decode_every: int = 1
     prefill_dies_at: int | None = None
+    prefill_returns: Return | None = None
+    decode_dies_at: int | None = None
     prefill_blocks: int = 48
     decode_blocks: int = 48
     tick_s: float = 0.1
@@ -124,6 +137,7 @@ class PairScenario:
         known["requests"] = tuple(_request_of(each) for each in known["requests"])
         for name in ("prefills", "decodes"):
             known[name] = tuple(arrival_of(each) for each in known[name])
+        known["prefill_returns"] = known["prefill_returns"] and Return(known["prefill_returns"])
         known["groups"] = tuple(CacheGroup(**each) for each in known["groups"])
         known["network"] = Schedule(**known["network"])
         return cls(**known)
@@ -137,15 +151,21 @@ def drawn(
     repeated: float = 0.0,
     failing: float = 0.0,
     dies: bool = False,
+    returns: Return | None = None,
+    decode_dies: bool = False,
+    same_ids: bool = False,
     requests: int = 12,
 ) -> PairScenario:
     """A scenario in which requests share prefixes, queue, preempt each other and are aborted, messages are late and out of
     order, and now and then an engine is busy. Two requests meet each of the `mistakes`; without those and losses all is
-    legal. With `dies` the engine that prefills is killed in between."""
+    legal. With `dies` the engine that prefills is killed in between, and `returns`; with `decode_dies` the other one. With
+    `same_ids` some clients have chosen one id."""
     rng = random.Random(f"pair {seed}")
     of_clients = [_request(number, rng) for number in range(requests)]
     for mistake in mistakes:
         of_clients = _planted(of_clients, mistake, rng)
+    if same_ids:
+        of_clients = [replace(each, id=f"r-{number // 3}") for number, each in enumerate(of_clients)]
     overdue = Mistake.OVERDUE in mistakes
     network = Schedule(
         seed=seed,
@@ -160,7 +180,9 @@ def drawn(
         requests=tuple(of_clients),
         prefills=tuple(_beside("p", number, rng) for number in range(30 if overdue else rng.randrange(6))),
         decodes=tuple(_beside("d", number, rng) for number in range(rng.randrange(6))),
-        prefill_dies_at=10 + seed % 70 if dies else None,
+        prefill_dies_at=10 + seed % 70 if dies or returns is not None else None,
+        prefill_returns=returns,
+        decode_dies_at=10 + seed * 7 % 70 if decode_dies else None,
         prefill_every=rng.choice((1, 1, 3)),
         decode_every=rng.choice((1, 1, 2)),
         prefill_blocks=rng.choice((28, 48)),

@@ -19,13 +19,14 @@ from kvtrail.connector import registration
 from kvtrail.connector.known import by_class
 from kvtrail.connector.known.nixl.stand_in import Clock, installed
 from kvtrail.connector.known.nixl.stand_in.network import Network
+from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate import in_memory, leftovers
 from kvtrail.connector.simulate.contents import Shared
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
 from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.observer import BYTES, REST, Observation
 from kvtrail.connector.simulate.own_worker import OwnWorker
-from kvtrail.connector.simulate.pair_scenario import PairScenario, Point
+from kvtrail.connector.simulate.pair_scenario import RETURNS_TICKS, PairScenario, Point, Return
 from kvtrail.connector.simulate.router import Router
 from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, Played, judged_alone, of_its_own, where
 from kvtrail.connector.simulate.scenario import Arrival, Workers
@@ -38,8 +39,8 @@ QUIET_TICKS = 30
 """Nothing happens for so long when all is done: the last messages have arrived."""
 KILLED = "killed"
 """The error of an engine that died of nothing of its own."""
-PREFILL, DECODE = "prefill", "decode"
-PORTS = {PREFILL: "5600", DECODE: "5601"}
+PREFILL, DECODE, AGAIN = "prefill", "decode", "prefill again"
+PORTS = {PREFILL: "5600", DECODE: "5601", AGAIN: "5600"}
 """Nothing listens there; they tell the engines apart."""
 
 
@@ -47,16 +48,23 @@ class Engine:
     """One of the two engines, which may die without the other one.
 
     Attributes:
+        id: what its connector calls it.
         stage: it, with the connector's own workers.
         error, trace: what it died of, and where; None and empty as long as it lives.
     """
 
     def __init__(
-        self, name: str, stage: BareScheduler, exporter: InMemoryExporter, every: int, beside: Sequence[Arrival]
+        self,
+        name: str,
+        id: str,
+        stage: BareScheduler,
+        exporter: InMemoryExporter,
+        every: int,
+        beside: Sequence[Arrival],
     ) -> None:
         """It makes a step in every so many ticks, and is asked for some requests `beside` those of the router; `exporter` has
         what it records."""
-        self.name, self.stage, self._exporter = name, stage, exporter
+        self.name, self.id, self.stage, self._exporter = name, id, stage, exporter
         self.error: str | None = None
         self.trace = ""
         self._every, self._beside = every, sorted(beside, key=lambda each: each.at_step)[::-1]
@@ -87,6 +95,7 @@ class Engine:
         for connector in self._worker.connectors:
             connector.shutdown()  # its memory is no more
         self.stage.close()
+        recorder.forget(self.id)
 
     @property
     def is_idle(self) -> bool:
@@ -178,14 +187,23 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
     """
     network, clock, shared = Network(scenario.network), Clock(), Shared()
     with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters, installed(network, clock):
-        both = [_engine(name, Path(folder), scenario, connector, shared, exporters) for name in PORTS]
-        router, decode = Router(scenario, *both), both[-1]
+
+        def made(name: str, engine_id: str | None = None) -> Engine:
+            return _engine(name, Path(folder), scenario, connector, shared, exporters, engine_id)
+
+        both = [made(PREFILL), made(DECODE)]
+        (prefill, decode), router = both, Router(scenario, *both)
         quiet = 0
         for tick in range(MOST_TICKS):
             clock.now_s += scenario.tick_s
             network.tick()
             if tick == scenario.prefill_dies_at:
-                both[0].kill()
+                prefill.kill()
+            elif tick == scenario.decode_dies_at:
+                decode.kill()
+            elif _returns(scenario, tick) and decode.error is None:
+                both.append(made(AGAIN, prefill.id if scenario.prefill_returns is Return.SAME else None))
+                router.prefill_with(both[-1])
             router.tick(tick)
             for engine in both:
                 engine.tick(tick)
@@ -209,7 +227,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
     events = sorted((event for each in recorded.values() for event in each), key=lambda event: event.end_ns)
     detector, checks = judged_alone(events, None)
     wrong = _wrong(both, router.names | {each.id: each.id for each in (*scenario.prefills, *scenario.decodes)})
-    dead = next((engine for engine in both if engine.error is not None), None)
+    dead = next((engine for engine in both if engine.error not in (None, KILLED)), None)
     return PlayedPair(
         exporters=exporters,
         events=events,
@@ -219,7 +237,12 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         error=None if dead is None else dead.error,
         traceback="" if dead is None else dead.trace,
         steps=sum(engine.stage.steps for engine in both),
-        unfinished={name: f"in the engine that is to {engine}" for engine, ids in left.items() for name in ids},
+        unfinished={
+            name: f"in the engine that is to {engine.name}"
+            for engine in both
+            for name in left[engine.name]
+            if engine.error != KILLED
+        },
         lookups=[event for event in events if isinstance(event, Lookup)],
         loads_read=decode.model.loaded,
         loads_copied=True,  # by the network, at any time
@@ -255,10 +278,12 @@ def _engine(
     connector: Mapping[str, Any],
     shared: Shared,
     exporters: Sequence[InMemoryExporter],
+    engine_id: str | None,
 ) -> Engine:
-    prefills = name == PREFILL
+    """An engine; without an `engine_id` it has one that no other has."""
+    prefills = name != DECODE
     own = of_its_own(connector)
-    own["engine_id"] = f"{name}-{own['engine_id']}"
+    own["engine_id"] = engine_id or f"{name.partition(' ')[0]}-{own['engine_id']}"
     own["kv_role"] = "kv_producer" if prefills else "kv_consumer"
     own["kv_load_failure_policy"] = "recompute" if scenario.recompute else "fail"
     for each in (own, *own["kv_connector_extra_config"].get("connectors", ())):
@@ -278,7 +303,13 @@ def _engine(
             tensor_parallel_size=scenario.prefill_ranks if prefills else scenario.decode_ranks,
         )
     every = scenario.prefill_every if prefills else scenario.decode_every
-    return Engine(name, stage, exporters[-1], every, scenario.prefills if prefills else scenario.decodes)
+    beside = {PREFILL: scenario.prefills, DECODE: scenario.decodes}.get(name, ())
+    return Engine(name, own["engine_id"], stage, exporters[-1], every, beside)
+
+
+def _returns(scenario: PairScenario, tick: int) -> bool:
+    died = scenario.prefill_dies_at
+    return scenario.prefill_returns is not None and died is not None and tick == died + RETURNS_TICKS
 
 
 def _wrong(both: Sequence[Engine], names: Mapping[str, str]) -> dict[str, str]:

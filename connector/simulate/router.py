@@ -86,6 +86,11 @@ class Router:
         prefill.stage.on_outputs.append(self._prefilled)
         decode.stage.on_outputs.append(self._decoded)
 
+    def prefill_with(self, engine: Server) -> None:
+        """From now on another engine prefills: the one that did has died."""
+        self._prefill = engine
+        engine.stage.on_outputs.append(self._prefilled)
+
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits for an answer any more."""

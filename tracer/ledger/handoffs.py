@@ -72,7 +72,8 @@ class Pair:
         given: what is given, and when; None while that engine has not reported it.
         released: when the blocks were given back first, by the lease's end or since they were read.
         reads: the reports of readers of which it is not known that they came after that, or the ends of writes.
-        late: the first report of a reader after it, or the first write that ended well after it, from the same recorder.
+        late: the first report of a reader after it, or the first write that ended well after it, from the same recorder; or
+            the first report to another launch of the engine that gives, which never had these blocks.
         writes: what the engine that gives writes, by the other engine's id of the request that it writes to.
         followed: whether it is known who gets its blocks after they were given back, as far as `given_out` says.
         given_out: the event by which another request was given one of them, before the late report.
@@ -123,6 +124,11 @@ class Pair:
     def expired(self) -> Free | None:
         """The end of the lease, if the blocks were given back by that."""
         return self.released if isinstance(self.released, Free) and self.released.lease_expired else None
+
+    def is_of_another_launch(self, event: Event) -> bool:
+        """Whether an event of the engine that gives is of another launch of it than the hand-off."""
+        given = self.given
+        return given is not None and None not in (given.launch, event.launch) and given.launch != event.launch
 
     @property
     def is_given_out(self) -> bool | None:
@@ -312,20 +318,25 @@ class HandOffs:
             pair.reads += 1
 
     def is_late(self, event: Read | Xfer) -> bool:
-        """Whether an event shows first that blocks were read, or written to the other engine, after they had been given back:
-        a write of which the end was noticed together with the release may have ended before."""
+        """Whether an event shows first that blocks were read, or written to the other engine, after they had been given back,
+        or in another launch of the engine. A write that is seen to have ended in the moment of the release may have ended
+        before it."""
         pair = self.given_by(event)
-        if pair is None or pair.released is None or pair.late is not None or pair.released.recorder != event.recorder:
+        if pair is None or pair.late is not None:
+            return False
+        if pair.is_of_another_launch(event):
+            return True
+        if pair.released is None or pair.released.recorder != event.recorder:
             return False
         return isinstance(event, Read) or event.end_ns > pair.released.end_ns
 
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""
         pair = self._giving(event)
-        if pair.released is None or pair.released.recorder != event.recorder:
-            pair.reads += 1
-        elif self.is_late(event):
+        if self.is_late(event):
             pair.late = event
+        elif pair.released is None or pair.released.recorder != event.recorder:
+            pair.reads += 1
 
     def enter_release(self, event: Free | Sent) -> None:
         """The engine that gives has given the blocks back."""

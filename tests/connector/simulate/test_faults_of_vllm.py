@@ -17,7 +17,7 @@ from bare_scheduler import scheduler, storm
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate import pairs
-from kvtrail.connector.simulate.pair_scenario import PairScenario, Point, Request
+from kvtrail.connector.simulate.pair_scenario import PairScenario, Point, Request, Return
 from kvtrail.connector.simulate.pairs import DECODE, PREFILL, play_pair
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers, tokens
@@ -210,3 +210,28 @@ def test_who_writes_gives_the_blocks_back_while_it_does() -> None:
     (stale,) = [finding for finding in pair.findings if finding.rule == "stale-handoff"]
     assert pair.names[stale.request or ""] == "r-0"
     assert "its own write of them to the other engine ended" in stale.explanation
+
+
+@pytest.mark.parametrize("returns", Return)
+def test_an_engine_that_is_started_again_with_its_id_is_read_as_if_it_were_the_first(returns: Return) -> None:
+    """With another id, the handshake fails and the prompt is computed."""
+    scenario = PairScenario(
+        requests=(Request("r-0", (("own", 200),), kept_ticks=20),), prefill_dies_at=8, prefill_returns=returns
+    )
+    pair = play_pair(scenario, PULL)
+    assert pair.answered == {"r-0"}
+    if returns is Return.OTHER:
+        assert (dict(pair.wrong), pair.findings) == ({}, [])
+        return
+    assert pair.wrong.keys() == {"r-0"}
+    (stale,) = [finding for finding in pair.findings if finding.rule == "stale-handoff"]
+    assert pair.names[stale.request or ""] == "r-0"
+    assert "reported to its new launch" in stale.explanation
+
+
+def test_a_decoding_engine_that_dies_leaves_nothing_behind() -> None:
+    requests = tuple(Request(f"r-{number}", ((f"own {number}", 200),), at_tick=3 * number) for number in range(4))
+    pair = play_pair(PairScenario(requests=requests, decode_dies_at=10, lease_s=6), PULL)
+    assert pair.errors.keys() == {DECODE}
+    assert (pair.findings, dict(pair.unfinished), dict(pair.remembered)) == ([], {}, {})
+    assert any(isinstance(event, Free) and event.lease_expired for event in pair.events)

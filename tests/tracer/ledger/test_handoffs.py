@@ -228,3 +228,23 @@ def test_who_writes_itself_needs_no_report(after: str, rules: list[str]) -> None
     if rules:
         (finding,) = next(iter(detector.findings.values())).values()
         assert "its own write of them to the other engine ended" in finding.explanation
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(2))))
+@pytest.mark.parametrize(("launch", "rules"), [("second", ["stale-handoff"]), ("first", []), (None, [])])
+def test_who_reads_from_a_later_launch_of_the_engine_is_named(
+    launch: str | None, rules: list[str], order: tuple[int, int]
+) -> None:
+    """An engine that is started again with its id answers for blocks that it never had. Without a launch nothing is known."""
+    given = PREFILL.format(digest="a").partition("wait")[0]
+    both = sides(given + DECODE + "read by d-0 of 1")
+    for event in both[0]:
+        event.launch = "first"
+    both[0][-1].launch, both[0][-1].recorder = launch, "worker"
+    both[0][-1].sequence = both[0][-1].request_sequence = 0
+    detector = judge([event for side in order for event in both[side]])
+    assert rules_found(detector) == rules
+    if rules:
+        (finding,) = next(iter(detector.findings.values())).values()
+        assert (finding.numbers["expired"], finding.engine) == (False, "d")
+        assert "a reader reported to its new launch" in finding.explanation

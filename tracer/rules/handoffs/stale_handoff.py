@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.events import Read, Received, Xfer, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.engine_state import Engine
@@ -15,7 +13,7 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
     """A request has received KV from blocks that the other engine had given back before.
 
     Invariant: if a request receives a hand-off, the report of its reader reaches the engine that prefilled before that one
-    gives the blocks back; where that engine writes itself, its writes have ended before.
+    gives the blocks back, and before it is started again; where that engine writes itself, its writes have ended before.
 
     Order is known by messages alone: the release and the reader's report are recorded by one recorder, and the load is that
     of the same hand-off. Where that recorder is also the scheduler's, and block ids are recorded, the finding says whether
@@ -35,10 +33,15 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
         " or its heartbeats did not arrive. Make the lease longer than the queue, and compute such a request again."
     )
 
+    restarted = (
+        "Engine {giver} kept the blocks of request {other} for another one at {0}, and was started again. At {1} a reader"
+        " reported to its new launch that it had read them. This request received them ({2}): what they hold is not its KV."
+    )
+
     def judge(self, event: Read | Received | Xfer, engine: Engine) -> Judgement:
         by_giver = isinstance(event, Read) or (isinstance(event, Xfer) and event.xfer_op == XferOp.WRITE)
         pair = engine.handoffs.given_by(event) if by_giver else engine.handoffs.taken_by(event)
-        if pair is None or pair.released is None:
+        if pair is None:
             return None
         late, received = pair.late, [(taker.received, taker.recomputed) for taker in pair.received]
         if isinstance(event, Received):
@@ -49,27 +52,33 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
             if late is not None:
                 return None  # a second late report adds nothing
             if not engine.handoffs.is_late(event):
-                return Unknown.ORDER
+                return None if pair.released is None else Unknown.ORDER
             late = event
         else:
             return None
         if late is None or not received:
             return None
-        if pair.reads and (pair.expired is None or len(pair.takers) > 1):
-            return Unknown.ORDER  # one of them has read in time; the late report is another's, or has come twice
+        before = pair.given if pair.is_of_another_launch(late) else pair.released
+        if before is None:
+            return None
+        # Without the lease's end somebody has read in time, though that report may be lost.
+        if before is pair.released and (pair.expired is None or (pair.reads and len(pair.takers) > 1)):
+            return Unknown.ORDER  # the late report is another's, or has come twice
         numbers = {
             "giver": late.engine,
             "other": late.request,
-            "expired": pair.expired is not None,
-            "late_s": round((late.start_ns - pair.released.end_ns) / 1e9, 3),
+            "expired": before is pair.expired,
+            "late_s": round((late.start_ns - before.end_ns) / 1e9, 3),
             "given_out": pair.is_given_out,
         }
-        before = [] if pair.given_out is None else [pair.given_out]
-        witnesses = [pair.released, *before, late]
+        given_out = [] if pair.given_out is None else [pair.given_out]
+        witnesses = [before, *given_out, late]
         return tuple(Drift(numbers, [*witnesses, each], healed=recomputed) for each, recomputed in received)
 
     def template(self, finding: Finding) -> str:
-        text = "Engine {giver} gave the blocks of request {other} back at {0}: {why}. "
+        if finding.witness[0].kind == Kind.HANDOFF:
+            return self.restarted
+        text = "Engine {giver} gave the blocks of request {other} back at {0}: the lease had run out. "
         report = "a reader reported that it had read them. This request received them"
         if any(each.kind == Kind.XFER for each in finding.witness):
             report = "its own write of them to the other engine ended. This request received them"
@@ -80,6 +89,3 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
                 end = ": nobody else had been given any of them by then, and they still held what was read."
                 return text + f"At {{1}} {report} ({{2}}){end}"
         return text + f"At {{1}} {report} ({{2}}): they may have been another request's by then."
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {"why": "the lease had run out" if finding.numbers["expired"] else "they had been read"}

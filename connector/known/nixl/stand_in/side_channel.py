@@ -79,7 +79,9 @@ class SideChannel:
         return future
 
     def _listens(self, address: str) -> None:
-        self._listeners.setdefault(address, self._starting)
+        before = self._listeners.get(address)
+        if before is None or before.stopped:  # who comes back has the address of an engine that has died
+            self._listeners[address] = self._starting
 
     def _next(self) -> tuple[bytes, bytes, bytes]:
         if not self._asked:
