@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, Read, Received, Sent, Side
+from kvtrail.tracer.events.events import (
+    Event,
+    Free,
+    Handoff,
+    Heartbeat,
+    Read,
+    Received,
+    Sent,
+    Side,
+    Xfer,
+    XferOp,
+    XferState,
+)
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""
@@ -40,8 +52,9 @@ class Pair:
     Attributes:
         given: what is given, and when; None while that engine has not reported it.
         released: when the blocks were given back first, by the lease's end or since they were read.
-        reads: the reports of readers before that, from the recorder of the release.
-        late: the first report of a reader after it, from the same recorder.
+        reads: the reports of readers before that, or the ends of writes, from the recorder of the release.
+        late: the first report of a reader after it, or the first write that ended well after it, from the same recorder.
+        writes: what the engine that gives writes, by the other engine's id of the request that it writes to.
         quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that must have
             read the blocks, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
@@ -51,7 +64,8 @@ class Pair:
     given: Handoff | None = None
     released: Free | Sent | None = None
     reads: int = 0
-    late: Read | None = None
+    late: Read | Xfer | None = None
+    writes: dict[str, Xfer] = field(default_factory=dict)
     quiet_ns: int = 0
     takers: dict[Place, Handoff] = field(default_factory=dict)
     loads: dict[Place, Received] = field(default_factory=dict)
@@ -75,6 +89,10 @@ class HandOffs:
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
         self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
+        self._takes: BoundedDict[str, Handoff] = BoundedDict(MAX_HANDOFFS)
+        """The sides of the requests that take, by the id under which they register their blocks with another engine."""
+        self._written: BoundedDict[str, Xfer] = BoundedDict(MAX_HANDOFFS)
+        """The last write to each such request."""
         self._watched: dict[str, list[Pair]] = {}
         """By the recorder that saw the lease's end, those that were received and of which no reader has reported."""
 
@@ -100,6 +118,26 @@ class HandOffs:
             return list(pair.takers.values())
         return [] if pair.given is None else [pair.given]
 
+    def written(self, event: Handoff | Xfer) -> list[tuple[Handoff, Handoff, Xfer]]:
+        """What an event, before it is entered, completes of writes to requests that are to take something else: the side that
+        gives what is written, the side of the request, and the write."""
+        writes: list[Xfer] = []
+        if isinstance(event, Xfer):
+            writes = [event] if _is_posted_write(event) else []
+        elif event.handoff_side == Side.TAKES:
+            writes = [] if (last := self._written.get(event.request or "")) is None else [last]
+        elif (early := self.given_by(event)) is not None and early.given is None:
+            writes = list(early.writes.values())
+        found = []
+        for write in writes:
+            pair = self.given_by(write)
+            gives, takes = pair and pair.given, self._takes.get(write.peer_request or "")
+            if isinstance(event, Handoff):
+                gives, takes = (event, takes) if event.handoff_side == Side.GIVES else (gives, event)
+            if gives and takes and gives.handoff_keys and not set(gives.handoff_keys) & set(takes.handoff_keys):
+                found.append((gives, takes, write))
+        return found
+
     def enter_handoff(self, event: Handoff) -> None:
         """Enter one side."""
         if not event.handoff_keys:
@@ -110,19 +148,48 @@ class HandOffs:
         if event.handoff_side == Side.GIVES:
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
-                pair.released, pair.reads, pair.late = early.released, early.reads, early.late
+                pair.released, pair.reads, pair.late, pair.writes = (
+                    early.released,
+                    early.reads,
+                    early.late,
+                    early.writes,
+                )
             pair.given = pair.given or event
             self._given[_place(event)] = pair
         elif len(pair.takers) < MAX_TAKERS:
             pair.takers.setdefault(_place(event), event)
             self._taken[_place(event)] = pair
+            self._takes[event.request or ""] = event
+
+    def enter_xfer(self, event: Xfer) -> None:
+        """The engine that gives writes, or has written. That another one reads is known here by its reports."""
+        if event.xfer_op != XferOp.WRITE:
+            return
+        pair = self._giving(event)
+        if _is_posted_write(event):
+            if event.peer_request is not None and len(pair.writes) < MAX_TAKERS:
+                pair.writes[event.peer_request] = self._written[event.peer_request] = event
+        elif pair.released is None:
+            pair.reads += 1
+        elif event.xfer_state == XferState.DONE and self.is_late(event):
+            pair.late = event
+        else:
+            pair.reads += 1
+
+    def is_late(self, event: Read | Xfer) -> bool:
+        """Whether an event shows first that blocks were read, or written to the other engine, after they had been given back:
+        a write of which the end was noticed together with the release may have ended before."""
+        pair = self.given_by(event)
+        if pair is None or pair.released is None or pair.late is not None or pair.released.recorder != event.recorder:
+            return False
+        return isinstance(event, Read) or event.end_ns > pair.released.end_ns
 
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""
         pair = self._giving(event)
         if pair.released is None:
             pair.reads += 1
-        elif pair.late is None and pair.released.recorder == event.recorder:
+        elif self.is_late(event):
             pair.late = event
 
     def enter_release(self, event: Free | Sent) -> None:
@@ -162,9 +229,9 @@ class HandOffs:
             self._watch(pair)
 
     def _watch(self, pair: Pair) -> None:
-        """Wait for a reader's report, if one must be on its way."""
+        """Wait for a reader's report, if one must be on its way: who writes itself gets none."""
         expired = pair.expired
-        if expired is not None and pair.loads and not (pair.reads or pair.late):
+        if expired is not None and pair.loads and not (pair.reads or pair.late or pair.writes):
             watched = self._watched.setdefault(expired.recorder, [])
             if pair not in watched and len(watched) < MAX_WATCHED:
                 watched.append(pair)
@@ -181,6 +248,10 @@ def is_known_since(pair: Pair, event: Event, lost_number: int) -> bool:
     this number."""
     given = pair.given
     return given is not None and lost_number < (given.sequence if given.recorder == event.recorder else 0)
+
+
+def _is_posted_write(event: Xfer) -> bool:
+    return event.xfer_op == XferOp.WRITE and event.xfer_state == XferState.POSTED
 
 
 def _place(event: Event) -> Place:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import Read, Received
+from kvtrail.tracer.events.events import Read, Received, Xfer, XferOp, XferState
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule
 
 
-class StaleHandoff(EngineRule[Read | Received]):
+class StaleHandoff(EngineRule[Read | Received | Xfer]):
     """A request has received KV from blocks that the other engine had given back before.
 
     Invariant: if a request receives a hand-off, the report of its reader reaches the engine that prefilled before that one
-    gives the blocks back.
+    gives the blocks back; where that engine writes itself, its writes have ended before.
 
     Order is known by messages alone: the release and the reader's report are recorded by one recorder, and the load is that
     of the same hand-off. Source: vLLM, a read of blocks that were released succeeds and no counter of the reading engine
     moves; the incidents are vLLM #21570 (https://github.com/vllm-project/vllm/issues/21570) and aws-do-eks #84
     (https://github.com/aws-samples/aws-do-eks/pull/84). Needs the spans of both engines, and a probe that sees readers'
-    reports on the one that prefills (NIXL's pull).
+    reports or writes on the one that prefills (NIXL).
     """
 
     id = "stale-handoff"
@@ -36,19 +37,27 @@ class StaleHandoff(EngineRule[Read | Received]):
         " them. This request received them ({2}): they may have been another request's by then."
     )
 
-    def judge(self, event: Read | Received, engine: Engine) -> Judgement:
-        pair = engine.handoffs.given_by(event) if isinstance(event, Read) else engine.handoffs.taken_by(event)
+    written = (
+        "Engine {giver} gave the blocks of request {other} back at {0}: {why}. At {1} its own write of them to the other"
+        " engine ended. This request received them ({2}): they may have been another request's by then."
+    )
+
+    def judge(self, event: Read | Received | Xfer, engine: Engine) -> Judgement:
+        by_giver = isinstance(event, Read) or (isinstance(event, Xfer) and event.xfer_op == XferOp.WRITE)
+        pair = engine.handoffs.given_by(event) if by_giver else engine.handoffs.taken_by(event)
         if pair is None or pair.released is None:
             return None
         late, received = pair.late, [taker.received for taker in pair.received]
-        if isinstance(event, Read):
+        if isinstance(event, Received):
+            if not engine.handoffs.receives(event):
+                return None
+            received = [event]
+        elif isinstance(event, Read) or (by_giver and event.xfer_state == XferState.DONE):
             if late is not None:
                 return None  # a second late report adds nothing
-            if pair.released.recorder != event.recorder:
+            if not engine.handoffs.is_late(event):
                 return Unknown.ORDER
             late = event
-        elif engine.handoffs.receives(event):
-            received = [event]
         else:
             return None
         if late is None or not received:
@@ -62,6 +71,9 @@ class StaleHandoff(EngineRule[Read | Received]):
             "late_s": round((late.start_ns - pair.released.end_ns) / 1e9, 3),
         }
         return tuple(Drift(numbers, [pair.released, late, each]) for each in received)
+
+    def template(self, finding: Finding) -> str:
+        return self.written if finding.witness[1].kind == Kind.XFER else self.explanation
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"why": "the lease had run out" if finding.numbers["expired"] else "they had been read"}
