@@ -1,4 +1,4 @@
-"""What two engines say to each other, for probes: methods that are looked over, and events whose request is named later.
+"""What two engines say to each other, for probes: events in order, some of a request that is named later.
 
 An engine may be asked for a hand-off before it has the request, by what both call it (`transfer_id`, `kv_request_id`): the
 event waits until the probe names the request.
@@ -6,14 +6,13 @@ event waits until the probe names the request.
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from threading import Lock
 from typing import Any
 
 from kvtrail.connector.known.probe import MAX_PENDING, ProbeEvent
+from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
@@ -94,62 +93,16 @@ class Messages:
         with self._lock:
             self._seen.extend(self._unnamed.pop(key, ()))
 
-    def around(
-        self, owner: Any, call: str, watch: Callable[..., Callable[[Any, Exception | None], object] | None]
-    ) -> None:
-        """Let `watch` see the arguments of an object's method before each call; what it returns sees the result, or what was
-        raised. Nothing happens where this version of the connector has no such method."""
-        plain = getattr(owner, call, None)
-        if plain is None:
-            return
-        watch, end = self._never_raises(watch), self._never_raises(_end)
-
-        @wraps(plain)
-        def watched(*arguments: Any, **named: Any) -> Any:
-            done = watch(*arguments, **named)
-            try:
-                result = plain(*arguments, **named)
-            except Exception as error:
-                end(done, None, error)
-                raise
-            end(done, result, None)
-            return result
-
-        @wraps(plain)
-        async def watched_async(*arguments: Any, **named: Any) -> Any:
-            done = watch(*arguments, **named)
-            try:
-                result = await plain(*arguments, **named)
-            except Exception as error:
-                end(done, None, error)
-                raise
-            end(done, result, None)
-            return result
-
-        setattr(owner, call, watched_async if inspect.iscoroutinefunction(plain) else watched)
+    def around(self, owner: Any, call: str, begin: Callable[..., End | None]) -> None:
+        """Look over an object's method, as `watching.watch` does. What cannot be noted is missing from what is taken."""
+        watch(owner, call, begin, self._failed)
 
     def after(self, owner: Any, call: str, note: Callable[..., object]) -> None:
         """Let `note` see the result of an object's method, and its arguments, unless it raises."""
+        after(owner, call, note, self._failed)
 
-        def watch(*arguments: Any, **named: Any) -> Callable[[Any, Exception | None], object]:
-            return lambda result, error: None if error is not None else note(result, *arguments, **named)
-
-        self.around(owner, call, watch)
-
-    def _never_raises(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*arguments: Any, **named: Any) -> Any:
-            try:
-                return call(*arguments, **named)
-            except Exception as error:
-                self._failure = error
-                return None
-
-        return guarded
-
-
-def _end(done: Callable[[Any, Exception | None], object] | None, result: Any, error: Exception | None) -> None:
-    if done is not None:
-        done(result, error)
+    def _failed(self, error: Exception) -> None:
+        self._failure = error
 
 
 def notification(said: str, direction: Direction, **values: Any) -> dict[str, Any]:

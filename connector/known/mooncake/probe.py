@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kvtrail.connector.known.messages import Messages, blocks_of_both, notification, transfer
 from kvtrail.connector.known.probe import Probe, ProbeEvent
+from kvtrail.connector.known.watching import End
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
@@ -108,7 +109,7 @@ class MooncakeProbe(Probe):
                 if said is Notice.REFUSAL:
                     self._messages.give_up(transfer_id)
 
-    def _on_sent(self, worker: Any) -> Callable[[Any, Exception | None], None]:
+    def _on_sent(self, worker: Any) -> End:
         """What is reported as sent without having been is given up after the connector's own time."""
         sent = set(worker.finished_sending_reqs)
 
@@ -138,7 +139,7 @@ class MooncakeProbe(Probe):
             values = {"notifications_expected": pull.pull_tasks_count or None, "blocks_count": count}
             self._note_here(said.value, Direction.SENT, request_id, pull, **values)
 
-    def _on_answered(self, answer: Any, pulls: Mapping[str, Any]) -> Callable[[Any, Exception | None], None]:
+    def _on_answered(self, answer: Any, pulls: Mapping[str, Any]) -> End:
         for said, requests in ((Notice.DONE, answer.ok_reqs), (Notice.REFUSAL, answer.err_reqs)):
             for request_id in requests or ():
                 self._note_here(said.value, Direction.RECEIVED, request_id, pulls.get(request_id))

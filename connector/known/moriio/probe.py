@@ -7,20 +7,19 @@ scheduler's side of the engine that decodes names its blocks. Known: vLLM 0.32.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kvtrail.connector.known.messages import Messages, blocks_of_both, notification, transfer
 from kvtrail.connector.known.probe import Probe, ProbeEvent
+from kvtrail.connector.known.watching import End
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 MAX_WRITES = 65_536
 """Writes that have not ended."""
-Done = Callable[[Any, Exception | None], object]
-"""What sees how a call ends."""
 
 
 class MoriioProbe(Probe):
@@ -65,17 +64,17 @@ class MoriioProbe(Probe):
 
     def _on_blocks_named(
         self, req_id: str, transfer_id: str, block_notify_list: Sequence[int], host: Any = None, port: Any = None
-    ) -> Done:
+    ) -> End:
         values = {"peer": _peer(host, port), "blocks_count": len(block_notify_list or ())}
         return self._sent(req_id, Notice.REGISTRATION, values)
 
     def _name_released(self, request_id: str, parameters: Mapping[str, Any]) -> None:
         self._messages.name(parameters["transfer_id"], request_id)
 
-    def _on_nothing_needed(self, transfer_id: str, host: Any, port: Any) -> Done:
+    def _on_nothing_needed(self, transfer_id: str, host: Any, port: Any) -> End:
         return self._sent_of(transfer_id, Notice.DONE, {"peer": _peer(host, port)})
 
-    def _on_reap(self, scheduler: Any, output: Any) -> Done | None:
+    def _on_reap(self, scheduler: Any, output: Any) -> End | None:
         """What is freed without the workers' word, now or before, has waited for longer than `defer_timeout`."""
         if not scheduler._deferred_send_deadlines:
             return None
@@ -90,7 +89,7 @@ class MoriioProbe(Probe):
 
     # On a worker, as messages arrive.
 
-    def _on_message(self, message: bytes) -> Done:
+    def _on_message(self, message: bytes) -> End:
         def handled(_: Any, error: Exception | None) -> None:
             if error is not None:
                 self._messages.note(Kind.NOTIFICATION, None, **notification(Notice.UNKNOWN, Direction.RECEIVED))
@@ -125,7 +124,7 @@ class MoriioProbe(Probe):
         port: Any,
         message_type: str | None = None,
         message_fields: Any = None,
-    ) -> Done:
+    ) -> End:
         def sent(_: Any, error: Exception | None) -> None:
             for transfer_id in transfer_ids if isinstance(transfer_ids, list) else [transfer_ids]:
                 if (write := self._writes.pop(transfer_id, None)) is not None:
@@ -157,7 +156,7 @@ class MoriioProbe(Probe):
 
     # On a worker that reads.
 
-    def _on_read(self, worker: Any, **asked: Any) -> Done | None:
+    def _on_read(self, worker: Any, **asked: Any) -> End | None:
         """The reads of all layers of a request; if it needs none, that is said only."""
         request_id, ours, theirs = asked["request_id"], asked["local_block_ids"], asked["remote_block_ids"]
         self._messages.name(asked["transfer_id"], request_id)
@@ -178,7 +177,7 @@ class MoriioProbe(Probe):
 
         return posted
 
-    def _on_reads_looked_at(self, worker: Any) -> Done | None:
+    def _on_reads_looked_at(self, worker: Any) -> End | None:
         """Those that are not awaited any more have ended."""
         before = {request_id: list(_statuses(layers)) for request_id, layers in worker._recving_transfers.items()}
         if not before:
@@ -204,7 +203,7 @@ class MoriioProbe(Probe):
     def _received(self, worker: Any, transfer_id: str, said: Notice, **values: Any) -> None:
         self._note_of(worker, transfer_id, Kind.NOTIFICATION, **notification(said, Direction.RECEIVED, **values))
 
-    def _sent(self, request_id: str, said: Notice, values: Mapping[str, Any]) -> Done:
+    def _sent(self, request_id: str, said: Notice, values: Mapping[str, Any]) -> End:
         def sent(_: Any, error: Exception | None) -> None:
             reason = None if error is None else str(error)
             words = notification(said, Direction.SENT, **values, reason=reason)
@@ -212,7 +211,7 @@ class MoriioProbe(Probe):
 
         return sent
 
-    def _sent_of(self, transfer_id: str, said: Notice, values: Mapping[str, Any], worker: Any = None) -> Done:
+    def _sent_of(self, transfer_id: str, said: Notice, values: Mapping[str, Any], worker: Any = None) -> End:
         def sent(_: Any, error: Exception | None) -> None:
             reason = None if error is None else str(error)
             words = notification(said, Direction.SENT, **values, reason=reason)

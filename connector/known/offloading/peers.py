@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.connector.known.messages import Messages, notification, transfer
+from kvtrail.connector.known.watching import End
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
@@ -56,7 +57,7 @@ class Peers:
             self._follow_connection(connection)
 
     def _follow_connection(self, connection: Any) -> None:
-        def sent(message: Mapping[str, Any]) -> Callable[[Any, Exception | None], object]:
+        def sent(message: Mapping[str, Any]) -> End:
             return lambda _, error: self._on_message(connection.peer_id, Direction.SENT, message, error)
 
         def received(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -124,7 +125,7 @@ class Peers:
             if (write := self._writes.pop(number, None)) is not None:
                 self._note_write(XferState.FAILED, write, "it was cancelled")
 
-    def _on_reap(self) -> Callable[[Any, Exception | None], None] | None:
+    def _on_reap(self) -> End | None:
         """What nobody has fetched in time is given up."""
         parked = dict(self._tier._unbound_stores)
         return (lambda *_: self._note_unfetched(parked)) if parked else None

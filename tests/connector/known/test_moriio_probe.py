@@ -14,6 +14,7 @@ from unittest import mock
 
 import msgspec
 import pytest
+from processes import SLOW_S, free_port
 
 from kvtrail.connector.known.moriio.probe import MoriioProbe
 from kvtrail.connector.known.probe import ProbeEvent
@@ -310,7 +311,7 @@ def test_a_write_for_which_no_blocks_are_named_in_time_is_given_up(engines: tupl
 
 @pytest.mark.parametrize("engines", [WRITE], indirect=True)
 def test_a_message_that_the_worker_cannot_handle_is_recorded(engines: tuple[Engine, Engine]) -> None:
-    """A full hit in the other engine's own cache: it names no blocks. In vLLM 0.32 that ends the thread which listens."""
+    """One that names no blocks, as vLLM's scheduler's side writes it if nothing is to be loaded."""
     p, _ = engines
     with pytest.raises(moriio_engine.MoRIIOError):
         named_to(p, [])
@@ -326,3 +327,24 @@ def test_what_no_worker_reports_in_time_is_given_up() -> None:
     assert output.finished_sending == {"late", "sent"}
     (freed,) = probe.reported(connector, output)
     assert (freed.kind, freed.request_id, named(freed)["lease_expired"]) == (Kind.FREE, "late", True)
+
+
+@pytest.mark.parametrize("engines", [WRITE], indirect=True)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_that_message_ends_the_thread_which_takes_messages(engines: tuple[Engine, Engine]) -> None:
+    """vLLM 0.32's own listener, over ZeroMQ: no later message arrives, and no listener is started again."""
+    p, _ = engines
+    wrapper = p.worker.moriio_wrapper
+    wrapper.notify_port = free_port()
+    with p.in_role():
+        wrapper.async_wait_reqid()
+        scheduler, _ = a_scheduler(is_producer=False)
+        to_p = {"req_id": "d-0", "transfer_id": TRANSFER, "host": "127.0.0.1", "port": wrapper.notify_port}
+        scheduler.send_notify_block(**to_p, block_notify_list=[])
+        listener = wrapper.notify_thread
+        listener.join(SLOW_S)
+        wrapper.async_wait_reqid()
+    assert (listener.is_alive(), wrapper.notify_thread) == (False, listener)
+    assert words(p.seen()) == ["unknown received"]
+    for connection in scheduler.paths.values():
+        connection.close(linger=0)
