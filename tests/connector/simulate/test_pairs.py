@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,23 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert total[Kind.PREEMPT]
     assert total[Kind.FREE], "leases of what nobody reads run out"
     assert total[Kind.LEASE], "and those of what waits are extended"
+
+
+RANKS = (1, 2), (2, 1), (2, 2)
+"""Tensor-parallel ranks of the engine that prefills, and of the other one."""
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 45), marks=LONG)], ids=str)
+def test_nothing_is_found_whatever_the_tensor_parallel_sizes(seeds: range) -> None:
+    loads = 0
+    for seed in seeds:
+        prefill, decode = RANKS[seed % len(RANKS)]
+        scenario = replace(drawn(seed, failing=0.2 * (seed % 2)), prefill_ranks=prefill, decode_ranks=decode)
+        pair = play_pair(scenario, NIXL)
+        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
+        loads += pair.loads_read
+    assert loads > 3 * len(seeds)
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
