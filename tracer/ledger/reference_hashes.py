@@ -70,17 +70,21 @@ class SharedReferences:
     _wrong: dict[str, WrongBlocks] = field(default_factory=dict)
     """By the span of a check, the wrong blocks that are known of it until now."""
     _wrongs: int = 0
+    _asked: tuple[BlockCheck, list[WrongBlocks]] | None = None
+    """The event that was asked about last, until one is entered: a rule asks first."""
     _left: BoundedDict[tuple[str, int, int | None, str], str] = field(default_factory=lambda: BoundedDict(MAX_WRONG))
     """By engine, rank, group and hash, the request by whose load a block holds another's content."""
 
     def wrong(self, event: BlockCheck) -> list[WrongBlocks]:
         """The checks of which this event proves blocks wrong, before it is entered: its own, or those of blocks that hold
         what it reports as computed. Each has the wrong blocks that are known by now, those found before included."""
-        if event.check_look in TAKEN:
-            fresh = [self._foreign(event)]
-        else:
-            fresh = [*self._found_late(event).values()] if event.check_look == COMPUTED else []
-        return [{**self._known_of(blocks), **blocks} for blocks in fresh if blocks]
+        if self._asked is None or self._asked[0] is not event:
+            if event.check_look in TAKEN:
+                fresh = [self._foreign(event)]
+            else:
+                fresh = [*self._found_late(event).values()] if event.check_look == COMPUTED else []
+            self._asked = event, [{**self._known_of(blocks), **blocks} for blocks in fresh if blocks]
+        return self._asked[1]
 
     def is_known_of(self, wrong: WrongBlocks) -> bool:
         """Whether some of these were found before."""
@@ -119,7 +123,8 @@ class SharedReferences:
 
     def enter(self, event: BlockCheck) -> None:
         """Remember what an event reports."""
-        for wrong in self.wrong(event):
+        wrongs, self._asked = self.wrong(event), None
+        for wrong in wrongs:
             check = _check_of(wrong)
             self._wrongs += len(wrong) - len(self._wrong.get(check.span_id, ()))
             self._wrong[check.span_id] = wrong

@@ -108,6 +108,23 @@ def test_the_messages_of_every_pair_allow_what_the_clocks_really_are(seeds: rang
     assert bounded > 5 * len(seeds)
 
 
+RANKS = (1, 2), (2, 1), (2, 2)
+"""Tensor-parallel ranks of the engine that prefills, and of the other one."""
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 45), marks=LONG)], ids=str)
+def test_nothing_is_found_whatever_the_tensor_parallel_sizes(seeds: range) -> None:
+    loads = 0
+    for seed in seeds:
+        prefill, decode = RANKS[seed % len(RANKS)]
+        scenario = replace(drawn(seed, failing=0.2 * (seed % 2)), prefill_ranks=prefill, decode_ranks=decode)
+        pair = play_pair(scenario, NIXL)
+        assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
+        assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
+        loads += pair.loads_read
+    assert loads > 3 * len(seeds)
+
+
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
 def test_nothing_is_found_where_an_offload_stands_beside_it(seeds: range) -> None:
     offload = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
