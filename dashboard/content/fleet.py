@@ -11,6 +11,8 @@ from kvtrail.tracer.model.words import NOTHING, count, duration, some
 
 MUCH_KEPT = 0.25
 """The share of a pool that is much to keep for nobody; that of the alert KvtrailUnfetchedHandoffs."""
+A_WHILE_NS = 5 * 10**9
+"""What is kept for nobody for less may only be on its way."""
 LIVE_NS = 30 * 10**9
 """A request with a later event is taken to go on, if no recorder says otherwise."""
 
@@ -229,11 +231,15 @@ def kept_rows(kept: Iterable[Row]) -> list[Row]:
     ]
 
 
-def unfetched(kept: Iterable[Row]) -> str:
-    """A sentence if an engine keeps much for nobody, else an empty text."""
+def unfetched(pairs: Iterable[Row], kept: Iterable[Row]) -> str:
+    """A sentence if an engine has kept much for nobody for a while, else an empty text. Where no engine that takes is heard,
+    nothing is known of who takes what."""
+    if not any(pair["taker"] for pair in pairs):
+        return ""
     shares: Counter[str] = Counter()
     for each in kept:
-        if each["state"] in ("unclaimed", "abandoned") and each["pool_blocks"]:
+        is_for_nobody = each["state"] in ("unclaimed", "abandoned") and each["oldest_ns"] >= A_WHILE_NS
+        if is_for_nobody and each["pool_blocks"]:
             shares[each["engine_name"]] += each["blocks"] / each["pool_blocks"]
     full = [f"{name} ({text.percent(share)} of its pool)" for name, share in shares.most_common() if share > MUCH_KEPT]
     if not full:

@@ -29,7 +29,11 @@ def page() -> None:
         welcome(answer["tracer"])
         return
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
-    for sentence in (fleet.missing_spans(recorders), fleet.quiet_engines(recorders), fleet.unfetched(answer["kept"])):
+    for sentence in (
+        fleet.missing_spans(recorders),
+        fleet.quiet_engines(recorders),
+        fleet.unfetched(answer["pairs"], answer["kept"]),
+    ):
         if sentence:
             st.warning(sentence)
     with cards("small"):

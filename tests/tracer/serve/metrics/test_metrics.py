@@ -409,6 +409,7 @@ def test_what_is_kept_for_another_engine_is_shown_by_what_for(sidecar: Sidecar) 
     [
         ("<d> R\nwait 9\nread\nsent", "read", "loaded", None),
         ("<d> R failed", None, "failed", KeptFor.ABANDONED),
+        ("<d> R failed\n<d> end aborted", None, "failed", KeptFor.ABANDONED),
         ("<d> end aborted", None, "not_loaded", KeptFor.ABANDONED),
         ("<d> R failed\nwait 30\nfreed expired\nsent", "expired", "failed", None),
         ("sent", "freed", None, None),
