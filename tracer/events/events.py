@@ -649,6 +649,8 @@ class Direction(StrEnum):
 class Notice(StrEnum):
     """What a notification between engines says. Connectors may have others, under their own names."""
 
+    HANDSHAKE = "handshake"
+    """The engines introduce themselves; recorded where that fails."""
     DONE = "done"
     """The bytes are where they are needed, or nothing is needed."""
     REGISTRATION = "registration"
@@ -674,8 +676,8 @@ class Notification(Event, kw_only=True, gc=False):
         Name,
         _on_wire(
             "kvtrail.notification",
-            "What it says: `done`, `registration`, `heartbeat` (sent: the first of a request), `abort`, `refusal`,"
-            " `unknown`, or a connector's own word.",
+            "What it says: `handshake` (one that failed), `done`, `registration`, `heartbeat` (the first of a request that is"
+            " sent, and that extends no lease), `abort`, `refusal`, `unknown`, or a connector's own word.",
         ),
     ]
     direction: Annotated[Name, _on_wire("kvtrail.notification.direction", "`sent` or `received`.", "direction")]

@@ -40,6 +40,7 @@ from kvtrail.tracer.events.events import (
     StorePlan,
     TransferEnd,
     Unfamiliar,
+    Xfer,
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.patience import of_connector
@@ -358,6 +359,9 @@ class Engine:
 
     def _enter_read(self, event: Read) -> None:
         self.handoffs.enter_read(event)
+
+    def _enter_xfer(self, event: Xfer) -> None:
+        self.handoffs.enter_xfer(event)
 
     def _enter_handoff(self, event: Handoff) -> None:
         self.handoffs.enter_handoff(event)

@@ -26,6 +26,9 @@ from kvtrail.tracer.events.events import (
     Schedule,
     Sent,
     Side,
+    Xfer,
+    XferOp,
+    XferState,
 )
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.handoff_flows import NOBODY, Flows, HandedOver, Outcome
@@ -47,7 +50,7 @@ PUSH = "push"
 Place = tuple[str, str]
 """An engine and its id of a request."""
 KINDS = frozenset({
-    Kind.HANDOFF, Kind.READ, Kind.FREE, Kind.SENT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST, Kind.HEARTBEAT,
+    Kind.HANDOFF, Kind.READ, Kind.FREE, Kind.SENT, Kind.RECEIVED, Kind.XFER, Kind.LOAD_ERROR, Kind.REQUEST, Kind.HEARTBEAT,
 })  # fmt: skip
 """The events that are entered."""
 
@@ -68,8 +71,9 @@ class Pair:
     Attributes:
         given: what is given, and when; None while that engine has not reported it.
         released: when the blocks were given back first, by the lease's end or since they were read.
-        reads: the reports of readers of which it is not known that they came after that.
-        late: the first report of a reader after it, from the same recorder.
+        reads: the reports of readers of which it is not known that they came after that, or the ends of writes.
+        late: the first report of a reader after it, or the first write that ended well after it, from the same recorder.
+        writes: what the engine that gives writes, by the other engine's id of the request that it writes to.
         followed: whether it is known who gets its blocks after they were given back, as far as `given_out` says.
         given_out: the event by which another request was given one of them, before the late report.
         quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that needs the
@@ -85,7 +89,8 @@ class Pair:
     given: Handoff | None = None
     released: Free | Sent | None = None
     reads: int = 0
-    late: Read | None = None
+    late: Read | Xfer | None = None
+    writes: dict[str, Xfer] = field(default_factory=dict)
     followed: bool = False
     given_out: Alloc | Schedule | None = None
     quiet_ns: int = 0
@@ -162,6 +167,10 @@ class HandOffs:
         """By engine, its last launch that was heard of."""
         self._closed: BoundedDict[tuple[str, str | None], None] = BoundedDict(MAX_ENGINES)
         """Engines that have shut down, by id and launch."""
+        self._takes: BoundedDict[str, Handoff] = BoundedDict(MAX_HANDOFFS)
+        """The sides of the requests that take, by the id under which they register their blocks with another engine."""
+        self._written: BoundedDict[str, Xfer] = BoundedDict(MAX_HANDOFFS)
+        """The last write to each such request."""
         self._watched: dict[str, list[Pair]] = {}
         """By the recorder that saw the lease's end, those that nobody needs and of which no reader has reported."""
 
@@ -229,6 +238,26 @@ class HandOffs:
             return "restarted"
         return "shut down" if (engine, launch) in self._closed else None
 
+    def written(self, event: Handoff | Xfer) -> list[tuple[Handoff, Handoff, Xfer]]:
+        """What an event, before it is entered, completes of writes to requests that are to take something else: the side that
+        gives what is written, the side of the request, and the write."""
+        writes: list[Xfer] = []
+        if isinstance(event, Xfer):
+            writes = [event] if _is_posted_write(event) else []
+        elif event.handoff_side == Side.TAKES:
+            writes = [] if (last := self._written.get(event.request or "")) is None else [last]
+        elif (early := self.given_by(event)) is not None and early.given is None:
+            writes = list(early.writes.values())
+        found = []
+        for write in writes:
+            pair = self.given_by(write)
+            gives, takes = pair and pair.given, self._takes.get(write.peer_request or "")
+            if isinstance(event, Handoff):
+                gives, takes = (event, takes) if event.handoff_side == Side.GIVES else (gives, event)
+            if gives and takes and gives.handoff_keys and not set(gives.handoff_keys) & set(takes.handoff_keys):
+                found.append((gives, takes, write))
+        return found
+
     def enter_handoff(self, event: Handoff) -> None:
         """Enter one side."""
         if not event.handoff_keys:
@@ -248,6 +277,7 @@ class HandOffs:
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
                 pair.released, pair.reads, pair.late = early.released, early.reads, early.late
+                pair.writes = early.writes
             named = pair.giver
             pair.given = pair.given or event
             self._given[_place(event)] = pair
@@ -261,18 +291,40 @@ class HandOffs:
             before = {engine for engine, _ in pair.takers}
             pair.takers[_place(event)] = event
             self._taken[_place(event)] = pair
+            self._takes[event.request or ""] = event
             self._sum_up(pair, event)
             if pair.released is not None and pair.given is not None and event.engine not in before:
                 self.flows.of(pair.given.engine, event.engine).outcomes[_outcome(pair)] += 1
                 if not before:
                     self._count_unclaimed(pair, -1)
 
+    def enter_xfer(self, event: Xfer) -> None:
+        """The engine that gives writes, or has written. That another one reads is known here by its reports."""
+        if event.xfer_op != XferOp.WRITE:
+            return
+        pair = self._giving(event)
+        if _is_posted_write(event):
+            if event.peer_request is not None and len(pair.writes) < MAX_TAKERS:
+                pair.writes[event.peer_request] = self._written[event.peer_request] = event
+        elif event.xfer_state == XferState.DONE and self.is_late(event):
+            pair.late = event
+        else:
+            pair.reads += 1
+
+    def is_late(self, event: Read | Xfer) -> bool:
+        """Whether an event shows first that blocks were read, or written to the other engine, after they had been given back:
+        a write of which the end was noticed together with the release may have ended before."""
+        pair = self.given_by(event)
+        if pair is None or pair.released is None or pair.late is not None or pair.released.recorder != event.recorder:
+            return False
+        return isinstance(event, Read) or event.end_ns > pair.released.end_ns
+
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""
         pair = self._giving(event)
         if pair.released is None or pair.released.recorder != event.recorder:
             pair.reads += 1
-        elif pair.late is None:
+        elif self.is_late(event):
             pair.late = event
 
     def enter_release(self, event: Free | Sent) -> None:
@@ -417,9 +469,9 @@ class HandOffs:
             flow.tokens += taker.handoff_tokens or taker.prompt or 0
 
     def _watch(self, pair: Pair) -> None:
-        """Wait for a reader's report, if one must be on its way."""
+        """Wait for a reader's report, if one must be on its way: who writes itself gets none."""
         expired = pair.expired
-        if expired is not None and (pair.loads or pair.over) and not (pair.reads or pair.late):
+        if expired is not None and (pair.loads or pair.over) and not (pair.reads or pair.late or pair.writes):
             watched = self._watched.setdefault(expired.recorder, [])
             if pair not in watched and len(watched) < MAX_WATCHED:
                 watched.append(pair)
@@ -457,6 +509,10 @@ def _names(event: Handoff) -> list[str]:
 def _is_of_another(pair: Pair, event: Handoff) -> bool:
     """Whether what is given is not what the event gives."""
     return pair.given is not None and _place(pair.given) != _place(event)
+
+
+def _is_posted_write(event: Xfer) -> bool:
+    return event.xfer_op == XferOp.WRITE and event.xfer_state == XferState.POSTED
 
 
 def _place(event: Event) -> Place:

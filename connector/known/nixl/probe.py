@@ -1,57 +1,145 @@
-"""NIXL's messages between engines, as a worker takes them: which request was read, and of which the lease ran out."""
+"""What NIXL's workers do and say to each other: reads and writes, notifications, and leases that end."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from threading import local
 from typing import Any
 
+from kvtrail.connector.known.nixl.transfers import Transfers
 from kvtrail.connector.known.probe import MAX_PENDING, Probe, ProbeEvent
+from kvtrail.connector.known.watching import after, around
+from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.events import Direction, Notice
 from kvtrail.tracer.events.semconv import Kind
 
 HEARTBEAT, REGISTRATION = b"HB:", b"PUSH_REG:"
-"""How the messages begin that say nothing of a read."""
+"""How the messages begin that say nothing of a transfer; the others are `REQUEST:EXPECTED`."""
+MAX_ENGINES = 256
+"""Other engines with which a handshake is followed."""
+MAX_HEARTBEATS = 4096
+"""Requests of which a heartbeat was recorded; beyond that the oldest may be recorded again."""
 
 
 class NixlProbe(Probe):
-    """On the worker of an engine that prefills. What is read is not announced: the engine that reads sends
-    `REQUEST:READERS` once it has the blocks, and that message is all that this side ever sees of it."""
+    """On a worker. The engine that prefills is not asked when another one reads: it sees a notification once that one has the
+    blocks. Where it writes, the other one registers its blocks before, and sees the notification."""
 
-    report_calls = ("get_transfer_results", "get_finished")
+    report_calls = ("start_load_kv", "get_transfer_results", "get_finished")
 
     def __init__(self) -> None:
         self._seen: deque[ProbeEvent] = deque(maxlen=MAX_PENDING)
+        """Filled by all threads of the worker."""
+        self._waiting: BoundedDict[tuple[str, str], bool] = BoundedDict(MAX_HEARTBEATS)
+        """Requests, by direction and id, of which a heartbeat was recorded."""
+        self._handshakes: BoundedDict[str, Any] = BoundedDict(MAX_ENGINES)
+        """The last handshake with each engine that was under way."""
+        self._sending = local()
+        """Why this thread's last notification was not sent."""
 
     def made(self, connector: Any) -> None:
         worker = getattr(connector, "connector_worker", None)
         if worker is None:
             return
-        if hasattr(worker, "_read_blocks"):  # otherwise this side writes, and nobody reads
-            _after(worker.nixl_wrapper, "get_new_notifs", self._note_messages)
+        reads = hasattr(worker, "_read_blocks")
+        after(worker.nixl_wrapper, "get_new_notifs", partial(self._note_messages, worker, reads))
+        around(worker.nixl_wrapper, "send_notif", _nothing, self._note_sent)
+        Transfers(worker, self._seen.append, self._unsent)
         if hasattr(worker, "_reap_expired_send_leases"):
             self._note_expired(worker)
-        if hasattr(worker, "_handle_heartbeat"):
-            _after(worker, "_handle_heartbeat", partial(self._note_extended, worker))
+        after(worker, "_handle_heartbeat", partial(self._note_extended, worker))
+        after(worker, "_send_heartbeats", partial(self._note_waiting, worker))
+        after(worker, "_do_send_reg_notif", partial(self._note_registration, worker))
+        after(worker, "_ensure_handshake", self._note_handshake)
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
-        seen = list(self._seen)
-        self._seen.clear()
+        seen = []
+        while self._seen:
+            seen.append(self._seen.popleft())
         return seen
 
-    def _note_messages(self, taken: Mapping[Any, Iterable[bytes]], *arguments: Any) -> None:
-        for messages in taken.values():
+    def _note_messages(self, worker: Any, reads: bool, taken: Mapping[Any, Iterable[bytes]]) -> None:
+        for peer, messages in taken.items():
             for message in messages:
-                if not message.startswith((HEARTBEAT, REGISTRATION)):
-                    request_id, _, _ = message.decode().rpartition(":")
-                    self._seen.append(ProbeEvent.of(Kind.READ, request_id))
+                if message.startswith(REGISTRATION):
+                    self._note_registered(message)
+                elif not message.startswith(HEARTBEAT):
+                    self._note_done(worker, reads, str(peer), message)
+
+    def _note_done(self, worker: Any, reads: bool, peer: str, message: bytes) -> None:
+        """A reader or a writer is done."""
+        request_id, _, number = message.decode(errors="replace").rpartition(":")
+        expected = int(number) if number.isascii() and number.isdecimal() else None
+        if not request_id or expected is None:
+            self._notice(None, Notice.UNKNOWN, Direction.RECEIVED, peer=peer)
+        elif reads:
+            self._seen.append(ProbeEvent.of(Kind.READ, request_id, peer=peer, notifications_expected=expected))
+        else:  # the number is that of all the writer's ranks; those that write to this one are as many times fewer
+            meta = worker._recving_metadata.get(request_id)
+            writers = max(1, expected // worker.world_size) * getattr(meta, "pp_size", 1)
+            self._notice(
+                request_id, Notice.DONE, Direction.RECEIVED, peer=peer, notifications_expected=writers,
+                peer_request=None if meta is None or meta.remote is None else meta.remote.request_id,
+            )  # fmt: skip
+
+    def _note_registered(self, message: bytes) -> None:
+        """Which request it is for is only known once the engine has matched the two ids."""
+        from msgspec import msgpack
+
+        said = msgpack.decode(message[len(REGISTRATION) :])
+        self._notice(
+            None, Notice.REGISTRATION, Direction.RECEIVED, peer=said["decode_engine_id"],
+            peer_request=said["request_id"], blocks_count=_number_of(said["local_block_ids"]),
+        )  # fmt: skip
+
+    def _note_registration(self, worker: Any, _: Any, request_id: str, said: Mapping[str, Any]) -> None:
+        engine, reason = said["remote_engine_id"], self._unsent()
+        if not worker._remote_agents.get(engine):
+            reason = "no remote agents"
+        self._notice(
+            request_id, Notice.REGISTRATION, Direction.SENT, peer=engine, reason=reason,
+            blocks_count=_number_of(said["local_block_ids"]),
+        )  # fmt: skip
+
+    def _note_sent(self, error: BaseException | None) -> None:
+        self._sending.reason = None if error is None else f"{type(error).__name__}: {error}"
+
+    def _unsent(self) -> str | None:
+        return getattr(self._sending, "reason", None)
+
+    def _note_handshake(self, pending: Any, engine: str, *_: Any, **named: Any) -> None:
+        if pending is None or self._handshakes.get(engine) is pending:
+            return
+        self._handshakes[engine] = pending
+
+        def over(handshake: Any) -> None:
+            with suppress(Exception):
+                if (error := handshake.exception()) is not None:
+                    reason = f"{type(error).__name__}: {error}"
+                    self._notice(None, Notice.HANDSHAKE, Direction.SENT, peer=engine, reason=reason)
+
+        pending.add_done_callback(over)
+
+    def _note_waiting(self, worker: Any, _: Any, metadata: Any) -> None:
+        """The first heartbeat of each request; the other engine records the extensions."""
+        for engine, waiting in metadata.heartbeat_by_engine.items():
+            if engine in worker._remote_agents:
+                for request_id in sorted(waiting.req_ids):
+                    if self._is_first(Direction.SENT, request_id):
+                        self._notice(None, Notice.HEARTBEAT, Direction.SENT, peer=engine, peer_request=request_id)
 
     def _note_extended(self, worker: Any, _: Any, payload: str) -> None:
-        """A heartbeat of an engine that is to read names the requests that it waits for."""
+        """A heartbeat of an engine that is to read names the requests that it waits for. Of what is not kept, or not any
+        more, the first is recorded."""
         lease_s = round(worker._lease_extension)
-        kept = [each for each in payload.split(",") if each in worker._reqs_to_send]
-        self._seen.extend(ProbeEvent.of(Kind.LEASE, each, lease_s=lease_s) for each in kept)
+        for each in payload.split(","):
+            if each in worker._reqs_to_send:
+                self._seen.append(ProbeEvent.of(Kind.LEASE, each, lease_s=lease_s))
+            elif self._is_first(Direction.RECEIVED, each):
+                self._notice(each, Notice.HEARTBEAT, Direction.RECEIVED)
 
     def _note_expired(self, worker: Any) -> None:
         """What `_reap_expired_send_leases` adds to the requests that are done is given up without all of its readers."""
@@ -67,18 +155,26 @@ class NixlProbe(Probe):
 
         worker._reap_expired_send_leases = noted
 
+    def _is_first(self, direction: Direction, request_id: str) -> bool:
+        key = (direction.value, request_id)
+        known = key in self._waiting
+        self._waiting[key] = True
+        return not known
 
-def _after(owner: Any, call: str, note: Callable[..., None]) -> None:
-    """Let `note` see what a method of an object returns, and its arguments. What `note` cannot read is left out."""
-    plain = getattr(owner, call)
+    def _notice(self, request_id: str | None, what: Notice, direction: Direction, **values: Any) -> None:
+        event = ProbeEvent.of(
+            Kind.NOTIFICATION, request_id, notification=what.value, direction=direction.value, **values
+        )
+        self._seen.append(event)
 
-    def noted(*arguments: Any, **named: Any) -> Any:
-        result = plain(*arguments, **named)
-        with suppress(Exception):
-            note(result, *arguments)
-        return result
 
-    setattr(owner, call, noted)
+def _nothing(*_: Any, **named: Any) -> None:
+    """There is nothing to note before a notification is sent."""
+
+
+def _number_of(blocks: Any) -> int:
+    """Blocks of all KV cache groups; some registrations have one list, without groups."""
+    return sum(len(group) if isinstance(group, list | tuple) else 1 for group in blocks)
 
 
 PROBE = NixlProbe

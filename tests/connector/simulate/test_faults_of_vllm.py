@@ -14,18 +14,22 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 import vllm
 from bare_scheduler import scheduler, storm
 
+from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pair_scenario import PairScenario, Request
-from kvtrail.connector.simulate.pairs import play_pair
+from kvtrail.connector.simulate import pairs
+from kvtrail.connector.simulate.pair_scenario import PairScenario, Point, Request
+from kvtrail.connector.simulate.pairs import DECODE, PREFILL, play_pair
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers, tokens
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
-from kvtrail.tracer.events.events import Event, LoadError, RequestEnd
+from kvtrail.tracer.events.events import Event, Free, LoadError, RequestEnd
 
 pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="these are faults of vLLM 0.32")
 PREFIX = ("prefix", 128)
+PULL, PUSH = configuration("NixlPullConnector", {}), configuration("NixlPushConnector", {})
+AT_ONCE = Schedule(transfer_ticks=0, message_ticks=0, handshake_ticks=0)
 OFFLOADING = configuration("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
 
 
@@ -146,3 +150,63 @@ def test_a_sliding_window_lacks_a_block_after_a_whole_prompt_was_loaded(tokens_o
         assert "1 of them have wrong KV in layer.1, the first of them token 63 in block 0" in pair.wrong["r-0"]
     else:
         assert not pair.wrong
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_write_that_fails_is_reported_to_nobody(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the post, in flight, or after its bytes have moved: unless these have, the request waits forever, and its heartbeats
+    keep the blocks of the engine that prefilled as long."""
+    monkeypatch.setattr(pairs, "MOST_TICKS", 400)
+    scenario = PairScenario(requests=(Request("r-0", (("own", 200),)),), network=Schedule(seed=seed, failing=1.0))
+    pushed, pulled = play_pair(scenario, PUSH), play_pair(scenario, PULL)
+    assert not pulled.left
+    assert pulled.answered == {"r-0"}
+    waits = "stuck-load" in {finding.rule for finding in pushed.findings}
+    assert waits is (pushed.network.failed[0][1] is not Fails.AFTER)
+    assert pushed.left.keys() == ({PREFILL, DECODE} if waits else set())
+
+
+def test_a_registration_that_comes_after_the_lease_is_answered_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "MOST_TICKS", 400)
+    scenario = PairScenario(requests=(Request("r-0", (("own", 200),), kept_ticks=100),), lease_s=6)
+    pair = play_pair(scenario, PUSH)
+    assert pair.left.keys() == {DECODE}
+    assert {finding.rule for finding in pair.findings} == {"stuck-load"}
+    assert any("_pending_d_registrations" in place for place in pair.remembered), "the other engine keeps it forever"
+
+
+def test_who_writes_is_not_told_of_a_request_that_left_the_queue() -> None:
+    scenario = PairScenario(requests=(Request("r-0", (("own", 200),), leaves=Point.QUEUED),), decode_every=3)
+    pushed, pulled = play_pair(scenario, PUSH), play_pair(scenario, PULL)
+    assert pushed.disconnected == pulled.disconnected == {"r-0": Point.QUEUED}
+    expired = [[event for event in pair.events if isinstance(event, Free)] for pair in (pushed, pulled)]
+    assert [len(each) for each in expired] == [1, 0], "its blocks are kept until the lease ends"
+    assert any("_recving_metadata" in place for place in pushed.remembered)
+    assert not pulled.remembered
+
+
+def test_two_clients_with_one_id_get_each_others_kv_where_it_is_written() -> None:
+    one, two = Request("same", (("one", 200),), kept_ticks=8), Request("same", (("two", 200),), at_tick=1)
+    scenario = PairScenario(requests=(one, two), network=AT_ONCE)
+    pushed, pulled = play_pair(scenario, PUSH), play_pair(scenario, PULL)
+    assert (dict(pulled.wrong), pulled.findings) == ({}, [])
+    assert pushed.wrong
+    assert [finding.rule for finding in pushed.findings] == ["crossed-handoff"] * 2
+    assert all("it wrote that into the blocks of this request" in each.explanation for each in pushed.findings)
+
+
+def test_who_writes_gives_the_blocks_back_while_it_does() -> None:
+    """The lease ends while the write is in flight, and the next prompt overwrites the blocks."""
+    beside = tuple(Arrival(f"p-{n}", ((f"p {n}", 300),), 1, at_step=30 + 8 * n) for n in range(30))
+    scenario = PairScenario(
+        requests=(Request("r-0", (("own", 200),)),),
+        prefills=beside,
+        lease_s=6,
+        prefill_blocks=28,
+        network=Schedule(transfer_ticks=200, message_ticks=0, heartbeats_lost=1.0),
+    )
+    pair = play_pair(scenario, PUSH)
+    assert pair.wrong.keys() == {"r-0"}
+    (stale,) = [finding for finding in pair.findings if finding.rule == "stale-handoff"]
+    assert pair.names[stale.request or ""] == "r-0"
+    assert "its own write of them to the other engine ended" in stale.explanation

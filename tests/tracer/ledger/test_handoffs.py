@@ -9,7 +9,10 @@ from history import history, judge, rules_found
 from msgspec import structs
 
 from kvtrail.dashboard.content.request import handoffs
+from kvtrail.tracer.detect.kept import KeptFor, kept_handoffs
 from kvtrail.tracer.events.events import Event, Free, Heartbeat
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.handoff_flows import NOBODY
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.serve.api.requests import handoffs_of
 
@@ -95,6 +98,20 @@ def test_what_a_worker_reports_before_the_scheduler_counts_once_the_hand_off_is_
     assert rules_found(judge([*numbered, of_worker, *beats])) == ["unacknowledged-handoff"]
 
 
+def test_what_an_engine_keeps_for_whom() -> None:
+    text = PREFILL.format(digest="a")[: -len("wait 30\n    freed expired\n    sent\n")]
+    for more, taker, state in (
+        ("", NOBODY, KeptFor.UNCLAIMED),
+        (DECODE.replace("<d> R", ""), "d", KeptFor.WAITING),
+        (DECODE, "d", KeptFor.LOADED),
+        (DECODE.replace("<d> R", "<d> R failed\n<d> end aborted"), "d", KeptFor.ABANDONED),
+        ("<d> start 600\n<d> takes h1 600/600 of a\n<d> end aborted", "d", KeptFor.ABANDONED),
+    ):
+        (kept,) = kept_handoffs(judge(history(text + more, connector="NixlConnector")))
+        assert (kept.engine, kept.tokens, kept.taker, kept.state) == ("engine", 600, taker, state), more
+    assert not list(kept_handoffs(judge(history(text + "read\nsent", connector="NixlConnector"))))
+
+
 def test_a_connector_that_pushes_cannot_distinguish_two_requests_with_one_id_of_the_clients() -> None:
     one, other = (
         f"{name}start 600\n{name}gives {key} 600/600 of a in MODE\n{name}end delayed lease 30\n"
@@ -159,3 +176,55 @@ def test_each_side_leads_to_the_other_as_far_as_it_is_known() -> None:
         assert handoffs({"handoffs": [alone.model_dump()]}) == [
             ("Handed over as h1; the other engine has reported nothing of it", None)
         ]
+
+
+WRITTEN = """
+    gives h1 600/600 of a
+    end delayed length_capped handoff computed 600 lease 30
+    xfer write posted 19 peer d for b
+"""
+TAKES_ANOTHER = """
+    <d> b: start 600
+    <d> b: takes h2 600/600 of {digest}
+    <d> b: sent registration peer p
+"""
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize(("digest", "rules"), [("b", ["crossed-handoff"]), ("a", [])])
+def test_a_write_to_a_request_of_another_prompt_is_found_whichever_side_is_heard_first(
+    digest: str, rules: list[str], order: tuple[int, ...]
+) -> None:
+    """The one that writes is heard in two parts: its worker has a recorder of its own."""
+    events = history(WRITTEN + TAKES_ANOTHER.format(digest=digest), connector="NixlPushConnector")
+    parts: list[list[Event]] = [[], [], []]
+    for event in events:
+        parts[0 if event.engine == "d" else 1 if event.kind == Kind.XFER else 2].append(event)
+    for event in parts[1]:
+        event.recorder, event.sequence, event.request_sequence = "worker", 0, 0
+    detector = judge([event for part in order for event in parts[part]])
+    assert rules_found(detector) == rules
+    if rules:
+        (finding,) = next(iter(detector.findings.values())).values()
+        assert (finding.request, finding.numbers["other"]) == ("b-cmpl-1-0-0123abcd", "cmpl-1-0-0123abcd")
+        assert "it wrote that into the blocks of this request" in finding.explanation
+
+
+@pytest.mark.parametrize(
+    ("after", "rules"),
+    [
+        ("xfer write done peer d for -\nwait 60", []),
+        ("wait 30\nfreed expired\nsent\nwait 60", []),
+        ("xfer write failed peer d for - !ERR\nwait 30\nfreed expired\nsent\nwait 60", []),
+        ("wait 30\nfreed expired\nsent\nxfer write done peer d for -\nwait 60", ["stale-handoff"]),
+    ],
+)
+def test_who_writes_itself_needs_no_report(after: str, rules: list[str]) -> None:
+    """The write has ended before the blocks are given back, or it is known that it failed, or not how it ended; only one that
+    is known to have ended later may have written what is another's."""
+    given = PREFILL.format(digest="a").partition("wait")[0] + "xfer write posted 19 peer d for -\n"
+    detector = judge(history(given + DECODE + after, connector="NixlPushConnector"))
+    assert rules_found(detector) == rules
+    if rules:
+        (finding,) = next(iter(detector.findings.values())).values()
+        assert "its own write of them to the other engine ended" in finding.explanation

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import Handoff, Side
+from kvtrail.tracer.events.events import Handoff, Side, Xfer
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule
 
 
-class CrossedHandoff(EngineRule[Handoff]):
+class CrossedHandoff(EngineRule[Handoff | Xfer]):
     """A request is to read what another engine has computed for another prompt.
 
     Invariant: the first n token ids of the prompt are the same in the engine that gives and in the one that takes, n the
     tokens that are handed over, or the shorter of the two prompts.
 
+    An engine that writes what it gives chooses the request by itself: what it writes is compared with that request's prompt.
     A prefill engine may compute a few tokens less than the prompt has; that is no other prompt. Source: vLLM, the connectors
     compare no token: the NIXL connector's lookup answers with the length of its own prompt
     (`NixlPullConnectorScheduler.get_num_new_matched_tokens`), whatever was computed; the incident is vLLM #52234
@@ -37,7 +38,16 @@ class CrossedHandoff(EngineRule[Handoff]):
         " another prompt."
     )
 
-    def judge(self, event: Handoff, engine: Engine) -> Judgement:
+    written = (
+        "At {0} engine {giver} ended request {other} with a prompt of {given_prompt} tokens, and kept its KV for another"
+        " engine. At {1} it wrote that into the blocks of this request, whose prompt has {prompt} tokens, and which is to"
+        " take something else ({2}): {why}. Its answer will be one to another prompt."
+    )
+
+    def judge(self, event: Handoff | Xfer, engine: Engine) -> Judgement:
+        drifts = tuple(each for each in map(_written, engine.handoffs.written(event)) if isinstance(each, Drift))
+        if drifts or isinstance(event, Xfer):
+            return drifts or None
         pair = engine.handoffs.pair(event)
         if pair is None:
             return None  # judged when the other engine's side comes
@@ -49,11 +59,20 @@ class CrossedHandoff(EngineRule[Handoff]):
         drifts = tuple(each for each in found if isinstance(each, Drift))
         return drifts or (OK if OK in found else Unknown.UNSEEN)
 
+    def template(self, finding: Finding) -> str:
+        return self.written if len(finding.witness) > 2 else self.explanation
+
     def values(self, finding: Finding) -> dict[str, Any]:
         numbers = finding.numbers
         if numbers["shorter"]:
             return {"why": f"it is shorter than the {numbers['handed']} tokens that are handed over"}
         return {"why": f"the first {numbers['compared']} tokens of the two differ"}
+
+
+def _written(found: tuple[Handoff, Handoff, Xfer]) -> Drift | Unknown | Any:
+    given, taken, write = found
+    compared = _compared(given, taken)
+    return Drift(compared.numbers, [given, write, taken]) if isinstance(compared, Drift) else compared
 
 
 def _compared(given: Handoff, taken: Handoff) -> Drift | Unknown | Any:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import Read, Received
+from kvtrail.tracer.events.events import Read, Received, Xfer, XferOp, XferState
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule
 
 
-class StaleHandoff(EngineRule[Read | Received]):
+class StaleHandoff(EngineRule[Read | Received | Xfer]):
     """A request has received KV from blocks that the other engine had given back before.
 
     Invariant: if a request receives a hand-off, the report of its reader reaches the engine that prefilled before that one
-    gives the blocks back.
+    gives the blocks back; where that engine writes itself, its writes have ended before.
 
     Order is known by messages alone: the release and the reader's report are recorded by one recorder, and the load is that
     of the same hand-off. Where that recorder is also the scheduler's, and block ids are recorded, the finding says whether
@@ -22,7 +23,7 @@ class StaleHandoff(EngineRule[Read | Received]):
     counter of the reading engine moves; the incidents are vLLM #21570
     (https://github.com/vllm-project/vllm/issues/21570) and aws-do-eks #84
     (https://github.com/aws-samples/aws-do-eks/pull/84). Needs the spans of both engines, and a probe that sees readers'
-    reports on the one that prefills (NIXL's pull).
+    reports or writes on the one that prefills (NIXL).
     """
 
     id = "stale-handoff"
@@ -34,19 +35,22 @@ class StaleHandoff(EngineRule[Read | Received]):
         " or its heartbeats did not arrive. Make the lease longer than the queue, and compute such a request again."
     )
 
-    def judge(self, event: Read | Received, engine: Engine) -> Judgement:
-        pair = engine.handoffs.given_by(event) if isinstance(event, Read) else engine.handoffs.taken_by(event)
+    def judge(self, event: Read | Received | Xfer, engine: Engine) -> Judgement:
+        by_giver = isinstance(event, Read) or (isinstance(event, Xfer) and event.xfer_op == XferOp.WRITE)
+        pair = engine.handoffs.given_by(event) if by_giver else engine.handoffs.taken_by(event)
         if pair is None or pair.released is None:
             return None
         late, received = pair.late, [(taker.received, taker.recomputed) for taker in pair.received]
-        if isinstance(event, Read):
+        if isinstance(event, Received):
+            if not engine.handoffs.receives(event):
+                return None
+            received = [(event, engine.handoffs.is_recomputed(event))]
+        elif isinstance(event, Read) or (by_giver and event.xfer_state == XferState.DONE):
             if late is not None:
                 return None  # a second late report adds nothing
-            if pair.released.recorder != event.recorder:
+            if not engine.handoffs.is_late(event):
                 return Unknown.ORDER
             late = event
-        elif engine.handoffs.receives(event):
-            received = [(event, engine.handoffs.is_recomputed(event))]
         else:
             return None
         if late is None or not received:
@@ -66,14 +70,23 @@ class StaleHandoff(EngineRule[Read | Received]):
 
     def template(self, finding: Finding) -> str:
         text = "Engine {giver} gave the blocks of request {other} back at {0}: {why}. "
-        report = "a reader reported that it had read them. This request received them"
+        writes = finding.witness[-2].kind == Kind.XFER
+        report = (
+            "its own write of them to the other engine ended" if writes else "a reader reported that it had read them"
+        )
         match finding.numbers["given_out"]:
             case True:
-                return text + f"At {{1}} another request was given some of them, and at {{2}} {report} ({{3}})."
+                text += f"At {{1}} another request was given some of them, and at {{2}} {report}. This request received"
+                return text + " them ({3})."
             case False:
-                end = ": nobody else had been given any of them by then, and they still held what was read."
-                return text + f"At {{1}} {report} ({{2}}){end}"
-        return text + f"At {{1}} {report} ({{2}}): they may have been another request's by then."
+                text += (
+                    f"At {{1}} {report}. This request received them ({{2}}): nobody else had been given any of them by"
+                )
+                return text + " then, and they still held what was read."
+        return (
+            text
+            + f"At {{1}} {report}. This request received them ({{2}}): they may have been another request's by then."
+        )
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"why": "the lease had run out" if finding.numbers["expired"] else "they had been read"}

@@ -14,11 +14,12 @@ from typing import Any
 from unittest import mock
 
 from kvtrail.connector.known import nixl
+from kvtrail.connector.known.nixl.stand_in import writer
 from kvtrail.connector.known.nixl.stand_in.network import Agent, Network
 from kvtrail.connector.known.nixl.stand_in.side_channel import SideChannel
 
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
-TIMED = ("base_scheduler", "base_worker", "pull_scheduler", "pull_worker")
+TIMED = ("base_scheduler", "base_worker", "pull_scheduler", "pull_worker", "push_scheduler", "push_worker")
 """vLLM's modules by the clock of which leases run."""
 
 
@@ -41,7 +42,9 @@ def installed(network: Network, clock: Clock) -> Iterator[None]:
     def parallel() -> Any:
         return get_current_vllm_config().parallel_config
 
-    worker, scheduler = (importlib.import_module(f"{_NIXL}.{name}") for name in ("base_worker", "base_scheduler"))
+    worker, scheduler, push = (
+        importlib.import_module(f"{_NIXL}.{name}") for name in ("base_worker", "base_scheduler", "push_worker")
+    )
     channel, cpus = SideChannel(network), type(worker.current_platform)
     places: dict[Any, dict[str, Any]] = {
         worker: {
@@ -56,6 +59,7 @@ def installed(network: Network, clock: Clock) -> Iterator[None]:
             "zmq_ctx": channel.socket,
             "threading": SimpleNamespace(Thread=channel.thread, Event=scheduler.threading.Event),
         },
+        push: {"threading": writer.threading(network)},
         nixl: {"perf_counter": clock},
     }
     with ExitStack() as stack:

@@ -129,6 +129,10 @@ class Network:
         """Run something in a later tick, as a thread of its own would; a handshake."""
         self._tasks.append((self._within(self.schedule.handshake_ticks), task))
 
+    def soon(self, task: Callable[[], None]) -> None:
+        """Run something in the next tick."""
+        self._tasks.append((self.now + 1, task))
+
     def post(self, transfer: Transfer) -> None:
         """A transfer begins.
 

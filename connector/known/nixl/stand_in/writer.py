@@ -1,0 +1,77 @@
+"""The thread with which vLLM's NIXL push connector writes, without a thread.
+
+In each tick of the network it runs until it would wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any
+
+from kvtrail.connector.known.nixl.stand_in.network import Network
+
+
+class _Waits(BaseException):
+    """The thread would wait here; no `Exception`, so that its loop ends."""
+
+    def __init__(self, event: _Event, timeout: float | None) -> None:
+        self.event, self.timeout = event, timeout
+
+
+class _Event:
+    """In place of `threading.Event`."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._is_set:
+            raise _Waits(self, timeout)
+        return True
+
+
+class _Writer:
+    """In place of `threading.Thread`: its loop begins again where the event for which it waits is set, or its time is over,
+    which a tick always is."""
+
+    def __init__(self, network: Network, target: Callable[[], None]) -> None:
+        self._network, self._target = network, target
+        self._waits: _Waits | None = None
+
+    def start(self) -> None:
+        self._network.soon(self._run)
+
+    def join(self, timeout: float | None = None) -> None:
+        """It has been told to stop, and runs no more."""
+        self._target = _stopped
+
+    def _run(self) -> None:
+        waits = self._waits
+        if waits is None or waits.timeout is not None or waits.event.is_set():
+            if waits is not None and waits.timeout is None:
+                waits.event.clear()
+            try:
+                self._target()
+            except _Waits as waiting:
+                self._waits = waiting
+        if self._target is not _stopped:
+            self._network.soon(self._run)
+
+
+def _stopped() -> None:
+    """What a thread runs after its end."""
+
+
+def threading(network: Network) -> Any:
+    """In place of the module `threading`."""
+    return SimpleNamespace(Thread=lambda *, target, **_: _Writer(network, target), Event=_Event, Lock=Lock)

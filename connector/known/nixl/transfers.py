@@ -1,0 +1,170 @@
+"""The reads and writes of vLLM's NIXL worker, as its methods post them and notice their ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from kvtrail.connector.known.probe import ProbeEvent
+from kvtrail.connector.known.watching import after, around
+from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
+from kvtrail.tracer.events.semconv import Kind
+
+MAX_OPEN = 4096
+"""Requests whose transfers are followed at the same time; beyond that the oldest is forgotten, and its end not recorded."""
+FAILED = "ERR"
+"""What NIXL says of a transfer that has failed on its way."""
+Blocks = Sequence[Sequence[int]]
+
+
+class _Posted(NamedTuple):
+    """A transfer whose end is not known yet."""
+
+    peer: str
+    rank: int | None
+    request: str
+
+
+class Transfers:
+    """Follows a worker's transfers: those of an engine that decodes and reads, or of one that prefills and writes."""
+
+    def __init__(self, worker: Any, note: Callable[[ProbeEvent], object], unsent: Callable[[], str | None]) -> None:
+        """`note` takes what is seen, on any thread; `unsent` says why this thread's last notification was not sent."""
+        self._worker, self._note, self._unsent = worker, note, unsent
+        self._open: BoundedDict[str, list[_Posted]] = BoundedDict(MAX_OPEN)
+        self._failed: BoundedDict[str, bool] = BoundedDict(MAX_OPEN)
+        """Requests of which a failure was recorded and whose other transfers are not over."""
+        self._failure: str | None = None
+        """What failed within the current post."""
+        self._trimmed: tuple[Blocks, Blocks] | None = None
+        """The blocks of the current post, of the engine that decodes and of the other one, without what the first one has."""
+        self._posting: dict[str, Any] = {}
+        """The arguments of the current post; empty between posts."""
+        self._op = XferOp.READ if hasattr(worker, "_read_blocks") else XferOp.WRITE
+        around(worker, "_read_blocks" if self._op is XferOp.READ else "_xfer_blocks", self._begin_post, self._end_post)
+        after(worker, "_apply_prefix_caching", self._note_trimmed)
+        after(worker, "_handle_failed_transfer", self._note_failure)
+        after(worker, "_pop_done_transfers", self._note_over)
+
+    def _begin_post(self, *_: Any, **named: Any) -> None:
+        self._posting, self._failure, self._trimmed = named, None, None
+
+    def _note_trimmed(self, result: tuple[Blocks, Blocks], *_: Any, **named: Any) -> None:
+        self._trimmed = result
+
+    def _end_post(self, error: BaseException | None) -> None:
+        try:
+            local, remote = self._moved()
+            if self._op is XferOp.READ:
+                self._end_read(local, remote, error)
+            elif len(local) or error is not None:  # else there is nothing to write
+                writers = max(1, self._worker.world_size // self._info().remote_tp_size)
+                self._posted(local, remote, writers, error)
+        finally:
+            self._posting = {}
+
+    def _end_read(self, local: Blocks, remote: Blocks, error: BaseException | None) -> None:
+        post, expected = self._posting, self._posting.get("expected_consumers")
+        if not any(map(len, local)):  # nothing is needed: a notification alone is sent
+            self._note(
+                ProbeEvent.of(
+                    Kind.NOTIFICATION, post["request_id"], notification=Notice.DONE.value, blocks_count=0,
+                    direction=Direction.SENT.value, peer=post["dst_engine_id"], peer_rank=self._rank(),
+                    peer_request=post["remote_request_id"], notifications_expected=expected,
+                    reason=self._unsent(),
+                )
+            )  # fmt: skip
+        else:
+            self._posted(local, remote, expected, error)
+
+    def _moved(self) -> tuple[Blocks, Blocks]:
+        """The blocks of this engine and of the other one that the current post is about."""
+        if self._trimmed is not None:
+            return self._trimmed if self._op is XferOp.READ else self._trimmed[::-1]  # type: ignore[return-value]
+        named = self._posting.get("read_spec")
+        blocks = vars(named) if named is not None else self._posting
+        return blocks["local_block_ids"], blocks["remote_block_ids"]
+
+    def _posted(self, local: Blocks, remote: Blocks, expected: int | None, error: BaseException | None) -> None:
+        post, failure = self._posting, self._failure
+        if error is not None:
+            failure = f"{type(error).__name__}: {error}"
+        one = _Posted(post["dst_engine_id"], self._rank(), post["remote_request_id"])
+        request_id = post["request_id"]
+        values = {"notifications_expected": expected, **self._blocks(local, remote)}
+        if failure is None:
+            self._open.setdefault(request_id, []).append(one)
+        else:
+            self._failed[request_id] = True
+        self._seen(XferState.POSTED if failure is None else XferState.FAILED, request_id, one, failure, **values)
+
+    def _note_failure(self, _: Any, request_id: str, handle: Any = None, *rest: Any, **named: Any) -> None:
+        """A transfer has failed, at the post, at a look, or before. It may be called within the handler of an exception."""
+        error = sys.exception()
+        if self._posting.get("request_id") == request_id and error is not None:
+            self._failure = f"{type(error).__name__}: {error}"  # the post is about to end
+        elif error is not None or handle is not None:
+            self._end(request_id, XferState.FAILED, f"{type(error).__name__}: {error}" if error else FAILED)
+        elif self._op is XferOp.READ:  # who is written to has no transfer of its own
+            self._end(request_id, XferState.FAILED, self._declined(request_id))
+
+    def _declined(self, request_id: str) -> str:
+        """Why a read was not posted."""
+        remote = self._worker._recving_metadata[request_id].remote
+        if remote.engine_id in getattr(self._worker, "_invalid_remote_engines", ()):
+            return "the other engine is not connected any more"
+        return "expired" if remote.engine_id in self._worker._remote_agents else "no handshake"
+
+    def _note_over(self, result: Any, transfers: Any) -> None:
+        over: Iterable[str] = result[0] if isinstance(result, tuple) else result
+        for request_id in sorted(over):
+            self._end(request_id, XferState.DONE, None)
+            self._failed.pop(request_id, None)
+
+    def _end(self, request_id: str, state: XferState, reason: str | None) -> None:
+        """The transfers of a request have ended, or one of them has failed, of which it is not known which."""
+        if state is XferState.FAILED:
+            if request_id in self._failed:
+                return  # noticed at each look, until NIXL gives the handle back
+            self._failed[request_id] = True
+        posted = self._open.pop(request_id, [])
+        if not posted and state is XferState.FAILED:
+            posted = [self._expected_from(request_id)]
+        for one in posted:
+            self._seen(state, request_id, one, reason)
+
+    def _expected_from(self, request_id: str) -> _Posted:
+        """Whom a request that was never posted would have read."""
+        remote = getattr(self._worker._recving_metadata.get(request_id), "remote", None)
+        return _Posted(remote.engine_id, None, remote.request_id) if remote else _Posted("", None, "")
+
+    def _seen(self, state: XferState, request_id: str, one: _Posted, reason: str | None, **values: Any) -> None:
+        self._note(
+            ProbeEvent.of(
+                Kind.XFER, request_id, xfer_op=self._op.value, xfer_state=state.value, peer=one.peer or None,
+                peer_rank=one.rank, peer_request=one.request or None, reason=reason, **values,
+            )
+        )  # fmt: skip
+
+    def _blocks(self, local: Blocks, remote: Blocks) -> dict[str, Any]:
+        """The numbers of vLLM's blocks, and their ids where NIXL has no smaller ones."""
+        ratio = getattr(self._worker, "_physical_blocks_per_logical_kv_block", 1)
+        theirs = getattr(self._info(), "remote_physical_blocks_per_logical", ratio)
+        number = sum(map(len, local))
+        if ratio != 1 or theirs != 1:
+            return {"blocks_count": -(-number // ratio)}
+        return {
+            "blocks_count": number,
+            "blocks_ids": tuple(int(block) for group in local for block in group),
+            "blocks_by_group": tuple(map(len, local)) if len(local) > 1 else None,
+            "peer_blocks_ids": tuple(int(block) for group in remote for block in group),
+        }
+
+    def _info(self) -> Any:
+        return self._worker.transfer_topo.get_engine_info(self._posting["dst_engine_id"])
+
+    def _rank(self) -> int | None:
+        spec = self._posting.get("read_spec")
+        return getattr(spec, "remote_rank", None)
