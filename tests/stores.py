@@ -12,6 +12,7 @@ from wire import encoded
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.other_sides import OtherSides
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.shipping import Shipper, Sink
 from kvtrail.tracer.store.clickhouse.connection import Address
@@ -50,6 +51,8 @@ class FleetTracer:
         self.writer = SqliteWriter(self.path, outbox=self.outbox)
         self.pipeline = Pipeline(self.writer, Metrics(), grace_ns=0)
         self.shipper = Shipper(self.outbox, self.sink)
+        self.now_s = 0.0
+        self.shipper.others = OtherSides(self.pipeline, clock=lambda: self.now_s)
         self.local = SqliteReader(self.path)
 
     def sink(self) -> Sink:
@@ -64,8 +67,9 @@ class FleetTracer:
         named = {name.replace("_", "."): value for name, value in about.items()}
         self.pipeline.ingest(encoded(events, named), transport="grpc")
 
-    def send(self) -> None:
-        """Write all rows, and send everything."""
+    def send(self, *, after_s: float = 60.0) -> None:
+        """Write all rows, send everything, and hear what others have sent, so many seconds after the last time."""
+        self.now_s += after_s
         self.pipeline.tidy()
         self.shipper.send()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 from click.core import ParameterSource
 
 from kvtrail.connector.demo import demo as driver
+from kvtrail.connector.demo import pair_demo
 from kvtrail.connector.demo.children import ChildDied, Children
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Guard
@@ -26,6 +28,11 @@ PORT = click.IntRange(1, 65535)
     "--once", is_flag=True, help="End after one round, with exit code 0 if all went as it should; for scripts."
 )
 @click.option(
+    "--pd",
+    is_flag=True,
+    help="Two engines with vLLM's NixlConnector: one prefills, and hands each request over to the one that decodes.",
+)
+@click.option(
     "--model",
     type=click.Choice([driver.OPT, driver.HYBRID]),
     default=driver.OPT,
@@ -34,16 +41,17 @@ PORT = click.IntRange(1, 65535)
 )
 @click.option(
     "--bug",
-    type=click.Choice(list(FAULTS)),
+    type=click.Choice([*FAULTS, pair_demo.STALE_HANDOFF]),
     metavar="FAULT",
-    help="Inject a known bug into the connector: `stale-lookup` kills the engine; docs/rules.md has the others.",
+    help="Inject a known bug into the connector: `stale-lookup` kills the engine; docs/rules.md has the others. With --pd"
+    " `stale-handoff`: blocks are given away before they are read.",
 )
 @click.option(
     "--guard",
     type=click.Choice([Guard.OBSERVE.value, Guard.HEAL.value]),
     default=Guard.OBSERVE.value,
     show_default=True,
-    help="What to do with an answer that breaks the lookup contract: record it, or replace it with a safe one.",
+    help="What to do with a wrong answer or wrong KV: record it, or heal it, so that vLLM computes the tokens itself.",
 )
 @click.option(
     "--trace-file",
@@ -92,9 +100,12 @@ def demo(context: click.Context, /, **options: Any) -> None:
     Example: kvtrail demo --bug stale-lookup
 
     Example: kvtrail demo --bug stale-lookup --guard heal --once
+
+    Example: kvtrail demo --pd --bug stale-handoff
     """
     if importlib.util.find_spec("vllm") is None:
         raise Refused("the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU")
+    _require_what_fits(options)
     for name in ("grpc_port", "http_port", "dashboard_port"):
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             wanted, options[name] = options[name], driver.free_port(options[name])
@@ -103,7 +114,7 @@ def demo(context: click.Context, /, **options: Any) -> None:
     children = Children()
     children.stop_at(signal.SIGINT, signal.SIGTERM)  # also where a shell started us with Ctrl-C ignored
     try:
-        driver.run(driver.Options(**options), children)
+        driver.run(driver.Options(**options), children, pair_demo.play if options["pd"] else driver.play)
     except Exception as error:
         if not children.stopped:
             if isinstance(error, httpx.HTTPError):
@@ -118,3 +129,20 @@ def demo(context: click.Context, /, **options: Any) -> None:
         over = "\r" if sys.stdout.isatty() else ""  # the ^C that the terminal shows
         click.echo(f"{over}Ended; nothing is left running.")
         raise SystemExit(130 if options["once"] else 0)  # without --once, Ctrl-C is how the demo ends
+
+
+def _require_what_fits(options: Mapping[str, Any]) -> None:
+    """Raises Refused where options exclude each other, or two engines cannot hand over here."""
+    if not options["pd"]:
+        if options["bug"] == pair_demo.STALE_HANDOFF:
+            raise Refused(f"the bug {options['bug']!r} needs two engines: add --pd")
+        return
+    if options["bug"] not in (None, pair_demo.STALE_HANDOFF):
+        raise Refused(f"--pd has the bug {pair_demo.STALE_HANDOFF!r} only")
+    if options["model"] != driver.OPT or options["metrics_port"]:
+        raise Refused("--pd runs the tiny OPT, and serves no metrics of vLLM's")
+    if importlib.util.find_spec("nixl") is None:
+        raise Refused(
+            "--pd needs NIXL, which is not installed here; `make demo ARGS=--pd` installs it, as does"
+            " `pip install --no-deps -r constraints-pd.txt`"
+        )

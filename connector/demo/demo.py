@@ -41,6 +41,7 @@ class Options:
     """The options of `kvtrail demo`; see its --help."""
 
     once: bool
+    pd: bool
     model: str
     bug: str | None
     guard: str
@@ -70,8 +71,8 @@ class Options:
         return not self.bug or self.guard == "heal"
 
 
-def run(options: Options, children: Children) -> None:
-    """Run the demo to its end, or until its children are stopped.
+def run(options: Options, children: Children, play: Callable[[Options, Children], None]) -> None:
+    """Run a demo to its end, or until its children are stopped: `play` with what it needs reserved.
 
     Raises:
         DemoError, ChildDied: see there; of children that are stopped, any error. All have ended when this returns or raises.
@@ -91,14 +92,19 @@ def run(options: Options, children: Children) -> None:
             raise DemoError(
                 f"another demo is running in {options.folder}; choose another folder with --folder"
             ) from None
-        _run(options, children)
+        for old in options.folder.glob("kvtrail.db*"):
+            old.unlink()
+        play(options, children)
 
 
-def _run(options: Options, children: Children) -> None:
-    for old in options.folder.glob("kvtrail.db*"):
-        old.unlink()
+def play(options: Options, children: Children) -> None:
+    """The demo of one engine.
+
+    Raises:
+        DemoError, ChildDied: see there.
+    """
     with children:
-        tracer, dashboard = _start_servers(options, children)
+        tracer, dashboard = start_servers(options, children)
         watched = [tracer, dashboard]
         plain = _engine(options, children, watched, plain=True) if options.is_safe else None
         engine = _engine(options, children, watched)
@@ -106,14 +112,12 @@ def _run(options: Options, children: Children) -> None:
         if tokens is None and options.is_safe:
             _died(engine)
         death = _death(options, engine) if tokens is None else None
-        _summarize(options)
+        summarize(options)
         if plain is not None and tokens is not None:
             _compare(tokens, plain)
         if options.bug:
-            _report_findings(options)
-        click.echo(f"\nThe dashboard:  {options.page}")
-        click.echo(f"The api:        {options.api}/docs")
-        click.echo(f"The metrics:    {options.api}/metrics")
+            report_findings(options)
+        report_addresses(options)
         if options.metrics_port and death is None:
             click.echo(f"vLLM's metrics: http://127.0.0.1:{options.metrics_port}/metrics")
         if not options.once:
@@ -160,7 +164,8 @@ class _Engine:
         return None
 
 
-def _start_servers(options: Options, children: Children) -> tuple[Child, Child]:
+def start_servers(options: Options, children: Children) -> tuple[Child, Child]:
+    """Start the tracer and the dashboard, and wait until both answer."""
     folder = options.folder
     click.echo("Starting the tracer and the dashboard ...")
     ports = ["--grpc-port", str(options.grpc_port), "--http-port", str(options.http_port)]
@@ -214,7 +219,15 @@ def _engine(options: Options, children: Children, watched: list[Child], *, plain
     return _Engine(child, watched, quiet=plain)
 
 
-def _summarize(options: Options) -> None:
+def report_addresses(options: Options) -> None:
+    """Say where to look."""
+    click.echo(f"\nThe dashboard:  {options.page}")
+    click.echo(f"The api:        {options.api}/docs")
+    click.echo(f"The metrics:    {options.api}/metrics")
+
+
+def summarize(options: Options) -> None:
+    """Say what the tracer has counted."""
     totals = httpx.get(f"{options.api}/api/overview").json()["totals"]
     click.echo(
         "\nSummary\n"
@@ -243,11 +256,17 @@ def _died(engine: _Engine) -> None:
     engine.child.check()
 
 
-def _report_findings(options: Options) -> None:
+def report_findings(options: Options) -> None:
+    """Say what was found, one finding of each rule, with the addresses of its requests.
+
+    Raises:
+        DemoError: nothing was found.
+    """
+
     def found() -> list[dict[str, Any]]:
         return httpx.get(f"{options.api}/api/findings").json()  # type: ignore[no-any-return]
 
-    if not (findings := _waited_for(found)):
+    if not (findings := waited_for(found)):
         raise DemoError(f"the tracer has no finding: this workload does not bring the bug {options.bug!r} out")
     for rule, of_rule in _by_rule(findings).items():
         finding, *others = of_rule
@@ -257,6 +276,8 @@ def _report_findings(options: Options) -> None:
         click.echo(f"  It could: {finding['severity']}. It did: {finding['did']}.")
         click.echo(_wrapped(finding["explanation"], indent="  "))
         click.echo(f"  {options.page}/request?id={finding['request']}")
+        if "giver" in finding["numbers"]:
+            click.echo(f"  {options.page}/request?id={finding['numbers']['other']} (on the engine that prefilled it)")
         if others:
             click.echo(f"  And {words.some(len(others), 'more finding')} of this rule: {options.page}/findings")
 
@@ -276,7 +297,7 @@ def _death(options: Options, engine: _Engine) -> dict[str, Any]:
         (known,) = httpx.get(f"{options.api}/api/fleet").json()["engines"]
         return known if known["state"] == "died" else None
 
-    if (death := _waited_for(ended)) is None:
+    if (death := waited_for(ended)) is None:
         _died(engine)
     assert death is not None
     click.echo("The engine raised")
@@ -302,7 +323,7 @@ def _wrapped(text: str, *, indent: str = "") -> str:
     return "\n".join(terminal.wrapped(text, min(terminal.width() or WIDEST, WIDEST), first=indent))
 
 
-def _waited_for(answer: Callable[[], T]) -> T:
+def waited_for(answer: Callable[[], T]) -> T:
     """The tracer's answer once there is one; else its last one."""
     deadline = time.monotonic() + JUDGED_WITHIN_S
     while not (answered := answer()) and time.monotonic() < deadline:

@@ -38,7 +38,6 @@ class _RequestState:
         held: the complete blocks with full fingerprints, by number.
         pending: those that will be once its first step has run.
         has_sampled: whether there are any of these.
-        handed_over: what another engine says of the KV that it is to load.
     """
 
     request: Any
@@ -52,7 +51,6 @@ class _RequestState:
     held: list[dict[int, Block]] = field(default_factory=list)
     pending: list[list[Block]] = field(default_factory=list)
     has_sampled: bool = False
-    handed_over: HandedOver | None = None
     matched: tuple[int, bool] | None = None
     """Of the last lookup: the tokens that vLLM had computed, and whether the load ends between steps."""
 
@@ -106,16 +104,12 @@ class CheckScheduler:
         self._rewound: list[str] = []
         self._reset = False
 
-    def on_handed_over(self, request: Any, handed_over: HandedOver) -> None:
-        """Before its first lookup: it is to load what another engine has handed over."""
-        self._of(request).handed_over = handed_over
-
     def on_lookup(self, request: Any, computed: int, is_async: bool) -> None:
         """After a lookup."""
         self._of(request).matched = computed, is_async
 
-    def on_alloc(self, request: Any, external: int, blocks: Any) -> None:
-        """After `update_state_after_alloc`."""
+    def on_alloc(self, request: Any, external: int, blocks: Any, handed_over: HandedOver | None = None) -> None:
+        """After `update_state_after_alloc`. `handed_over` is what another engine says of the KV, if it is that of another."""
         state = self._of(request)
         if state.epoch != request.num_preemptions:
             self._leave(state)
@@ -124,6 +118,8 @@ class CheckScheduler:
         if state.matched is not None:
             (computed, is_async), state.matched = state.matched, None
             self._restart(state, computed, computed + external, is_async)
+            if handed_over is not None and is_async and external and len(self._groups) == 1:
+                self._check_handed_over(state, computed, computed + external, handed_over)
 
     def on_load_failures(self) -> set[str]:
         """After the workers have reported blocks that could not be loaded: requests may have fewer computed tokens now.
@@ -259,8 +255,6 @@ class CheckScheduler:
             self._admitted += self._checks(state, ADMITTED, n, blocks)
             (self._async_loads if is_async else self._loads).extend(self._checks(state, LOADED, n, to_load))
         state.due = 0
-        if state.handed_over is not None and is_async and end > computed and len(self._groups) == 1:
-            self._check_handed_over(state, computed, end, state.handed_over)
 
     def _check_handed_over(self, state: _RequestState, computed: int, end: int, handed_over: HandedOver) -> None:
         """The request loads what comes after so many computed tokens, and of which another engine has the checksums. The last

@@ -4,6 +4,9 @@ Twelve words are at places that all blocks have in common, spread over layers an
 Another block's content, a shift, zeros or an older content changes nearly all groups. Four words are at places drawn from the
 block's hash, 16 bits in all: what is wrong in one part of every block shows in some of them.
 
+Where engines of different tensor-parallel sizes hand over to each other, the places that all blocks have in common lie in a
+rank's first head: whoever has the same first head has the same groups.
+
 A block's last token is left out: of a full hit it is computed after all others were loaded, and its last bits may differ.
 """
 
@@ -37,12 +40,14 @@ ROW = np.dtype([("hash", ">u8"), ("content", ">u8"), ("token", ">u4")])
 
 class _View(NamedTuple):
     """A part of a layer's cache, its sizes and strides in bytes: the number of its piece of memory, where it begins there, a
-    block's stride, and the other dimensions, as (size, stride, whether it counts tokens). The last one lies in one piece."""
+    block's stride, and the other dimensions, as (size, stride, whether it counts tokens). The last one lies in one piece.
+    `heads` is the stride of the one that counts heads; 0 if there is none, None if it is not known which."""
 
     storage: int
     begin: int
     stride: int
     inner: tuple[tuple[int, int, bool], ...]
+    heads: int | None
 
 
 class SlimFingerprints:
@@ -52,12 +57,14 @@ class SlimFingerprints:
         num_blocks: of the caches.
         layout: a digest of how the bytes of a block lie: equal bytes have equal fingerprints where it is equal.
         skips_last: whether the last token of a block is left out: not of a layout that does not show its tokens.
+        of_first_head: whether the places that all blocks have in common lie in the rank's first head.
     """
 
-    def __init__(self, caches: Mapping[str, Cache], num_blocks: int, block_size: int) -> None:
+    def __init__(self, caches: Mapping[str, Cache], num_blocks: int, block_size: int, *, heads: int = 0) -> None:
         """
         Args:
             block_size: tokens of a block; 0 where blocks hold recurrent states, which have no tokens.
+            heads: of a block on this rank, if the common places are to lie in the first of them.
 
         Raises:
             ValueError: a layer of which no dimension counts the blocks, by name and shape.
@@ -70,7 +77,7 @@ class SlimFingerprints:
             chosen = [chosen[n * (len(chosen) - 1) // (MAX_STORAGES - 1)] for n in range(MAX_STORAGES)]
         parts = [
             [
-                _view(each, chosen.index(place), num_blocks, block_size)
+                _view(each, chosen.index(place), num_blocks, block_size, heads)
                 for tensor in tensors_of(cache)
                 if (place := tensor.untyped_storage().data_ptr()) in chosen
                 for each in blocks_first(name, tensor, num_blocks)
@@ -90,7 +97,9 @@ class SlimFingerprints:
             for storage in (storages[place] for place in chosen)
         ]
         self._arrays = [flat.numpy() for flat in self._flat] if self._device.type == "cpu" else []
-        places = np.array([*_common(layers, self._word), *_drawn(views, self._word)], dtype=np.int64)
+        self.of_first_head = heads > 0 and all(view.heads is not None for view in views)
+        common = _common(layers, self._word, of_first_head=self.of_first_head)
+        places = np.array([*common, *_drawn(views, self._word)], dtype=np.int64)
         self._storage, self._begin, self._stride = places.T.copy()
         rng = random.Random("weights")
         self._weights = np.array([rng.getrandbits(64) | 1 for _ in range(COMMON + DRAWN)], dtype=np.uint64)
@@ -185,7 +194,7 @@ def _mixed(numbers: Array) -> Array:
     return mixed
 
 
-def _view(view: torch.Tensor, storage: int, num_blocks: int, block_size: int) -> _View:
+def _view(view: torch.Tensor, storage: int, num_blocks: int, block_size: int, heads: int) -> _View:
     """`view` is [blocks, ...], in the order in which it lies in memory. Where the attention kernel's blocks are smaller, a
     block is several of them, and the last token of each is left out."""
     size = view.element_size()
@@ -198,7 +207,9 @@ def _view(view: torch.Tensor, storage: int, num_blocks: int, block_size: int) ->
     if not inner or inner[-1][1] != size:
         inner.append((1, size, False))
     inner[-1] = (inner[-1][0] * size, 1, inner[-1][2])
-    return _View(storage, int(view.storage_offset()) * size, view.stride(0) * size, tuple(inner))
+    strides = [stride for count, stride, is_token in inner[:-1] if count == heads and not is_token]
+    of_heads = 0 if heads == 1 else strides[0] if len(strides) == 1 else None
+    return _View(storage, int(view.storage_offset()) * size, view.stride(0) * size, tuple(inner), of_heads)
 
 
 def _fits(view: _View, word: int) -> bool:
@@ -207,14 +218,18 @@ def _fits(view: _View, word: int) -> bool:
     return not any(each % word for each in (view.begin, view.stride, length, *(stride for _, stride, _ in outer)))
 
 
-def _common(layers: Sequence[Sequence[_View]], word: int) -> Iterator[tuple[int, int, int]]:
+def _common(layers: Sequence[Sequence[_View]], word: int, *, of_first_head: bool) -> Iterator[tuple[int, int, int]]:
     """Places that all blocks have in common: each in another part of a block's tokens, the first in the first layer, the last
     in the last one, keys and values in turn where they lie apart."""
     rng = random.Random("common")
     tokens = rng.sample(range(COMMON), COMMON)
     for n in range(COMMON):
         layer = layers[n * (len(layers) - 1) // (COMMON - 1)]
-        yield _place(layer[n % len(layer)], word, rng, (tokens[n] + rng.random()) / COMMON)
+        view = layer[n % len(layer)]
+        if of_first_head:  # the number of heads is not to change what is drawn
+            *outer, last = view.inner
+            view = view._replace(inner=(*(each for each in outer if each[0] > 1 and each[1] != view.heads), last))
+        yield _place(view, word, rng, (tokens[n] + rng.random()) / COMMON)
 
 
 def _drawn(views: Sequence[_View], word: int) -> Iterator[tuple[int, int, int]]:

@@ -28,8 +28,9 @@ def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
     )
 
 
-def identity_of(vllm_config: Any, kv_cache_config: Any) -> str:
-    """What KV and its hashes depend on besides the tokens: 8 hexadecimal digits of the model, and 8 of all of it."""
+def identity_of(vllm_config: Any, kv_cache_config: Any, *, of_heads: bool = False) -> str:
+    """What KV and its hashes depend on besides the tokens: 8 hexadecimal digits of the model, and 8 of all of it. The KV
+    `of_heads` does not depend on the tensor-parallel size, a rank's blocks do."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     layers = [(type(group.kv_cache_spec).__name__, *group.layer_names) for group in kv_cache_config.kv_cache_groups]
     algorithm = str(getattr(cache, "prefix_caching_hash_algo", ""))
@@ -39,7 +40,7 @@ def identity_of(vllm_config: Any, kv_cache_config: Any) -> str:
         str(getattr(model, "dtype", "")),
         str(getattr(cache, "cache_dtype", "")),
         getattr(cache, "block_size", None),
-        parallel.tensor_parallel_size,
+        None if of_heads else parallel.tensor_parallel_size,
         getattr(parallel, "pipeline_parallel_size", 1),
         layers,
         algorithm,

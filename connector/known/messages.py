@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from threading import Lock
 from typing import Any
@@ -62,6 +62,14 @@ class Messages:
         with self._lock:
             self._requests[key] = request_id
             self._seen.extend(each._replace(request_id=request_id) for each in self._unnamed.pop(key, ()))
+
+    def name_waiting(self, requests: Mapping[str, str]) -> None:
+        """Name those hand-offs that wait for it, by what is known of them."""
+        if self._unnamed:
+            with self._lock:
+                known = [key for key in self._unnamed if key in requests]
+            for key in known:
+                self.name(key, requests[key])
 
     def note(self, kind: Kind, request_id: str | None, **values: Any) -> None:
         """An event of a request, or of none."""
@@ -146,7 +154,19 @@ def _end(done: Callable[[Any, Exception | None], object] | None, result: Any, er
 
 def notification(said: str, direction: Direction, **values: Any) -> dict[str, Any]:
     """The values of a `kv.notification`."""
-    return {"notification": said, "direction": direction.value, **values}
+    return {"notification": str(said), "direction": direction.value, **values}
+
+
+def blocks_of_both(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The values of a `kv.xfer` that name the blocks of both engines, by KV cache group; none where the two do not fit block
+    by block, as with padding of recurrent states."""
+    if [len(group) for group in ours] != [len(group) for group in theirs]:
+        return {}
+    return {
+        "blocks_ids": tuple(block for group in ours for block in group),
+        "blocks_by_group": tuple(map(len, ours)) if len(ours) > 1 else None,
+        "peer_blocks_ids": tuple(block for group in theirs for block in group),
+    }
 
 
 def transfer(op: XferOp, state: XferState, **values: Any) -> dict[str, Any]:

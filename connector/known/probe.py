@@ -233,8 +233,8 @@ class Probe:
         return ()
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
-        """On a worker, after one of its `report_calls` has returned `report`: what other engines said, and what was done
-        about it, in order."""
+        """On a worker, after one of its `report_calls` has returned `report`, and on the scheduler's side, after
+        `update_connector_output` with this report: what other engines said, and what was done about it, in order."""
         return ()
 
 

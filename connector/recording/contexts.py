@@ -29,6 +29,12 @@ MAX_ENDED = 4096
 """Ended requests remembered for events that come late."""
 
 
+NAMED_BY_ROUTER = ("transfer_id", "kv_request_id")
+"""Parameters by which a router names a hand-off to both engines."""
+NAMED_BY_GIVER = "remote_request_id"
+"""The parameter by which the engine that prefills names it."""
+
+
 class RequestContext:
     """A request's place in its trace, and how far it has been recorded.
 
@@ -51,7 +57,7 @@ class RequestContext:
         sampled: False when OpenTelemetry's sampler left the request out.
         recorded: whether its events are recorded.
         root: 16 bytes of trace id and 8 of the root span's id.
-        has_caller: whether the root is part of a caller's trace.
+        has_caller: whether the root is part of a trace that only the request itself names: a caller's, or that of a hand-off.
         identity: what the spans of this request share.
     """
 
@@ -70,7 +76,9 @@ class RequestContext:
         sampled: bool,
         recorded: bool = True,
         name: str | None = None,
+        is_shared: bool = False,
     ) -> None:
+        """`is_shared`: the trace is that of a hand-off, which other requests are in, too."""
         self.request_id = request_id
         self.name = request_id if name is None else name
         self.request: Any = None
@@ -89,7 +97,7 @@ class RequestContext:
         self.table_ns = 0
         self.sequence = count()
         self.root = root
-        self.has_caller = parent is not None
+        self.has_caller = parent is not None or is_shared
         caller = b"" if parent is None else parent.span_id.to_bytes(8, "big")
         self.identity: Identity = (root, caller, self.name, sampled)
 
@@ -221,17 +229,22 @@ class Contexts:
         root = root_ids(self._engine_id, name, incarnation, self._launch)
         if parent is not None and parent.span_id.to_bytes(8, "big") == root[16:]:
             parent = None  # we have invited ourselves: the request was forgotten among too many, and comes back
+        shared = None
         if parent is not None:
             root = parent.trace_id.to_bytes(16, "big") + root[16:]
+        elif (shared := handoff_of(request, self._engine_id, self._name)) is not None:
+            root = trace_of(shared) + root[16:]
         sampled = self._is_sampled(root, parent)
         if self.invites and request is not None and not headers:
             request.trace_headers = {"traceparent": _traceparent(root, sampled)}
-        context = self._context(request_id, root, parent, sampled)
+        context = self._context(request_id, root, parent, sampled, is_shared=shared is not None)
         context.request, context.incarnation = request, incarnation
         self._remember(context)
         return context
 
-    def _context(self, request_id: str, root: bytes, parent: SpanContext | None, sampled: bool) -> RequestContext:
+    def _context(
+        self, request_id: str, root: bytes, parent: SpanContext | None, sampled: bool, *, is_shared: bool = False
+    ) -> RequestContext:
         return RequestContext(
             request_id,
             start_ns=time.monotonic_ns(),
@@ -240,6 +253,7 @@ class Contexts:
             sampled=sampled,
             recorded=sampled or not self._sampled_only,
             name=self._name(request_id),
+            is_shared=is_shared,
         )
 
     def _is_sampled(self, root: bytes, parent: SpanContext | None) -> bool:
@@ -277,6 +291,26 @@ def root_ids(engine_id: str, request_id: str, incarnation: int = 0, launch: str 
     since = f"\0\0{launch}" if launch else ""
     named = f"{engine_id}\0{request_id}{again}{since}"
     return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=24).digest()
+
+
+def handoff_of(request: Any, engine_id: str, name_of: Callable[[str], str]) -> str | None:
+    """What both engines call the hand-off of a request as it begins, the first of `kvtrail.handoff.keys` that both know then;
+    None if it is not handed over. The engine that prefills will be asked for the request by its own id of it."""
+    asked = getattr(request, "kv_transfer_params", None)
+    if not isinstance(asked, Mapping) or not (asked.get("do_remote_decode") or asked.get("do_remote_prefill")):
+        return None
+    for key in NAMED_BY_ROUTER:
+        if asked.get(key):
+            return f"{key}:{name_of(str(asked[key]))}"
+    if asked.get("do_remote_prefill"):
+        giver, id_ = asked.get("remote_engine_id"), asked.get("remote_request_id")
+        return None if giver is None or id_ is None else f"{NAMED_BY_GIVER}:{giver}/{name_of(str(id_))}"
+    return f"{NAMED_BY_GIVER}:{engine_id}/{name_of(request.request_id)}"
+
+
+def trace_of(handoff: str) -> bytes:
+    """The trace id that both engines give the requests of a hand-off, where no caller gives one."""
+    return hashlib.blake2b(handoff.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def caller_of(trace_headers: Mapping[str, str] | None) -> SpanContext | None:

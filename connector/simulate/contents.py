@@ -4,7 +4,7 @@ a token's KV. So two tokens hold the same bits only if they have the same prefix
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -86,13 +86,14 @@ class Contents:
 
 
 class Secret:
-    """What makes the KV of one layer another than that of all others: bits for each place in a token's KV, or in the state
-    after a token."""
+    """What makes the KV of some heads of one layer another than that of all others: bits for each place in a token's KV, or
+    in the state after a token."""
 
-    def __init__(self, name: str, places: tuple[int, ...], *, is_state: bool = False) -> None:
+    def __init__(self, heads: Sequence[str], places: tuple[int, ...], *, is_state: bool = False) -> None:
+        """`heads` are their names, and `places` the shape of what each keeps of a token."""
         self.subject = "the state after" if is_state else "the KV of"
-        seed = [*name.encode()]
-        self._bits = np.random.default_rng(seed).integers(0, 1 << 31, places, np.int32) & _FREE_BITS
+        drawn = [np.random.default_rng([*name.encode()]).integers(0, 1 << 31, places, np.int32) for name in heads]
+        self._bits = np.stack(drawn) & _FREE_BITS
 
     def words(self, numbers: Any) -> Any:
         """The KV of tokens: for each number, the words of one token."""

@@ -14,7 +14,7 @@ class LayerCache:
     """The KV cache of one layer on one tensor-parallel rank.
 
     Attributes:
-        layer, rank, group: whose it is.
+        layer, rank, group: whose it is; a rank has a part of the heads.
         is_state: whether a block holds one recurrent state, in one slot, instead of the KV of its tokens.
         tensor: the cache, as connectors see it: its first dimension counts blocks, the third one the slots of a block.
         secret: of this layer's KV.
@@ -26,7 +26,8 @@ class LayerCache:
         import torch
 
         self.layer, self.rank, self.group, self.is_state = layer, rank, group, is_state
-        self.secret = Secret(f"{seed}/{rank}/{layer}", (shape[1], *shape[3:]), is_state=is_state)
+        heads = range(rank * shape[1], (rank + 1) * shape[1])
+        self.secret = Secret([f"{seed}/{head}/{layer}" for head in heads], shape[3:], is_state=is_state)
         self.tensor: Any = torch.full(shape, -1.0)
         self._held = self.tensor.numpy().view(np.int32)
         self._should = self._held.copy()

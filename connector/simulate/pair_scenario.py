@@ -85,7 +85,7 @@ class PairScenario:
         tick_s: seconds of a tick, for leases.
         lease_s: the lease of what is handed over.
         groups: the model's KV cache groups, as for one engine.
-        ranks: tensor-parallel ranks of each engine.
+        prefill_ranks, decode_ranks: tensor-parallel ranks of each engine.
         recompute: whether a load that failed is computed again; else its request fails.
     """
 
@@ -101,7 +101,8 @@ class PairScenario:
     lease_s: int = 30
     recompute: bool = True
     groups: tuple[CacheGroup, ...] = ()
-    ranks: int = 1
+    prefill_ranks: int = 1
+    decode_ranks: int = 1
     network: Schedule = field(default_factory=Schedule)
     latest_steps: int = 2
     seed: int = 0

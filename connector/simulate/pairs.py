@@ -275,7 +275,7 @@ def _engine(
             groups=scenario.groups,
             workers=Workers(latest_steps=scenario.latest_steps, seed=scenario.seed),
             shared=shared,
-            tensor_parallel_size=scenario.ranks,
+            tensor_parallel_size=scenario.prefill_ranks if prefills else scenario.decode_ranks,
         )
     every = scenario.prefill_every if prefills else scenario.decode_every
     return Engine(name, stage, exporters[-1], every, scenario.prefills if prefills else scenario.decodes)

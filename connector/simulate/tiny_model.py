@@ -214,7 +214,10 @@ def write_weights(folder: Path, seed: int, layers: int = LAYERS) -> None:
     norms = [f"layers.{n}.{which}_layer_norm" for n in range(layers) for which in ("self_attn", "final")]
     for norm in [*norms, "final_layer_norm"]:
         weights[f"{norm}.weight"], weights[f"{norm}.bias"] = torch.ones(HIDDEN), torch.zeros(HIDDEN)
-    save_file({f"model.decoder.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+    # Of two engines with one folder, one may read while the other writes.
+    whole = folder / f"{os.getpid()}.partial"
+    save_file({f"model.decoder.{name}": tensor for name, tensor in weights.items()}, whole)
+    whole.replace(folder / "model.safetensors")
 
 
 def _shapes(layers: int) -> dict[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ Nothing of this costs anything where it is off: only an object whose bytes are c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import groupby
 from time import monotonic_ns
@@ -16,11 +16,13 @@ from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
 from kvtrail.connector.fingerprints.plan import CheckPlan, Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler, sampled_below
+from kvtrail.connector.fingerprints.store import identity_of as identity_of_caches
 from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.known import by_name
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
 from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
+from kvtrail.connector.tracing.reading import hit_sources
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.tracer.events.capabilities import Capability
@@ -37,6 +39,8 @@ CHECK_PLAN = "_kvtrail_check_plan"
 """Attribute of a connector's metadata in which the scheduler's side sends its workers the checks of a step."""
 LAYER_CALL = "wait_for_layer_load"
 """What vLLM calls for every layer: it is wrapped only in a step that needs it."""
+PEER = "p2p:"
+"""How vLLM calls another engine as the source of a hit."""
 MAX_MISMATCHES = 64
 """Mismatches that one event lists."""
 
@@ -143,6 +147,8 @@ class SchedulerChecks(BlockChecks):
         self._wrap_after("reset_cache", self._on_reset)
         transfer = vllm_config.kv_transfer_config
         self._engine_id = str(transfer.engine_id)
+        self._handed_over: dict[str, HandedOver] = {}
+        """What other engines say of KV that requests have not loaded yet."""
         if _receives(transfer):
             self._wrap("get_num_new_matched_tokens", self._before("get_num_new_matched_tokens", self._on_new_lookup))
             if self._heals:
@@ -152,14 +158,14 @@ class SchedulerChecks(BlockChecks):
     def _on_new_lookup(self, request: Any, computed: int) -> None:
         """Take out what the engine that prefilled says of the KV that it hands over. A request that is about another prompt,
         or gets less of it, loads nothing."""
-        parameters = request.kv_transfer_params
+        parameters = getattr(request, "kv_transfer_params", None)
         if not parameters or checksums.KEY not in parameters:
             return
         try:
             handed_over = HandedOver.of_dict(parameters.pop(checksums.KEY))
         except Exception:  # another version's, or anybody's
             return
-        self._scheduler.on_handed_over(request, handed_over)
+        self._handed_over[request.request_id] = handed_over
         prompt = request.prompt_token_ids
         if self._heals and prompt and handed_over.prompt:
             is_less = handed_over.tokens < len(prompt) - 1  # the last token is computed where it is decoded
@@ -188,12 +194,23 @@ class SchedulerChecks(BlockChecks):
             self._scheduler.on_lookup(request, computed, bool(answer[1]))
 
     def _on_alloc(self, result: Any, request: Any, blocks: Any, external: int) -> None:
-        self._scheduler.on_alloc(request, external, blocks)
+        handed_over = self._handed_over.pop(request.request_id, None) if self._handed_over else None
+        if handed_over is not None and not self._is_of_another_engine(request, external):
+            handed_over = None
+        self._scheduler.on_alloc(request, external, blocks, handed_over)
+
+    def _is_of_another_engine(self, request: Any, external: int) -> bool:
+        """Whether these tokens are loaded from another engine: a child of a MultiConnector may have them itself."""
+        sources = hit_sources(self._connector, request, external)
+        return bool(sources) and all(each.startswith(PEER) for each in sources or ())
 
     def _on_step(self, metadata: Any, output: Any) -> None:
         number, self._step = self._step, self._step + 1
         if self._instrumentation.forced_misses:
             self._instrumentation.forced_misses.difference_update(output.finished_req_ids)
+        if self._handed_over:
+            for request_id in output.finished_req_ids:
+                self._handed_over.pop(request_id, None)
         plan = self._scheduler.plan_step(output, number)
         if plan is not None:
             for check in (*plan.before, *plan.states, *plan.loads, *plan.async_loads):
@@ -237,6 +254,8 @@ class WorkerChecks(BlockChecks):
         self._step = 0
         self._worker: Any = None
         """A `CheckWorker`, once there are KV caches."""
+        self._slices: dict[int, str] = {}
+        """By KV cache group, which first head of which caches the slim fingerprints are of."""
         self._in_step: dict[str, Callable[..., Any]] = {}
         """The wrappers of steps with something to check."""
         self._wrap_after("register_kv_caches", self._on_kv_caches)
@@ -262,10 +281,17 @@ class WorkerChecks(BlockChecks):
         slim: dict[int, SlimFingerprints] = {}
         full_reference, slim_reference = FullReference(own=own), None
         if self._settings.slim:
+            heads = self._heads(groups.values())
             slim = {
-                number: SlimFingerprints(each, num_blocks, 0 if groups[number].boundary else groups[number].block_size)
+                number: SlimFingerprints(
+                    each,
+                    num_blocks,
+                    0 if groups[number].boundary else groups[number].block_size,
+                    heads=heads.get(number, 0),
+                )
                 for number, each in caches.items()
             }
+            self._slices = {number: self._slice() for number, each in slim.items() if each.of_first_head}
             slim_reference = SlimReference(own=own, incomplete=full_reference.incomplete)
         self._worker = CheckWorker(
             {number: FullFingerprints(each, num_blocks) for number, each in caches.items()},
@@ -314,6 +340,24 @@ class WorkerChecks(BlockChecks):
             transfer = self._vllm_config.kv_transfer_config
             return is_own(transfer) and not _receives(transfer)
         return store is FingerprintStore.OWN
+
+    def _heads(self, groups: Iterable[Group]) -> dict[int, int]:
+        """By KV cache group, the heads of its blocks, if this engine hands over to others or they to it: those may have
+        another tensor-parallel size."""
+        if (
+            not _receives(self._vllm_config.kv_transfer_config)
+            or getattr(self._vllm_config.parallel_config, "pipeline_parallel_size", 1) > 1
+        ):
+            return {}
+        specs = {group.number: self._kv_cache_config.kv_cache_groups[group.number].kv_cache_spec for group in groups}
+        return {number: heads for number, spec in specs.items() if (heads := getattr(spec, "num_kv_heads", 0))}
+
+    def _slice(self) -> str:
+        """What this rank's first head is called by engines of any tensor-parallel size."""
+        parallel, config = self._vllm_config.parallel_config, self._kv_cache_config
+        ranks = parallel.tensor_parallel_size
+        first = parallel.rank % ranks * self._vllm_config.model_config.get_total_num_kv_heads() // ranks
+        return f"{identity_of_caches(self._vllm_config, config, of_heads=True)}/{first}"
 
     def _heals(self) -> bool:
         """Whether mismatched blocks are computed again; says in one line why not, where that is asked for."""
@@ -381,6 +425,7 @@ class WorkerChecks(BlockChecks):
             self._step,
             result.identity,
             result.slim or None,
+            self._slices.get(result.group) if result.slim else None,
         )
         at_ns = monotonic_ns()
         source = self._instrumentation.source

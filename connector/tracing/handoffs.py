@@ -12,13 +12,12 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvtrail.connector.recording.contexts import NAMED_BY_GIVER, NAMED_BY_ROUTER
 from kvtrail.connector.tracing.steps import held_at_end
 from kvtrail.tracer.events.events import Side
 
 Values = tuple[Any, ...]
 """The values of a `kv.handoff`, in the order of its fields."""
-NAMES = ("transfer_id", "kv_request_id")
-"""Parameters by which a router names the hand-off to both engines."""
 GIVING_TIER, TAKING_TIER = "remote_decoder", "remote_prefiller"
 """Where the P2P tier of vLLM's OffloadingConnector finds its parameters, on each side."""
 LMCACHE = "disagg_spec"
@@ -80,10 +79,10 @@ def _values(
 def _keys(side: Side, parameters: Mapping[str, Any], name_of: Callable[[str], str]) -> tuple[str, ...]:
     keys = []
     tier = _mapping(parameters.get(GIVING_TIER if side is Side.GIVES else TAKING_TIER))
-    parameters = {**parameters, **{name: tier[name] for name in NAMES if name in tier}}
-    if (request_id := parameters.get("remote_request_id")) is not None:
-        keys.append(f"remote_request_id:{parameters.get('remote_engine_id') or ''}/{name_of(str(request_id))}")
-    keys += [f"{name}:{name_of(str(parameters[name]))}" for name in NAMES if parameters.get(name)]
+    parameters = {**parameters, **{name: tier[name] for name in NAMED_BY_ROUTER if name in tier}}
+    if (request_id := parameters.get(NAMED_BY_GIVER)) is not None:
+        keys.append(f"{NAMED_BY_GIVER}:{parameters.get('remote_engine_id') or ''}/{name_of(str(request_id))}")
+    keys += [f"{name}:{name_of(str(parameters[name]))}" for name in NAMED_BY_ROUTER if parameters.get(name)]
     return tuple(keys)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted, Planned, Seen
+from kvtrail.connector.known.probe import Evicted, Planned, ProbeEvent, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.peers import as_recorded
@@ -55,6 +55,10 @@ class Plans:
                 logger.debug("kvtrail: %s cannot carry callers' traces to its workers", type(metadata))
         for number in flushed:
             self.job(Kind.FLUSH, number, ())
+        self.events(events, at_ns)
+
+    def events(self, events: Iterable[ProbeEvent], at_ns: int) -> None:
+        """Record any other events of the connector."""
         for kind, request_id, values in events:
             contexts = self._recorder.contexts
             context = None if request_id is None else contexts.of_id(request_id)

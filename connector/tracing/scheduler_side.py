@@ -289,6 +289,7 @@ class SchedulerInstrumentation(Instrumentation):
         at_ns = monotonic_ns()
         self._record_ends(ended)
         self._record_load_errors(output, at_ns)
+        self._record_reported(connector, output, at_ns)
         self._record_completions(output, at_ns)
         self._record_evictions(connector, at_ns)
 
@@ -303,6 +304,12 @@ class SchedulerInstrumentation(Instrumentation):
             for context, blocks in self._holders(invalid):
                 self._record(Kind.LOAD_ERROR, context, at_ns, in_groups(blocks))
                 self._steps.watch(context.request_id)
+
+    @fail_open(Kind.NOTIFICATION, concerns_all=True)
+    def _record_reported(self, connector: Any, output: Any, at_ns: int) -> None:
+        """What the connector made of the workers' report: what it gives up is given up before its end is recorded."""
+        if seen := self._probe.reported(connector, output):
+            self._plans.events(seen, at_ns)
 
     @fail_open(Kind.EVICT, concerns_all=True)
     def _record_evictions(self, connector: Any, at_ns: int) -> None:

@@ -131,6 +131,18 @@ PHASE = {
     "failed": Meaning(Colour("#d92d20", "#f2594b", ""), "a call about it raised"),
 }
 """Phases of a request; marks, never text."""
+STAGE = {
+    name: Meaning(PHASE[phase].colour, means)
+    for name, phase, means in (
+        ("queue to prefill", "queued", "from the arrival at the engine that prefills to its first step"),
+        ("prefill", "prefill", "the prompt is computed there"),
+        ("hand-off", "preempted", "from its end there to the arrival at the engine that decodes: the router"),
+        ("queue to load", "done", "from the arrival there until blocks are allocated to load into"),
+        ("load", "load", "until the load is received"),
+        ("first token", "decode", "from the load to the end of the step of the first token, as far as it is recorded"),
+    )
+}
+"""The parts of the time to the first token over a pair of engines; marks, never text."""
 SOURCE = {
     "vLLM's own cache": Meaning(BLUE, "tokens that vLLM's prefix cache held"),
     "connector's store": Meaning(GREEN, "tokens that the connector was to load"),

@@ -11,7 +11,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
-from kvtrail.dashboard.content import causes, palette, phases, request_charts, tokens
+from kvtrail.dashboard.content import causes, pair, palette, phases, request_charts, tokens
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import Entry, bar, legend
 from kvtrail.dashboard.content.request import (
@@ -39,6 +39,8 @@ from kvtrail.tracer.model.words import count, duration, some
 
 MAX_SUMS = 3
 """Sums shown number by number."""
+MAX_PAIRS = 3
+"""Hand-offs shown with the request on the other side."""
 MAX_ADMISSIONS = 3
 """Admissions shown outside of the expander."""
 FILES = (
@@ -52,22 +54,23 @@ FILES = (
 def page(request_id: str, engine: str, trace_id: str) -> None:
     """Draw the page at each refresh: even a request that has ended may get late spans."""
 
-    def ask() -> tuple[Row | None, list[phases.Stretch], list[Row]]:
+    def ask() -> tuple[Row | None, list[phases.Stretch], list[pair.Pair], list[Row]]:
         of_trace = [] if request_id else tracer().requests_of_trace(trace_id)
         query = {"id": request_id, "engine": engine} if len(of_trace) != 1 else request_query(of_trace[0])
         timeline = tracer().request(query["id"], engine=query["engine"]) if query["id"] else None
-        return timeline, phases_of(timeline), of_trace
+        parts = phases_of(timeline)
+        return timeline, parts, pairs_of(timeline, parts), of_trace
 
     answer = read(ask, key=f"request {request_id} {engine} {trace_id}")
     if answer is None:
         return
-    timeline, parts, of_trace = answer
+    timeline, parts, pairs, of_trace = answer
     if len(of_trace) > 1:
         choose(of_trace, trace_id)
     elif timeline is None:
         unknown_request(request_id, trace_id=trace_id)
     else:
-        show(timeline, parts)
+        show(timeline, parts, pairs)
 
 
 def choose(requests: list[Row], trace_id: str) -> None:
@@ -88,7 +91,7 @@ def choose(requests: list[Row], trace_id: str) -> None:
     )
 
 
-def show(timeline: Row, parts: list[phases.Stretch]) -> None:
+def show(timeline: Row, parts: list[phases.Stretch], pairs: list[pair.Pair]) -> None:
     """The request: its findings, the sources of its tokens, its time, and its steps."""
     request = timeline["request"]
     header(timeline)
@@ -99,6 +102,8 @@ def show(timeline: Row, parts: list[phases.Stretch]) -> None:
     with cards("small"):
         for name, value, note, term in facts(request):
             card(name, value, note, term)
+    for number, each in enumerate(pairs):
+        both_engines(each, number, is_alone=len(pairs) == 1)
     charts(timeline, parts)
     st.subheader("Every step", anchor=False)
     rows = step_rows(timeline)
@@ -245,6 +250,38 @@ def downloads(request_id: str, engine: str) -> None:
         for name, kind, ending, mime in FILES:
             fetch = partial(tracer().file, kind, request_id, engine=engine)
             st.download_button(name, fetch, f"{request_id}.{ending}", mime, on_click="ignore")
+
+
+def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:
+    """The request and the one on the other side of its hand-off, on one axis; where the time to the first token went, and
+    what each engine computed."""
+    giver, taker = known.names
+    which = "" if is_alone else f", {number + 1}"
+    st.subheader(f"Prefill and decode{which}", anchor=False, help=TERMS["hand-off"])
+    st.caption(plain(f"{giver} prefills, {taker} decodes. {pair.kept_text(known.link)}"))
+    parts, dark = pair.stages(known), is_dark()
+    if text := pair.first_token_text(parts, known.link):
+        st.markdown(plain(text))
+        st.html(legend(pair.stage_legend(parts, dark=dark)))
+    st.altair_chart(pair.pair_chart(known, parts, dark=dark), key=f"pair_{number}")
+    st.caption(plain(pair.alignment(known.link)))
+    tables.table(
+        pair.computed_rows(known),
+        key=f"pair_tokens_{number}",
+        note=pair.twice_text(known),
+        numbers=("Prompt", "From its cache", "Loaded", "Computed"),
+        widths={"Engine": 240, "Why": 420},
+    )
+
+
+def pairs_of(timeline: Row | None, parts: list[phases.Stretch]) -> list[pair.Pair]:
+    """The request with each one that is known on the other side of a hand-off."""
+    found = []
+    for link_ in (timeline or {}).get("handoffs", ())[:MAX_PAIRS]:
+        other = tracer().request(link_["request"], engine=link_["engine"]) if link_["request"] else None
+        if timeline is not None and other is not None:
+            found.append(pair.pair_of(timeline, parts, other, phases_of(other), link_))
+    return found
 
 
 def charts(timeline: Row, parts: list[phases.Stretch]) -> None:

@@ -1,61 +1,49 @@
-"""Two real vLLM engines, one of which prefills for the other, and the router between them.
+"""Two real vLLM engines of a pair as forks, the router between them, and the sidecar to which both report.
 
 The connector is vLLM's own, unmodified: NIXL's over UCX or Mooncake's over TCP, both on loopback, or the ExampleConnector
-over a folder. Both engines report to one real sidecar.
+over a folder.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import forks
-from paired_engine import Answer, Ask, AskKept, End, Forget, Kept, Ready, serve
-from processes import SLOW_S, Tracer, free_port, until
+from processes import Tracer, free_port, until
 from processes import serve as start_sidecar
 
+from kvtrail.connector.demo.pair import (
+    ALONE,
+    AT_KVTRAIL,
+    DECODE,
+    ENVIRONMENT,
+    PREFILL,
+    SLOW_S,
+    PairedEngine,
+    nixl,
+    prefilled,
+)  # fmt: skip
+from kvtrail.connector.demo.paired_engine import serve
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
 
-PREFILL, DECODE, ALONE = "prefill", "decode", "alone"
-"""The engines, and their services in the spans."""
-AT_KVTRAIL = "kvtrail.connector"
-"""The module path of a connector that is traced under its own name, since vLLM compares that."""
-ENVIRONMENT = {
-    "UCX_TLS": "tcp,self,sysv,posix",  # UCX's transports that need no network card
-    "PYTHONHASHSEED": "0",  # both engines hash blocks alike
-    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-    "VLLM_HOST_IP": "127.0.0.1",  # where Mooncake listens
-    "MC_FORCE_TCP": "1",  # Mooncake's transport that needs no network card
-}
 ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 """Of a connector that asks for them."""
 SHARED = "shared_storage_path"
 """The setting of the ExampleConnector that names its folder."""
+MOONCAKE = {
+    "VLLM_HOST_IP": "127.0.0.1",  # where it listens
+    "MC_FORCE_TCP": "1",  # its transport that needs no network card
+}
 HOST_BYTES = 64 * 2**20
 """The host memory of the connector that offloads: plenty."""
-AT_ONCE = 2
-"""Requests that the router has under way: the block pool of an engine holds about three."""
-T = TypeVar("T")
-
-
-def nixl(name: str = "NixlConnector", **extra: Any) -> dict[str, Any]:
-    """The `kv_transfer_config` of a NIXL connector with this extra configuration."""
-    return {
-        "kv_connector": name,
-        "kv_connector_module_path": AT_KVTRAIL,
-        "kv_buffer_device": "cpu",
-        "kv_connector_extra_config": extra,
-    }
 
 
 def beside_offload(**extra: Any) -> dict[str, Any]:
@@ -83,12 +71,8 @@ def _of_one_role(name: str) -> dict[str, Any]:
     return {"kv_connector": name, "kv_connector_module_path": AT_KVTRAIL, "kv_role": None}
 
 
-class EngineDied(RuntimeError):
-    """The engine's process has ended before it answered."""
-
-
-class Engine:
-    """An engine's process, seen from the router."""
+class Engine(PairedEngine):
+    """An engine's process, which is a fork of one that has imported vLLM."""
 
     def __init__(
         self,
@@ -101,51 +85,13 @@ class Engine:
         step_tokens: int | None = None,
     ) -> None:
         """`step_tokens` is vLLM's `max_num_batched_tokens`, if that is not the model's own."""
-        self.name = name
-        self.log = folder / f"{name}.log"
-        self._connection, theirs = Pipe()
-        own = {**os.environ, **ENVIRONMENT, "OTEL_SERVICE_NAME": name, **environment}
+        channel, theirs = Pipe()
+        log = folder / f"{name}.log"
+        own = {**os.environ, **ENVIRONMENT, **MOONCAKE, "OTEL_SERVICE_NAME": name, **environment}
         model = folder / "model"  # the same for both: NIXL compares its path
-        self._process = forks.start(serve, theirs, model, connector, hybrid, step_tokens, environment=own, out=self.log)
+        self._process = forks.start(serve, theirs, model, connector, hybrid, step_tokens, environment=own, out=log)
         theirs.close()
-        self._changes = threading.Lock()
-        self._died = False
-        self._awaited: dict[object, Future[Any]] = {}
-        self._ready = self._answer_of(Ready)
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def wait_until_ready(self) -> None:
-        self._ready.result(SLOW_S)
-
-    def ask(
-        self,
-        job: DemoRequest,
-        params: Mapping[str, Any] | None = None,
-        *,
-        aborted_after: int | None = None,
-        external_id: str = "",
-    ) -> Future[Answer]:
-        """Send it a request; the answer raises EngineDied if the engine dies.
-
-        Args:
-            params: the `kv_transfer_params`.
-            aborted_after: after so many steps its client goes away.
-            external_id: the id that its client chose, if that is not the job's.
-        """
-        answer: Future[Answer] = self._answer_of(job.id)
-        self._send(Ask(job.id, external_id or job.id, job.prompt, job.max_tokens, params, aborted_after))
-        return answer
-
-    def forget(self) -> None:
-        """Empty its prefix cache."""
-        self._send(Forget())
-
-    def kept(self) -> int:
-        """How many requests have ended whose blocks it keeps."""
-        answer = self._answer_of(Kept)
-        self._send(AskKept())
-        kept: Kept = answer.result(SLOW_S)
-        return kept.requests
+        super().__init__(name, channel, log)
 
     def kill(self) -> None:
         assert self._process.pid is not None
@@ -154,37 +100,10 @@ class Engine:
 
     def end(self) -> None:
         """Have it say goodbye, if it has not ended, and wait for its end."""
-        self._send(End())
+        self.say_goodbye()
         self._process.join(SLOW_S)
         if self._process.is_alive():
             self.kill()
-
-    def _send(self, message: object) -> None:
-        try:
-            self._connection.send(message)
-        except OSError:  # it has died: whoever waits for an answer learns that from `_read`
-            return
-
-    def _answer_of(self, key: object) -> Future[Any]:
-        with self._changes:
-            future = self._awaited[key] = Future()
-            if self._died:
-                future.set_exception(EngineDied(self.name))
-        return future
-
-    def _read(self) -> None:
-        while True:
-            try:
-                answer = self._connection.recv()
-            except (EOFError, OSError):
-                break
-            with self._changes:
-                future = self._awaited.pop(answer.id if isinstance(answer, Answer) else type(answer))
-            future.set_result(answer)
-        with self._changes:
-            self._died = True
-            for future in self._awaited.values():
-                future.set_exception(EngineDied(f"{self.name}: {self.log.read_text(errors='replace')[-3000:]}"))
 
 
 class Asked(NamedTuple):
@@ -200,7 +119,7 @@ def _router_of(connector: str, bootstrap_port: int) -> Callable[[DemoRequest], A
     if connector == "ExampleConnector":
         return lambda job: Asked(None, {})
     if connector != "MooncakeConnector":
-        return lambda job: Asked(ASKED_TO_PREFILL, None)
+        return lambda job: Asked(None, None)
     numbers = count()
 
     def asked(job: DemoRequest) -> Asked:
@@ -234,11 +153,10 @@ class Pair:
     def prefilled(self, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
         """Have a request prefilled; the params for the engine that decodes it."""
         asked = self._asks(job)
-        one_token = replace(job, max_tokens=1)
-        returned = self.prefill.ask(one_token, asked.to_prefill, external_id=external_id).result(SLOW_S).params
-        params = returned if asked.to_decode is None else asked.to_decode
-        assert params is not None, f"{job.id} was not handed over"
-        return params
+        if asked.to_decode is None:
+            return prefilled(self.prefill, job, external_id)
+        self.prefill.ask(replace(job, max_tokens=1), asked.to_prefill, external_id=external_id).result(SLOW_S)
+        return asked.to_decode
 
     def wait_until_nothing_is_kept(self) -> None:
         """Until everything that was prefilled has been read, or its lease has ended."""
@@ -251,12 +169,6 @@ class Pair:
         until(
             lambda: [each["ended_ns"] is not None for each in self.sidecar.get("/api/fleet")["engines"]] == [True, True]
         )
-
-
-def at_once(call: Callable[[DemoRequest], T], jobs: Sequence[DemoRequest]) -> list[T]:
-    """The call's results for the jobs, with a few under way at a time."""
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        return list(threads.map(call, jobs))
 
 
 @contextmanager

@@ -17,24 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pair import (
-    DECODE,
-    PREFILL,
-    Engine,
-    EngineDied,
-    Pair,
-    alone,
-    at_once,
-    beside_offload,
-    example,
-    mooncake,
-    nixl,
-    pair,
-)
-from paired_engine import Answer
+from pair import Engine, Pair, alone, beside_offload, example, mooncake, pair
 from processes import SLOW_S
 
 from kvtrail.connector.demo import workload
+from kvtrail.connector.demo.pair import DECODE, PREFILL, EngineDied, at_once, nixl
+from kvtrail.connector.demo.paired_engine import Answer
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
 from kvtrail.connector.simulate.tiny_model import VOCABULARY
@@ -99,6 +87,19 @@ def exchanged(pair: Pair) -> list[Decoded]:
         jobs = _prompts(f"exchanged-{number}", 2)
         params = at_once(pair.prefilled, jobs)
         found += _decoded_with(pair, jobs, params[::-1], jobs[::-1])
+    return found + _routed(pair, _prompts("after", 2))
+
+
+def taken_over(pair: Pair) -> list[Decoded]:
+    """Two requests get each other's params, and the same prompts come again without: the decoding engine finds the wrong
+    blocks in its prefix cache. They come a third time when that has been emptied. Two before and two after are sound."""
+    found = _routed(pair, _prompts("before", 2))
+    jobs = _prompts("exchanged", 2)
+    params = at_once(pair.prefilled, jobs)
+    found += _decoded_with(pair, jobs, params[::-1], jobs[::-1])
+    found += [_decoded(pair, replace(job, id=f"again-{job.id}"), {}, "") for job in jobs]
+    pair.decode.forget()
+    found += [_decoded(pair, replace(job, id=f"fresh-{job.id}"), {}, "") for job in jobs]
     return found + _routed(pair, _prompts("after", 2))
 
 
@@ -273,6 +274,7 @@ STORIES = {
     "late": Story(late, SHORT),
     "late-unwritten": Story(late_unwritten, SHORT),
     "exchanged": Story(exchanged, nixl()),
+    "taken-over": Story(taken_over, nixl()),
     "read-again": Story(read_again, nixl()),
     "shared": Story(shared, nixl()),
     "same-id": Story(same_id, nixl()),

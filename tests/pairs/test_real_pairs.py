@@ -3,7 +3,7 @@ wrong answer is named, at the default settings.
 
 The connectors need packages that are not among kvtrail's dependencies, and that also run without a GPU:
 
-    pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1
+    pip install --no-deps -r constraints-pd.txt
     pip install --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1    # and libibverbs1, libnl-route-3-200 from Debian
 """
 
@@ -28,7 +28,7 @@ def _missing(connector: str) -> str:
     if connector == "ExampleConnector":
         return ""
     if connector != "MooncakeConnector":
-        install = "pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1"
+        install = "pip install --no-deps -r constraints-pd.txt"
         return "" if find_spec("nixl") else f"vLLM's {connector} needs nixl: {install}"
     try:
         importlib.import_module("mooncake.engine")
@@ -53,6 +53,7 @@ WRONG = {
     "late": LATE,
     "late-hybrid": LATE,
     "exchanged": EXCHANGED,
+    "taken-over": {"exchanged-0", "exchanged-1", "again-exchanged-0", "again-exchanged-1"},
     "exchanged-mooncake": EXCHANGED,
     "exchanged-example": EXCHANGED,
     "stale-example": {"stale-0", "stale-1", "stale-2"},

@@ -49,7 +49,8 @@ class Detector:
 
     Attributes:
         accounts: by engine and request.
-        finished: the accounts whose request has ended, in the order of their ends.
+        finished: the accounts whose request has ended, in the order of their ends, each with the moment of its last event's
+            arrival.
         findings: by request and id, for the requests whose account is held.
         changed: requests whose account changed without an event of theirs, because their engine shut down or their gaps were
             given up, or whose prompt was explained, maybe long after its event came. The caller reads and clears it.
@@ -84,13 +85,14 @@ class Detector:
                 numbers up to it is not known here, but not missing.
         """
         self.accounts: OrderedDict[Key, Account] = OrderedDict()
-        self.finished: OrderedDict[Key, None] = OrderedDict()
+        self.finished: OrderedDict[Key, int] = OrderedDict()
         self._judgements = Judgements(on_error)
         self.findings = self._judgements.findings
         self.changed: list[Key] = []
         self.lost: Counter[str] = Counter()
         self._came_before = came_before or {}
         self._max_requests = max_requests
+        self._at_ns = 0
         self._listener, self._on_fact = listener, on_fact
         self._on_causes, self._on_reset = on_causes, on_reset
         self._requests: dict[Key, TrackedRequest] = {}
@@ -112,6 +114,7 @@ class Detector:
         """Enter events that arrived at `at_ns`, by any clock that `settle` uses too; returns the findings that are new or
         were seen again, each once."""
         requests, recorders = self._requests, self._recorders
+        self._at_ns = at_ns
         for event in events:
             recorder = recorders.get(event.recorder) or self._new_recorder(event.recorder)
             order = recorder.order
@@ -227,8 +230,9 @@ class Detector:
         return late or (stream is not None and event.request_sequence < stream.expected)
 
     def over(self, *, before_ns: int) -> list[Key]:
-        """The requests that ended before `before_ns` and expect nothing more, neither missing events nor a release."""
-        ended = (key for key in self.finished if (self.accounts[key].ended_ns or 0) < before_ns)
+        """The requests that have ended, of which nothing has arrived since `before_ns`, and that expect nothing more, neither
+        missing events nor a release. Their recorders' clocks may be wrong, and do not count."""
+        ended = (key for key, at_ns in self.finished.items() if at_ns < before_ns)
         return [key for key in ended if key not in self._gaps and not self.accounts[key].is_waiting]
 
     def forget(self, key: Key) -> None:
@@ -246,7 +250,7 @@ class Detector:
             [
                 name
                 for name, recorder in self._recorders.items()
-                if recorder.engine.closed and recorder.engine.time.now_ns < before_ns and not recorder.order.early
+                if recorder.engine.closed and recorder.closed_at_ns < before_ns and not recorder.order.early
             ]
         )
         return len(leaving)
@@ -374,7 +378,7 @@ class Detector:
             self._judgements.failed("account", error)
             account.lose(Unknown.RULE)
         if account.ended_ns is not None:
-            self.finished[account.engine, account.request] = None
+            self.finished[account.engine, account.request] = self._at_ns
         if event.lacks is not None and type(event) is RequestEnd:
             self._rules.request_over(event.lacks)
         if kind in MAY_WAIT and not request.waits_ns:
@@ -488,7 +492,7 @@ class Detector:
         if type(event) is Reset and self._on_reset is not None:
             self._on_reset(event)
         if type(event) is Heartbeat:
-            engine.closed = event.recorder_closed
+            engine.closed, recorder.closed_at_ns = event.recorder_closed, self._at_ns
             if event.recorder_closed:
                 self.abandon({event.recorder: event.end_ns}, semconv.CUT_OFF)
                 return
@@ -528,5 +532,5 @@ class Detector:
         left = [key for key, a in self.accounts.items() if a.recorder in ended and key not in self.finished]
         for key in left:
             self.accounts[key].abandon(ended[self.accounts[key].recorder], outcome)
-            self.finished[key] = None
+            self.finished[key] = self._at_ns
         self.changed += left

@@ -65,6 +65,7 @@ class TrackedRecorder:
         causes: why tokens of its requests were hits or none.
         order: its events.
         waiting: requests that may wait for something, the longest first.
+        closed_at_ns: when its last heartbeat arrived, of those that have ended.
         asked_later: what requests waited for when an event of theirs came before its turn.
     """
 
@@ -72,4 +73,5 @@ class TrackedRecorder:
     causes: Causes = field(default_factory=Causes)
     order: Stream = field(default_factory=Stream)
     waiting: dict[Key, None] = field(default_factory=dict)
+    closed_at_ns: int = 0
     asked_later: list[tuple[Event, Wait]] = field(default_factory=list)

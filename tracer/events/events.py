@@ -930,6 +930,14 @@ class BlockCheck(Event, kw_only=True, gc=False):
             " while it had met no wrong block, and of the unknown ones of those that it `loaded` or `admitted`.",
         ),
     ] = b""
+    check_slice: Annotated[
+        Name | None,
+        _check(
+            "slice",
+            "Of slim fingerprints by a rank's first head: what engines of any tensor-parallel size have in common that have"
+            " the same KV under the same hashes, `/`, and the number of that head.",
+        ),
+    ] = None
 
     @property
     def wrong(self) -> int:
@@ -947,7 +955,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
         return {name: value for name, value in reported if name not in _FOR_OTHER_ENGINES and value not in ((), "")}
 
 
-_FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tokens", "check_slim"})
+_FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tokens", "check_slim", "check_slice"})
 
 
 @final

@@ -20,6 +20,7 @@ from kvtrail.tracer.history.part import Parts, Recorded
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
+from kvtrail.tracer.ledger.handoff_flows import Flow
 from kvtrail.tracer.liveness.deaths import Death
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.liveness.outcome import Impact, described, impact_of, outcome_of
@@ -52,6 +53,7 @@ class Audit:
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
         deaths: of engines, in the order in which they happened.
+        handoffs: what engines have handed over, by the one that gives and the one that takes.
         did: what each finding did, by its id.
         request_outcomes: the outcomes of the requests with findings, by engine and request, in words.
         stories: what the logs among the files say about their requests, in words.
@@ -69,6 +71,7 @@ class Audit:
     """
 
     findings: list[Finding] = field(default_factory=list)
+    handoffs: list[tuple[tuple[str, str], Flow]] = field(default_factory=list)
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     checks: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
     spans: int = 0
@@ -181,6 +184,16 @@ class Audit:
                     "cause": _named_cause(death.cause),
                 }
                 for death in self.deaths
+            ],
+            "handoffs": [
+                {
+                    "giver": giver,
+                    "giver_name": self.engine_name(giver),
+                    "taker": taker or None,
+                    "taker_name": self.engine_name(taker) or None,
+                    **flow.as_dict(),
+                }
+                for (giver, taker), flow in self.handoffs
             ],
             "findings": [
                 {
@@ -335,6 +348,7 @@ def _concluded(
     result.engine_names = engines.names(engines.descriptions(resources.values()))
     result.findings = list(detector.findings.values())
     result.deaths = detector.deaths
+    result.handoffs = detector.handoffs
     accounts = detector.became
     result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
     result.events = detector.events

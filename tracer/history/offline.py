@@ -16,6 +16,7 @@ from kvtrail.tracer.detect.detector import MAX_REQUESTS, Detector
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
 from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.handoff_flows import Flow
 from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.liveness.deaths import Death, Deaths
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
@@ -105,6 +106,11 @@ class OfflineDetector:
     def undecided(self) -> Counter[tuple[str, Unknown]]:
         """How often each rule could not decide, by the reason."""
         return self._detector.unknown
+
+    @property
+    def handoffs(self) -> list[tuple[tuple[str, str], Flow]]:
+        """What engines have handed over, by the one that gives and the one that takes (`NOBODY` where no request does)."""
+        return [(pair, flow) for pair, flow in self._detector.handoffs.flows.known() if flow.handoffs]
 
     @property
     def silent(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Side
@@ -71,6 +71,21 @@ class Flow:
     tokens: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     waited_ns: int = 0
+
+    @property
+    def mean_wait_ns(self) -> int | None:
+        """From the arrival of a request that takes to the end of its load; None where none has loaded."""
+        loaded = self.outcomes[Outcome.LOADED]
+        return self.waited_ns // loaded if loaded else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data; of the outcomes those that occurred."""
+        return {
+            "handoffs": self.handoffs,
+            "tokens": self.tokens,
+            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in Outcome if self.outcomes[outcome]},
+            "mean_wait_ns": self.mean_wait_ns,
+        }
 
 
 class Flows:

@@ -161,16 +161,16 @@ class HandOffs:
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         """By the engine and request that give; before those have reported it, if a worker's report came first."""
         self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
+        self._takes: BoundedDict[str, Handoff] = BoundedDict(MAX_HANDOFFS)
+        """The sides of the requests that take, by the id under which they register their blocks with another engine."""
+        self._written: BoundedDict[str, Xfer] = BoundedDict(MAX_HANDOFFS)
+        """The last write to each such request."""
         self._followed: dict[str, BoundedDict[int, Pair]] = {}
         """By the recorder that saw it, the blocks that were given back and that nobody has been given since."""
         self._launches: BoundedDict[str, str | None] = BoundedDict(MAX_ENGINES)
         """By engine, its last launch that was heard of."""
         self._closed: BoundedDict[tuple[str, str | None], None] = BoundedDict(MAX_ENGINES)
         """Engines that have shut down, by id and launch."""
-        self._takes: BoundedDict[str, Handoff] = BoundedDict(MAX_HANDOFFS)
-        """The sides of the requests that take, by the id under which they register their blocks with another engine."""
-        self._written: BoundedDict[str, Xfer] = BoundedDict(MAX_HANDOFFS)
-        """The last write to each such request."""
         self._watched: dict[str, list[Pair]] = {}
         """By the recorder that saw the lease's end, those that nobody needs and of which no reader has reported."""
 
@@ -227,17 +227,6 @@ class HandOffs:
             return list(pair.takers.values())
         return [] if pair.given is None else [pair.given]
 
-    def is_gone(self, event: Event) -> str | None:
-        """Whether the engine has ended that gives what the event's request takes: `restarted` or `shut down`; None if that is
-        not known."""
-        pair = self.taken_by(event)
-        if pair is None or pair.given is None:
-            return None
-        engine, launch = pair.given.engine, pair.given.launch
-        if self._launches.get(engine) != launch:
-            return "restarted"
-        return "shut down" if (engine, launch) in self._closed else None
-
     def written(self, event: Handoff | Xfer) -> list[tuple[Handoff, Handoff, Xfer]]:
         """What an event, before it is entered, completes of writes to requests that are to take something else: the side that
         gives what is written, the side of the request, and the write."""
@@ -257,6 +246,17 @@ class HandOffs:
             if gives and takes and gives.handoff_keys and not set(gives.handoff_keys) & set(takes.handoff_keys):
                 found.append((gives, takes, write))
         return found
+
+    def is_gone(self, event: Event) -> str | None:
+        """Whether the engine has ended that gives what the event's request takes: `restarted` or `shut down`; None if that is
+        not known."""
+        pair = self.taken_by(event)
+        if pair is None or pair.given is None:
+            return None
+        engine, launch = pair.given.engine, pair.given.launch
+        if self._launches.get(engine) != launch:
+            return "restarted"
+        return "shut down" if (engine, launch) in self._closed else None
 
     def enter_handoff(self, event: Handoff) -> None:
         """Enter one side."""

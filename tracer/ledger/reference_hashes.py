@@ -20,8 +20,9 @@ MAX_CONTENTS = 100_000
 MAX_WAITING = 50_000
 """Loaded contents remembered that may yet turn out to be another block's, since engines report in any order."""
 
-MAX_WRONG = 10_000
-"""Checks that have found wrong blocks, and wrong blocks that loads have left behind."""
+MAX_WRONG = 50_000
+"""Wrong blocks remembered, and again of those that loads have left behind; beyond that, those of the check that was found
+wrong longest ago are forgotten."""
 
 Scope = tuple[str, int, int | None]
 """Where hashes are comparable: the cache's identity, the rank, and the KV cache group."""
@@ -66,8 +67,9 @@ class SharedReferences:
     _waiting: dict[tuple[Rank, int], list[ReportedBlock]] = field(default_factory=dict)
     """By content, loaded blocks that nobody is known to have computed."""
     _waits: int = 0
-    _wrong: BoundedDict[str, WrongBlocks] = field(default_factory=lambda: BoundedDict(MAX_WRONG))
+    _wrong: dict[str, WrongBlocks] = field(default_factory=dict)
     """By the span of a check, the wrong blocks that are known of it until now."""
+    _wrongs: int = 0
     _left: BoundedDict[tuple[str, int, int | None, str], str] = field(default_factory=lambda: BoundedDict(MAX_WRONG))
     """By engine, rank, group and hash, the request by whose load a block holds another's content."""
 
@@ -119,7 +121,10 @@ class SharedReferences:
         """Remember what an event reports."""
         for wrong in self.wrong(event):
             check = _check_of(wrong)
+            self._wrongs += len(wrong) - len(self._wrong.get(check.span_id, ()))
             self._wrong[check.span_id] = wrong
+            while self._wrongs > MAX_WRONG:
+                self._wrongs -= len(self._wrong.pop(next(iter(self._wrong))))
             if check.check_look == LOADED:
                 self._left.update({_place(block): check.request or "" for block, _ in wrong.values()})
         self.slim.enter(event)

@@ -2,7 +2,8 @@
 
 A slim fingerprint is a few bytes of a block, so two prompts of which nearly everything is alike may have the same. A loaded
 content is another block's only if that was computed under another hash, if others were computed under its own hash, and if it
-is unlike all of these: at most `MAX_COMMON_GROUPS` of six groups of bits are equal. Pure, and bounded: 24 bytes a block.
+is unlike all of these: at most `MAX_COMMON_GROUPS` of six groups of bits are equal. Engines of different tensor-parallel
+sizes are compared by the groups of a head that both have first on a rank. Pure, and bounded: 24 bytes a block.
 """
 
 from __future__ import annotations
@@ -73,7 +74,12 @@ class SlimReferences:
     def is_right(self, block: SlimBlock) -> bool:
         """Whether somebody computed this content under the block's hash."""
         salt = _salt(block.event)
-        return salt is not None and block.fingerprint in self._of_hash(_key(block.number, salt))
+        if salt is None:
+            return False
+        contents = self._of_hash(_key(block.number, salt))
+        if block.event.check_slice is None:
+            return block.fingerprint in contents
+        return _groups(block.fingerprint) in map(_groups, contents)  # the other bits are of all heads of a rank
 
     def foreign(self, event: BlockCheck) -> list[tuple[SlimBlock, SlimBlock]]:
         """The blocks that a request loaded or took over and that hold another's content, each with the block whose content it
@@ -249,11 +255,15 @@ def _have_one_hash(one: SlimBlock, other: SlimBlock) -> bool:
 
 def _salt(event: BlockCheck) -> int | None:
     """Of where hashes are comparable: the cache's identity, the rank, and the KV cache group."""
-    if event.cache_identity is None:
+    if event.check_slice is None and event.cache_identity is None:
         return None
-    return hash((event.cache_identity, event.rank, event.group)) & _ALL
+    return hash((*_place(event), event.group)) & _ALL
 
 
 def _ranks(event: BlockCheck) -> int:
     """Of where contents are: a block may hold what belongs to another group."""
-    return hash((event.cache_identity, event.rank)) & _ALL
+    return hash(_place(event)) & _ALL
+
+
+def _place(event: BlockCheck) -> tuple[object, ...]:
+    return (event.cache_identity, event.rank) if event.check_slice is None else (event.check_slice,)

@@ -50,6 +50,7 @@ class Unknown(StrEnum):
     MANY = "the store holds more chunks than kvtrail remembers"
     UNNAMED = "the connector stores chunks without naming them"
     OPEN = "the request has not ended"
+    ONE_SIDE = "the other engine of the hand-off has reported nothing of it"
     UNCHECKED = "no rule applied to the request"
     ORDER = "two processes recorded it, and which came first is not known"
     REUSED = "its id was used before, and workers do not say for whom"

@@ -112,6 +112,7 @@ _ADVICE = {
     Unknown.LATE: "It resolves itself: requests that start from now on are known from their start.",
     Unknown.LEVEL: "Record at the level that the rule needs (docs/rules.md); a `level_file` changes it at any time.",
     Unknown.UNSEEN: "Nothing to do, unless it is frequent: then the calls come in an order that kvtrail does not know.",
+    Unknown.ONE_SIDE: "Record the other engine, too, and have it report here, or to a sidecar with the same ClickHouse.",
     Unknown.DELAYED: "It resolves when the connector releases what it keeps.",
     Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the fleet page says that it is off,"
     " the engine's log says why.",

@@ -9,6 +9,7 @@ from typing import TypeVar
 from click import style
 
 from kvtrail.tracer.history.audit import Audit
+from kvtrail.tracer.ledger.handoff_flows import Flow, Outcome
 from kvtrail.tracer.liveness.deaths import Death
 from kvtrail.tracer.liveness.outcome import Impact
 from kvtrail.tracer.model import words
@@ -24,6 +25,13 @@ COLORS = {
     Severity.WASTED_WORK: "cyan",
     Severity.WRONG_METRICS: "cyan",
 }
+_ENDS = {
+    Outcome.LOADED: "loaded",
+    Outcome.FAILED: "failed to load",
+    Outcome.NOT_LOADED: "not loaded",
+    Outcome.EXPIRED: "kept until the lease ran out",
+}
+"""How hand-offs ended, in words; that one was read is what should be."""
 MAX_NAMED = 3
 """Lost requests that are named when an engine died."""
 MAX_REQUESTS = 10
@@ -179,6 +187,8 @@ def _summary(result: Audit, columns: int | None) -> str:
         f" {words.some(result.missing, 'event')} missing.",
         columns,
     )
+    for (giver, taker), flow in result.handoffs:
+        lines += wrapped(plain(_handed_over(result, giver, taker, flow)), columns)
     for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
         if unknown:
             named = ", ".join(f"{name} ({words.count(number)})" for name, number in sorted(unknown.items()))
@@ -201,6 +211,15 @@ def _summary(result: Audit, columns: int | None) -> str:
         for reason in reasons:
             lines += wrapped(plain(reason), columns, first="- ", rest="  ")
     return "\n".join(lines)
+
+
+def _handed_over(result: Audit, giver: str, taker: str, flow: Flow) -> str:
+    """What one engine has handed over to another, in a sentence."""
+    ends = ", ".join(
+        f"{words.count(flow.outcomes[each])} {text}" for each, text in _ENDS.items() if flow.outcomes[each]
+    )
+    to = f"to {result.engine_name(taker)}" if taker else "that no request here takes"
+    return f"{result.engine_name(giver)} gave {words.some(flow.handoffs, 'hand-off')} {to}{': ' if ends else ''}{ends}."
 
 
 def _severity(severity: Severity, text: str | None = None) -> str:

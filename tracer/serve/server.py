@@ -20,6 +20,7 @@ from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
 from kvtrail.tracer.serve.limits import Limits, configure_heap, grpc_connections, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.other_sides import OtherSides
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.receivers import GrpcReceiver, address
 from kvtrail.tracer.serve.roles import TokenFile
@@ -134,6 +135,7 @@ def serve(
     resumer.start()
     tidier.start()
     if shipper is not None:
+        shipper.others = OtherSides(pipeline)
         shipper.start()
     ending = threading.Event()
     hosts = KnownHosts(lambda: (host, *changeable.allow_host))

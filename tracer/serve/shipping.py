@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from kvtrail.tracer.serve.other_sides import OtherSides
 from kvtrail.tracer.store import Batch, StoreError
+from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 
 logger = logging.getLogger("kvtrail")
@@ -33,6 +35,9 @@ class Sink(Protocol):
     def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
         """Write batches by their numbers; what was written before is not there twice. Raises StoreError."""
 
+    def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
+        """What other tracers have of the hand-offs that are called so. Raises StoreError."""
+
     def close(self) -> None: ...
 
 
@@ -41,6 +46,7 @@ class Shipper:
 
     Attributes:
         trouble: why the last parcel could not be sent; None while all is well.
+        others: asks for what other tracers have sent of hand-offs of which this one has a side; None if nobody does.
         sent_spans, failures: how many spans were sent, and how often a parcel could not be, since the start.
     """
 
@@ -48,6 +54,7 @@ class Shipper:
         """`open_sink` raises StoreError while there is none."""
         self.outbox = outbox
         self.trouble: str | None = None
+        self.others: OtherSides | None = None
         self.sent_spans = self.failures = 0
         self._open_sink = open_sink
         self._sink: Sink | None = None
@@ -68,7 +75,7 @@ class Shipper:
         return {"status": self.trouble or "ok", **asdict(self.outbox.waiting())}
 
     def send(self) -> None:
-        """Send all that waits now.
+        """Send all that waits now, and ask for the other sides of hand-offs.
 
         Raises:
             StoreError: what was not sent is sent again the next time.
@@ -76,12 +83,12 @@ class Shipper:
         last = self.outbox.last_number()
         while self._sent < last and (parcel := self.outbox.read(after=self._sent, most_bytes=PARCEL_BYTES)):
             self._send(parcel)
+        if self.others is not None:
+            self.others.ask(self._opened())
 
     def _send(self, parcel: Sequence[tuple[int, Batch]]) -> None:
         try:
-            if self._sink is None:
-                self._sink = self._open_sink()
-            unfit = self._sink.ship(parcel)
+            unfit = self._opened().ship(parcel)
         except StoreError:
             self.failures += 1
             raise
@@ -89,7 +96,14 @@ class Shipper:
             logger.warning("%s parts do not fit into ClickHouse and were left out; the first: %s", len(unfit), unfit[0])
         self._sent = parcel[-1][0]
         self.outbox.confirm(self._sent)
+        if self.others is not None:
+            self.others.want(row for _, batch in parcel for row in batch.handoffs)
         self.sent_spans += sum(batch.chunk.spans for _, batch in parcel if batch.chunk is not None)
+
+    def _opened(self) -> Sink:
+        if self._sink is None:
+            self._sink = self._open_sink()
+        return self._sink
 
     def _run(self) -> None:
         wait_s = FIRST_WAIT_S

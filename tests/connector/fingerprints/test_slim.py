@@ -93,6 +93,36 @@ def test_first_and_last_layer_keys_and_values_are_read_of_every_block() -> None:
         assert part[1] in halves
 
 
+@pytest.mark.parametrize("memory", ["heads first", "tokens first"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_ranks_first_head_has_the_same_groups_whatever_the_tensor_parallel_size(memory: str, size: int) -> None:
+    def groups(heads: torch.Tensor) -> list[int]:
+        """Of a rank with these heads of all layers, a layer in each row."""
+        caches = {
+            f"layer {n}": layer if memory == "heads first" else layer.transpose(1, 2) for n, layer in enumerate(heads)
+        }
+        made = SlimFingerprints(
+            {name: cache.contiguous() for name, cache in caches.items()}, BLOCKS, TOKENS, heads=heads.shape[2]
+        )
+        assert made.of_first_head
+        return [each >> 16 for each in read(made, [*range(BLOCKS)], hashes(BLOCKS))]
+
+    whole = noise(3, BLOCKS, 8, TOKENS, 64)
+    sizes = [whole[:, :, first : first + 8 // size] for first in range(0, 8, 8 // size)]
+    assert [groups(part) for part in sizes] == [
+        groups(whole[:, :, first : first + 1]) for first in range(0, 8, 8 // size)
+    ]
+    assert len({tuple(groups(part)) for part in sizes}) == size
+
+
+def test_where_it_is_not_known_what_counts_heads_no_head_is_chosen() -> None:
+    caches = {"layer": noise(BLOCKS, 2, TOKENS, 2, 32)}
+    made = SlimFingerprints(caches, BLOCKS, TOKENS, heads=2)
+    assert not made.of_first_head
+    of = hashes(BLOCKS)
+    assert read(made, [0, 1], of[:2]) == read(SlimFingerprints(caches, BLOCKS, TOKENS), [0, 1], of[:2])
+
+
 def test_a_partial_fault_is_found_as_often_as_documented() -> None:
     """One layer of 24 in one block, which none of the common words is in: (1 - 1/24)**4 of the blocks do not show it."""
     whole = noise(LAYERS, 1, 2, TOKENS, 4, 32)

@@ -116,7 +116,8 @@ def test_what_nobody_may_read_yet_is_not_compared(bare: BareScheduler) -> None:
 def test_no_two_places_hold_the_same() -> None:
     """Of any two of many tokens, layers and places inside a token, the bits differ; and all are plain floats."""
     numbers = np.array([0, 1, 2, 3, 127, 2**23 - 1, 2**23, 2**29 - 1], np.int32)
-    secrets = [Secret(name, (2, 64)) for name in ("0/layer.0", "0/layer.1", "1/layer.0")]
+    names = ("0/layer.0", "1/layer.0"), ("0/layer.1", "1/layer.1"), ("2/layer.0", "3/layer.0")
+    secrets = [Secret(heads, (64,)) for heads in names]
     tokens = [secret.words(numbers) for secret in secrets]
     rows = np.concatenate(tokens).reshape(len(numbers) * len(secrets), -1)
     assert len(np.unique(rows, axis=0)) == len(rows)

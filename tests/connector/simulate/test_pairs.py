@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from history import judge
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
@@ -23,8 +24,10 @@ from kvtrail.connector.simulate.router import Router
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
-from kvtrail.tracer.events.events import BlockCheck
+from kvtrail.tracer.events.events import BlockCheck, Handoff
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.handoff_clocks import ahead
+from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.findings import Finding
 
 NIXL = configuration("NixlConnector", {})
@@ -63,6 +66,46 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert total[Kind.PREEMPT]
     assert total[Kind.FREE], "leases of what nobody reads run out"
     assert total[Kind.LEASE], "and those of what waits are extended"
+
+
+def test_the_requests_of_a_hand_off_are_in_one_trace_on_both_engines() -> None:
+    """With all that either engine's workers and scheduler record of them, but for the rows of steps, which belong to no
+    request; and requests of different hand-offs are not."""
+    pair = played(0)
+    known = judge(pair.events).handoffs
+    traces: dict[str, set[str]] = {}
+    for taken in (each for each in pair.recorded[DECODE] if isinstance(each, Handoff)):
+        of = known.pair(taken)
+        assert of is not None
+        assert of.given is not None
+        requests = {of.given.request, taken.request}
+        traces[taken.request or ""] = {
+            each.trace_id for each in pair.events if each.request in requests and each.kind != Kind.SCHEDULE
+        }
+    assert {len(each) for each in traces.values()} == {1}
+    assert len(set().union(*traces.values())) == len(traces) > 5
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
+def test_the_messages_of_every_pair_allow_what_the_clocks_really_are(seeds: range) -> None:
+    """Both engines have one clock here: it is ahead by 0, whatever is late, failed or read twice."""
+    bounded = 0
+    for seed in seeds:
+        pair = played(seed, failing=0.2, mistakes=(Mistake.TWICE, Mistake.OVERDUE))
+        known = judge(pair.events).handoffs
+        for taken in (each for each in pair.recorded[DECODE] if isinstance(each, Handoff)):
+            of = known.pair(taken)
+            if of is None or of.given is None:
+                continue
+            sides = [
+                [each for each in pair.recorded[engine] if each.request == request]
+                for engine, request in ((PREFILL, of.given.request), (DECODE, taken.request))
+            ]
+            least, most = bounds = ahead(*sides, is_only_taker=len(of.takers) == 1)
+            assert (least or 0) <= 0 <= (most or 0), (seed, taken.request)
+            assert bounds.likely_ns == 0
+            bounded += least is not None and most is not None
+    assert bounded > 5 * len(seeds)
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
@@ -211,6 +254,18 @@ def test_healed_a_routers_mistake_gives_no_wrong_answer(mistake: Mistake, seeds:
     assert harmed >= len(seeds)
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=LONG) for seed in range(1, 20))])
+@pytest.mark.parametrize("mistake", [Mistake.OVERDUE, None], ids=str)
+def test_healed_beside_an_offload(mistake: Mistake | None, seed: int) -> None:
+    """What the other child has stored itself is not compared with what was handed over."""
+    offload = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
+    both = configuration("MultiConnector", {"connectors": [NIXL, offload], "kvtrail": {"guard": "heal"}})
+    healed = play_pair(replace(drawn(seed, mistakes=(mistake,) if mistake else ()), recompute=True), both)
+    assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {})
+    assert healed.found() == healed.planted
+    assert healed.found("byte-drift") == healed.planted
+
+
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=LONG)], ids=str)
 def test_healing_changes_nothing_where_all_is_right(seeds: range) -> None:
     """As much is loaded as without it."""
@@ -239,10 +294,13 @@ def test_without_a_guard_an_engine_adds_nothing_to_what_it_returns(monkeypatch: 
         assert {checksums.KEY in each for each in seen if each} == {connector is HEALED}
 
 
-def exchanged(*decodes: Arrival, groups: tuple[CacheGroup, ...] = (), ranks: int = 1) -> PlayedPair:
+def exchanged(*decodes: Arrival, groups: tuple[CacheGroup, ...] = (), ranks: tuple[int, int] = (1, 1)) -> PlayedPair:
     """Two requests get each other's KV; beside them the engine that decodes is asked for these."""
     requests = tuple(Request(f"r-{n}", ((text, 150),), mistake=Mistake.EXCHANGED) for n, text in enumerate("ab"))
-    return play_pair(PairScenario(requests=requests, decodes=decodes, groups=groups, ranks=ranks), NIXL)
+    scenario = PairScenario(
+        requests=requests, decodes=decodes, groups=groups, prefill_ranks=ranks[0], decode_ranks=ranks[1]
+    )
+    return play_pair(scenario, NIXL)
 
 
 def drifts(pair: PlayedPair) -> dict[str, Finding]:
@@ -295,7 +353,7 @@ def test_who_comes_when_others_have_written_the_blocks_is_not_named(between: tup
 def test_each_rank_is_compared_with_the_same_rank_of_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rank of the engine that decodes reads the first two blocks of each transfer into each other's places."""
     requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(3))
-    sound = play_pair(PairScenario(requests=requests, ranks=2), NIXL)
+    sound = play_pair(PairScenario(requests=requests, prefill_ranks=2, decode_ranks=2), NIXL)
     assert not sound.findings, [each.explanation for each in sound.findings]
     checked = Counter(
         each.rank for each in sound.events if isinstance(each, BlockCheck) and each.check_look == "loaded"
@@ -313,13 +371,31 @@ def test_each_rank_is_compared_with_the_same_rank_of_the_other_engine(monkeypatc
         move(network, transfer)
 
     monkeypatch.setattr(Network, "_move", exchange)
-    pair = play_pair(PairScenario(requests=requests, ranks=2), NIXL)
+    pair = play_pair(PairScenario(requests=requests, prefill_ranks=2, decode_ranks=2), NIXL)
     found = drifts(pair)
     assert found.keys() == pair.wrong.keys() == {"r-0", "r-1", "r-2"}
     for name, finding in found.items():
         assert (finding.count, finding.numbers["rank"], finding.numbers["wrong"]) == (1, 1, 2)
         assert (finding.numbers["token"], finding.numbers["owner_token"]) == (0, BLOCK_SIZE)
         assert pair.names[finding.numbers["owner"]] == name, "its own KV, of other tokens"
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids=str)
+def test_engines_of_different_tensor_parallel_sizes_are_compared_by_a_head(ranks: tuple[int, int]) -> None:
+    requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(3))
+    scenario = PairScenario(requests=requests, prefill_ranks=ranks[0], decode_ranks=ranks[1])
+    sound = play_pair(scenario, NIXL)
+    assert (sound.findings, dict(sound.wrong), sound.loads_read) == ([], {}, 3)
+    first = SharedReferences()
+    for event in sound.events:
+        if isinstance(event, BlockCheck):
+            first.enter(event)
+    loads = [each for each in sound.events if isinstance(each, BlockCheck) and each.check_look == "loaded"]
+    assert {each.rank for each in loads if first.is_any_right(each)} == {0}, "the other rank's first head is on none"
+
+    pair = exchanged(ranks=ranks)
+    assert drifts(pair).keys() == pair.wrong.keys() == {"r-0", "r-1"}
+    assert {(each.numbers["rank"], each.numbers["wrong"]) for each in drifts(pair).values()} == {(0, 4)}
 
 
 def test_groups_are_compared_each() -> None:

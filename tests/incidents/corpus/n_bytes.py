@@ -233,6 +233,19 @@ LOOK_ALIKES = [
             "the same prompt under another salt, whose computation nobody told",
             "<other> check computed 1 tells ba:1@0 as plain\ncheck loaded 1 unknown 1 tells aa:1@0 as salted",
         ),
+        (
+            "N9",
+            "byte-drift",
+            "taken over from vLLM's prefix cache, as another engine had computed it",
+            "<other> check computed 2 tells aa:1@0 ab:2@32 as plain\ncheck loaded 2 unknown 2 tells aa:1@0 ab:2@32 as plain\n"
+            "b: check admitted 2 unknown 2 tells aa:1@0 ab:2@32 as plain",
+        ),
+        (
+            "N9",
+            "byte-drift",
+            "taken over, and another version than others are known to have computed",
+            "<other> check computed 2 tells aa:1@0 ab:2@32 as plain\nb: check admitted 1 unknown 1 tells aa:7@0 as plain",
+        ),
         ("N10", "byte-rot", "held and as it was", "check held 4711"),
         ("N10", "byte-rot", "taken over, and unknown", "b: check loaded 3 unknown 3\ncheck admitted 3 unknown 3"),
         ("N3", "byte-early", "right when it was read", "L 749 c0 h256 -> 256\nA 256\nS 256+80\ncheck loaded 8"),

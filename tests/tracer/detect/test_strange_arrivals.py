@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from history import heartbeats, history, rules_found
 from msgspec.structs import replace
 
@@ -28,6 +29,20 @@ def fed(detector: Detector, events: Iterable[Event], *, at_s: int = 0) -> Detect
     for event in events:
         detector.feed([event], at_ns=at_s * S)
     return detector
+
+
+@pytest.mark.parametrize("off_s", [-3600, -212, 0, 3600])
+def test_a_recorders_clock_does_not_say_when_its_requests_are_forgotten(off_s: int) -> None:
+    """What has ended is kept for events that come late, by the time that has passed here."""
+    events = [
+        replace(event, start_ns=event.start_ns + off_s * S, end_ns=event.end_ns + off_s * S)
+        for event in history("L 64 c0 h64 -> 64\nA 64\nend")
+    ]
+    now_ns = events[-1].end_ns - off_s * S
+    detector = Detector()
+    detector.feed(events, at_ns=now_ns)
+    assert detector.forget_finished(before_ns=now_ns - 59 * S) == 0
+    assert detector.forget_finished(before_ns=now_ns + S) == 1
 
 
 def test_a_recorder_that_left_may_still_owe_events() -> None:

@@ -96,6 +96,17 @@ def test_a_load_whose_blocks_come_to_light_one_by_one_is_one_finding_with_all_of
     assert "and 3 did not match: this request's tokens 0 to 32 hold" in finding.explanation
 
 
+def test_wrong_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_hashes, "MAX_WRONG", 3)
+    known = SharedReferences()
+    load = "check loaded 2 unknown 2 tells aa:3@0 ab:3@32 as plain"
+    for event in [*PRODUCER, *engine("consumer", "\n".join(f"r{n}: {load}" for n in range(4)))]:
+        if isinstance(event, BlockCheck):
+            known.enter(event)
+            assert known._wrongs == sum(map(len, known._wrong.values())) <= 3
+    assert known._wrongs == 2
+
+
 HANDED = """
 start 600
 gives h1 600/600 of a
@@ -197,7 +208,7 @@ def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
             for number in range(12):
                 hashes = rng.sample(sorted(versions), 4)
                 content = " ".join(f"{h}:{rng.choice(versions[h])}@{32 * n}" for n, h in enumerate(hashes))
-                look = rng.choice(["computed 4", "loaded 4 unknown 4"])
+                look = rng.choice(["computed 4", "loaded 4 unknown 4", "admitted 4 unknown 4"])
                 lines.append(f"r{number}: check {look} tells {content} as plain")
             events += engine(name, "\n".join(lines))
         kept = [event for event in events if rng.random() > 0.2]

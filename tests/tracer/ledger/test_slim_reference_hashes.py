@@ -100,7 +100,41 @@ def test_what_proves_nothing_is_unknown(others: list[Event]) -> None:
     assert found([*others, *WRONG]) == []
 
 
-def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
+def sliced(name: str, slice_: str, text: str) -> list[Event]:
+    """An engine of another tensor-parallel size than others of this slice."""
+    events = engine(name, text, cache=f"cache of {name}")
+    for event in events:
+        if isinstance(event, BlockCheck):
+            event.check_slice = slice_
+    return events
+
+
+COMPUTED = f"check computed 2 tells aa:{A}@0 ba:{B}@32 as plain\nend"
+
+
+@pytest.mark.parametrize("order", list(permutations(["producer", "consumer"])))
+@pytest.mark.parametrize(
+    ("content", "slice_", "wrong", "right"),
+    [(A ^ 0xF0F0, "c/0", [], 1), (B ^ 0xF0F0, "c/0", [1], 0), (B ^ 0xF0F0, "c/4", [], 0), (B, "d/0", [], 0)],
+    ids=["right", "another's", "another head", "another cache"],
+)
+def test_engines_of_different_tensor_parallel_sizes_are_compared_by_a_head(
+    order: Sequence[str], content: int, slice_: str, wrong: list[int], right: int
+) -> None:
+    """All but the lowest bits are of the first head of a rank, the lowest of all of its heads."""
+    heard = {
+        "producer": sliced("producer", "c/0", COMPUTED),
+        "consumer": sliced("consumer", slice_, f"check loaded 1 unknown 1 tells aa:{content}@0 as plain"),
+    }
+    detector = judge([event for name in order for event in heard[name]])
+    findings = [each for held in detector.findings.values() for each in held.values()]
+    assert [each.numbers["wrong"] for each in findings] == wrong
+    if order[0] == "producer":
+        assert detector.verdicts["byte-drift", Verdict.OK] == right
+
+
+@pytest.mark.parametrize("by_heads", [False, True])
+def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody(by_heads: bool) -> None:
     """Three engines compute and load each other's blocks, of which each has up to three versions that are nearly the same,
     and pairs of blocks of two prompts that are nearly the same."""
     for seed in range(40):
@@ -115,9 +149,9 @@ def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
             for number in range(12):
                 hashes = rng.sample(sorted(versions), 4)
                 content = " ".join(f"{h}:{rng.choice(versions[h])}@{32 * n}" for n, h in enumerate(hashes))
-                look = rng.choice(["computed 4", "loaded 4 unknown 4"])
+                look = rng.choice(["computed 4", "loaded 4 unknown 4", "admitted 4 unknown 4"])
                 text.append(f"r{number}: check {look} tells {content} as plain")
-            events += engine(name, "\n".join(text))
+            events += sliced(name, "c/0", "\n".join(text)) if by_heads else engine(name, "\n".join(text))
         kept = [event for event in events if rng.random() > 0.2]
         rng.shuffle(kept)
         assert found(kept) == [], seed

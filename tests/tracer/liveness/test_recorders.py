@@ -247,6 +247,7 @@ def life(name: str, *, goodbye: bool, text: str = "L 749 c0 h0 -> 0\nA 0") -> li
     return [*events, replace(beat, recorder_closed=goodbye)]
 
 
+@pytest.mark.usefixtures("forgets_at_once")
 @pytest.mark.parametrize("goodbye", [True, False])
 def test_engines_that_left_leave_nothing_behind(
     pipeline: Pipeline, clock: Clock, tmp_path: Path, goodbye: bool

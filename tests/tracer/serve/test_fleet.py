@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from history import START_NS
+from history import START_NS, history
 from processes import SLOW_S, Tracer, free_port, until
 from traffic import Engine, served
 from wire import encoded
@@ -155,6 +155,28 @@ def test_a_fleet(tmp_path: Path, start_tracer: Start, server: Server, start_api:
     away = httpx.get(f"{url}/api/requests", timeout=SLOW_S)
     assert (away.status_code, "a-secret" in away.text) == (503, False)
     assert httpx.get(f"{url}/healthz", timeout=SLOW_S).is_success
+
+
+def test_the_sides_of_a_pair_reach_two_tracers(
+    tmp_path: Path, start_tracer: Start, server: Server, start_api: Callable[[], str]
+) -> None:
+    server.start()
+    events = history(
+        """
+        start 600
+        gives h1 600/600 of a
+        <d> start 600
+        <d> takes h1 600/600 of another
+        """
+    )
+    for engine in ("d", "engine"):
+        own = str(tmp_path / f"{engine}.db")
+        tracer = start_tracer("--spool", own, store=server.address)  # type: ignore[arg-type]
+        tracer.post(encoded([event for event in events if event.engine == engine]))
+    url = start_api()
+    until(lambda: bool(httpx.get(f"{url}/api/findings", timeout=SLOW_S).json()))
+    (finding,) = httpx.get(f"{url}/api/findings", timeout=SLOW_S).json()
+    assert (finding["rule"], finding["engine"], finding["count"]) == ("crossed-handoff", "d", 1)
 
 
 def test_what_waits_is_sent_when_the_tracer_ends(tmp_path: Path, start_tracer: Start, server: Server) -> None:

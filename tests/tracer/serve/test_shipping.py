@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvtrail.tracer.serve.shipping import Shipper, Sink
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.handoffs import HandoffRow
 
 S = 10**9
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -186,6 +187,9 @@ class Away:
         if not self.is_there:
             raise StoreError("cannot write to the store: it went away")
         self.numbers += [number for number, _ in batches]
+        return ()
+
+    def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
         return ()
 
     def close(self) -> None: ...

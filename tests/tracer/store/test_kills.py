@@ -112,6 +112,7 @@ def test_a_kill_at_any_step_of_a_commit_changes_nothing_that_is_derived(tmp_path
             assert found[table] == rows, f"{table}, killed at statement {killed_at}"
 
 
+@pytest.mark.usefixtures("forgets_at_once")
 def test_nothing_is_forgotten_without_its_row_while_it_is_behind(tmp_path: Path) -> None:
     """What ended long ago, as after a long outage, and was stored and not judged when it was killed."""
     payloads, path = batches(), tmp_path / "s.db"
@@ -130,6 +131,7 @@ def test_nothing_is_forgotten_without_its_row_while_it_is_behind(tmp_path: Path)
     assert derived(path) == derived(tmp_path / "undisturbed.db")
 
 
+@pytest.mark.usefixtures("forgets_at_once")
 def test_what_comes_while_rows_are_written_is_not_forgotten_without_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +151,7 @@ def test_what_comes_while_rows_are_written_is_not_forgotten_without_its_own(
 
     monkeypatch.setattr(pipeline.storage, "write_rows", write_and_hear_more)
     pipeline.tidy()
-    monkeypatch.undo()
+    monkeypatch.setattr(pipeline.storage, "write_rows", write_rows)
     pipeline.tidy()
     pipeline.close()
     assert derived(path) == derived(tmp_path / "undisturbed.db")

@@ -224,6 +224,7 @@ def test_what_was_folded_is_found_as_before(tmp_path: Path) -> None:
     assert [span for spans in reader.spans(since_ns=0, until_ns=2**62) for span in spans] == [s for _, s in before[1]]
 
 
+@pytest.mark.usefixtures("forgets_at_once")
 def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path: Path) -> None:
     """Also where it is killed before: what was stored is judged at the next start, with its findings and its sums."""
     path = tmp_path / "s.db"
@@ -344,6 +345,7 @@ def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     assert len(SqliteReader(tmp_path / "s.db").requests()) == 2
 
 
+@pytest.mark.usefixtures("forgets_at_once")
 def test_requests_that_are_forgotten_at_once_have_rows(tmp_path: Path) -> None:
     """What was held up on its way ended long ago; and where many come at once, few accounts are held."""
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), rows_every_ns=10**18, max_requests=40)

@@ -70,23 +70,16 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
 
     def template(self, finding: Finding) -> str:
         text = "Engine {giver} gave the blocks of request {other} back at {0}: {why}. "
-        writes = finding.witness[-2].kind == Kind.XFER
-        report = (
-            "its own write of them to the other engine ended" if writes else "a reader reported that it had read them"
-        )
+        report = "a reader reported that it had read them. This request received them"
+        if any(each.kind == Kind.XFER for each in finding.witness):
+            report = "its own write of them to the other engine ended. This request received them"
         match finding.numbers["given_out"]:
             case True:
-                text += f"At {{1}} another request was given some of them, and at {{2}} {report}. This request received"
-                return text + " them ({3})."
+                return text + f"At {{1}} another request was given some of them, and at {{2}} {report} ({{3}})."
             case False:
-                text += (
-                    f"At {{1}} {report}. This request received them ({{2}}): nobody else had been given any of them by"
-                )
-                return text + " then, and they still held what was read."
-        return (
-            text
-            + f"At {{1}} {report}. This request received them ({{2}}): they may have been another request's by then."
-        )
+                end = ": nobody else had been given any of them by then, and they still held what was read."
+                return text + f"At {{1}} {report} ({{2}}){end}"
+        return text + f"At {{1}} {report} ({{2}}): they may have been another request's by then."
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"why": "the lease had run out" if finding.numbers["expired"] else "they had been read"}

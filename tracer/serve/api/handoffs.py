@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvtrail.tracer.detect.kept import KeptHandOff
-from kvtrail.tracer.ledger.handoff_flows import Outcome
 from kvtrail.tracer.serve.api.process import Live
 
 MAX_ROWS = 500
@@ -27,10 +26,7 @@ def handed_over(
             "giver_name": named(giver),
             "taker": taker or None,
             "taker_name": named(taker),
-            "handoffs": flow.handoffs,
-            "tokens": flow.tokens,
-            "outcomes": {outcome.value: flow.outcomes[outcome] for outcome in Outcome if flow.outcomes[outcome]},
-            "mean_wait_ns": flow.waited_ns // loaded if (loaded := flow.outcomes[Outcome.LOADED]) else None,
+            **flow.as_dict(),
         }
         for (giver, taker), flow in process.handoffs.flows.known()
         if flow.handoffs and (chosen is None or giver in chosen or taker in chosen)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.kept import KeptHandOff
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
@@ -17,6 +18,7 @@ from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.handoffs import heard_of
 
 
 class Live(Protocol):
@@ -53,6 +55,9 @@ class Live(Protocol):
     def kept(self) -> Sequence[KeptHandOff]:
         """The hand-offs whose blocks engines keep, as of the last second."""
 
+    def handoffs_called(self, keys: Collection[str]) -> HandOffs:
+        """The same, with what is stored of the hand-offs that are called so."""
+
     def running(self) -> set[str]:
         """The engines that are heard, whose open requests go on."""
 
@@ -84,6 +89,11 @@ class FleetProcess:
         except StoreError as error:
             return str(error)
         return None
+
+    def handoffs_called(self, keys: Collection[str]) -> HandOffs:
+        known = Detector(rules=())
+        known.hear(heard_of(self._reader.handoffs(keys)))
+        return known.handoffs
 
     def running(self) -> set[str]:
         return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))

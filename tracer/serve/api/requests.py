@@ -13,16 +13,17 @@ from msgspec import convert
 from pydantic import BaseModel
 
 from kvtrail.tracer.events import ids
-from kvtrail.tracer.events.events import Event, Handoff, Unfamiliar
+from kvtrail.tracer.events.events import Event, Handoff, Side, Unfamiliar
 from kvtrail.tracer.events.semconv import SCOPE
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history import history
 from kvtrail.tracer.history.perfetto import trace_events
 from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ledger import handoff_clocks
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.outcome import Outcome
-from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.serve.api.download import part_about
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -31,6 +32,8 @@ from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
+MAX_IN_TIME = 4
+"""Hand-offs of one request that are shown in time, with the request on the other side."""
 MAX_NS = 2**62
 """The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""
 ENOUGH_CANDIDATES, MAX_CANDIDATES = 50, 500
@@ -63,12 +66,29 @@ class TimelineStep(BaseModel):
 
 class HandoffLink(BaseModel):
     """A hand-off of a request: whether it gives or takes it, its keys, and the request on the other side, by its engine; None
-    where that is not known."""
+    where that is not known. Then `unknown` says why the pair is not judged. Times are those of the engine that gives."""
 
     side: str
     keys: list[str]
     engine: str | None = None
+    engine_name: str | None = None
     request: str | None = None
+    unknown: str | None = None
+    takers: int = 0
+    """How many requests are known to take it."""
+    kept_from_ns: int | None = None
+    """The blocks are kept from the end of the request that gives; None where its events are not here."""
+    kept_to_ns: int | None = None
+    """Until they are given back; None as long as they are not."""
+    expired: bool = False
+    """They were given back since the lease had run out."""
+    read_ns: int | None = None
+    """When a reader reported that it had read them."""
+    ahead_least_ns: int | None = None
+    ahead_most_ns: int | None = None
+    """By how much the clock of the engine that takes is ahead of that of the one that gives, as far as messages show."""
+    ahead_ns: int = 0
+    """What a picture of both may take it to be."""
 
 
 class Timeline(BaseModel):
@@ -136,7 +156,11 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
         spans = reader.spans_of(account)
         shown = timeline(resolver.request(account), spans, resolver.findings(findings_of(account)))
-        shown.handoffs = handoffs_of(map(_event, spans), process.handoffs)
+        events = list(map(_event, spans))
+        sides = [event for event in events if isinstance(event, Handoff)]
+        if sides:
+            keys = {key for side in sides for key in side.handoff_keys}
+            shown.handoffs = in_time(handoffs_of(sides, process.handoffs_called(keys)), events, reader)
         return shown
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
@@ -208,10 +232,28 @@ def handoffs_of(events: Iterable[Event | None], known: HandOffs) -> list[Handoff
     links = []
     for event in events:
         if isinstance(event, Handoff):
-            link = HandoffLink(side=event.handoff_side, keys=list(event.handoff_keys))
+            pair = known.pair(event)
+            takers = 0 if pair is None else len(pair.takers)
+            link = HandoffLink(side=event.handoff_side, keys=list(event.handoff_keys), takers=takers)
             others = known.others(event)
             links += [link.model_copy(update={"engine": each.engine, "request": each.request}) for each in others]
-            links += [] if others else [link]
+            links += [] if others else [link.model_copy(update={"unknown": Unknown.ONE_SIDE.name.lower()})]
+    return links
+
+
+def in_time(links: list[HandoffLink], own: Sequence[Event | None], reader: Reader) -> list[HandoffLink]:
+    """The first of a request's hand-offs with what both engines say of them in time; `own` are the request's events."""
+    names = reader.names()
+    events = [event for event in own if event is not None]
+    for link in links[:MAX_IN_TIME]:
+        account = reader.request(link.request, engine=link.engine or "") if link.request else None
+        others = [] if account is None else [event for each in reader.spans_of(account) if (event := _event(each))]
+        given, taken = (events, others) if link.side == Side.GIVES else (others, events)
+        link.engine_name = None if link.engine is None else names.get(link.engine, link.engine)
+        if (held := handoff_clocks.kept(given)) is not None:
+            link.kept_from_ns, link.kept_to_ns, link.expired, link.read_ns = held
+        apart = handoff_clocks.ahead(given, taken, is_only_taker=link.takers <= 1)
+        link.ahead_least_ns, link.ahead_most_ns, link.ahead_ns = *apart, apart.likely_ns
     return links
 
 

@@ -118,7 +118,7 @@ class Judge:
 
     def hear(self, those: Iterable[Heard]) -> None:
         """Judge what another sidecar has of hand-offs of which this one has a side."""
-        with self._lock, self._errors.caught(Where.DETECTOR, "hand-offs between two sidecars are not judged"):
+        with self._errors.caught(Where.DETECTOR, "hand-offs between two sidecars are not judged"):
             fresh, found = self.detector.hear(those)
             for heard in fresh:
                 self._keep(heard)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
 from kvtrail.tracer.detect.kept import KeptHandOff
+from kvtrail.tracer.detect.pairs import Heard
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
@@ -65,6 +66,7 @@ class Pipeline:
         self.last_received_ns: int | None = None
         self._clock: Clock = clock or time
         self._lock = lock = threading.RLock()
+        self._writer = writer
         self._receiver = Receiver(writer.receipts(), writer.seen())
         self.judge = Judge(
             writer,
@@ -123,13 +125,22 @@ class Pipeline:
         self.metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
+    def hear(self, those: Iterable[Heard]) -> bool:
+        """Judge what another sidecar has of hand-offs of which this one has a side; False while it reads back what it
+        knew."""
+        with self._lock:
+            if self.judge.is_behind or self.judge.is_recalling:
+                return False
+            self.judge.hear(those)
+            return True
+
     def tidy(self) -> None:
         """Stop waiting for events that have been missing for too long, write rows that are due, and forget finished requests.
 
         To be called every second or so.
         """
         now_ns = self._clock.time_ns()
-        before_ns = now_ns - FORGET_FINISHED_NS
+        before_ns = self._clock.monotonic_ns() - FORGET_FINISHED_NS
         with self._lock:
             self.judge.settle()
             is_last_time = self.judge.ends_before(before_ns)  # what is forgotten below has no account to make a row of
@@ -220,6 +231,13 @@ class Pipeline:
     @property
     def spans_behind(self) -> int:
         return self.storage.spans_behind
+
+    def own_handoffs(self) -> set[str]:
+        """What the recent hand-offs are called of which an engine reports here."""
+        return {key for row in self._writer.handoffs() if row.is_own for key in row.keys}
+
+    def handoffs_called(self, keys: Collection[str]) -> HandOffs:
+        return self.handoffs
 
     @property
     def handoffs(self) -> HandOffs:

@@ -23,15 +23,16 @@ def rebuild(path: Path, *, on_spans: Callable[[int], None] = lambda spans: None)
         StoreError: it cannot be read or written.
     """
     try:
-        writer, clock = SqliteWriter(path), _TimeOfLog()
+        writer = SqliteWriter(path)
     except StoreInUse:
         raise StoreInUse(f"a tracer uses the store {path}; end it first") from None
     writer.forget_derived()
+    clock = _TimeOfLog(writer.ended_ns(writer.beginning(after=0) + 1))
     pipeline = Pipeline(writer, Metrics(), max_requests=MAX_REQUESTS, resume=False, clock=clock)
     spans = pipeline.spans_behind
 
     def judged(number: int) -> None:
-        clock.now_ns = max(clock.now_ns, writer.ended_ns(number))
+        clock.now_ns = max(clock.now_ns, writer.ended_ns(number + 1))
         pipeline.tidy()
         on_spans(pipeline.spans_behind)
 
@@ -47,9 +48,10 @@ def rebuild(path: Path, *, on_spans: Callable[[int], None] = lambda spans: None)
 
 
 class _TimeOfLog:
-    """The time at which what is judged now came, nearly: when the last of its spans ended."""
+    """The time at which what is judged next came, nearly: when the last of its spans ended."""
 
-    now_ns = 0
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
 
     def time_ns(self) -> int:
         return self.now_ns

@@ -7,7 +7,7 @@ from typing import Any
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.clickhouse import findings, lanes, launches, requests, savings, schema, spans
+from kvtrail.tracer.store.clickhouse import findings, handoffs, lanes, launches, requests, savings, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import Database
 
@@ -45,6 +45,7 @@ class ClickHouseReader(
     lanes.LaneReader,
     savings.SavingsReader,
     launches.LaunchReader,
+    handoffs.HandoffReader,
     EngineReader,
 ):
     """The reading side: a `Reader` over all tracers. Each part of it is in the file of its table."""

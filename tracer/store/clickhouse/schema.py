@@ -16,7 +16,7 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 
-VERSION = 2
+VERSION = 3
 _LONGEST_HOURS = 20 * 366 * 24
 """ClickHouse's DateTime ends in 2106, and wraps around after it."""
 
@@ -151,6 +151,16 @@ LAUNCHES = """CREATE TABLE IF NOT EXISTS kvtrail_launches (
 ORDER BY (engine, launch, tracer)"""
 """A launch may be known to several tracers; `liveness.engine.agreed` says what they know together."""
 
+HANDOFFS = """CREATE TABLE IF NOT EXISTS kvtrail_handoffs (
+    key String, engine LowCardinality(String), recorder String, sequence UInt64, kind LowCardinality(String), at_ns Int64,
+    request String, lost_number Int64, loads UInt32, body String CODEC(ZSTD(3)), tracer LowCardinality(String),
+    written UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(at_ns)
+) ENGINE = {engine}ReplacingMergeTree(written)
+ORDER BY (key, recorder, sequence, request)
+SETTINGS index_granularity = 512"""
+"""The events of hand-offs, by what these are called; a heartbeat once for each hand-off that waits for time to pass."""
+
 SCHEMA = """CREATE TABLE IF NOT EXISTS kvtrail_schema (
     version UInt32, retain_hours Float64, written UInt64
 ) ENGINE = {engine}ReplacingMergeTree(written)
@@ -159,6 +169,7 @@ ORDER BY tuple()"""
 
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, ACTIVITY, ENGINES, LAUNCHES,
+    HANDOFFS,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",
@@ -166,6 +177,7 @@ _ENDS = {
     "kvtrail_requests": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_lanes": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_savings": "toDateTime(at_s + step_s)",
+    "kvtrail_handoffs": "toDateTime(intDiv(at_ns, 1000000000))",
 }
 """The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay, and
 recent activity has a time of its own."""

@@ -7,7 +7,7 @@ written again as a whole, which changes nothing where they were written before (
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
@@ -17,10 +17,11 @@ from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.cells import by_step
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
-from kvtrail.tracer.store.clickhouse import lanes, launches, schema, spans
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
 from kvtrail.tracer.store.clickhouse.sums import Sums
+from kvtrail.tracer.store.handoffs import HandoffRow
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -88,9 +89,14 @@ class ClickHouseWriter:
         self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
         self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
         self._insert("kvtrail_launches", _LAUNCHES, _fitting(self._launch_row, launched.values(), unfit))
+        self._insert("kvtrail_handoffs", handoffs.COLUMNS, self._handoff_rows(every, unfit))
         self._add(self._savings, [(number, _savings(batch)) for number, batch in batches])
         self._add(self._activity, [(number, batch.activity) for number, batch in batches])
         return unfit
+
+    def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
+        """What other tracers have of the hand-offs that are called so. Raises StoreError."""
+        return handoffs.read(self._connection, keys, but=self._tracer)
 
     def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
         """Nothing is left to do: the tables drop by themselves what is older than `retain_hours`."""
@@ -126,6 +132,15 @@ class ClickHouseWriter:
                 except ValueError as error:  # damaged where it waited: those after it must not wait for it
                     unfit.append(error)
         return rows
+
+    def _handoff_rows(self, batches: Iterable[Batch], unfit: list[Exception]) -> list[Row]:
+        """The rows of events that a hand-off is known of by name; the others follow when it is."""
+
+        def named(row: HandoffRow) -> Row:
+            return tuple(handoffs.rows_of(row, tracer=self._tracer, number=self._next))
+
+        events = _fitting(named, (row for batch in batches for row in batch.handoffs if row.is_own), unfit)
+        return [row for rows in events for row in rows]
 
     def _engine_rows(self, batches: Iterable[Batch]) -> list[Row]:
         """What is new of engines. A later description replaces an earlier one, but for what it leaves empty."""

@@ -158,7 +158,8 @@ def _batch(number: int, body: Any) -> Batch:
 def _to_send(batch: Batch) -> Batch:
     """The batch without what only its own store asks for."""
     chunk = batch.chunk and Chunk(payload=batch.chunk.payload, spans=batch.chunk.spans, last_ns=batch.chunk.last_ns)
-    return replace(batch, chunk=chunk, digest=b"", seen={}, settled=None, judged=None)
+    own = [row for row in batch.handoffs if row.is_own]
+    return replace(batch, chunk=chunk, handoffs=own, digest=b"", seen={}, settled=None, judged=None)
 
 
 def _encode_what_can_be(batch: Batch) -> bytes:
@@ -168,7 +169,7 @@ def _encode_what_can_be(batch: Batch) -> bytes:
     except (OverflowError, TypeError, ValueError):
         fit: dict[str, Any] = {
             name: [part for part in getattr(batch, name) if _is_fit(part)]
-            for name in ("accounts", "findings", "lanes", "launches")
+            for name in ("accounts", "findings", "lanes", "launches", "handoffs")
         }
         fit |= {
             name: {key: value for key, value in getattr(batch, name).items() if _is_fit((key, value))}

@@ -2,58 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from history import history
-from wire import encoded
+from served_pairs import DECODE, PREFILL, REQUEST, Served, nixl, skewed
 
 from kvtrail.dashboard.content import fleet
-from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.events.semconv import POOL_BLOCKS
-from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
-
-PREFILL = """
-    start 600
-    L 600 c0 -> 0
-    A 0
-    S 0+600
-    gives h1 600/600 of a
-    end delayed length_capped handoff computed 600 lease 30
-"""
-DECODE = """
-    <d> start 600
-    <d> takes h1 600/600 of a
-    <d> L 600 c0 -> 599 async
-    <d> A 599
-    wait 2
-"""
-
-
-class Served:
-    """The api of a tracer in this process."""
-
-    def __init__(self, folder: Path) -> None:
-        store = folder / "s.db"
-        metrics = Metrics()
-        self.pipeline = Pipeline(SqliteWriter(store), metrics, grace_ns=0)
-        self._client = TestClient(application(self.pipeline, SqliteReader(store), metrics))
-
-    def hear(self, events: Sequence[Event]) -> None:
-        """Take the events of several engines."""
-        for _, part in itertools.groupby(events, key=lambda event: event.recorder):
-            self.pipeline.ingest(encoded(list(part), {POOL_BLOCKS.key: 50}), transport="grpc")
-        self.pipeline.tidy()
-
-    def get(self, path: str, **query: str) -> Any:
-        return self._client.get(path, params=query).raise_for_status().json()
 
 
 @pytest.fixture
@@ -61,10 +16,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path)
     yield made
     made.pipeline.close()
-
-
-def nixl(text: str) -> list[Event]:
-    return history(text, connector="NixlConnector")
 
 
 def test_the_fleet_shows_who_gives_to_whom_and_what_became_of_it(served: Served) -> None:
@@ -130,3 +81,32 @@ def test_the_fleet_shows_what_an_engine_keeps_for_whom(
     assert (row["Which is"], row["Blocks"], row["Of its pool"]) == (words, 19, 0.38)
     is_for_nobody = words.startswith("nobody")
     assert bool(fleet.unfetched(answer["kept"])) is is_for_nobody, "which is more than a quarter of the pool"
+
+
+@pytest.mark.parametrize("skew_s", [0, -7200, 0.004, 3600])
+@pytest.mark.parametrize("side", ["gives", "takes"])
+def test_messages_bound_how_far_the_clocks_of_a_pair_are_apart(served: Served, skew_s: float, side: str) -> None:
+    """Whatever the clocks say: the read lasts 2 s, so that each bound is as far from the truth."""
+    served.hear(skewed(nixl(f"{PREFILL}{DECODE}<d> R\nread\nsent"), skew_s))
+    answer = served.get(f"/api/requests/{REQUEST}", engine="engine" if side == "gives" else "d")
+    (link,) = answer["handoffs"]
+    least, most = link["ahead_least_ns"], link["ahead_most_ns"]
+    assert least <= skew_s * 1e9 <= most
+    assert most - least < 4.1e9
+    assert link["ahead_ns"] == (0 if least <= 0 <= most else (least + most) // 2)
+    assert (link["side"], link["takers"], link["expired"]) == (side, 1, False)
+    assert link["kept_to_ns"] - link["kept_from_ns"] == pytest.approx(2e9, rel=0.1)
+
+
+def test_a_report_that_may_be_anothers_bounds_nothing(served: Served) -> None:
+    twice = DECODE + DECODE.replace("<d>", "<other>")
+    served.hear(nixl(f"{PREFILL}{twice}<d> R\nread\n<other> R\nsent"))
+    (link,) = served.get(f"/api/requests/{REQUEST}", engine="d")["handoffs"]
+    assert (link["takers"], link["ahead_least_ns"]) == (2, None)
+
+
+def test_nothing_is_known_of_the_clocks_where_a_clock_was_set_meanwhile(served: Served) -> None:
+    events = nixl(f"{PREFILL}{DECODE}<d> R\nread\nsent")
+    served.hear([*skewed(events[:-3], 0), *skewed(events[-3:], -600)])
+    (link,) = served.get(f"/api/requests/{REQUEST}", engine="d")["handoffs"]
+    assert (link["ahead_least_ns"], link["ahead_most_ns"], link["ahead_ns"]) == (None, None, 0)

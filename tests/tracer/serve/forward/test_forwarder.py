@@ -237,6 +237,7 @@ def test_a_finding_brings_what_was_held_and_then_everything_at_once(sidecar: Sid
     assert sidecar.outbox.names()[-1] == "kv.alloc"
 
 
+@pytest.mark.usefixtures("forgets_at_once")
 def test_a_finding_that_comes_after_the_end_waits_for_nothing(sidecar: Sidecar) -> None:
     """Within the time that an end lingers it brings the request; later, it is sent alone."""
     for request, seconds in (("soon-0123abcd", 0.0), ("late-0123abcd", LINGER_S)):

@@ -27,6 +27,7 @@ PRODUCER = engine("producer", "check computed 2 tells aa:1@0 ba:-2@0 as plain")
 CONSUMER = engine("consumer", "check loaded 1 unknown 1 tells aa:-2@0 as plain")
 
 
+@pytest.mark.usefixtures("forgets_at_once")
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("order", [(PRODUCER, CONSUMER), (CONSUMER, PRODUCER)], ids=["computed first", "loaded first"])
 def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_heard(

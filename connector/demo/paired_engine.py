@@ -1,16 +1,42 @@
-"""One engine of a pair, in a process of its own: steps vLLM's whole engine and answers over a pipe."""
+"""One engine of a pair, in a process of its own: steps vLLM's whole engine and answers over a pipe.
+
+`python -m kvtrail.connector.demo.paired_engine` takes the arguments of `serve` as JSON, is asked over its standard input, and
+answers over its standard output.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 PAUSE_S = 0.001
 """Between two steps, as vLLM's own loop pauses after a step that computes nothing. An engine that only keeps blocks goes on
 stepping: a step shows whether they were read, or a lease has ended."""
+
+
+class Channel(Protocol):
+    """Both ends of a pipe in both directions, such as a `Connection`."""
+
+    def send(self, message: Any, /) -> None: ...
+
+    def recv(self) -> Any: ...
+
+    def poll(self, timeout: float | None = ..., /) -> bool: ...
+
+
+class Pipes:
+    """A channel of two pipes that each go in one direction, by their file descriptors."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = Connection(reading, writable=False), Connection(writing, readable=False)
+        self.send, self.recv, self.poll = self._writing.send, self._reading.recv, self._reading.poll
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +104,14 @@ class Answer:
 
 
 def serve(
-    connection: Connection,
+    connection: Channel,
     folder: Path,
     connector: Mapping[str, Any] | None,
     hybrid: bool,
     step_tokens: int | None = None,
 ) -> None:
-    """Run until `End`. `folder` is for the model, half of whose layers have a sliding window if it is `hybrid`; `step_tokens`
-    is vLLM's `max_num_batched_tokens`, if that is not the model's own."""
+    """Run until `End`, or until nobody can ask any more. `folder` is for the model, half of whose layers have a sliding
+    window if it is `hybrid`; `step_tokens` is vLLM's `max_num_batched_tokens`, if that is not the model's own."""
     import torch
 
     from kvtrail.connector.recording.recorder import recorders
@@ -98,7 +124,8 @@ def serve(
         options["max_num_batched_tokens"] = step_tokens
     llm = tiny_model.build(folder, connector, **options)
     connection.send(Ready())
-    _Served(connection, llm).run()
+    with suppress(EOFError):  # whoever asked has ended
+        _Served(connection, llm).run()
     for recorder in recorders():
         recorder.flush()
     llm.llm_engine.engine_core.shutdown()
@@ -107,7 +134,7 @@ def serve(
 class _Served:
     """The engine, and who asks it. The ids of a request, by the external one, are those for its answer and of vLLM."""
 
-    def __init__(self, connection: Connection, llm: Any) -> None:
+    def __init__(self, connection: Channel, llm: Any) -> None:
         self._connection = connection
         self._llm = llm
         self._engine = llm.llm_engine
@@ -161,3 +188,18 @@ class _Served:
             case AskKept():
                 running, waiting = self._scheduler.get_request_counts()
                 self._connection.send(Kept(len(self._scheduler.requests) - running - waiting))
+
+
+def main() -> None:
+    folder, connector, hybrid = json.loads(sys.argv[1])
+    channel = Pipes(os.dup(0), os.dup(1))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what else is printed, such as vLLM's log, goes to standard error
+    serve(channel, Path(folder), connector, hybrid)
+
+
+if __name__ == "__main__":
+    # The messages are those of the module by its name, in this process and in that which asks.
+    from kvtrail.connector.demo import paired_engine
+
+    paired_engine.main()

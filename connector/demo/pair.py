@@ -1,0 +1,138 @@
+"""Two real vLLM engines, one of which prefills for the other, seen from the router between them.
+
+The connector is vLLM's own, unmodified: by default the NixlConnector, over UCX on loopback.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvtrail.connector.demo.paired_engine import Answer, Ask, AskKept, Channel, End, Forget, Kept, Ready
+from kvtrail.connector.demo.workload import DemoRequest
+from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
+
+PREFILL, DECODE, ALONE = "prefill", "decode", "alone"
+"""The engines, and their services in the spans."""
+AT_KVTRAIL = "kvtrail.connector"
+"""The module path of a connector that is traced under its own name, since vLLM compares that."""
+ENVIRONMENT = {
+    "UCX_TLS": "tcp,self,sysv,posix",  # UCX's transports that need no network card
+    "PYTHONHASHSEED": "0",  # both engines hash blocks alike
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+}
+SLOW_S = 240.0
+"""What a slow machine needs at most; only what hangs takes so long."""
+AT_ONCE = 2
+"""Requests that the router has under way: the block pool of an engine holds about three."""
+T = TypeVar("T")
+
+
+def nixl(name: str = "NixlConnector", **extra: Any) -> dict[str, Any]:
+    """The `kv_transfer_config` of a NIXL connector with this extra configuration."""
+    return {
+        "kv_connector": name,
+        "kv_connector_module_path": AT_KVTRAIL,
+        "kv_buffer_device": "cpu",
+        "kv_connector_extra_config": extra,
+    }
+
+
+class EngineDied(RuntimeError):
+    """The engine's process has ended before it answered."""
+
+
+class PairedEngine:
+    """An engine's process, `paired_engine`, asked over a channel."""
+
+    def __init__(self, name: str, channel: Channel, log: Path) -> None:
+        """`log` is the file to which the process writes."""
+        self.name, self.log = name, log
+        self._channel = channel
+        self._changes = threading.Lock()
+        self._died = False
+        self._awaited: dict[object, Future[Any]] = {}
+        self._ready = self._answer_of(Ready)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def wait_until_ready(self) -> None:
+        self._ready.result(SLOW_S)
+
+    def ask(
+        self,
+        job: DemoRequest,
+        params: Mapping[str, Any] | None = None,
+        *,
+        aborted_after: int | None = None,
+        external_id: str = "",
+    ) -> Future[Answer]:
+        """Send it a request; the answer raises EngineDied if the engine dies.
+
+        Args:
+            params: the `kv_transfer_params`.
+            aborted_after: after so many steps its client goes away.
+            external_id: the id that its client chose, if that is not the job's.
+        """
+        answer: Future[Answer] = self._answer_of(job.id)
+        self._send(Ask(job.id, external_id or job.id, job.prompt, job.max_tokens, params, aborted_after))
+        return answer
+
+    def forget(self) -> None:
+        """Empty its prefix cache."""
+        self._send(Forget())
+
+    def kept(self) -> int:
+        """How many requests have ended whose blocks it keeps."""
+        answer = self._answer_of(Kept)
+        self._send(AskKept())
+        kept: Kept = answer.result(SLOW_S)
+        return kept.requests
+
+    def say_goodbye(self) -> None:
+        """Have it end."""
+        self._send(End())
+
+    def _send(self, message: object) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:  # it has died: whoever waits for an answer learns that from `_read`
+            return
+
+    def _answer_of(self, key: object) -> Future[Any]:
+        with self._changes:
+            future = self._awaited[key] = Future()
+            if self._died:
+                future.set_exception(EngineDied(self.name))
+        return future
+
+    def _read(self) -> None:
+        while True:
+            try:
+                answer = self._channel.recv()
+            except (EOFError, OSError):
+                break
+            with self._changes:
+                future = self._awaited.pop(answer.id if isinstance(answer, Answer) else type(answer))
+            future.set_result(answer)
+        with self._changes:
+            self._died = True
+            for future in self._awaited.values():
+                future.set_exception(EngineDied(f"{self.name}: {self.log.read_text(errors='replace')[-3000:]}"))
+
+
+def prefilled(engine: PairedEngine, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
+    """Have a request prefilled; the params for the engine that decodes it."""
+    one_token = replace(job, max_tokens=1)
+    params = engine.ask(one_token, ASKED_TO_PREFILL, external_id=external_id).result(SLOW_S).params
+    assert params is not None, f"{job.id} was not handed over"
+    return params
+
+
+def at_once(call: Callable[[DemoRequest], T], jobs: Sequence[DemoRequest]) -> list[T]:
+    """The call's results for the jobs, with a few under way at a time."""
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(threads.map(call, jobs))

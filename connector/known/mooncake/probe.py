@@ -1,0 +1,184 @@
+"""Mooncake's messages between workers, and the writes of the engine that prefills.
+
+The worker of the engine that decodes names its blocks, or none if it needs nothing; the other one writes to them and answers.
+All of that runs in threads of the connector's own. Known: vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple
+
+from kvtrail.connector.known.messages import Messages, blocks_of_both, notification, transfer
+from kvtrail.connector.known.probe import Probe, ProbeEvent
+from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
+from kvtrail.tracer.events.semconv import Kind
+
+FAILED = "failed"
+"""What the worker of the engine that decodes says itself, if no answer comes."""
+_ASKED: ContextVar[Any] = ContextVar("the message that a task of the sending worker answers")
+
+
+class _Write(NamedTuple):
+    """The write to one request of another engine: its hand-off, and what is recorded of it."""
+
+    transfer_id: str
+    values: Mapping[str, Any]
+
+
+class MooncakeProbe(Probe):
+    report_calls = ("get_transfer_results", "get_finished")
+
+    def __init__(self) -> None:
+        self._messages = Messages()
+        self._answering = False
+
+    def made(self, connector: Any) -> None:
+        worker = getattr(connector, "connector_worker", None)
+        if worker is None:
+            return
+        follow = self._messages
+        if not worker.is_kv_consumer:
+            follow.around(worker, "start_load_kv", self._name)
+            follow.around(worker, "send_kv_to_decode", self._on_asked)
+            follow.after(worker, "_build_transfer_params", partial(self._on_write, worker))
+            follow.around(worker, "fetch_finished_sending_reqs", partial(self._on_sent, worker))
+            worker._encoder = _Encoder(worker._encoder, follow, partial(self._on_answer, worker))
+        if not worker.is_kv_producer:
+            follow.around(worker, "receive_kv_from_single_worker", self._on_request)
+            follow.around(worker, "process_pulling_result", self._on_answered)
+            follow.around(worker, "_handle_failed_recv", self._on_failed)
+
+    def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
+        return self._messages.take() if self._messages else ()
+
+    # On the worker of the engine that prefills.
+
+    def _name(self, metadata: Any) -> None:
+        for request_id, (transfer_id, _) in metadata.reqs_to_send.items():
+            self._messages.name(transfer_id, request_id)
+
+    def _on_asked(self, identity: bytes, socket: Any, asked: Any) -> None:
+        """The other engine's worker names blocks of some requests, or says that they need nothing."""
+        _ASKED.set((asked, {}))
+        for peer_request, (transfer_id, blocks) in asked.req_blocks.items():
+            count = _count(blocks)
+            said = Notice.REGISTRATION if count else Notice.DONE
+            self._note(said, Direction.RECEIVED, transfer_id, peer_request, asked, blocks_count=count)
+
+    def _on_write(self, worker: Any, built: Any, ready: Iterable[Any], asked: Any, *_: Any) -> None:
+        """What is about to be written; the requests that cannot be are in the answer."""
+        failed, writes = set(built[3]), _ASKED.get()[1]
+        for peer_request, sending in ready:
+            theirs = asked.req_blocks[peer_request][1]
+            if not (count := _count(theirs)):
+                continue
+            ours = [own[len(own) - len(other) :] for own, other in zip(sending.local_block_ids, theirs, strict=False)]
+            values = {
+                "peer": _peer(asked),
+                "peer_rank": asked.remote_tp_rank,
+                "peer_request": peer_request,
+                "notifications_expected": sending.need_send or None,
+                "blocks_count": count,
+                **(blocks_of_both(ours, theirs) if peer_request not in failed else {}),
+            }
+            writes[peer_request] = _Write(sending.transfer_id, values)
+            if peer_request not in failed:
+                self._note_write(writes[peer_request], XferState.POSTED)
+
+    def _on_answer(self, worker: Any, answer: Any) -> None:
+        """Before it is sent."""
+        if not hasattr(answer, "status") or (context := _ASKED.get(None)) is None:
+            return
+        asked, writes = context
+        refused = list(answer.err_reqs or ())
+        if answer.status.name == "ERROR":
+            refused = list(asked.req_blocks)
+        for state, said, requests, reason in (
+            (XferState.DONE, Notice.DONE, answer.ok_reqs or (), None),
+            (XferState.FAILED, Notice.REFUSAL, refused, answer.err_msg),
+        ):
+            for peer_request in requests:
+                transfer_id = asked.req_blocks[peer_request][0]
+                if (write := writes.pop(peer_request, None)) is not None:
+                    self._note_write(write, state, reason)
+                self._note(said, Direction.SENT, transfer_id, peer_request, asked)
+                if said is Notice.REFUSAL:
+                    self._messages.give_up(transfer_id)
+
+    def _on_sent(self, worker: Any) -> Callable[[Any, Exception | None], None]:
+        """What is reported as sent without having been is given up after the connector's own time."""
+        sent = set(worker.finished_sending_reqs)
+
+        def fetched(finished: set[str] | None, error: Exception | None) -> None:
+            for request_id in sorted((finished or set()) - sent):
+                self._messages.note(Kind.FREE, request_id, lease_expired=True)
+
+        return fetched
+
+    def _note_write(self, write: _Write, state: XferState, reason: str | None = None) -> None:
+        values = transfer(XferOp.WRITE, state, **write.values, reason=reason)
+        self._messages.note_of(write.transfer_id, Kind.XFER, **values)
+
+    def _note(
+        self, said: Notice, direction: Direction, transfer_id: str, peer_request: str, asked: Any, **values: Any
+    ) -> None:
+        values |= {"peer": _peer(asked), "peer_rank": asked.remote_tp_rank, "peer_request": peer_request}
+        self._messages.note_of(transfer_id, Kind.NOTIFICATION, **notification(said.value, direction, **values))
+
+    # On the worker of the engine that decodes.
+
+    def _on_request(self, address: str, pulls: Mapping[str, Any]) -> None:
+        """Blocks are named to a worker of the other engine, or it is told that nothing is needed."""
+        for request_id, pull in pulls.items():
+            count = _count(pull.local_block_ids)
+            said = Notice.REGISTRATION if count else Notice.DONE
+            values = {"notifications_expected": pull.pull_tasks_count or None, "blocks_count": count}
+            self._note_here(said.value, Direction.SENT, request_id, pull, **values)
+
+    def _on_answered(self, answer: Any, pulls: Mapping[str, Any]) -> Callable[[Any, Exception | None], None]:
+        for said, requests in ((Notice.DONE, answer.ok_reqs), (Notice.REFUSAL, answer.err_reqs)):
+            for request_id in requests or ():
+                self._note_here(said.value, Direction.RECEIVED, request_id, pulls.get(request_id))
+        self._answering = True
+
+        def ended(*_: Any) -> None:
+            self._answering = False
+
+        return ended
+
+    def _on_failed(self, pulls: Mapping[str, Any], requests: Iterable[str], reason: str) -> None:
+        """By an answer, which is recorded, or without one. Both run in one thread."""
+        if self._answering:
+            return
+        for request_id in requests:
+            if (pull := pulls.get(request_id)) is not None and not pull.failed:
+                self._note_here(FAILED, Direction.RECEIVED, request_id, pull, reason=reason)
+
+    def _note_here(self, said: str, direction: Direction, request_id: str, pull: Any, **values: Any) -> None:
+        peer = getattr(pull, "remote_engine_id", None)
+        self._messages.note(Kind.NOTIFICATION, request_id, **notification(said, direction, peer=peer, **values))
+
+
+class _Encoder:
+    """The worker's encoder, which has each answer before it is sent."""
+
+    def __init__(self, plain: Any, messages: Messages, note: Callable[[Any], None]) -> None:
+        self._plain = plain
+        messages.around(self, "encode", note)
+
+    def encode(self, message: Any) -> Any:
+        return self._plain.encode(message)
+
+
+def _peer(asked: Any) -> str:
+    return f"{asked.remote_hostname}:{asked.remote_port}"
+
+
+def _count(blocks: Sequence[Sequence[int]]) -> int:
+    return sum(map(len, blocks))
+
+
+PROBE = MooncakeProbe

@@ -1,0 +1,334 @@
+"""A request and the one on the other side of its hand-off: both engines on one axis, where the time to the first token went,
+and what each of them computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import altair as alt
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import palette, phases, tokens
+from kvtrail.dashboard.content.legend import Entry
+from kvtrail.dashboard.content.palette import BLUE, GREEN, GREY, RED, STAGE
+from kvtrail.dashboard.content.request_charts import Chart
+from kvtrail.tracer.events.events import Side
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.model.cause_words import headline
+from kvtrail.tracer.model.words import NOTHING, count, duration, some
+
+PREFILLS, DECODES, KEEPS = "prefill", "decode", "kept"
+"""The rows of the chart."""
+_ROW_HEIGHT, _AXIS_HEIGHT = 30, 56
+_BEYOND = 0.1
+"""How much of the output is drawn, as a share of what comes before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A hand-off with the requests of both engines, of which the page shows one.
+
+    Attributes:
+        given, taken: the timelines of the request that gives, and of the one that takes.
+        given_parts, taken_parts: their phases, in milliseconds after the arrival of each.
+        link: the hand-off, as the api has it.
+    """
+
+    given: Row
+    taken: Row
+    given_parts: Sequence[phases.Stretch]
+    taken_parts: Sequence[phases.Stretch]
+    link: Row
+
+    @property
+    def shift(self) -> float:
+        """Milliseconds from the arrival of the request that gives to that of the one that takes, as the picture has it."""
+        apart = self.taken["request"]["started_ns"] - self.given["request"]["started_ns"] - self.link["ahead_ns"]
+        return float(apart / 1e6)
+
+    def given_ms(self, at_ns: int) -> float:
+        """A moment of the engine that gives, on the picture's axis."""
+        return float((at_ns - self.given["request"]["started_ns"]) / 1e6)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The engines that give and take."""
+        return self.given["request"]["engine_name"], self.taken["request"]["engine_name"]
+
+
+def pair_of(
+    timeline: Row, parts: Sequence[phases.Stretch], other: Row, others: Sequence[phases.Stretch], link: Row
+) -> Pair:
+    """The pair of a page's request and the one on the other side of its hand-off `link`."""
+    if link["side"] == Side.GIVES:
+        return Pair(timeline, other, parts, others, link)
+    return Pair(other, timeline, others, parts, link)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the time to the first token, on the axis of the picture: milliseconds after the arrival at the engine that
+    prefills."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def stages(pair: Pair) -> list[Stage]:
+    """Where the time to the first token went; empty if too little of either request is recorded."""
+    given, taken = _moments(pair.given), _moments(pair.taken)
+    ended = pair.link["kept_from_ns"]
+    if given.stepped is None or ended is None or taken.token is None:
+        return []
+    start = pair.shift
+    allocated = taken.stepped if taken.allocated is None else taken.allocated
+    received = allocated if taken.received is None else taken.received
+    if allocated is None or received is None:
+        return []
+    moments = [
+        0.0,
+        given.stepped,
+        pair.given_ms(ended),
+        start,
+        start + allocated,
+        start + received,
+        start + taken.token,
+    ]
+    return [Stage(name, begin, end) for name, (begin, end) in zip(STAGE, pairwise(moments), strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """Of a request, in milliseconds after its arrival: its first step, the allocation of a load, the load's end, and the
+    first token; None where it is not recorded."""
+
+    stepped: float | None
+    allocated: float | None
+    received: float | None
+    token: float | None
+
+
+def _moments(timeline: Row) -> _Moments:
+    start_ns = timeline["request"]["started_ns"]
+
+    def ms(at_ns: int) -> float:
+        return float((at_ns - start_ns) / 1e6)
+
+    steps: list[Row] = [step for step in timeline["steps"] if step["name"] == Kind.SCHEDULE]
+    allocated = next((s for s in timeline["steps"] if s["name"] == Kind.ALLOC and s["numbers"].get("allocated")), None)
+    received = next((s for s in timeline["steps"] if s["name"] == Kind.RECEIVED), None)
+    total = timeline["request"]["prompt"] or timeline["request"]["total"]
+    token = None
+    for number, step in enumerate(steps):
+        if step["numbers"]["computed"] + step["numbers"]["scheduled"] >= total:  # of whose step it is the token
+            token = steps[number + 1] if number + 1 < len(steps) else step
+            break
+    return _Moments(
+        None if not steps else ms(steps[0]["end_ns"]),
+        None if allocated is None else ms(allocated["start_ns"]),
+        None if received is None else ms(received["end_ns"]),
+        None if token is None else ms(token["end_ns"]),
+    )
+
+
+def alignment(link: Row) -> str:
+    """How the axes of both engines are aligned, and how exact that is."""
+    least, most, taken = link["ahead_least_ns"], link["ahead_most_ns"], link["ahead_ns"]
+    if least is None and most is None:
+        return (
+            "No message shows how far the clocks of the two engines are apart. They are drawn as if they agreed, so what one"
+            " engine did before or after the other is not known."
+        )
+    if least is not None and most is not None:
+        apart = f"between {_ahead(least)} and {_ahead(most)}"
+        left, right = duration(most - taken), duration(taken - least)
+        how = f"the row of the engine that decodes may lie up to {left} further left, and {right} further right"
+    elif most is not None:
+        apart, left = f"at most {_ahead(most)}", duration(most - taken)
+        how = f"the row of the engine that decodes may lie up to {left} further left, and any time further right"
+    else:
+        apart, right = f"at least {_ahead(least)}", duration(taken - least)
+        how = f"the row of the engine that decodes may lie up to {right} further right, and any time further left"
+    drawn = (
+        "They are drawn as if they agreed, which the messages allow"
+        if taken == 0
+        else f"It is drawn as {_ahead(taken)}"
+    )
+    return (
+        "The engines' clocks are never compared, but the messages between them bound how far they are apart: the clock of the"
+        f" engine that decodes is {apart}. {drawn}: {how}. Within a row, times are exact."
+    )
+
+
+def _ahead(ns: int) -> str:
+    return f"{duration(-ns)} behind" if ns < 0 else f"{duration(ns)} ahead"
+
+
+def kept_text(link: Row) -> str:
+    """How long the blocks were kept, and what ended that, in a sentence; empty if it is not known."""
+    if link["kept_from_ns"] is None:
+        return ""
+    if link["kept_to_ns"] is None:
+        return "Its blocks are still kept."
+    lasted = duration(link["kept_to_ns"] - link["kept_from_ns"])
+    if not link["expired"]:
+        return (
+            f"Its blocks were kept for {lasted}, until they had been read."
+            if link["read_ns"]
+            else f"Its blocks were kept for {lasted}."
+        )
+    late = ""
+    if link["read_ns"] is not None and link["read_ns"] > link["kept_to_ns"]:
+        late = f" A reader reported {duration(link['read_ns'] - link['kept_to_ns'])} later that it had read them."
+    return f"Its blocks were kept for {lasted}, until the lease ran out.{late}"
+
+
+def stage_legend(parts: Sequence[Stage], *, dark: bool) -> list[Entry]:
+    """The parts of the time to the first token, with how long each was."""
+    return [
+        Entry(
+            part.name,
+            STAGE[part.name].colour.on(dark=dark),
+            value=_ms(part.end - part.begin),
+            help=STAGE[part.name].means,
+        )
+        for part in parts
+    ]
+
+
+def first_token_text(parts: Sequence[Stage], link: Row) -> str:
+    """The time to the first token in a sentence, and which part of it is uncertain."""
+    if not parts:
+        return ""
+    whole = parts[-1].end - parts[0].begin
+    longest = max(parts, key=lambda part: part.end - part.begin)
+    share = (longest.end - longest.begin) / whole if whole > 0 else 0.0
+    least, most = link["ahead_least_ns"], link["ahead_most_ns"]
+    exact = (
+        ""
+        if least is None or most is None
+        else f" How long the hand-off took is known within {duration(most - least)}; the others are exact."
+    )
+    return f"{_ms(whole)} to the first token; {longest.name} took the most of it, {share:.0%}.{exact}"
+
+
+def computed_rows(pair: Pair) -> list[Row]:
+    """What each engine had, loaded and computed of the prompt at its first admission, and why it computed that."""
+    rows = []
+    for role, engine, timeline in zip((PREFILLS, DECODES), pair.names, (pair.given, pair.taken), strict=True):
+        first = next(iter(tokens.admissions(timeline)), None)
+        causes = next(iter(timeline["request"].get("causes") or ()), None)
+        rows.append(
+            {
+                "Engine": f"{engine} ({role})",
+                "Prompt": None if first is None else first.asked,
+                "From its cache": None if first is None else first.cached,
+                "Loaded": None if first is None else first.loaded,
+                "Computed": None if first is None else first.computed,
+                "Why": NOTHING if causes is None else headline(causes),
+            }
+        )
+    return rows
+
+
+def twice_text(pair: Pair) -> str:
+    """How many tokens both engines computed, in a sentence; empty if it is not known."""
+    given, taken = (next(iter(tokens.admissions(each)), None) for each in (pair.given, pair.taken))
+    if given is None or taken is None:
+        return ""
+    # Both compute what is behind what they have; so what both compute is behind the larger of the two.
+    asked = min(given.asked, taken.asked)
+    both = max(0, asked - max(given.cached + given.loaded, taken.cached + taken.loaded))
+    if not both:
+        return "No token was computed by both engines."
+    if both == 1 and taken.computed == 1:
+        return "Both computed 1 token, the last: there are no logits without it."
+    return f"Both computed {some(both, 'token')} of the prompt; the hand-off has not spared {count(both - 1)} of them."
+
+
+def pair_chart(pair: Pair, parts: Sequence[Stage], *, dark: bool) -> Chart:
+    """Both engines' phases and the blocks that are kept, above each other; below them the parts of the time to the first
+    token."""
+    colours = palette.colours(palette.PHASE, dark=dark)
+    grey = GREY.on(dark=dark)
+    given, taken = (phases.alone(each) for each in (pair.given_parts, pair.taken_parts))
+    bars = [_bar(PREFILLS, part, colours.get(part.phase, grey), 0.0) for part in given]
+    bars += [_bar(DECODES, part, colours.get(part.phase, grey), pair.shift) for part in taken]
+    bars += [
+        {"row": "first token", "what": each.name, "from": each.begin, "to": each.end,
+         "lasted": _ms(each.end - each.begin), "colour": STAGE[each.name].colour.on(dark=dark)}
+        for each in parts
+    ]  # fmt: skip
+    end = max((bar["to"] for bar in bars), default=1.0)
+    marks = []
+    link = pair.link
+    if link["kept_from_ns"] is not None:
+        begin = pair.given_ms(link["kept_from_ns"])
+        is_open = link["kept_to_ns"] is None
+        until = max(end, begin) if is_open else pair.given_ms(link["kept_to_ns"])
+        colour = (BLUE if is_open else RED if link["expired"] else GREEN).on(dark=dark)
+        how = "still kept" if is_open else "the lease ran out" if link["expired"] else "given back"
+        bars.append(
+            {
+                "row": KEEPS,
+                "what": f"kept: {how}",
+                "from": begin,
+                "to": until,
+                "lasted": _ms(until - begin),
+                "colour": colour,
+            }
+        )
+        if not is_open:
+            marks.append({"row": KEEPS, "at": until, "what": how, "colour": colour})
+        if link["read_ns"] is not None:
+            marks.append(
+                {"row": KEEPS, "at": pair.given_ms(link["read_ns"]), "what": "a reader's report", "colour": grey}
+            )
+    rows = [row for row in (PREFILLS, KEEPS, DECODES, "first token") if any(bar["row"] == row for bar in bars)]
+    ends = [bar["to"] for bar in bars if bar["row"] != DECODES or not parts] + [mark["at"] for mark in marks]
+    begins = [bar["from"] for bar in bars] + [0.0]
+    end = max([*ends, 1.0])  # the output may go on for long: its beginning is what matters here
+    return _layers(bars, marks, rows, extent=(min(begins), end * (1 + _BEYOND)))
+
+
+def _bar(row: str, part: phases.Stretch, colour: str, shift: float) -> Row:
+    return {
+        "row": row, "what": part.phase, "from": part.begin + shift, "to": part.end + shift,
+        "lasted": _ms(part.end - part.begin), "colour": colour,
+    }  # fmt: skip
+
+
+def _layers(
+    bars: Sequence[Mapping[str, Any]],
+    marks: Sequence[Mapping[str, Any]],
+    rows: Sequence[str],
+    *,
+    extent: tuple[float, float],
+) -> Chart:
+    begin, end = extent
+    room = max((end - begin) * 0.015, 0.01)
+    unit, divisor = ("s", 1000) if end - begin >= 10_000 else ("ms", 1)
+    scale = alt.Scale(domain=[begin - room, end + room], nice=False)
+    x = alt.X(
+        "from:Q",
+        title=f"since the arrival at prefill ({unit})",
+        scale=scale,
+        axis=alt.Axis(labelExpr=f"format(datum.value / {divisor}, ',.3~f')", tickCount=12),
+    )
+    axis = alt.Axis(minExtent=110, maxExtent=110, grid=True)
+    y = alt.Y("row:N", sort=list(rows), scale=alt.Scale(domain=list(rows)), title=None, axis=axis)
+    color = alt.Color("colour:N", scale=None)
+    tooltip = [alt.Tooltip("what:N"), alt.Tooltip("lasted:N")]
+    drawn = alt.Chart(alt.InlineData(values=list(bars), name="pair")).mark_bar(height=16, clip=True)
+    layers = [drawn.encode(x=x, x2="to:Q", y=y, color=color, tooltip=tooltip)]
+    ticks = alt.Chart(alt.InlineData(values=list(marks), name="pair marks")).mark_tick(thickness=3, size=24, opacity=1)
+    layers.append(ticks.encode(x=alt.X("at:Q", scale=scale), y=y, color=color, tooltip=[alt.Tooltip("what:N")]))
+    return alt.layer(*layers).properties(height=_ROW_HEIGHT * len(rows) + _AXIS_HEIGHT)
+
+
+def _ms(lasted: float) -> str:
+    return duration(round(lasted * 1e6)) if lasted >= 0 else f"-{duration(round(-lasted * 1e6))}"

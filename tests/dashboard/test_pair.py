@@ -1,0 +1,121 @@
+"""Both engines of a hand-off on one axis: what is drawn where, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_pairs import DECODE, PREFILL, REQUEST, Served, nixl, skewed
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import pair, palette, phases
+
+FIRST_TOKEN = "<d> A 0\n<d> S 599+1\nwait 1\n<d> S 600+1\n<d> end"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path)
+    yield made
+    made.pipeline.close()
+
+
+def pair_shown(served: Served, text: str, *, skew_s: float = 0, engine: str = "d") -> pair.Pair:
+    """The pair on the page of the request of an engine."""
+    served.hear(skewed(nixl(text), skew_s))
+    sides: list[tuple[Row, list[phases.Stretch]]] = []
+    for each in sorted(("engine", "d"), key=lambda name: name != engine):
+        timeline = served.get(f"/api/requests/{REQUEST}", engine=each)
+        lanes = served.get("/api/lanes", **phases.question(timeline["request"], now_ns=timeline["request"]["last_ns"]))
+        sides.append((timeline, phases.stretches(lanes, timeline["request"])))
+    (own, parts), (other, others) = sides
+    return pair.pair_of(own, parts, other, others, own["handoffs"][0])
+
+
+@pytest.mark.parametrize("engine", ["d", "engine"])
+@pytest.mark.parametrize("skew_s", [0, -3600, 86_400])
+def test_the_time_to_the_first_token_is_split_as_it_was_spent(served: Served, skew_s: float, engine: str) -> None:
+    """The same on both pages, and whatever the clocks say: only the hand-off depends on how they are aligned."""
+    story = f"{PREFILL}wait 3\n{DECODE}<d> R\nread\nsent\n{FIRST_TOKEN}"
+    known = pair_shown(served, story, skew_s=skew_s, engine=engine)
+    parts = {part.name: part.end - part.begin for part in pair.stages(known)}
+    assert list(parts) == list(palette.STAGE)
+    exact = {"queue to prefill": 3, "prefill": 2, "queue to load": 4, "load": 2002, "first token": 1003}
+    assert {name: round(parts[name]) for name in exact} == pytest.approx(exact, abs=3)
+    uncertain_ms = (known.link["ahead_most_ns"] - known.link["ahead_least_ns"]) / 1e6
+    assert parts["hand-off"] == pytest.approx(3000, abs=uncertain_ms if skew_s else 3)
+
+
+def bars(known: pair.Pair) -> dict[str, list[dict[str, Any]]]:
+    chart = pair.pair_chart(known, pair.stages(known), dark=False).to_dict()
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for bar in chart["layer"][0]["data"]["values"]:
+        rows.setdefault(bar["row"], []).append(bar)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("after", "what", "sentence"),
+    [
+        ("<d> R\nread\nsent", "kept: given back", "until they had been read"),
+        ("wait 30\nfreed expired\nsent\nread", "kept: the lease ran out", "until the lease ran out. A reader reported"),
+        ("<d> R", "kept: still kept", "still kept"),
+    ],
+)
+def test_the_kept_blocks_are_a_bar_that_ends_with_what_ended_it(
+    served: Served, after: str, what: str, sentence: str
+) -> None:
+    known = pair_shown(served, f"{PREFILL}{DECODE}{after}")
+    (kept,) = bars(known)["kept"]
+    assert kept["what"] == what
+    assert sentence in pair.kept_text(known.link)
+    assert kept["from"] == pytest.approx(known.given_ms(known.link["kept_from_ns"]))
+
+
+def test_both_rows_are_on_the_axis_of_the_engine_that_prefills(served: Served) -> None:
+    known = pair_shown(served, f"{PREFILL}wait 3\n{DECODE}<d> R\nread\nsent\n{FIRST_TOKEN}")
+    rows = bars(known)
+    assert rows["prefill"][0]["from"] == 0
+    assert rows["decode"][0]["from"] == pytest.approx(known.shift)
+    assert known.shift == pytest.approx(3000, abs=20)
+    assert pair.pair_chart(known, [], dark=True).to_json() == pair.pair_chart(known, [], dark=True).to_json()
+
+
+def link(least: int | None, most: int | None, taken: int = 0) -> Row:
+    return {"ahead_least_ns": least, "ahead_most_ns": most, "ahead_ns": taken}
+
+
+@pytest.mark.parametrize(
+    ("known", "parts"),
+    [
+        (
+            link(-138_000_000, 84_000_000),
+            ["between 138 ms behind and 84 ms ahead", "as if they agreed", "84 ms further left"],
+        ),
+        (link(10**9, 3 * 10**9, 2 * 10**9), ["between 1.00 s ahead and 3.00 s ahead", "drawn as 2.00 s ahead"]),
+        (link(None, 5_000_000), ["at most 5 ms ahead", "any time further right"]),
+        (link(5_000_000, None, 5_000_000), ["at least 5 ms ahead", "any time further left"]),
+        (link(None, None), ["No message shows"]),
+    ],
+)
+def test_the_page_says_how_the_axes_are_aligned_and_how_exactly(known: Row, parts: list[str]) -> None:
+    text = pair.alignment(known)
+    assert [part for part in parts if part not in text] == [], text
+
+
+def test_what_both_computed_is_said(served: Served) -> None:
+    story = f"{PREFILL}{DECODE}<d> R\nread\nsent\n{FIRST_TOKEN}"
+    known = pair_shown(served, story)
+    rows = pair.computed_rows(known)
+    assert [(row["Prompt"], row["From its cache"], row["Loaded"], row["Computed"]) for row in rows] == [
+        (600, 0, 0, 600),
+        (600, 0, 599, 1),
+    ]
+    assert pair.twice_text(known) == "Both computed 1 token, the last: there are no logits without it."
+
+
+def test_a_load_that_failed_leaves_a_prompt_that_both_computed(served: Served) -> None:
+    known = pair_shown(served, f"{PREFILL}{DECODE}<d> R failed\n<d> S 0+600\n<d> end")
+    assert pair.twice_text(known) == "Both computed 600 tokens of the prompt; the hand-off has not spared 599 of them."

@@ -1,0 +1,49 @@
+"""The events of hand-offs in ClickHouse, by what the hand-offs are called: here the sidecars of a fleet find the other sides
+of those of which they have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from kvtrail.tracer.store.clickhouse.connection import Connection
+from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, Database
+from kvtrail.tracer.store.handoffs import HandoffRow
+
+_FIELDS = tuple(name for name in HandoffRow._fields if name not in ("keys", "is_own"))
+COLUMNS = ("key", *_FIELDS, "tracer", "written")
+
+
+def rows_of(row: HandoffRow, *, tracer: str, number: Callable[[], int]) -> Iterator[tuple[Any, ...]]:
+    """The rows of an event, one for each name of its hand-off. `number` gives numbers that grow."""
+    values = [getattr(row, name) for name in _FIELDS]
+    return ((key, *values, tracer, number()) for key in row.keys)
+
+
+def read(connection: Connection, keys: Collection[str], *, but: str = "") -> list[HandoffRow]:
+    """The events of these hand-offs, those of each sidecar in the order in which it entered them, without those of one."""
+    found: dict[tuple[str, int, str], HandoffRow] = {}
+    for some in _together(keys):
+        rows = connection.query(
+            f"SELECT {', '.join(('key', *_FIELDS))} FROM kvtrail_handoffs FINAL"
+            " WHERE key IN {keys:Array(String)} AND tracer != {but:String} ORDER BY tracer, written",
+            keys=some,
+            but=but,
+        )
+        for key, *values in rows:
+            row = HandoffRow(**dict(zip(_FIELDS, values, strict=True)), keys=(key,), is_own=False)
+            found.setdefault((row.recorder, row.sequence, row.request), row)
+    return list(found.values())
+
+
+class HandoffReader(Database):
+    """The part of the reader that is about hand-offs."""
+
+    def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
+        """The events of the hand-offs that are called so, as `read` has them."""
+        return read(self.connection, keys)
+
+
+def _together(keys: Iterable[str]) -> Iterator[list[str]]:
+    every = list(keys)
+    return (every[at : at + ASKED_TOGETHER] for at in range(0, len(every), ASKED_TOGETHER))
