@@ -122,6 +122,7 @@ class Pairs:
                     self.handoffs.enter_end(event, is_known=True)
                 else:
                     engine.apply(event)
+                self.handoffs.lose(event.recorder)  # allocations are not kept
             except Exception as error:
                 self._judgements.failed("engine", error)
             self.handoffs.apart = None
