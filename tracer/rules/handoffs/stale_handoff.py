@@ -30,7 +30,8 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
     needs_history = False
     hint = (
         "The lease of the prefill engine (`kv_lease_duration`) ran out while the request waited in the other engine's queue,"
-        " or its heartbeats did not arrive. Make the lease longer than the queue, and compute such a request again."
+        " or its heartbeats did not arrive. Make the lease longer than the queue. With `guard: heal` on both engines such a"
+        " load is computed again."
     )
 
     restarted = (
