@@ -53,8 +53,9 @@ class StaleHandoff(EngineRule[Read | Received]):
             return None
         if late is None or not received:
             return None
-        if pair.reads and (pair.expired is None or len(pair.takers) > 1):
-            return Unknown.ORDER  # one of them has read in time; the late report is another's, or has come twice
+        # Without the lease's end somebody has read in time, though that report may be lost.
+        if pair.expired is None or (pair.reads and len(pair.takers) > 1):
+            return Unknown.ORDER  # the late report is another's, or has come twice
         numbers = {
             "giver": late.engine,
             "other": late.request,
