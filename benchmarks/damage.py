@@ -37,6 +37,8 @@ FRESH = 150
 IN_FILES = 10
 """Of so many histories one is also read from a file and judged through the store: both take ten times as long."""
 FIRST_MINUTES = 10
+PAIRS_EACH = 5
+"""Recorded runs of two engines of each kind."""
 
 
 class Healthy:
@@ -89,6 +91,31 @@ def judge_faulty(runs_each: int, damages_each: int) -> dict[str, Caught]:
                     result[rule].add(caught)
         _progress(fault)
     return dict(sorted(result.items()))
+
+
+def judge_pairs(histories: int, first: int) -> bool:
+    """Judge pairs of engines with damage to either side or both: first correct ones, then as many with a fault, and print
+    what was found. Returns whether anything was that should not be."""
+    false: list[str] = []
+    for kinds in (loss_injection.CORRECT_PAIRS, loss_injection.FAULTY_PAIRS):
+        events, total, again = 0, Counter[str](), Counter[str]()
+        for seed in range(first, first + histories):
+            recorded = loss_injection.pair(seed // len(kinds) % PAIRS_EACH, kinds[seed % len(kinds)])
+            named = {(rule, request) for rule, request, _ in live(sent(recorded)).found}
+            delivery = loss_injection.damaged_sides(recorded, seed)
+            found = {(rule, request) for rule, request, _ in live(delivery).found}
+            known = named if kinds is loss_injection.FAULTY_PAIRS else set()
+            false += [f"seed {seed}, {kinds[seed % len(kinds)]}, {delivery.damages}: {each}" for each in found - known]
+            total.update(rule for rule, _ in named)
+            again.update(rule for rule, _ in found & named)
+            events += sum(len(batch.events) for batch in delivery.batches)
+        what = "with a fault" if total else "correct"
+        print(f"{histories} damaged histories of pairs, {what}: {events:,} events, {len(false)} false findings so far")
+        for rule, count in sorted(total.items()):
+            print(f"  {rule}: {again[rule]} of {count} found again")
+    for line in false:
+        print(line)
+    return bool(false)
 
 
 Shares = dict[str, float]
@@ -190,10 +217,13 @@ def main() -> None:
         choices=sorted(PROFILES),
         help="healthy histories of these alone, and nothing else",
     )
+    parser.add_argument("--pairs", type=int, help="so many damaged pairs of engines, and nothing else")
     parser.add_argument("--faulty", type=int, default=10, help="damages for each of two runs of each fault")
     parser.add_argument("--requests", type=int, default=10_000, help="of the recorded day")
     parser.add_argument("--write", action="store_true", help="write the figures into docs/recall.md")
     arguments = parser.parse_args()
+    if arguments.pairs:
+        sys.exit(judge_pairs(arguments.pairs, arguments.seed))
     started = time.monotonic()
     healthy = judge_healthy(arguments.events, arguments.seed, arguments.profile or list(PROFILES))
     for line in healthy.false:

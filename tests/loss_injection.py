@@ -9,17 +9,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import recorded_runs
-from damages import Batch, Delivery, S, by_recorder, lives, sent
+from damages import Batch, Delivery, S, by_recorder, damaged, lives, mixture, sent
 from history import history
 from msgspec import structs
 from recorded_runs import CONNECTORS, Run
 from sidecars import FORGET_NS, Name, live, moments
 
+from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.pair_scenario import Mistake, drawn
+from kvtrail.connector.simulate.pairs import play_pair
 from kvtrail.connector.simulate.scenario import Arrival, Scenario
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
-from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import DeadlineRule, EngineRule, Rule, all_rules
@@ -242,6 +245,88 @@ def in_time(delivery: Delivery) -> dict[Said, int]:
     return found
 
 
+# Pairs of engines.
+
+
+@cache
+def pair(seed: int, kind: str = "") -> tuple[Event, ...]:
+    """What two engines have recorded that hand over: correct, or with a router's mistake, or with reports that are lost."""
+    mistakes = tuple(mistake for mistake in Mistake if mistake == kind)
+    lost, repeated, failing = (0.3 * (kind == name) for name in ("lost", "repeated", "failing"))
+    scenario = drawn(seed, mistakes=mistakes, lost=lost, repeated=repeated, failing=failing, dies=kind == "dies")
+    return tuple(play_pair(scenario, configuration("NixlConnector", {})).events)
+
+
+CORRECT_PAIRS = ("", "", "repeated", "failing", "dies")
+"""Kinds of pairs in which no rule may find anything."""
+PIECE = 20
+"""Events of a batch."""
+FAULTY_PAIRS = (Mistake.EXCHANGED, Mistake.TWICE, Mistake.SHORT, Mistake.OVERDUE, "lost")
+
+
+def with_workers(events: Iterable[Event]) -> list[Event]:
+    """The events as engines would record them of which the worker is a process of its own, with a recorder of its own."""
+    numbers: Counter[str] = Counter()
+    of_requests: Counter[tuple[str, str | None]] = Counter()
+
+    def recorded(event: Event, recorder: str) -> Event:
+        number, of_request = numbers[recorder], of_requests[recorder, event.request]
+        numbers[recorder] += 1
+        of_requests[recorder, event.request] += 1
+        changed = structs.replace(
+            event,
+            recorder=recorder,
+            sequence=number,
+            request_sequence=0 if event.request is None else of_request,
+            span_id=f"{(int(recorder, 16) ^ number) % 2**64:016x}",
+        )
+        if isinstance(changed, Heartbeat):
+            changed.recorder_recorded = number
+        return changed
+
+    found = []
+    for event in sorted(events, key=lambda event: (event.engine, event.sequence)):
+        worker = f"{int(event.recorder, 16) ^ 0xF00D << 32:0{len(event.recorder)}x}"
+        if isinstance(event, Heartbeat):
+            found += [recorded(event, event.recorder), recorded(event, worker)]
+        else:
+            found.append(recorded(event, worker if event.role == "worker" else event.recorder))
+    return found
+
+
+def damaged_sides(events: Sequence[Event], seed: object) -> Delivery:
+    """What two engines have recorded, with damage to one side, or to both, each with its own. The workers of some are
+    processes of their own."""
+    rng = random.Random(f"sides/{seed}")
+    if rng.random() < 0.5:
+        events = with_workers(events)
+    engines = sorted({event.engine for event in events})
+    hurt = rng.choice([engines[:1], engines[1:], engines])
+    batches: list[Batch] = []
+    restarts: set[int] = set()
+    damages: list[str] = []
+    for engine in engines:
+        side = _in_pieces(sent(event for event in events if event.engine == engine))
+        if engine in hurt:
+            side = damaged(side, mixture(f"{seed}/{engine}"), f"{seed}/{engine}")
+        batches += side.batches
+        restarts |= set(side.restarts)
+        damages += (f"{engine}: {damage}" for damage in side.damages)
+    return Delivery(batches=tuple(batches), restarts=tuple(sorted(restarts)), damages=tuple(damages))
+
+
+def _in_pieces(delivery: Delivery) -> Delivery:
+    """A run of two engines takes less than a second: it is sent as if it had taken longer."""
+    return replace(
+        delivery,
+        batches=tuple(
+            Batch(batch.at_ns + first * S // 100, batch.events[first : first + PIECE])
+            for batch in delivery.batches
+            for first in range(0, len(batch.events), PIECE)
+        ),
+    )
+
+
 # How long a loss lasts.
 
 
@@ -261,9 +346,9 @@ def a_day(requests: int = 20_000) -> Run:
     )
     scenario = Scenario(arrivals=arrivals, num_blocks=100, settings={"max_num_batched_tokens": 512}, most_steps=10**9)
     steps = requests / 10 * 12
-    configuration = Subject("OffloadConnector", {"cpu_bytes_to_use": 12_000_000, "chunk_size": 32})
+    subject = Subject("OffloadConnector", {"cpu_bytes_to_use": 12_000_000, "chunk_size": 32})
     return recorded_runs.play(
-        scenario, configuration.configuration(), rng, name="a day", levels=(Level.DETAILED,), idle_s=86_400 / steps * 18
+        scenario, subject.configuration(), rng, name="a day", levels=(Level.DETAILED,), idle_s=86_400 / steps * 18
     )
 
 

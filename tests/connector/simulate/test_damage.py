@@ -5,6 +5,7 @@ A slice of `benchmarks/damage.py`, which judges a million events.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -17,6 +18,7 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 import loss_injection
 from damages import DAMAGES, S, by_recorder, damaged, mixture, sent
+from loss_injection import CORRECT_PAIRS, FAULTY_PAIRS
 from naming import naming
 from recorded_runs import CONNECTORS, Run
 from sidecars import live, read, stored
@@ -84,6 +86,35 @@ def test_a_fault_whose_events_arrived_is_found_after_any_damage() -> None:
     assert total.whole > 200
     assert total.whole_found >= 0.9 * total.whole
     assert total.seen_found >= 0.85 * total.seen
+
+
+def test_no_damage_to_one_side_or_both_makes_a_drift_of_a_pair(tmp_path: Path) -> None:
+    false = []
+    for seed in range(80):
+        events = loss_injection.pair(seed % 2, CORRECT_PAIRS[seed // 2 % len(CORRECT_PAIRS)])
+        delivery = loss_injection.damaged_sides(events, seed)
+        ways = [live(delivery)]
+        if seed % 40 == 0:
+            (tmp_path / str(seed)).mkdir()
+            ways += [*read(delivery, tmp_path / str(seed)), stored(delivery, tmp_path / str(seed))]
+        false += [(seed, delivery.damages, each) for judged in ways for each in judged.found]
+    assert false == []
+
+
+def test_after_any_damage_a_faulty_pair_is_found_or_not_but_nobody_else_is() -> None:
+    found_again: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for seed in range(100):
+        events = loss_injection.pair(0, FAULTY_PAIRS[seed % len(FAULTY_PAIRS)])
+        named = {(rule, request) for rule, request, _ in live(sent(events)).found}
+        delivery = loss_injection.damaged_sides(events, seed)
+        again = {(rule, request) for rule, request, _ in live(delivery).found}
+        assert again <= named, (seed, delivery.damages)
+        total.update(rule for rule, _ in named)
+        found_again.update(rule for rule, _ in again)
+    assert {*OF_PAIRS} <= {*total}
+    for rule, count in total.items():
+        assert found_again[rule] > 0.3 * count, (rule, found_again[rule], count)
 
 
 def test_after_one_lost_event_an_engine_is_known_again() -> None:
