@@ -60,8 +60,14 @@ def _not_reported(pair: PlayedPair) -> set[str]:
     return {pair.names[message.decode().rpartition(":")[0]] for message in pair.network.lost} & pair.answered
 
 
+def _met(pair: PlayedPair) -> set[str]:
+    """Those that met the router's mistake; of two with one name the second, as the finding names the first in its numbers."""
+    first = {each.numbers["other"] for each in pair.findings if each.rule == "ambiguous-handoff"}
+    return {name for name in pair.planted if name not in {pair.names.get(each) for each in first}}
+
+
 FAULTS = {
-    mistake: Planted({"mistakes": (Mistake(mistake),)}, rule, lambda pair: set(pair.planted))
+    mistake: Planted({"mistakes": (Mistake(mistake),)}, rule, _met)
     for rule, mistake in OF_PAIRS.items()
     if mistake in set(Mistake)
 } | {"report lost": Planted({"lost": 0.3}, "unacknowledged-handoff", _not_reported)}
