@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import httpx
 from click.core import ParameterSource
 
 from kvtrail.connector.demo import demo as driver
-from kvtrail.connector.demo import pair_demo
 from kvtrail.connector.demo.children import ChildDied, Children
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Guard
@@ -41,7 +40,7 @@ PORT = click.IntRange(1, 65535)
 )
 @click.option(
     "--bug",
-    type=click.Choice([*FAULTS, pair_demo.STALE_HANDOFF]),
+    type=click.Choice([*FAULTS, driver.STALE_HANDOFF]),
     metavar="FAULT",
     help="Inject a known bug into the connector: `stale-lookup` kills the engine; docs/rules.md has the others. With --pd"
     " `stale-handoff`: blocks are given away before they are read.",
@@ -114,7 +113,7 @@ def demo(context: click.Context, /, **options: Any) -> None:
     children = Children()
     children.stop_at(signal.SIGINT, signal.SIGTERM)  # also where a shell started us with Ctrl-C ignored
     try:
-        driver.run(driver.Options(**options), children, pair_demo.play if options["pd"] else driver.play)
+        driver.run(driver.Options(**options), children, _play(options))
     except Exception as error:
         if not children.stopped:
             if isinstance(error, httpx.HTTPError):
@@ -131,14 +130,23 @@ def demo(context: click.Context, /, **options: Any) -> None:
         raise SystemExit(130 if options["once"] else 0)  # without --once, Ctrl-C is how the demo ends
 
 
+def _play(options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The demo of one engine, or that of two, which needs what vLLM brings with it."""
+    if not options["pd"]:
+        return driver.play
+    from kvtrail.connector.demo import pair_demo
+
+    return pair_demo.play
+
+
 def _require_what_fits(options: Mapping[str, Any]) -> None:
     """Raises Refused where options exclude each other, or two engines cannot hand over here."""
     if not options["pd"]:
-        if options["bug"] == pair_demo.STALE_HANDOFF:
+        if options["bug"] == driver.STALE_HANDOFF:
             raise Refused(f"the bug {options['bug']!r} needs two engines: add --pd")
         return
-    if options["bug"] not in (None, pair_demo.STALE_HANDOFF):
-        raise Refused(f"--pd has the bug {pair_demo.STALE_HANDOFF!r} only")
+    if options["bug"] not in (None, driver.STALE_HANDOFF):
+        raise Refused(f"--pd has the bug {driver.STALE_HANDOFF!r} only")
     if options["model"] != driver.OPT or options["metrics_port"]:
         raise Refused("--pd runs the tiny OPT, and serves no metrics of vLLM's")
     if importlib.util.find_spec("nixl") is None:

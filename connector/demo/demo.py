@@ -29,6 +29,8 @@ OTHER_PORTS = 20
 """Ports that are tried where one is taken."""
 OPT, HYBRID = "opt", "hybrid"
 """The tiny models."""
+STALE_HANDOFF = "stale-handoff"
+"""The bug of the demo of two engines, and the rule that finds it."""
 T = TypeVar("T")
 
 

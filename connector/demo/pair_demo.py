@@ -20,7 +20,7 @@ import httpx
 
 from kvtrail.connector.demo import demo, workload
 from kvtrail.connector.demo.children import Child, Children
-from kvtrail.connector.demo.demo import DemoError, Options
+from kvtrail.connector.demo.demo import STALE_HANDOFF, DemoError, Options
 from kvtrail.connector.demo.pair import (
     ALONE,
     DECODE,
@@ -40,8 +40,6 @@ from kvtrail.connector.simulate.tiny_model import VOCABULARY
 from kvtrail.tracer.model import words
 from kvtrail.tracer.reports import terminal
 
-STALE_HANDOFF = "stale-handoff"
-"""The bug, and the rule that finds it."""
 LEASE_S = 8
 """The lease that runs out; vLLM's own default is 30 s."""
 TOKENS = 330

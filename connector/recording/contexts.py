@@ -174,8 +174,9 @@ class Contexts:
         self.delayed.pop(ids.bounded(request_id), None)
 
     def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
-        """Accept a request's place in its caller's trace, as another process has decided it."""
-        if request_id not in self.open:
+        """Accept a request's place in its caller's trace, as another process has decided it. A worker in the scheduler's own
+        process may say so of a request that has ended: late events continue its numbers."""
+        if request_id not in self.open and ids.bounded(request_id) not in self._ended:
             self._remember(self._context(request_id, root, None, sampled))
 
     def end(self, context: RequestContext, *, delayed: bool = False) -> None:

@@ -26,6 +26,8 @@ from watching import DASHBOARD, ROOT, Loading, Prometheus, Webhook, programs, ru
 
 pytest.importorskip("vllm", reason="the demo runs vLLM")
 BOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
+OF_PAIRS = "Pool kept for hand-offs"
+"""The panel that shows nothing here: these engines hand over to nobody. `kvtrail.rules.test.yml` has the same series."""
 VARIABLES = {"$engine": ".*", "$connector": ".*", "$__rate_interval": "10s"}
 
 
@@ -152,7 +154,7 @@ def test_exemplars_lead_from_a_number_to_the_request(watched: Watched, prometheu
 def test_every_query_of_every_panel_returns_data(watched: Watched, prometheus: Prometheus, board: Path) -> None:
     def without() -> list[tuple[str, str]]:
         queries = [(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]]
-        queries = [(title, _filled(query)) for title, query in queries]
+        queries = [(title, _filled(query)) for title, query in queries if title != OF_PAIRS]
         return [(title, query) for title, query in queries if not _has_data(prometheus, query, watched.begun_s)]
 
     panels = json.loads(board.read_text())["panels"]

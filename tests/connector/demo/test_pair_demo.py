@@ -14,9 +14,8 @@ from click.testing import CliRunner
 from kvtrail.connector.commands.demo import demo
 from kvtrail.connector.demo import pair_demo
 from kvtrail.connector.demo.children import Children
-from kvtrail.connector.demo.demo import OPT, DemoError, Options
+from kvtrail.connector.demo.demo import OPT, STALE_HANDOFF, DemoError, Options
 from kvtrail.connector.demo.pair import ALONE, EngineDied, PairedEngine
-from kvtrail.connector.demo.pair_demo import STALE_HANDOFF
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.settings import Guard
 

@@ -29,20 +29,25 @@ MSGPACK: Any = SimpleNamespace(
 """For the `msgpack` package, which these modules import and vLLM does not require; the format is the same."""
 
 
-def _of_vllm(name: str) -> Any:
+PACKAGE = "vllm.distributed.kv_transfer.kv_connector.v1.moriio"
+
+
+def _of_vllm(*names: str) -> list[Any]:
+    """Modules of vLLM's. Where `msgpack` is missing, nobody else finds them imported."""
     is_missing = importlib.util.find_spec("msgpack") is None
     if is_missing:
         sys.modules["msgpack"] = MSGPACK
     try:
-        return importlib.import_module(f"vllm.distributed.kv_transfer.kv_connector.v1.moriio.{name}")
+        return [importlib.import_module(f"{PACKAGE}.moriio_{name}") for name in names]
     except ImportError:
         pytest.skip("a vLLM without this connector", allow_module_level=True)
     finally:
         if is_missing:
-            del sys.modules["msgpack"]
+            for name in [each for each in sys.modules if each == "msgpack" or each.startswith(f"{PACKAGE}.")]:
+                del sys.modules[name]
 
 
-moriio, moriio_engine, common = (_of_vllm(f"moriio_{name}") for name in ("connector", "engine", "common"))
+moriio, moriio_engine, common = _of_vllm("connector", "engine", "common")
 READ, WRITE = common.MoRIIOMode.READ, common.MoRIIOMode.WRITE
 LAYERS = ("layers.0", "layers.1")
 OURS, THEIRS = [[7, 8, 9]], [[1, 2, 3]]

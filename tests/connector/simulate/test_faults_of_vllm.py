@@ -3,6 +3,7 @@ since they are no connector's, or would hide what else is wrong: a newer vLLM th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,8 @@ def test_two_clients_with_one_id_get_each_others_kv_where_it_is_written() -> Non
     pushed, pulled = play_pair(scenario, PUSH), play_pair(scenario, PULL)
     assert (dict(pulled.wrong), pulled.findings) == ({}, [])
     assert pushed.wrong
-    assert [finding.rule for finding in pushed.findings] == ["crossed-handoff"] * 2
+    rules = Counter(finding.rule for finding in pushed.findings)
+    assert rules == {"crossed-handoff": 2, "byte-drift": 2, "ambiguous-handoff": 1}
     assert all("it wrote that into the blocks of this request" in each.explanation for each in pushed.findings)
 
 

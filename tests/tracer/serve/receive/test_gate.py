@@ -173,6 +173,7 @@ def test_what_a_call_held_is_free_when_it_has_ended(opened: Open, ended_by: str)
     if ended_by == "sender":
         connection.sendall(frame(RST_STREAM, 0, bytes(4)))
     else:
+        until(lambda: bool(place.behind.connections))
         place.behind.connections[0].sendall(frame(HEADERS, END_STREAM))
     until(lambda: place.gate.bytes == 0)
     assert place.gate.connections == 1

@@ -152,6 +152,6 @@ def test_what_is_kept_of_an_event_is_the_event(tmp_path: Path) -> None:
     kept = [each.event for each in heard_of(writer.handoffs())]
     writer.close()
     assert kept == entered
-    assert {each.kind for each in kept} >= KINDS - {Kind.HEARTBEAT, Kind.LOAD_ERROR, Kind.REQUEST}
+    assert {each.kind for each in kept} >= KINDS - {Kind.HEARTBEAT, Kind.LOAD_ERROR, Kind.REQUEST, Kind.XFER}
     assert all(type(each) is CLASSES[each.kind] for each in kept)
     assert structs.asdict(kept[0])
