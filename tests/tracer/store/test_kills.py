@@ -7,6 +7,7 @@ import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,13 @@ def kills(path: Path, payloads: list[bytes], *, every: int = 1) -> Iterator[int]
     for killed_at in count(1, every):
         for part in path.parent.glob(f"{path.name}*"):
             part.unlink()
-        child = os.fork()
-        if child == 0:
-            run(path, payloads, killed_at=killed_at)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
+        # Not a fork of this process: it may have threads of ClickHouse's engine, and locks that they hold.
+        child = get_context("forkserver").Process(target=run, args=(path, payloads), kwargs={"killed_at": killed_at})
+        child.start()
+        child.join()
+        if child.exitcode == 0:
             return
-        assert os.WTERMSIG(status) == signal.SIGKILL
+        assert child.exitcode == -signal.SIGKILL
         yield killed_at
 
 
