@@ -112,7 +112,7 @@ def test_after_any_damage_a_faulty_pair_is_found_or_not_but_nobody_else_is() -> 
         assert again <= named, (seed, delivery.damages)
         total.update(rule for rule, _ in named)
         found_again.update(rule for rule, _ in again)
-    assert {*OF_PAIRS} <= {*total}
+    assert {*OF_PAIRS} - {"altered-handoff", "ambiguous-handoff", "dead-pair"} <= {*total}  # which no kind here plants
     for rule, count in total.items():
         assert found_again[rule] > 0.3 * count, (rule, found_again[rule], count)
 
