@@ -132,7 +132,7 @@ class MooncakeProbe(Probe):
     # On the worker of the engine that decodes.
 
     def _on_request(self, address: str, pulls: Mapping[str, Any]) -> None:
-        """Blocks are named to a worker of the other engine, or it is told that nothing is needed."""
+        """Blocks are named to a worker of the other engine, or it hears that nothing is needed."""
         for request_id, pull in pulls.items():
             count = _count(pull.local_block_ids)
             said = Notice.REGISTRATION if count else Notice.DONE

@@ -7,6 +7,8 @@ import itertools
 import pytest
 from history import history, judge, rules_found
 from msgspec import structs
+from pair_stories import EXPIRED, GIVES
+from pair_stories import TAKES as DECODE
 
 from kvtrail.dashboard.content.request import handoffs
 from kvtrail.tracer.detect.kept import KeptFor, kept_handoffs
@@ -16,24 +18,7 @@ from kvtrail.tracer.ledger.handoff_flows import NOBODY
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.serve.api.requests import handoffs_of
 
-PREFILL = """
-    start 600
-    L 600 c0 -> 0
-    A 0
-    S 0+600
-    gives h1 600/600 of {digest}
-    end delayed length_capped handoff computed 600 lease 30
-    wait 30
-    freed expired
-    sent
-"""
-DECODE = """
-    <d> start 600
-    <d> takes h1 600/600 of a
-    <d> L 600 c0 -> 599 async
-    <d> A 599
-    <d> R
-"""
+PREFILL = GIVES + EXPIRED
 
 
 def sides(text: str) -> list[list[Event]]:
@@ -99,7 +84,7 @@ def test_what_a_worker_reports_before_the_scheduler_counts_once_the_hand_off_is_
 
 
 def test_what_an_engine_keeps_for_whom() -> None:
-    text = PREFILL.format(digest="a")[: -len("wait 30\n    freed expired\n    sent\n")]
+    text = GIVES.format(digest="a")
     for more, taker, state in (
         ("", NOBODY, KeptFor.UNCLAIMED),
         (DECODE.replace("<d> R", ""), "d", KeptFor.WAITING),

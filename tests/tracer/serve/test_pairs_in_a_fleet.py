@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from history import heartbeats, history, judge
+from pair_stories import EXPIRED, GIVES, TAKES
 from stores import FleetTracer, clickhouse
 
 from kvtrail.tracer.events.events import Event
@@ -17,30 +18,14 @@ from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.other_sides import ASKED_FOR_S
 
-GIVES = """
-    start 600
-    L 600 c0 -> 0
-    A 0
-    S 0+600
-    gives h1 600/600 of {digest}
-    end delayed length_capped handoff computed 600 lease 30
-"""
-TAKES = """
-    <d> start 600
-    <d> takes h1 600/600 of a
-    <d> L 600 c0 -> 599 async
-    <d> A 599
-    <d> R
-"""
 ANOTHER = TAKES.replace("<d> ", "<other> b: ")
-LATE = "wait 30\nfreed expired\nsent\n"
 STORIES = {
     "well": GIVES.format(digest="a") + TAKES + "read\nsent",
     "crossed": GIVES.format(digest="b") + TAKES + "read\nsent",
-    "stale": GIVES.format(digest="a") + LATE + TAKES + "read",
-    "early stale": GIVES.format(digest="a") + TAKES + LATE + "read",
-    "unacknowledged": GIVES.format(digest="a") + TAKES + LATE,
-    "acknowledged late": GIVES.format(digest="a") + TAKES + LATE + "wait 8\nread",
+    "stale": GIVES.format(digest="a") + EXPIRED + TAKES + "read",
+    "early stale": GIVES.format(digest="a") + TAKES + EXPIRED + "read",
+    "unacknowledged": GIVES.format(digest="a") + TAKES + EXPIRED,
+    "acknowledged late": GIVES.format(digest="a") + TAKES + EXPIRED + "wait 8\nread",
     "second": GIVES.format(digest="a") + TAKES + "read\nsent\n" + ANOTHER,
 }
 Fleet = dict[str, FleetTracer]

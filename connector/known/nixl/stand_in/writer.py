@@ -52,7 +52,7 @@ class _Writer:
         self._network.soon(self._run)
 
     def join(self, timeout: float | None = None) -> None:
-        """It has been told to stop, and runs no more."""
+        """It was asked to stop, and runs no more."""
         self._target = _stopped
 
     def _run(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from history import heartbeats, history
 from msgspec import structs
+from pair_stories import EXPIRED, GIVES, TAKES
 from wire import encoded
 
 from kvtrail.tracer.events.events import CLASSES, Event
@@ -22,26 +23,11 @@ from kvtrail.tracer.store.handoffs import heard_of
 from kvtrail.tracer.store.sqlite import handoffs
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
-GIVES = """
-    start 600
-    L 600 c0 -> 0
-    A 0
-    S 0+600
-    gives h1 600/600 of {digest}
-    end delayed length_capped handoff computed 600 lease 30
-"""
-TAKES = """
-    <d> start 600
-    <d> takes h1 600/600 of a
-    <d> L 600 c0 -> 599 async
-    <d> A 599
-    <d> R
-"""
 STORIES = {
     "well": (GIVES.format(digest="a") + TAKES + "read\nsent", []),
     "crossed": (GIVES.format(digest="b") + TAKES + "read\nsent", ["crossed-handoff"]),
     "stale": (
-        GIVES.format(digest="a") + "wait 30\nfreed expired\nsent\n" + TAKES + "read",
+        GIVES.format(digest="a") + EXPIRED + TAKES + "read",
         ["late-read", "stale-handoff"],
     ),
     "second": (
