@@ -61,6 +61,21 @@ _REFUSALS = {
 }
 
 
+_IN_SUMS = {
+    "evicted": "had been held and evicted",
+    "reset": "had been held until a cache was emptied",
+    "new": "was never computed before",
+    "unaligned": "was in the partial last block",
+    "last-token": "was held, and computed again by rule",
+    "stranded": "was held behind a hole",
+    "pending": "was still being computed or stored",
+    "refused": "was held, and not given or not taken",
+    "failed-load": "was promised, and its load failed",
+    "elsewhere": "had been computed by another engine only",
+    "uncached": "had been computed, but a KV cache group never kept its part",
+}
+
+
 def runs(parts: Sequence[Part], *, few: int = FEW) -> list[Run]:
     """The runs of a prompt, in order."""
     found = _joined(parts, _SAME_REQUEST)
@@ -119,6 +134,11 @@ def headline(entry: Mapping[str, Any]) -> str:
 def name(cause: str) -> str:
     """A cause in words."""
     return cause.replace("-", " ")
+
+
+def in_sums(cause: str) -> str:
+    """What is said of tokens that were computed by this cause, after their share: 40 % had been held and evicted."""
+    return _IN_SUMS.get(cause, name(cause))
 
 
 def unknown_reason(why: str) -> str:

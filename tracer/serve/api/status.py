@@ -17,10 +17,6 @@ from kvtrail.tracer.model.findings import Severity, clock, day
 from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
 from kvtrail.tracer.savings.sums import SavingsRow
 
-ENOUGH_TOKENS = 10_000
-"""Tokens that must have been asked for before and after, before a hit rate counts as fallen."""
-FELL_TO, FELL_BY = 0.5, 0.1
-"""A hit rate has fallen if it is less than this share of what it was, and this much below it."""
 MAX_OF_A_KIND = 5
 """Statements of one kind; the rest are only counted."""
 
@@ -38,7 +34,7 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `silence`, `findings`, `hit-rate`, `lost-spans`, `damage`, `well` or `nothing`."""
+    """`death`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `well` or `nothing`."""
     level: Level
     text: str
     """Times are UTC."""
@@ -165,30 +161,6 @@ def _of_rule(rule: RuleSummary) -> Statement:
     )
 
 
-def of_hit_rate(rows: Iterable[SavingsRow], range_: Range) -> list[Statement]:
-    """A statement about the connector's hit rate, where it has fallen and stayed low: its share of the tokens asked for that
-    vLLM's own cache did not have."""
-    stretches: dict[int, Counter[str]] = {}
-    for row in rows:
-        stretches.setdefault(row.at_s, Counter()).update(row.measures)
-    sums = [(at_s, each["taken"], each["asked"] - each["local"]) for at_s, each in sorted(stretches.items())]
-    all_taken, all_asked = sum(each[1] for each in sums), sum(each[2] for each in sums)
-    falls = []
-    taken = asked = 0
-    for at_s, more_taken, more_asked in sums:
-        if min(asked, all_asked - asked) >= ENOUGH_TOKENS:
-            before, after = taken / asked, (all_taken - taken) / (all_asked - asked)
-            if after < FELL_TO * before and before - after >= FELL_BY:
-                falls.append((before - after, at_s, before, after))
-        taken, asked = taken + more_taken, asked + more_asked
-    if not falls:
-        return []
-    _, at_s, before, after = max(falls)
-    minute = range_.at(at_s * 10**9)[: -len(":00")]
-    text = f"Hit rate fell from {percent(before)} to {percent(after)} at {minute}"
-    return [Statement(kind="hit-rate", level=Level.WARNING, text=text, at_ns=at_s * 10**9, page="efficiency")]
-
-
 def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
     """Statements about spans that did not arrive, by engine."""
     worst = sorted(missing.items(), key=lambda each: -each[1])
@@ -231,10 +203,9 @@ def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statemen
         parts.append(f"{rate:.1f} requests/min" if rate < 10 else f"{count(rate)} requests/min")
     if (prefill := sums["asked"] - sums["local"]) > 0:
         parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
-    how = ": ".join(
-        filter(None, ("All well" if running else "Nothing went wrong, and no engine runs now", ", ".join(parts)))
-    )
-    return Statement(kind="well", level=Level.CALM, text=how, page="efficiency")
+    what = "All well" if running else "Nothing went wrong, and no engine runs now"
+    text = f"{': '.join(filter(None, (what, ', '.join(parts))))}; no finding, no loss, no fall in hits"
+    return Statement(kind="well", level=Level.CALM, text=text, page="efficiency")
 
 
 def worst_first(statements: Iterable[Statement]) -> list[Statement]:

@@ -10,13 +10,13 @@ from pydantic import BaseModel
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.savings.cells import HOUR_S
-from kvtrail.tracer.serve.api import status
+from kvtrail.tracer.savings.cells import HOUR_S, interval_s
+from kvtrail.tracer.serve.api import changes, status
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.ranges import Moment, moments
-from kvtrail.tracer.serve.api.status import Range, RuleSummary, Statement
+from kvtrail.tracer.serve.api.status import Level, Range, RuleSummary, Statement
 from kvtrail.tracer.store import FindingFilter, Reader
 from kvtrail.tracer.store.sqlite import damage
 
@@ -57,14 +57,21 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         statements = [
             *status.of_launches(unique.values(), range_, place),
             *status.of_rules(rules),
-            *status.of_hit_rate(rows, range_),
+            *changes.of_sums(
+                rows,
+                range_,
+                [*unique.values(), *resolver.launches.values()],
+                place,
+                models={engine: str(about["model"]) for engine, about in resolver.engines.items()},
+                step_s=interval_s(since, until),
+            ),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
             *status.of_damage(damage.sentence()),
         ]
-        if not statements:
+        if all(each.level is Level.CALM for each in statements):
             running = [name for name, each in resolver.launches.items() if each.state is EngineState.RUNNING]
             running = [name for name in running if chosen is None or name in chosen]
-            statements = [status.well(rows, range_, running=len(running))]
+            statements = [status.well(rows, range_, running=len(running)), *statements]
         return Status(since_ns=since, until_ns=until, statements=status.worst_first(statements), rules=rules)
 
 

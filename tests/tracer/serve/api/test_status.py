@@ -15,7 +15,6 @@ from wire import encoded
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import NO_GOODBYE
-from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.api import status, status_route
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.api.status import MAX_OF_A_KIND, Level, Range, Statement
@@ -83,7 +82,7 @@ def test_where_nothing_is_wrong_one_sentence_says_so(tracer: Tracer) -> None:
     ((kind, level, text),) = tracer.statements()
     assert (kind, level) == ("well", "calm")
     assert text.startswith("All well: 2 engines, ")
-    assert text.endswith(" requests/min, 34 % of prefill saved")
+    assert text.endswith(" requests/min, 34 % of prefill saved; no finding, no loss, no fall in hits")
     assert tracer.get("/api/status")["rules"] == []
 
 
@@ -157,7 +156,7 @@ def test_all_is_not_well_where_no_engine_runs(tracer: Tracer) -> None:
     ((_, level, text),) = tracer.statements()
     assert level == "calm"
     assert text.startswith("Nothing went wrong, and no engine runs now: ")
-    assert text.endswith(" requests/min, 34 % of prefill saved")
+    assert text.endswith(" requests/min, 34 % of prefill saved; no finding, no loss, no fall in hits")
 
 
 def test_a_request_that_failed_or_was_lost(tracer: Tracer) -> None:
@@ -205,38 +204,6 @@ def test_spans_that_did_not_arrive_are_told(tracer: Tracer) -> None:
     ((kind, level, text),) = tracer.statements()
     assert (kind, level) == ("lost-spans", "warning")
     assert text == "2 spans of engine lossy did not arrive: what they touch is unknown"
-
-
-RANGE = Range(since_ns=0, until_ns=3600 * S)
-
-
-def minute(number: int, *, asked: int, taken: int, local: int = 0) -> SavingsRow:
-    measures = {"asked": asked, "taken": taken, "local": local}
-    return SavingsRow(at_s=60 * number, engine="e", connector="c", epoch=0, measures=measures)
-
-
-def test_a_hit_rate_that_fell_and_stayed_low_is_told() -> None:
-    rows = [minute(n, asked=10_000, taken=4_100 if n < 20 else 300) for n in range(40)]
-    (reported,) = status.of_hit_rate(rows, RANGE)
-    assert (reported.kind, reported.level) == ("hit-rate", Level.WARNING)
-    assert (reported.text, reported.at_ns) == ("Hit rate fell from 41 % to 3 % at 00:20", 20 * 60 * S)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        [minute(n, asked=10_000, taken=4_000) for n in range(9)],
-        [minute(n, asked=10_000, taken=4_000 if n % 2 else 0) for n in range(40)],
-        [minute(0, asked=9_000, taken=4_000), minute(1, asked=50_000, taken=0)],
-        [minute(0, asked=50_000, taken=4_000), minute(1, asked=50_000, taken=0)],
-        [minute(0, asked=50_000, taken=40_000), minute(1, asked=50_000, taken=0, local=45_000)],
-        [minute(n, asked=10_000, taken=0 if n == 4 else 4_000) for n in range(9)],
-    ],
-    ids=["nothing", "the same", "up and down", "too little", "8 points", "vLLM's own cache has it", "for a moment"],
-)
-def test_a_hit_rate_that_did_not_fall_is_not_told(rows: list[SavingsRow]) -> None:
-    assert status.of_hit_rate(rows, RANGE) == []
 
 
 def test_of_many_alike_the_rest_is_counted() -> None:
