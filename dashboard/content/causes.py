@@ -15,7 +15,17 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.legend import Entry
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.tracer.model.cause_words import cache, group_name, in_sums, name, named_sentence, runs, unknown_reason
+from kvtrail.tracer.model.cause_words import (
+    VLLM,
+    cache,
+    group_name,
+    in_sums,
+    name,
+    named_sentence,
+    runs,
+    unknown_reason,
+    unstored_reason,
+)
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, some
 
@@ -236,7 +246,8 @@ def largest(sums: Row) -> str:
         return ""
     age_s = sums.get("causes_age_s", {}).get(cause)
     before = f" {text.seconds(age_s)} before, on average" if age_s else ""
-    return f"{percent(part / tokens)} of what was computed {in_sums(cause)}{before}{_by_tier(sums, cause)}."
+    lost = f"{_by_tier(sums, cause)}{_unstored(sums, cause)}"
+    return f"{percent(part / tokens)} of what was computed {in_sums(cause)}{before}{lost}."
 
 
 def _by_tier(sums: Row, cause: str) -> str:
@@ -249,3 +260,14 @@ def _by_tier(sums: Row, cause: str) -> str:
         return f", from {cache(next(iter(lost)))}"
     shares = sorted(lost.items(), key=lambda each: -each[1])
     return f": {', '.join(f'{percent(share)} from {cache(tier)}' for tier, share in shares)}"
+
+
+def _unstored(sums: Row, cause: str) -> str:
+    """How much of what vLLM's cache had lost by this cause the connector's store never had, and why."""
+    lost = sums["causes"].get(f"{cause}:{VLLM}", 0)
+    of = (sums.get("unstored") or {}).items()
+    by_reason = Counter({name.partition(":")[2]: tokens for name, tokens in of if name.startswith(f"{cause}:")})
+    if not lost or by_reason.total() < LEAST_SHARE * lost:
+        return ""
+    reasons = (f"{percent(tokens / lost)}: {unstored_reason(why)}" for why, tokens in by_reason.most_common(2))
+    return f". Of that the connector's store never had {'; '.join(reasons)}"

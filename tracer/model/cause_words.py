@@ -51,16 +51,12 @@ _UNSTORED = {
     "partial": "it was no full chunk",
     "unasked": "the connector did not ask for it",
 }
-
-
 _REFUSALS = {
     "declined": "the connector offered none of it",
     "capped": "the connector offered less",
     "given-up": "the connector answered 'ask me later', and in the end offered none of it",
     "untaken": "the connector offered it, and vLLM did not take it",
 }
-
-
 _IN_SUMS = {
     "evicted": "had been held and evicted",
     "reset": "had been held until a cache was emptied",
@@ -144,6 +140,11 @@ def in_sums(cause: str) -> str:
 def unknown_reason(why: str) -> str:
     """Why a cause is unknown, by a value of `causes.NotRecorded`."""
     return _UNKNOWN_REASONS.get(why, why)
+
+
+def unstored_reason(why: str) -> str:
+    """Why a connector's store never had a block, by a value of `Detail.unstored`."""
+    return _UNSTORED.get(why, why)
 
 
 def cache(tier: str) -> str:
@@ -248,7 +249,7 @@ def _before(part: Mapping[str, Any], at_ns: int) -> str:
 def _unstored(part: Mapping[str, Any]) -> str:
     """Why the connector's store never had it."""
     why = part.get("unstored", "")
-    return f"; the connector's store never had it: {_UNSTORED.get(why, why)}" if why else ""
+    return f"; the connector's store never had it: {unstored_reason(why)}" if why else ""
 
 
 _WORDS = {

@@ -205,14 +205,16 @@ def _fall(watch: _Watch, every: list[Split], engines: Mapping[str, list[Split]])
     """The hit rate fell: of all engines together, or of one."""
     of_engine = {engine: split for engine, of in engines.items() if (split := _fell(of))}
     if split := _fell(every):
-        text = f"Hit rate fell from {_hits(split)} at {watch.at(split.at_s)}{watch.event(split.at_s)}"
+        text = (
+            f"Hit rate beyond vLLM's cache fell from {_hits(split)} at {watch.at(split.at_s)}{watch.event(split.at_s)}"
+        )
         own = [f"of engine {watch.place(engine)} from {_hits(each)}" for engine, each in of_engine.items()]
         only = f": {own[0]}" if len(own) == 1 < len(engines) else ""
         return [watch.statement("hit-rate", f"{text}{only}{_grown(split)}", split.at_s)]
     return [
         watch.statement(
             "hit-rate",
-            f"Hit rate of engine {watch.place(engine)} fell from {_hits(each)} at {watch.at(each.at_s)}"
+            f"Hit rate of engine {watch.place(engine)} beyond vLLM's cache fell from {_hits(each)} at {watch.at(each.at_s)}"
             f"{watch.event(each.at_s)}{_grown(each)}",
             each.at_s,
         )
@@ -276,7 +278,8 @@ def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str,
         if causes and sum(causes[cause] for cause in _NO_HIT_POSSIBLE) >= MOSTLY_NEW * causes.total():
             continue
         text = (
-            f"Engine {place(engine)} has a hit rate of {percent(own.hit_rate)} in {some(own.wanted, 'token')}, and"
+            f"Engine {place(engine)} has a hit rate of {percent(own.hit_rate)} in {some(own.wanted, 'token')} beyond vLLM's"
+            f" cache, and"
             f" {some(len(peers), 'other engine')} with {connector} {percent(theirs)}{_most(causes)}"
         )
         query = {"engine": engine}

@@ -94,29 +94,29 @@ HEALTHY = [
     Situation("a busy minute", [minute(n, asked=90_000 if n == 9 else 10_000, taken=500) for n in range(20)], []),
 ]
 WRONG = [
-    Situation("the hit rate fell", FALLS, ["Hit rate fell from 41 % to 3 % at 00:20"]),
+    Situation("the hit rate fell", FALLS, ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20"]),
     Situation(
         "as an engine died",
         FALLS,
-        ["Hit rate fell from 41 % to 3 % at 00:20, as engine B died (00:19:10)"],
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine B died (00:19:10)"],
         (started("c", 20 * 60), ended(EngineState.DRAINED, "d", 20 * 60), ended(EngineState.DIED, "b", 19 * 60 + 10)),
     ),
     Situation(
         "as contact was lost",
         FALLS,
-        ["Hit rate fell from 41 % to 3 % at 00:20, as engine B lost contact (00:20:30)"],
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine B lost contact (00:20:30)"],
         (ended(EngineState.LOST_CONTACT, "b", 20 * 60 + 30),),
     ),
     Situation(
         "as an engine was started",
         FALLS,
-        ["Hit rate fell from 41 % to 3 % at 00:20, as engine A was started (00:20:05)"],
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine A was started (00:20:05)"],
         (started("a", 20 * 60 + 5),),
     ),
     Situation(
         "a death long before is not named",
         FALLS,
-        ["Hit rate fell from 41 % to 3 % at 00:20"],
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20"],
         (ended(EngineState.DIED, "b", 600),),
     ),
     Situation(
@@ -128,7 +128,8 @@ WRONG = [
             for n in range(40)
         ],
         [
-            "Hit rate fell from 40 % to 0 % at 00:20; 40 % of what was asked for had been held until a cache was emptied,"
+            "Hit rate beyond vLLM's cache fell from 40 % to 0 % at 00:20; 40 % of what was asked for had been held"
+            " until a cache was emptied,"
             " 0 % before"
         ],
     ),
@@ -139,7 +140,7 @@ WRONG = [
             for n in range(40)
             for engine in "ab"
         ],
-        ["Hit rate fell from 45 % to 10 % at 00:20: of engine A from 80 % to 10 %"],
+        ["Hit rate beyond vLLM's cache fell from 45 % to 10 % at 00:20: of engine A from 80 % to 10 %"],
     ),
     Situation(
         "of one engine, hidden among the others",
@@ -148,7 +149,7 @@ WRONG = [
             for n in range(40)
             for engine in "abc"
         ],
-        ["Hit rate of engine C fell from 60 % to 10 % at 00:20"],
+        ["Hit rate of engine C beyond vLLM's cache fell from 60 % to 10 % at 00:20"],
     ),
     Situation(
         "a deploy that tripled prefill, and not the connector's hit rate",
@@ -172,14 +173,15 @@ WRONG = [
             *(minute(n, asked=5_000, engine="c", cause__new__=2_000, cause__evicted__gpu=3_000) for n in range(20)),
         ],
         [
-            "Engine C has a hit rate of 0 % in 100,000 tokens, and 2 other engines with Offload 40 %; 60 % of what it"
+            "Engine C has a hit rate of 0 % in 100,000 tokens beyond vLLM's cache, and 2 other engines with Offload 40"
+            " %; 60 % of what it"
             " computed had been held and evicted"
         ],
     ),
     Situation(
         "one of three engines hits next to nothing",
         [*THREE, *(minute(n, asked=5_000, taken=50, engine="c") for n in range(20))],
-        ["Engine C has a hit rate of 1 % in 100,000 tokens, and 2 other engines with Offload 40 %"],
+        ["Engine C has a hit rate of 1 % in 100,000 tokens beyond vLLM's cache, and 2 other engines with Offload 40 %"],
     ),
 ]
 CALM = [
