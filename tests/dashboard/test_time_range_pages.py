@@ -324,11 +324,17 @@ def finding(rule: str, did: str, request: str = "r") -> dict[str, Any]:
 
 def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     """`crash … healed by the guard` was one word for both."""
-    listed = [
-        finding("full-hit", "healed"), finding("full-hit", "healed"), finding("full-hit", "engine died", "other"),
-        finding("late-free", "no harm seen"),
-    ]  # fmt: skip
-    rows = findings.rule_rows(findings.narrowed(trend(), listed, [{"id": "full-hit", "title": "All of it"}]))
+    full_hit = {
+        "rule": "full-hit", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
+        "healed": 2, "harmed": 1, "trend": [1, 0, 2],
+    }  # fmt: skip
+    late_free = {
+        "rule": "late-free", "title": "late-free", "severity": "leak", "findings": 9, "looked_at": 1, "requests": 1,
+        "healed": 0, "harmed": 0, "trend": [0, 9, 0],
+    }  # fmt: skip
+    rows = findings.rule_rows([late_free, full_hit])
+    assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
+    assert findings.sample([full_hit]) == ""
     assert [(row["Rule"], row["Could"], row["Did"], row["Findings"], row["Requests"]) for row in rows] == [
         ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
         ("late-free", ["leak"], "no harm seen", 9, 1),

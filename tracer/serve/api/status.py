@@ -34,7 +34,8 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `well` or `nothing`."""
+    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `well` or"
+    " `nothing`."""
     level: Level
     text: str
     """Times are UTC."""
@@ -55,7 +56,7 @@ class RuleSummary(BaseModel):
     findings: int
     """Last seen in the range."""
     looked_at: int
-    """Of these, the latest, for which it is known what they did."""
+    """Of these, the latest, for which it is known what they did: all of them, unless there are very many."""
     requests: int
     """In which those were found."""
     healed: int
@@ -87,15 +88,21 @@ Place = Callable[[str], str]
 
 def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list[Statement]:
     """Statements about engines that have died, or that contact was lost with."""
-    deaths, losses = [], []
+    deaths, stops, losses = [], [], []
     for launch in sorted(launches, key=lambda each: -(each.ended_ns or 0)):
         if launch.ended_ns is None or not range_.since_ns <= launch.ended_ns <= range_.until_ns:
             continue
-        if launch.state is EngineState.DIED or (launch.state is EngineState.DRAINED and launch.lost):
+        if launch.state is EngineState.DRAINED and launch.lost:
+            stops.append(_death(launch, launch.ended_ns, range_, place))
+        elif launch.state is EngineState.DIED:
             deaths.append(_death(launch, launch.ended_ns, range_, place))
         elif launch.state is EngineState.LOST_CONTACT or (launch.state is EngineState.REPLACED and launch.lost):
             losses.append(_lost_contact(launch, launch.ended_ns, range_, place))
-    return [*_few(deaths, "engine died", "engines died"), *_few(losses, "engine lost contact", "engines lost contact")]
+    return [
+        *_few(deaths, "engine died", "engines died"),
+        *_few(stops, "engine was stopped", "engines were stopped"),
+        *_few(losses, "engine lost contact", "engines lost contact"),
+    ]
 
 
 def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
@@ -106,7 +113,7 @@ def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement
         how = f"ended at {at} without a goodbye" if error == NO_GOODBYE else f"died at {at} of {exception(error)}"
     why = f": {indefinite(cause.rule)}" if cause is not None else ""
     statement = Statement(
-        kind="death",
+        kind="stop" if launch.state is EngineState.DRAINED else "death",
         level=Level.LOST,
         text=f"Engine {place(launch.engine)} {how}, {_lost(launch)}{why}",
         at_ns=at_ns,
@@ -145,13 +152,15 @@ def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:
 def _of_rule(rule: RuleSummary) -> Statement:
     known = rule.looked_at == rule.findings
     where = f" in {some(rule.requests, 'request')}" if known and rule.requests else ""
-    if rule.harmed:
+    if not rule.looked_at:
+        did = "they are too old to say what they did"
+    elif rule.harmed:
         did = f"{count(rule.harmed)} did harm"
     elif rule.healed == rule.looked_at:
         did = "healed by the guard"
     else:
         did = "no harm seen"
-    latest = "" if known else f" (of the latest {count(rule.looked_at)})"
+    latest = "" if known or not rule.looked_at else f" (of the latest {count(rule.looked_at)})"
     return Statement(
         kind="findings",
         level=Level.LOST if rule.harmed else Level.WARNING,
@@ -185,22 +194,26 @@ def of_damage(sentence: str | None) -> list[Statement]:
     return [Statement(kind="damage", level=Level.WARNING, text=text, page="fleet")]
 
 
-def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statement:
+def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
+    """From the first admission in the range to its end, at least one: an engine that was started a moment ago is not said to
+    have few requests a minute."""
+    first_s = min((row.at_s for row in rows if row.measures.get("admissions")), default=range_.until_ns // 10**9)
+    return max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
+
+
+def well(rows: Sequence[SavingsRow], range_: Range, *, running: int) -> Statement:
     """The statement where nothing is wrong."""
     sums: Counter[str] = Counter()
-    admitted, first_s = 0, range_.until_ns // 10**9
+    admitted = 0
     for row in rows:
         sums.update(row.measures)
-        if row.measures.get("admissions"):
-            admitted += row.measures["admissions"] if row.epoch == 0 else 0
-            first_s = min(first_s, row.at_s)
+        admitted += row.measures.get("admissions", 0) if row.epoch == 0 else 0
     if not running and not sums:
         return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="fleet")
-    minutes = max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
     parts = [some(running, "engine")] * bool(running)
     if admitted:
-        rate = admitted / minutes
-        parts.append(f"{rate:.1f} requests/min" if rate < 10 else f"{count(rate)} requests/min")
+        rate = admitted / minutes(rows, range_)
+        parts.append(f"{rate:.1f} requests a minute" if rate < 100 else f"{count(rate)} requests a minute")
     if (prefill := sums["asked"] - sums["local"]) > 0:
         parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
     what = "All well" if running else "Nothing went wrong, and no engine runs now"
