@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from browser import needs_chromium, playwright
 
+from kvtrail.tracer.events.semconv import NO_GOODBYE
+
 pytest.importorskip("streamlit", reason="the component is Streamlit's")
 pytestmark = needs_chromium
 
@@ -219,6 +221,14 @@ def test_what_was_open_when_an_engine_died_is_lost_and_ends_there(ask: Any) -> N
     assert segments == [500]
     assert inside == [{"requests": 2, "findings": 1}, {"requests": 1, "findings": 0}]
     assert said == "Engine llama-0 died 00:00:01 of AssertionError, 1 request lost"
+
+
+def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(ask: Any) -> None:
+    """`died of its process ended without a goodbye`."""
+    death = {"engine": "e", "at_ms": 1500, "ended_by": NO_GOODBYE, "lost": 1}
+    assert (
+        ask(f"m.deathsText([{json.dumps(death)}], {{}})") == "Engine e ended 00:00:01 without a goodbye, 1 request lost"
+    )
 
 
 RESTING = """((story) => {
