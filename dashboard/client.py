@@ -80,6 +80,10 @@ class Tracer:
         """Counts of findings by rule and time."""
         return self._object("/api/findings/trend", **filters)
 
+    def findings_by_rule(self, **filters: str | int) -> list[Row]:
+        """The rules with findings in a time range, and what they did."""
+        return self._list("/api/findings/rules", **filters)
+
     def rules(self) -> list[Row]:
         """The active rules."""
         return self._list("/api/rules")

@@ -15,7 +15,17 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.legend import Entry
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.tracer.model.cause_words import cache, group_name, name, named_sentence, runs, unknown_reason
+from kvtrail.tracer.model.cause_words import (
+    VLLM,
+    cache,
+    group_name,
+    in_sums,
+    name,
+    named_sentence,
+    runs,
+    unknown_reason,
+    unstored_reason,
+)
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, some
 
@@ -234,22 +244,10 @@ def largest(sums: Row) -> str:
     cause, part = max(causes.items(), key=lambda each: each[1])
     if cause == "unknown":
         return ""
-    means = {
-        "evicted": "had been held and evicted",
-        "reset": "had been held until a cache was emptied",
-        "new": "was never computed before",
-        "unaligned": "was in the partial last block",
-        "last-token": "was held, and computed again by rule",
-        "stranded": "was held behind a hole",
-        "pending": "was still being computed or stored",
-        "refused": "was held, and not given or not taken",
-        "failed-load": "was promised, and its load failed",
-        "elsewhere": "had been computed by another engine only",
-        "uncached": "had been computed, but a KV cache group never kept its part",
-    }
     age_s = sums.get("causes_age_s", {}).get(cause)
     before = f" {text.seconds(age_s)} before, on average" if age_s else ""
-    return f"{percent(part / tokens)} of what was computed {means.get(cause, cause)}{before}{_by_tier(sums, cause)}."
+    lost = f"{_by_tier(sums, cause)}{_unstored(sums, cause)}"
+    return f"{percent(part / tokens)} of what was computed {in_sums(cause)}{before}{lost}."
 
 
 def _by_tier(sums: Row, cause: str) -> str:
@@ -262,3 +260,14 @@ def _by_tier(sums: Row, cause: str) -> str:
         return f", from {cache(next(iter(lost)))}"
     shares = sorted(lost.items(), key=lambda each: -each[1])
     return f": {', '.join(f'{percent(share)} from {cache(tier)}' for tier, share in shares)}"
+
+
+def _unstored(sums: Row, cause: str) -> str:
+    """How much of what vLLM's cache had lost by this cause the connector's store never had, and why."""
+    lost = sums["causes"].get(f"{cause}:{VLLM}", 0)
+    of = (sums.get("unstored") or {}).items()
+    by_reason = Counter({name.partition(":")[2]: tokens for name, tokens in of if name.startswith(f"{cause}:")})
+    if not lost or by_reason.total() < LEAST_SHARE * lost:
+        return ""
+    reasons = (f"{percent(tokens / lost)}: {unstored_reason(why)}" for why, tokens in by_reason.most_common(2))
+    return f". Of that the connector's store never had {'; '.join(reasons)}"

@@ -6,6 +6,7 @@ tracer/savings/sums.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
@@ -15,6 +16,10 @@ from kvtrail.tracer.model.words import NOTHING, count, size, some
 LOCAL, COMPUTED = "vLLM's own cache", "computed"
 """The sources of tokens other than the connector's tiers."""
 EPOCHS = {"0": "first run", "1": "after 1 preemption", "2": "after 2 preemptions", "3": "after 3 or more"}
+WORTH = 0.01
+"""The share of prefill from which on the offload counts as worth its memory."""
+MOST_NAMED = 5
+"""Engines that a sentence names."""
 _TIERS = {"store": "connector's store", "other": "other tiers"}
 
 
@@ -60,9 +65,10 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
     if not sums["spared"] or share is None:
         return "warning", "Not worth its memory in this range: nothing was loaded in place of being computed."
     if saved_s is None:
-        return "calm", (
-            f"It spared {text.percent(share)} of prefill: {count(sums['spared'])} of"
-            f" {some(sums['asked'] - sums['local'], 'token')}. In seconds: not measured."
+        is_little = share < WORTH
+        return "warning" if is_little else "calm", (
+            f"{'Hardly worth its memory in this range: it' if is_little else 'It'} spared {text.percent(share)} of prefill:"
+            f" {count(sums['spared'])} of {some(sums['asked'] - sums['local'], 'token')}. In seconds: not measured."
         )
     loads_s, stores_s = costs_s(sums)
     net_s = saved_s - loads_s - stores_s
@@ -70,7 +76,28 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
     cost = f"{text.seconds(loads_s)} in loads, {text.seconds(stores_s)} in stores"
     if net_s <= 0:
         return "warning", f"Not shown to be worth its memory in this range: {of}, but {cost}."
-    return "calm", f"Worth it: {text.percent(share * net_s / saved_s)} of prefill saved, net. {of}; {cost}."
+    net = share * net_s / saved_s
+    saved = f"{text.percent(net)} of prefill saved, net. {of}; {cost}."
+    return (
+        ("warning", f"Hardly worth its memory in this range: {saved}")
+        if net < WORTH
+        else ("calm", f"Worth it: {saved}")
+    )
+
+
+def without_savings(savings: Row) -> str:
+    """The engines that saved nothing while others did, in a sentence; empty if there are none."""
+    wanted: Counter[str] = Counter()
+    spared: Counter[str] = Counter()
+    for place in savings["by_place"]:
+        wanted[place["engine"]] += place["worth"]["asked"] - place["worth"]["local"]
+        spared[place["engine"]] += place["worth"]["spared"]
+    names = savings["engine_names"]
+    without = sorted(names.get(engine, engine) for engine, tokens in wanted.items() if tokens and not spared[engine])
+    if not without or not spared.total():
+        return ""
+    named = ", ".join(map(text.plain, without[:MOST_NAMED])) + (", ..." if len(without) > MOST_NAMED else "")
+    return f"{count(len(without))} of {some(len(wanted), 'engine')} saved nothing: {named}."
 
 
 def memory(savings: Row, engines: Iterable[Row]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from kvtrail.dashboard.client import Row
@@ -15,8 +15,6 @@ from kvtrail.tracer.model.words import count, described, ending, kind, value
 _EPOCH = re.compile(r"\bepoch (\d+)\b")
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 _LET = re.compile(r"^Let (\w+) = ")
-HARMED = ("engine died", "request lost", "request failed")
-"""The outcomes of findings that did harm."""
 
 
 def rule_rows(rules: Iterable[Row]) -> list[Row]:
@@ -41,35 +39,14 @@ def impact(*, harmed: int, healed: int, findings: int) -> str:
     rest = max(0, findings - harmed - healed)
     parts = [f"{count(harmed)} did harm"] * bool(harmed) + [f"{count(healed)} healed"] * bool(healed)
     if not parts:
-        return "no harm seen"
+        return "no harm seen" if findings else "too old to say"
     return ", ".join(parts + [f"{count(rest)} without harm seen"] * bool(rest))
 
 
-def narrowed(trend: Row, findings: Iterable[Row], rules: Iterable[Row]) -> list[Row]:
-    """The rules of filtered findings, in the form of `/api/status`: counts by the trend, impact by the listed findings."""
-    titles = {rule["id"]: rule["title"] for rule in rules}
-    step_ns = trend["step_ns"]
-    intervals = range(trend["since_ns"] // step_ns * step_ns, trend["until_ns"], step_ns)
-    counts: dict[tuple[str, str], Counter[int]] = {}
-    for each in trend["counts"]:
-        counts.setdefault((each["rule"], each["severity"]), Counter())[each["at_ns"]] += each["findings"]
-    listed: dict[str, list[Row]] = {}
-    for finding in findings:
-        listed.setdefault(finding["rule"], []).append(finding)
-    return [
-        {
-            "rule": rule,
-            "title": titles.get(rule, rule),
-            "severity": severity,
-            "findings": by_time.total(),
-            "looked_at": len(listed.get(rule, ())),
-            "requests": len({(each["engine"], each["request"]) for each in listed.get(rule, ())}),
-            "harmed": sum(each["did"] in HARMED for each in listed.get(rule, ())),
-            "healed": sum(each["did"] == "healed" for each in listed.get(rule, ())),
-            "trend": [by_time[at_ns] for at_ns in intervals],
-        }
-        for (rule, severity), by_time in counts.items()
-    ]
+def sample(rules: Sequence[Row]) -> str:
+    """A sentence if only some of the findings were asked what they did, with a blank before it; else an empty text."""
+    looked_at, found = (sum(rule[name] for rule in rules) for name in ("looked_at", "findings"))
+    return "" if looked_at >= found else f" Impact and requests are those of the latest {count(looked_at)}."
 
 
 def latest_of_each_rule(findings: Iterable[Row], *, most: int) -> list[Row]:

@@ -5,10 +5,12 @@ A `curve` is an item of `memory` in `/api/efficiency`; its points are shares of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
+from kvtrail.tracer.model.cause_words import cache, in_sums
+from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, size, some
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -18,6 +20,12 @@ NEGLIGIBLE, MARGIN = 0.02, 2
 """The share of the curve's maximum below which points are left out; the factor by which the axis begins below the others."""
 LEAST_GAIN = 0.002
 """A smaller gain counts as none."""
+MUCH = 0.1
+"""A share that another size would have given, and that today's store did not, from which on it is worth a sentence."""
+NEARLY = 0.95
+"""The size that is named gives this share of what any size could: the last percents need most of the memory."""
+_OF_NO_SIZE = ("new", "unaligned", "last-token", "unknown")
+"""Causes that no store of any size changes, or that are not known."""
 
 
 def limit_of(curve: Row, engines: Iterable[Row]) -> int | None:
@@ -27,6 +35,11 @@ def limit_of(curve: Row, engines: Iterable[Row]) -> int | None:
             limits = [each["memory_limit"] for each in engine["recorders"] if each["memory_limit"] is not None]
             return max(limits, default=None)
     return None
+
+
+def is_gone(curve: Row, engines: Iterable[Row]) -> bool:
+    """Whether the engine of a curve has ended, or is not reported any more."""
+    return all(engine["engine"] != curve["engine"] or not engine["recorders"] for engine in engines)
 
 
 def today(curve: Row, limit: int | None) -> float | None:
@@ -54,6 +67,45 @@ def given(sums: Row) -> float | None:
     unaligned = sum(tokens for name, tokens in causes.items() if name.startswith(("unaligned:", "last-token:")))
     wanted = sums["asked"] - sums["local"] - unaligned
     return min(1.0, sums["taken"] / wanted) if wanted > 0 else None
+
+
+def sums_of(curve: Row, savings: Row) -> Row | None:
+    """The sums of the engine and connector of a curve."""
+    owner = (curve["engine"], curve["connector"])
+    return next((p["worth"] for p in savings["by_place"] if (p["engine"], p["connector"]) == owner), None)
+
+
+def given_of(curve: Row, savings: Row) -> float | None:
+    """The measured share that the store of a curve gave."""
+    sums = sums_of(curve, savings)
+    return None if sums is None else given(sums)
+
+
+def most_to_gain(savings: Row) -> Row | None:
+    """The curve of the connector that another size of its store would change most; None if there is no curve."""
+    return max(savings["memory"], key=lambda curve: gain(curve, given_of(curve, savings)), default=None)
+
+
+def gain(curve: Row, given: float | None) -> float:
+    """Tokens that a store of the best size would have given beyond what this one gave."""
+    best = curve["points"][-1]["share"] if curve["points"] else 0.0
+    return float(max(0.0, best - (given or 0.0)) * curve["wanted"])
+
+
+def better(curve: Row, *, limit: int | None, given: float | None) -> str:
+    """The size that would have given much more than today's store, in a sentence; empty if none would, or if it is not known
+    what this store gave."""
+    if given is None or not curve["points"]:
+        return ""
+    held, most = today(curve, limit), curve["points"][-1]["share"]
+    size_ = next(point for point in curve["points"] if point["share"] >= NEARLY * most)
+    if size_["share"] - given < MUCH or (held is not None and held >= size_["chunks"]):
+        return ""
+    return (
+        f"A store of {stored(curve, size_['chunks'])} would have given {percent(size_['share'])} of what vLLM's own"
+        " cache did not"
+        f" hold, by the estimate below; this one gave {percent(given)}."
+    )
 
 
 def rows(curve: Row, *, held: float | None = None) -> list[Row]:
@@ -86,13 +138,24 @@ def stored(curve: Row, chunks: float) -> str:
     return size(chunks * curve["chunk_bytes"]) if curve["chunk_bytes"] else some(round(chunks), "chunk")
 
 
-def sentences(curve: Row, *, limit: int | None, rate: float | None, hours: float, given: float | None = None) -> str:
+def sentences(
+    curve: Row,
+    *,
+    limit: int | None,
+    rate: float | None,
+    hours: float,
+    given: float | None = None,
+    causes: Mapping[str, int] | None = None,
+    is_gone: bool = False,
+) -> str:
     """What today's store gives, what larger ones would have given, and the size beyond which nothing is gained.
 
     Args:
         rate: the engine's prefill rate, in tokens per second; None if not known.
         hours: the time that the curve covers.
         given: the measured share of today's store.
+        causes: the tokens by cause and tier, where they are recorded.
+        is_gone: whether the engine has ended, so that the limit of its store is not reported any more.
     """
     if not curve["points"]:
         return "No prefix was asked for twice, so no memory would have given anything."
@@ -102,11 +165,18 @@ def sentences(curve: Row, *, limit: int | None, rate: float | None, hours: float
     if held is None:
         return (
             f"At most {percent(enough['share'])} of what vLLM's own cache did not hold could have been given. {most} How much"
-            f" the store may hold is not known: {_unsized(curve, limit)}.{measured}"
+            f" the store may hold is not known: {_unsized(limit, is_gone=is_gone)}.{measured}"
         )
     now = share_at(curve, held)
     if held >= enough["chunks"]:
-        return f"Today's {stored(curve, held)} are enough: nothing is evicted that is asked for again.{measured} {most}"
+        if given is not None and now - given >= MUCH:
+            return (
+                f"Today's {stored(curve, held)} have room for all that is asked for again, {percent(now)} of what"
+                " vLLM's own cache"
+                f" does not hold. As measured, it gave {percent(given)}, and not for want of"
+                f" room{_instead(causes or {})}. {most}"
+            )
+        return f"Today's {stored(curve, held)} have room for all that is asked for again.{measured} {most}"
     today_gives = f"Today's {stored(curve, held)} give {percent(now)} of what vLLM's own cache does not hold.{measured}"
     gains = [((times - 1) * held, share_at(curve, times * held) - now) for times in LARGER]
     larger = [
@@ -129,10 +199,25 @@ def counted_since(curve: Row) -> str:
     return f" It counts from {text.clock(curve['since_s'] * 10**9)} on: what was stored before then is taken for new."
 
 
-def _unsized(curve: Row, limit: int | None) -> str:
+def _instead(causes: Mapping[str, int]) -> str:
+    """The largest cause by which tokens were computed that a store could have given, in words; empty if it is not known."""
+    others = [
+        (tokens, name)
+        for name, tokens in causes.items()
+        if tokens and (cause := name.partition(":")[0]) not in REUSED and cause not in _OF_NO_SIZE
+    ]
+    if not others:
+        return ""
+    tokens, name = max(others)
+    cause, _, tier = name.partition(":")
+    share = percent(tokens / sum(each for each, _ in others))
+    return f": {share} of the rest {in_sums(cause)}" + (f" ({cache(tier)})" if tier else "")
+
+
+def _unsized(limit: int | None, *, is_gone: bool) -> str:
     """Why today's size is not known."""
     if limit is None:
-        return "its settings name no limit, or its engine is gone"
+        return "its engine has ended" if is_gone else "its settings name no limit"
     return "no worker reports the bytes of its copies"
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrail.dashboard.client import Row
@@ -44,16 +43,17 @@ def statements(status: Row, shown: TimeRange) -> list[Statement]:
     ]
 
 
-def cards(sums: Row, rules: Sequence[Row], *, open_requests: int, length_s: float) -> list[tuple[str, str, str, str]]:
-    """The totals of the range: name, value, note, and the glossary's term. `sums` are those of efficiency, `rules` those with
-    findings."""
-    minutes = length_s / 60
+def cards(savings: Row, rules: Sequence[Row], *, open_requests: int, minutes: float) -> list[tuple[str, str, str, str]]:
+    """The totals of the range: name, value, note, and the glossary's term. `savings` are those of efficiency, `rules` those
+    with findings, and `minutes` those of the status, by which rates are."""
+    sums = savings["worth"]
+    first_runs = savings["by_epoch"].get("0", {}).get("admissions", 0)
     share = efficiency.saved_share(sums)
     seconds = sums["prefill_saved_s"]
     spared = f"{text.seconds(seconds)} of time" if seconds is not None else f"{some(sums['spared'], 'token')} spared"
     waited_s = sums["waited_s"] + sums["postponed_s"]
     return [
-        ("Admitted", count(sums["admissions"]), _a_minute(sums["admissions"], minutes), "admitted"),
+        ("Admitted", count(sums["admissions"]), _a_minute(first_runs, minutes, "requests"), "admitted"),
         ("Open now", count(open_requests), "begun, not ended", "open requests"),
         ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
         ("Prefill saved", text.percent(share), spared, "prefill saved"),
@@ -63,19 +63,13 @@ def cards(sums: Row, rules: Sequence[Row], *, open_requests: int, length_s: floa
     ]  # fmt: skip
 
 
-def _a_minute(number: int, minutes: float) -> str:
+def _a_minute(number: int, minutes: float, what: str = "") -> str:
     """A count as a rate."""
     if not number:
         return "none"
     a_minute = number / minutes
-    return f"{text.rate(a_minute)} a minute" if a_minute >= LEAST_RATE else f"under {LEAST_RATE} a minute"
-
-
-def outcomes(requests: Iterable[Row], shown: TimeRange) -> Counter[str]:
-    """The requests that began in the range, by outcome."""
-    return Counter(
-        request["outcome"] for request in requests if shown.since_ns <= request["started_ns"] < shown.until_ns
-    )
+    of = f"{what} a minute".strip()
+    return f"{text.rate(a_minute)} {of}" if a_minute >= LEAST_RATE else f"under {LEAST_RATE} {of}"
 
 
 def engine_settings(url: str, *, wants_token: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import text
 from kvtrail.tracer.liveness.outcome import MEANING, Outcome
 from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.words import advice, count
@@ -31,8 +32,8 @@ def share(overview: Row) -> str:
     unknown = sum(overview["unknown"].values())
     if not unknown:
         return ""
-    percent = 100 * unknown / max(unknown, overview["judgements"])
-    return f"{count(unknown)} of {count(overview['judgements'])} judgements ({percent:.2g} %) could not be made"
+    part = text.percent(unknown / max(unknown, overview["judgements"]))
+    return f"{count(unknown)} of {count(overview['judgements'])} judgements ({part}) could not be made"
 
 
 def rows(overview: Row) -> list[Row]:

@@ -39,6 +39,12 @@ export function sameRequest(before, number, model) {
   return model.requests.request.findIndex((each, n) => each === request[number] && model.requests.engine[n] === engine[number]);
 }
 
+/** The same finding in another model; null if it is not there. */
+export function sameMark(before, mark, model) {
+  const moment = before.origin + mark.at;
+  return model.marks.find((m) => m.rule === mark.rule && Math.abs(m.at + model.origin - moment) < 0.01) ?? null;
+}
+
 /** The text of a request: its name, what is wrong, and its phase at a moment (or at its end). */
 export function described(model, number, at = null) {
   const { external, request, status, verdict, findings, begin, end, is_open, is_unsure, complete, connector } = model.requests;

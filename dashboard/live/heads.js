@@ -3,6 +3,8 @@
 import { HEAD, ROW } from "./rows.js";
 import { clock, count } from "./time.js";
 
+const NO_GOODBYE = "its process ended without a goodbye"; // as in tracer/events/semconv.py
+
 /** Buttons stay the same elements from update to update: one that is replaced while it is pressed is never clicked. */
 export class Heads {
   #buttons = new Map(); // by engine
@@ -61,7 +63,13 @@ function holding({ requests, findings }) {
 
 function deathText(model, death) {
   const lost = death.lost ? `, ${count(death.lost, "request")} lost` : "";
-  return `died ${clock(model.origin + death.at, 1000)}${death.ended_by ? ` of ${death.ended_by}` : ""}${lost}`;
+  return `${howItEnded(clock(model.origin + death.at, 1000), death.ended_by)}${lost}`;
+}
+
+/** How an engine ended: of an exception, or with its process, for which recorders have a sentence of their own. */
+export function howItEnded(at, endedBy) {
+  if (endedBy === NO_GOODBYE) return `ended ${at} without a goodbye`;
+  return `died ${at}${endedBy ? ` of ${endedBy}` : ""}`;
 }
 
 function setText(button, selector, text) {

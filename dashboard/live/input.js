@@ -1,5 +1,6 @@
 // Mouse, fingers and keys. Drag to move, drag the axis to select, click to open; wheel with Ctrl, or two fingers, to zoom.
 
+import { NOTHING } from "./hover.js";
 import { CLICK } from "./minimap.js";
 import { requestAt } from "./model.js";
 import { RULER } from "./paint.js";
@@ -23,6 +24,7 @@ export function listenToPointer(live) {
     const [x, y] = placeOf(event);
     fingers.set(event.pointerId, [x, y]);
     canvas.setPointerCapture(event.pointerId);
+    live.hover.press([x, y], (...at) => thingAt(live, ...at));
     drag = fingers.size === 1 ? { x, y, lastX: x, lastY: y, selects: y < RULER || event.shiftKey, moved: false } : null;
     if (fingers.size === 2) pinch = { ...betweenThem(fingers), view: live.view };
   };
@@ -44,6 +46,7 @@ export function listenToPointer(live) {
     }
     drag.moved ||= Math.hypot(x - drag.x, y - drag.y) > CLICK;
     if (!drag.moved) return;
+    live.point(NOTHING, null);
     const place = live.place();
     if (drag.selects) {
       const ends = [drag.x, x].map((each) => place.at(each) + live.model.origin);
@@ -69,13 +72,13 @@ export function listenToPointer(live) {
     const ended = lift(event);
     canvas.classList.remove("moving");
     if (!ended || ended.moved) return;
-    const thing = thingAt(live, ...placeOf(event));
+    const thing = live.hover.pressed;
     if (thing.mark && thing.mark.lane < 0) live.focus(thing.mark);
     else if (thing.request >= 0) live.open(thing.request);
     else if (ended.selects) live.change({ ...live.view, select: null });
   };
   canvas.onpointercancel = lift;
-  canvas.onpointerleave = () => live.point({ mark: null, request: -1 }, null);
+  canvas.onpointerleave = () => live.point(NOTHING, null);
 
   const wheel = (event) => {
     if (!live.model) return;
@@ -101,7 +104,8 @@ function betweenThem(fingers) {
   return { middle: (x1 + x2) / 2, apart: Math.max(1, Math.hypot(x2 - x1, y2 - y1)) };
 }
 
-function thingAt(live, x, y) {
+/** The finding or the request at a place. */
+export function thingAt(live, x, y) {
   const place = live.place();
   const mark = place.markNear(x, y);
   if (mark) return { mark, request: mark.lane, at: mark.at };

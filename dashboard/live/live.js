@@ -2,9 +2,10 @@
 // asks the tracer: `setStateValue("view")` requests a view, and its lanes come back as new data.
 
 import { Card, markText, showDetail } from "./card.js";
-import { described, sameRequest, sentence, stepped } from "./cursor.js";
+import { described, sameMark, sameRequest, sentence, stepped } from "./cursor.js";
 import { announce, foldedAfter, Heads, outOfSight } from "./heads.js";
-import { listenToKeys, listenToPointer } from "./input.js";
+import { Hover } from "./hover.js";
+import { listenToKeys, listenToPointer, thingAt } from "./input.js";
 import { Minimap } from "./minimap.js";
 import { counts, extentOf, modelOf } from "./model.js";
 import { paint, Place, RULER } from "./paint.js";
@@ -29,7 +30,8 @@ class Live {
     this.rows = rememberedRows();
     this.view = { ...view, command: command.count };
     this.answer = this.model = this.focused = this.overview = null;
-    this.hovered = this.chosen = -1; // requests: under the pointer, and the one that the keys have reached
+    this.hover = new Hover();
+    this.chosen = -1; // the request that the keys have reached
     this.scroll = 0;
     this.ahead_ms = 0; // how far the tracer's clock is ahead of the browser's
     this.listen();
@@ -65,7 +67,6 @@ class Live {
     this.answer = answer;
     this.model = modelOf(answer, this.rows, this.view.folded);
     if (before) this.refocus(before);
-    this.hovered = -1;
     if (this.view.fit) this.view = { ...this.view, ...fitted(extentOf(this.model), this.now()) };
     const root = this.find(".live");
     root.dataset.answers = Number(root.dataset.answers ?? 0) + 1;
@@ -83,10 +84,9 @@ class Live {
   /** Focus the same finding and request as before, though the numbers of requests have changed. */
   refocus(before) {
     this.chosen = sameRequest(before, this.chosen, this.model);
-    if (!this.focused) return;
-    const { at, rule } = this.focused;
-    const moment = before.origin + at;
-    this.focused = this.model.marks.find((m) => m.rule === rule && Math.abs(m.at + this.model.origin - moment) < 0.01) ?? null;
+    this.focused &&= sameMark(before, this.focused, this.model);
+    this.hover.refind(before, this.model);
+    if (!this.hover.isNamed) this.card.hide();
   }
 
   now() {
@@ -107,6 +107,7 @@ class Live {
   change(view) {
     const isSame = view.span_ms === this.view.span_ms && view.to_ms === this.view.to_ms;
     this.view = { ...view, fit: view.fit && isSame };
+    this.hover.forget();
     this.sendSoon();
   }
 
@@ -262,6 +263,7 @@ class Live {
     const scroll = Math.min(most, Math.max(0, this.scroll + pixels));
     if (scroll === this.scroll) return false;
     this.scroll = scroll;
+    this.hover.forget();
     this.redraw();
     return true;
   }
@@ -272,9 +274,10 @@ class Live {
     return this.model.tops.flatMap((top, row) => (at >= top && at < top + ROW ? [row] : []));
   }
 
-  point({ mark, request, at }, where) {
-    const isNew = this.hovered !== request;
-    this.hovered = request;
+  point(thing, where) {
+    const { mark, request, at } = thing;
+    const isNew = this.hover.thing.request !== request;
+    this.hover.point(thing, where);
     this.canvas.classList.toggle("onrequest", request >= 0);
     if (isNew) this.redraw();
     if (mark) this.card.mark(this.model, mark, where);
@@ -310,6 +313,8 @@ class Live {
     this.drawWords(from, to, inside);
     this.minimap.draw();
     this.find(".under").hidden = showDetail(this.find(".detail"), model, this);
+    // What has come to a resting pointer, where it names nothing yet.
+    if (model && this.hover.where && !this.hover.isNamed) this.point(thingAt(this, ...this.hover.where), this.hover.where);
     this.drawLanes(inside);
   }
 
@@ -322,7 +327,7 @@ class Live {
   }
 
   drawLanes(inside) {
-    const { canvas, chosen, focused, hovered, model, pen, theme, view } = this;
+    const { canvas, chosen, focused, hover, model, pen, theme, view } = this;
     sharpen(canvas, pen);
     if (!model) {
       pen.fillStyle = theme.background;
@@ -332,7 +337,7 @@ class Live {
     const room = canvas.clientHeight - RULER;
     this.scroll = Math.min(this.scroll, Math.max(0, model.height - room));
     const place = this.place();
-    paint(pen, place, theme, { hovered, focused, chosen, select: view.select, end: this.end() });
+    paint(pen, place, theme, { hovered: hover.thing.request, focused, chosen, select: view.select, end: this.end() });
     this.heads.show(model, this.scroll, room, inside.heads);
     for (const [name, by] of [["above", -1], ["below", 1]]) {
       const out = outOfSight(model, place, inside.heads, room, by);

@@ -1,6 +1,7 @@
 // The sentences around the lanes: whether they are live, the contents of the range and of the selection, and the text in place
 // of lanes if there are none.
 
+import { howItEnded } from "./heads.js";
 import { counts, spent } from "./model.js";
 import { between, clock, count, day, lasting, RUNNING } from "./time.js";
 
@@ -47,10 +48,9 @@ function stateOf(view, { answer, deaths, isAway, came_ms }) {
 /** The engine that died, when, its cause, and the requests lost. */
 export function deathsText(deaths, names) {
   const [last, ...others] = [...deaths].sort((a, b) => b.at_ms - a.at_ms);
-  const cause = last.ended_by ? ` of ${last.ended_by.split(":")[0]}` : "";
   const lost = last.lost ? `, ${count(last.lost, "request")} lost` : "";
   const also = others.length > 0 ? `; ${count(others.length, "other engine")} died before` : "";
-  return `Engine ${names?.[last.engine] ?? last.engine} died ${clock(last.at_ms, 1000)}${cause}${lost}${also}`;
+  return `Engine ${names?.[last.engine] ?? last.engine} ${howItEnded(clock(last.at_ms, 1000), last.ended_by?.split(":")[0])}${lost}${also}`;
 }
 
 /** The contents of the range, in a line. */

@@ -70,8 +70,16 @@ def summary(savings: Row, engines: list[Row]) -> None:
     """Whether it is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = savings["worth"]
     level, sentence = efficiency.is_it_worth_it(sums)
+    curve = memory.most_to_gain(savings)
+    more = [
+        efficiency.without_savings(savings),
+        memory.better(curve, limit=memory.limit_of(curve, engines), given=memory.given_of(curve, savings))
+        if curve
+        else "",
+        efficiency.memory(savings, engines),
+    ]
     with st.container(key=f"say-{level}-worth"):
-        st.markdown(f"**{sentence}** {efficiency.memory(savings, engines)}")
+        st.markdown(f"**{sentence}** {' '.join(filter(None, more))}")
     with cards("small"):
         for each in efficiency.cards(sums):
             card(*each)
@@ -114,28 +122,35 @@ def reasons(savings: Row, models: dict[str, str]) -> None:
 
 
 def more_memory(savings: Row, engines: list[Row]) -> None:
-    """What other sizes of the store would have been worth, for the connector with the most wanted tokens."""
+    """What other sizes of the store would have been worth, for the connector with most to gain."""
     st.subheader("What more memory would buy", anchor=False, help=TERMS["more memory"])
-    if not savings["memory"]:
+    curve = memory.most_to_gain(savings)
+    if curve is None:
         st.caption(
             "Not estimated: it needs the hashes of prompts' blocks, which are recorded at level `detailed` with"
             " `block_hashes: on`."
         )
         return
-    curve, *others = savings["memory"]
-    limit = memory.limit_of(curve, engines)
-    rates = {place["engine"]: place["worth"]["prefill_tokens_per_s"] for place in savings["by_place"]}
+    limit, given = memory.limit_of(curve, engines), memory.given_of(curve, savings)
+    sums = memory.sums_of(curve, savings) or {}
     hours = savings["step_s"] * len(savings["trend"]) / 3600
-    if others:
+    if len(savings["memory"]) > 1:
         name = savings["engine_names"].get(curve["engine"], curve["engine"])
-        st.caption(f"Of {text.plain(curve['connector'])} in {text.plain(name)}. Choose another engine above.")
-    sums = [
-        p["worth"]
-        for p in savings["by_place"]
-        if (p["engine"], p["connector"]) == (curve["engine"], curve["connector"])
-    ]
-    given = memory.given(sums[0]) if sums else None
-    st.markdown(memory.sentences(curve, limit=limit, rate=rates.get(curve["engine"]), hours=hours, given=given))
+        st.caption(
+            f"Of {text.plain(curve['connector'])} in {text.plain(name)}, where another size would change most. Choose another"
+            " engine above."
+        )
+    st.markdown(
+        memory.sentences(
+            curve,
+            limit=limit,
+            rate=sums.get("prefill_tokens_per_s"),
+            hours=hours,
+            given=given,
+            causes=sums.get("causes"),
+            is_gone=memory.is_gone(curve, engines),
+        )
+    )
     if curve["points"]:
         st.altair_chart(trends.what_memory_buys(curve, limit=limit, given=given, dark=is_dark()), key="memory")
         dot = "; the dot is this store's measured share" if memory.today(curve, limit) else ""

@@ -32,6 +32,7 @@ class Answer(NamedTuple):
 
     trend: Row
     findings: list[Row]
+    by_rule: list[Row]
     rules: list[Row]
     recorders: list[Row]
 
@@ -60,6 +61,7 @@ def page(given: dict[str, str]) -> None:
         return Answer(
             trend=source.findings_trend(**given, **shown.query),
             findings=source.findings(limit=MOST, **given, **shown.query),
+            by_rule=source.findings_by_rule(**given, **shown.query),
             rules=source.rules(),
             recorders=source.health()["recorders"],
         )
@@ -82,7 +84,7 @@ def page(given: dict[str, str]) -> None:
     st.caption("Drag along the chart to see a part of it.")
     picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings_trend")
     if "rule" not in given:
-        by_rule(answer)
+        by_rule(answer.by_rule)
     one_by_one(answer.findings, matching=content.total(answer.trend))
     st.subheader("The latest in words", anchor=False)
     for finding in content.latest_of_each_rule(answer.findings, most=IN_WORDS):
@@ -101,17 +103,15 @@ def rule_card(rule: Row) -> None:
         runbook_link(rule["id"])
 
 
-def by_rule(answer: Answer) -> None:
+def by_rule(rules: list[Row]) -> None:
     """The rules with findings; a click filters the page by one."""
     st.subheader("By rule", anchor=False)
-    rows = content.rule_rows(content.narrowed(answer.trend, answer.findings, answer.rules))
-    more = content.total(answer.trend) > len(answer.findings)
-    latest = f" Impact and requests are counted over the latest {MOST}." if more else ""
+    rows = content.rule_rows(rules)
     table(
         rows,
         key="by_rule",
         links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
-        note=f"Click a rule to read it and to see only its findings.{latest}",
+        note=f"Click a rule to read it and to see only its findings.{content.sample(rules)}",
         most_rows=10,
         **rule_columns(rows),
     )

@@ -17,10 +17,9 @@ from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.links import link
 from kvtrail.dashboard.views.tables import rule_columns, table
 from kvtrail.dashboard.views.welcome import welcome
-from kvtrail.tracer.model.words import count
+from kvtrail.tracer.model.words import count, some
 
 SENTENCES = 6
-COUNTED_REQUESTS = 1000
 
 
 class Answer(NamedTuple):
@@ -31,7 +30,6 @@ class Answer(NamedTuple):
     totals: Row
     savings: Row
     trend: Row
-    requests: list[Row]
     open_requests: int
 
 
@@ -44,7 +42,6 @@ def ask(shown: TimeRange) -> Answer:
         totals=source.overview(window_s=60),
         savings=source.efficiency(**shown.query),
         trend=source.findings_trend(**shown.query),
-        requests=source.requests(limit=COUNTED_REQUESTS),
         open_requests=source.fleet()["tracer"]["open"],
     )
 
@@ -60,13 +57,13 @@ def page() -> None:
         welcome(answer.health)
         return
     statements(answer.status, shown)
-    numbers(answer, shown)
+    numbers(answer)
     over_time(answer)
     left, right = st.columns([3, 1], gap="medium")
     with left:
         by_rule(answer.status["rules"], shown)
     with right:
-        by_outcome(answer, shown)
+        by_outcome(answer.status["outcomes"])
     foot(answer)
 
 
@@ -93,12 +90,13 @@ def show_statement(statement: overview.Statement, *, key: str) -> None:
         )
 
 
-def numbers(answer: Answer, shown: TimeRange) -> None:
+def numbers(answer: Answer) -> None:
     """The totals of the range."""
-    length_s = (shown.until_ns - shown.since_ns) / 1e9
-    sums, rules = answer.savings["worth"], answer.status["rules"]
+    status, savings = answer.status, answer.savings
     with cards("small"):
-        for each in overview.cards(sums, rules, open_requests=answer.open_requests, length_s=length_s):
+        for each in overview.cards(
+            savings, status["rules"], open_requests=answer.open_requests, minutes=status["minutes"]
+        ):
             card(*each)
 
 
@@ -127,14 +125,11 @@ def by_rule(rules: list[Row], shown: TimeRange) -> None:
     table(rows, key="by_rule", links=links, most_rows=8, **rule_columns(rows))
 
 
-def by_outcome(answer: Answer, shown: TimeRange) -> None:
+def by_outcome(counts: Row) -> None:
     """The requests by outcome."""
     st.subheader("Requests", anchor=False)
-    counts = overview.outcomes(answer.requests, shown)
     st.altair_chart(trends.by_outcome(counts, dark=is_dark()), key="outcomes")
-    known = answer.totals["totals"]["requests"]
-    latest = f", of the latest {count(len(answer.requests))}" if known > len(answer.requests) else ""
-    st.caption(f"{count(counts.total())} that began in this range{latest}.")
+    st.caption(f"{some(sum(counts.values()), 'request')} began in this range.")
 
 
 def foot(answer: Answer) -> None:

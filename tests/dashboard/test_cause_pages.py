@@ -122,6 +122,18 @@ def test_sums_say_why_most_was_computed() -> None:
     assert causes.largest({"causes": {"held:gpu": 900}}) == ""
 
 
+def test_sums_say_why_the_store_did_not_have_what_vllm_lost() -> None:
+    sums = {
+        "causes": {"evicted:gpu": 80, "reset:gpu": 5, "new:": 15},
+        "unstored": {"evicted:full": 60, "evicted:unasked": 16, "evicted:failed": 4, "reset:failed": 5},
+    }
+    assert causes.largest(sums) == (
+        "80 % of what was computed had been held and evicted, from vLLM's cache. Of that the connector's store never"
+        " had 75 %:"
+        " there was no room for it; 20 %: the connector did not ask for it."
+    )
+
+
 def test_the_chart_has_the_causes_of_each_interval() -> None:
     worth = {"causes": {"evicted:cpu": 60, "new:": 40, "held:gpu": 9}}
     answer = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kvtrail.dashboard.content import memory, text, trends
 
 MIB = 1 << 20
@@ -38,7 +40,72 @@ def test_without_a_rate_it_is_worth_tokens() -> None:
 
 
 def test_enough_is_enough() -> None:
-    assert memory.sentences(CURVE, limit=16 * GIB, rate=None, hours=1.0).startswith("Today's 16 GiB are enough")
+    said = memory.sentences(CURVE, limit=16 * GIB, rate=None, hours=1.0, given=0.45)
+    assert said == (
+        "Today's 16 GiB have room for all that is asked for again. As measured, it gave 45 %. Beyond 8 GiB nothing is"
+        " gained: what"
+        " is asked for is new then."
+    )
+
+
+@pytest.mark.parametrize(
+    ("causes", "why"),
+    [
+        ({}, ""),
+        ({"new:": 900, "unaligned:": 50, "loaded:host": 90}, ""),
+        (
+            {"new:": 900, "evicted:gpu": 75, "refused:host": 25},
+            ": 75 % of the rest had been held and evicted (vLLM's cache)",
+        ),
+        ({"reset:host": 10}, ": 100 % of the rest had been held until a cache was emptied (host)"),
+    ],
+    ids=["not recorded", "no size helps", "never stored", "emptied"],
+)
+def test_a_store_that_is_large_enough_and_gives_little_says_why(causes: dict[str, int], why: str) -> None:
+    """ "Today's 64 MiB are enough" below "80 % of what was computed had been evicted"."""
+    said = memory.sentences(CURVE, limit=16 * GIB, rate=None, hours=1.0, given=0.2, causes=causes)
+    assert said.startswith(
+        "Today's 16 GiB have room for all that is asked for again, 50 % of what vLLM's own cache does not hold. As"
+        " measured, it"
+        f" gave 20 %, and not for want of room{why}. Beyond"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "given", "says"),
+    [
+        (
+            2 * GIB,
+            0.0,
+            "A store of 8 GiB would have given 50 % of what vLLM's own cache did not hold, by the estimate below;",
+        ),
+        (None, 0.0, "A store of 8 GiB would have given 50 %"),
+        (2 * GIB, 0.45, ""),
+        (2 * GIB, None, ""),
+        (16 * GIB, 0.0, ""),
+    ],
+    ids=["too small", "of unknown size", "gives most", "not measured", "large enough"],
+)
+def test_a_size_that_would_have_given_much_more_is_named(limit: int | None, given: float | None, says: str) -> None:
+    said = memory.better(CURVE, limit=limit, given=given)
+    assert said.startswith(says)
+    assert bool(said) == bool(says)
+
+
+def test_the_curve_is_that_of_the_connector_with_most_to_gain() -> None:
+    """Not that of an engine that needs nothing, only because it is asked for more."""
+    sums = {"asked": 1_000, "local": 0, "causes": {}}
+    needs_nothing = {**CURVE, "engine": "busy", "wanted": 9_000_000}
+    savings = {
+        "memory": [needs_nothing, CURVE],
+        "by_place": [
+            {"engine": "busy", "connector": "OffloadConnector", "worth": {**sums, "taken": 500}},
+            {"engine": "e", "connector": "OffloadConnector", "worth": {**sums, "taken": 0}},
+        ],
+    }
+    assert memory.most_to_gain(savings) is CURVE
+    assert memory.given_of(needs_nothing, savings) == 0.5
+    assert memory.most_to_gain({"memory": [], "by_place": []}) is None
 
 
 def test_where_todays_store_is_not_known_it_says_so() -> None:
@@ -48,7 +115,15 @@ def test_where_todays_store_is_not_known_it_says_so() -> None:
     )
     assert said.endswith("How much the store may hold is not known: no worker reports the bytes of its copies.")
     said = memory.sentences(CURVE, limit=None, rate=None, hours=1.0, given=0.18)
-    assert said.endswith("its settings name no limit, or its engine is gone. As measured, it gave 18 %.")
+    assert said.endswith("its settings name no limit. As measured, it gave 18 %.")
+
+
+def test_of_an_engine_that_has_ended_the_limit_is_not_reported() -> None:
+    engines: list[dict[str, Any]] = [{"engine": "e", "recorders": []}, {"engine": "other", "recorders": [{}]}]
+    assert memory.is_gone(CURVE, engines)
+    assert not memory.is_gone(CURVE, [{"engine": "e", "recorders": [{}]}])
+    said = memory.sentences(CURVE, limit=None, rate=None, hours=1.0, is_gone=True)
+    assert said.endswith("How much the store may hold is not known: its engine has ended.")
 
 
 def test_what_the_store_gave_is_measured_beside_what_is_reckoned() -> None:

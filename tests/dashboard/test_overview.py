@@ -36,6 +36,12 @@ def test_a_level_of_a_newer_tracer_is_a_warning() -> None:
     assert (statement.level, statement.query) == ("warning", SHOWN.address)
 
 
+def of(sums: dict[str, Any], first_runs: int | None = None) -> dict[str, Any]:
+    """An answer about efficiency with these sums, and so many first admissions."""
+    admissions = sums["admissions"] if first_runs is None else first_runs
+    return {"worth": sums, "by_epoch": {"0": {"admissions": admissions}}}
+
+
 def test_how_much_there_was_is_that_of_the_range() -> None:
     sums = {
         "admissions": 120, "asked": 12_345, "local": 345, "spared": 4000, "prefill_saved_s": None, "hit_share": 0.4,
@@ -43,9 +49,9 @@ def test_how_much_there_was_is_that_of_the_range() -> None:
     }  # fmt: skip
     rules = [{"findings": 4}, {"findings": 3}]
     cards = {
-        name: (value, note) for name, value, note, _ in overview.cards(sums, rules, open_requests=2, length_s=3600)
+        name: (value, note) for name, value, note, _ in overview.cards(of(sums, 60), rules, open_requests=2, minutes=20)
     }
-    assert cards["Admitted"] == ("120", "2.0 a minute")
+    assert cards["Admitted"] == ("120", "3.0 requests a minute"), "as in the sentence: a preempted request is one"
     assert cards["Hit rate"] == ("40.0 %", "of 12.3 k tokens")
     assert cards["Prefill saved"] == ("33.3 %", "4,000 tokens spared")
     assert cards["Waited for KV"] == ("1.50 s", "in 2 loads")
@@ -61,16 +67,8 @@ def test_a_rate_is_never_a_zero_with_digits(admitted: int, note: str) -> None:
         "admissions": admitted, "asked": 1, "local": 0, "spared": 0, "prefill_saved_s": None, "hit_share": 0.0,
         "waited_s": 0.0, "postponed_s": 0.0, "waits": 0, "load_tokens": 0, "preemptions": admitted,
     }  # fmt: skip
-    notes = {name: note for name, _, note, _ in overview.cards(sums, [], open_requests=0, length_s=3600)}
-    assert (notes["Admitted"], notes["Preemptions"]) == (note, note)
-
-
-def test_requests_that_began_in_the_range_are_counted_by_what_became_of_them() -> None:
-    requests = [
-        {"outcome": "lost", "started_ns": START_NS}, {"outcome": "lost", "started_ns": START_NS + HOUR_NS},
-        {"outcome": "finished", "started_ns": START_NS + 1}, {"outcome": "finished", "started_ns": START_NS - 1},
-    ]  # fmt: skip
-    assert overview.outcomes(requests, SHOWN) == {"lost": 1, "finished": 1}
+    notes = {name: note for name, _, note, _ in overview.cards(of(sums), [], open_requests=0, minutes=60)}
+    assert (notes["Admitted"], notes["Preemptions"]) == (note.replace("a minute", "requests a minute"), note)
 
 
 @pytest.mark.parametrize(("number", "shown"), [(0, "0"), (999, "999"), (12_345, "12.3 k"), (4_560_000, "4.56 M")])

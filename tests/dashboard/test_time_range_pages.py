@@ -101,6 +101,24 @@ def worth(**changes: Any) -> dict[str, Any]:
             "warning",
             "Not shown to be worth its memory in this range: 8.00 s of 16.00 s of prefill saved, but",
         ),
+        (
+            {
+                "asked": 20_000_020,
+                "spared": 2_000,
+                "prefill_saved_s": 0.019,
+                "waited_s": 0.0,
+                "postponed_s": 0.0,
+                "load_s": 0.0,
+                "store_s": 0.0,
+            },
+            "warning",
+            "Hardly worth its memory in this range: 0.0 % of prefill saved, net. 19 ms of 3 min 10 s of prefill saved;",
+        ),
+        (
+            {"asked": 20_000_020, "spared": 2_000, "prefill_saved_s": None},
+            "warning",
+            "Hardly worth its memory in this range: it spared 0.0 % of prefill: 2,000 of 20,000,000 tokens. In seconds:",
+        ),
         ({"spared": 0, "prefill_saved_s": None}, "warning", "Not worth its memory in this range: nothing was loaded"),
         (
             {"prefill_saved_s": None},
@@ -113,6 +131,29 @@ def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], lev
     shown = savings.is_it_worth_it(worth(**changes))
     assert shown[0] == level
     assert shown[1].startswith(sentence)
+
+
+def place(engine: str, *, wanted: int, spared: int) -> dict[str, Any]:
+    return {"engine": engine, "connector": "c", "worth": {"asked": wanted + 5, "local": 5, "spared": spared}}
+
+
+@pytest.mark.parametrize(
+    ("places", "sentence"),
+    [
+        ([], ""),
+        ([place("a", wanted=10, spared=5), place("b", wanted=10, spared=1)], ""),
+        ([place("a", wanted=10, spared=0), place("b", wanted=10, spared=0)], ""),
+        ([place("a", wanted=10, spared=5), place("b", wanted=0, spared=0)], ""),
+        ([place("a", wanted=10, spared=0), place("a", wanted=10, spared=4), place("b", wanted=10, spared=3)], ""),
+        (
+            [place("b", wanted=10, spared=0), place("a", wanted=10, spared=5), place("c", wanted=10, spared=5)],
+            "1 of 3 engines saved nothing: llama-b.",
+        ),
+    ],
+    ids=["nothing", "all saved", "none saved", "nothing was asked for", "another connector saved", "one of three"],
+)
+def test_engines_that_saved_nothing_are_not_hidden_in_the_sums(places: list[dict[str, Any]], sentence: str) -> None:
+    assert savings.without_savings({"by_place": places, "engine_names": {"b": "llama-b"}}) == sentence
 
 
 @pytest.mark.parametrize(
@@ -283,11 +324,17 @@ def finding(rule: str, did: str, request: str = "r") -> dict[str, Any]:
 
 def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     """`crash … healed by the guard` was one word for both."""
-    listed = [
-        finding("full-hit", "healed"), finding("full-hit", "healed"), finding("full-hit", "engine died", "other"),
-        finding("late-free", "no harm seen"),
-    ]  # fmt: skip
-    rows = findings.rule_rows(findings.narrowed(trend(), listed, [{"id": "full-hit", "title": "All of it"}]))
+    full_hit = {
+        "rule": "full-hit", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
+        "healed": 2, "harmed": 1, "trend": [1, 0, 2],
+    }  # fmt: skip
+    late_free = {
+        "rule": "late-free", "title": "late-free", "severity": "leak", "findings": 9, "looked_at": 1, "requests": 1,
+        "healed": 0, "harmed": 0, "trend": [0, 9, 0],
+    }  # fmt: skip
+    rows = findings.rule_rows([late_free, full_hit])
+    assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
+    assert findings.sample([full_hit]) == ""
     assert [(row["Rule"], row["Could"], row["Did"], row["Findings"], row["Requests"]) for row in rows] == [
         ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
         ("late-free", ["leak"], "no harm seen", 9, 1),

@@ -24,7 +24,9 @@ def test_a_request_that_was_lost_is_not_said_to_end_yet() -> None:
 
 def test_the_share_and_the_reasons_of_what_could_not_be_judged() -> None:
     assert unknown.share({"judgements": 10, "unknown": {}}) == ""
-    assert unknown.share(OVERVIEW) == "100 of 2,000 judgements (5 %) could not be made"
+    assert unknown.share(OVERVIEW) == "100 of 2,000 judgements (5.0 %) could not be made"
+    all_of_them = unknown.share({"judgements": 2000, "unknown": {"lost": 1999}})
+    assert all_of_them == "1,999 of 2,000 judgements (100 %) could not be made", "not 1e+02 %"
     rows = unknown.rows(OVERVIEW)
     assert [(row["Because"], row["Judgements"]) for row in rows] == [
         ("events were lost", 70), ("the connector has no probe that shows it", 30),

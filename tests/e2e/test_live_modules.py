@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from browser import needs_chromium, playwright
+
+from kvtrail.tracer.events.semconv import NO_GOODBYE
 
 pytest.importorskip("streamlit", reason="the component is Streamlit's")
 pytestmark = needs_chromium
@@ -17,7 +20,7 @@ def ask(chromium: playwright.Browser) -> Any:
     from kvtrail.dashboard.live.component import script
 
     names = "rangeOf, zoomed, panned, pinched, centred, showing, fitted, between, ticks, clock, lasting, count"
-    names += ", Rows, modelOf, requestAt, spent, counts, stepped, linkTo, rangeText, deathsText, Live"
+    names += ", Rows, modelOf, requestAt, spent, counts, stepped, linkTo, rangeText, deathsText, Live, Hover, listenToPointer"
     text = script().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
     page = chromium.new_page()
     page.add_script_tag(content=text, type="module")
@@ -99,7 +102,8 @@ OPENED = """(() => {
   window.clearTimeout = (id) => timers.set(id, () => {});
   const send = (name, value) => sent.push([name, value]);
   const live = Object.create(m.Live.prototype);
-  Object.assign(live, { view: {}, model: { requests: { request: ['r'], engine: ['e'] } }, redraw() {} });
+  Object.assign(live, { view: {}, hover: new m.Hover(),
+                        model: { requests: { request: ['r'], engine: ['e'] } }, redraw() {} });
   Object.assign(live, { setStateValue: send, setTriggerValue: send });
   live.change({ span_ms: 1, fit: true });
   live.change({ span_ms: 2, fit: true });
@@ -217,6 +221,91 @@ def test_what_was_open_when_an_engine_died_is_lost_and_ends_there(ask: Any) -> N
     assert segments == [500]
     assert inside == [{"requests": 2, "findings": 1}, {"requests": 1, "findings": 0}]
     assert said == "Engine llama-0 died 00:00:01 of AssertionError, 1 request lost"
+
+
+def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(ask: Any) -> None:
+    """`died of its process ended without a goodbye`."""
+    death = {"engine": "e", "at_ms": 1500, "ended_by": NO_GOODBYE, "lost": 1}
+    assert (
+        ask(f"m.deathsText([{json.dumps(death)}], {{}})") == "Engine e ended 00:00:01 without a goodbye, 1 request lost"
+    )
+
+
+RESTING = """((story) => {
+  // 'a' of engine e at 0 to 100 ms, 'b' at 160 to 250 ms of the same row; the picture follows the present, a pixel each ms.
+  const answer = (requests) => ({
+    from_ms: 0, to_ms: 1000, now_ms: 1000, phases: ['decode'],
+    requests: {request: requests, external: requests, engine: requests.map(() => 'e'),
+               begin_us: requests.map((id) => ({a: 0, b: 160000, z: 900000})[id]),
+               end_us: requests.map((id) => ({a: 100000, b: 250000, z: 990000})[id]), is_open: requests.map(() => false),
+               is_unsure: requests.map(() => false), status: requests.map(() => 'finished'),
+               verdict: requests.map(() => 'ok'), findings: requests.map(() => 0), complete: requests.map(() => true),
+               connector: requests.map(() => '')},
+    segments: {lane: [], phase: [], begin_us: [], end_us: []},
+    marks: {lane: [], at_us: [], rule: [], title: [], severity: [], healed: []},
+    gaps: {engine: [], begin_us: [], end_us: [], missing: []}, engine_names: {},
+  });
+  const canvas = document.createElement('canvas');
+  Object.assign(canvas.style, {position: 'fixed', left: 0, top: 0, width: '1000px', height: '300px'});
+  document.body.append(canvas);
+  canvas.setPointerCapture = () => {};
+  const named = [], opened = [];
+  const live = Object.create(m.Live.prototype);
+  let now = 1000, drawn = null;
+  Object.assign(live, {
+    canvas, view: {span_ms: 1000, to_ms: null}, rows: new m.Rows(), hover: new m.Hover(), scroll: 0, chosen: -1,
+    card: {request: (model, number) => named.push(model.requests.request[number]), mark() {},
+           hide: () => named.push('')},
+    find: () => document.createElement('div'), now: () => now, sendSoon() {}, show() { live.draw(); }, redraw() {},
+    setTriggerValue: (name, {request}) => opened.push(request), drawWords() {}, drawLanes() {},
+    minimap: {draw() {}}, theme: {},
+  });
+  m.listenToPointer(live);
+  const send = (type, x) => {
+    const y = 20 + live.model.tops[0] + 12;
+    canvas.dispatchEvent(new PointerEvent(type, {clientX: x, clientY: y, pointerId: 1, button: 0, bubbles: true}));
+  };
+  const act = {
+    take: (requests) => live.build(answer(requests)),
+    move: (x) => send('pointermove', x), leave: () => send('pointerleave', 0),
+    down: (x) => send('pointerdown', x), up: (x) => send('pointerup', x), later: (ms) => { now += ms; live.draw(); },
+    zoom: () => { live.change({...live.view, span_ms: 500}); live.draw(); },
+  };
+  for (const [name, argument] of story) act[name](argument);
+  canvas.remove();
+  return [named.at(-1) ?? '', opened];
+})"""
+BOTH = ["take", ["a", "b"]]
+CLICK = [["down", 50], ["up", 50]]
+
+
+@pytest.mark.parametrize(
+    ("story", "named", "opened"),
+    [
+        ([BOTH, ["move", 50], *CLICK], "a", ["a"]),
+        # It slides on: b lies under the pointer, then nothing does.
+        ([BOTH, ["move", 50], ["later", 150], *CLICK], "a", ["a"]),
+        ([BOTH, ["move", 50], ["later", 500], *CLICK], "a", ["a"]),
+        # An answer numbers the requests differently, even between press and release, or has no such request any more.
+        ([BOTH, ["move", 50], ["later", 150], ["take", ["z", "b", "a"]], *CLICK], "a", ["a"]),
+        ([BOTH, ["move", 50], ["down", 50], ["later", 150], ["take", ["b", "z", "a"]], ["up", 50]], "a", ["a"]),
+        ([BOTH, ["move", 50], ["later", 150], ["take", ["b"]], *CLICK], "b", ["b"]),
+        ([BOTH, ["move", 50], ["later", 500], ["take", ["b"]], *CLICK], "", []),
+        # What comes to a resting pointer is named as well.
+        ([BOTH, ["move", 300], ["later", 650], ["take", ["a", "b", "z"]], ["down", 300], ["up", 300]], "z", ["z"]),
+        # Whoever moves the pointer, or the picture, means what is there then.
+        ([BOTH, ["move", 50], ["later", 150], ["move", 51], *CLICK], "b", ["b"]),
+        ([BOTH, ["move", 50], ["zoom", 0], *CLICK], "", []),
+        ([BOTH, ["move", 50], ["leave", 0], ["later", 150], *CLICK], "", ["b"]),
+    ],
+    ids=[
+        "at once", "over another", "over nothing", "numbered again", "between press and release", "gone, another there",
+        "gone", "it comes", "pointer moved", "picture moved", "a finger",
+    ],
+)  # fmt: skip
+def test_a_click_opens_what_the_card_names(ask: Any, story: list[Any], named: str, opened: list[str]) -> None:
+    """Hover, rest, click: the picture slides under a resting pointer, and another request opened, or none."""
+    assert ask(f"{RESTING}({json.dumps(story)})") == [named, opened]
 
 
 WALKED = """(() => {

@@ -120,9 +120,12 @@ ABOUT_BYTES = frozenset({"byte-drift", "byte-early", "byte-rot"})
 """Rules that see that wrong KV was read."""
 
 
-def impact_of(outcome: Outcome | None, *, rule: str, healed: int, count: int, is_cause: bool) -> Impact:
+def impact_of(
+    outcome: Outcome | None, *, rule: str, healed: int, count: int, is_cause: bool, was_stopped: bool = False
+) -> Impact:
     """The impact of a finding that was seen `count` times: the guard healed it, or its request has this outcome, or it caused
-    its engine's death. Without a request, or with one that is not known any more, `outcome` is None."""
+    its engine's death. Without a request, or with one that is not known any more, `outcome` is None. An engine that
+    `was_stopped` loses what is open, whatever was found."""
     if healed >= count:
         return Impact.HEALED
     if is_cause:
@@ -130,7 +133,7 @@ def impact_of(outcome: Outcome | None, *, rule: str, healed: int, count: int, is
     match outcome:
         case Outcome.FAILED:
             return Impact.FAILED
-        case Outcome.LOST:
+        case Outcome.LOST if not was_stopped:
             return Impact.LOST
         case _:
             return Impact.WRONG_KV if rule in ABOUT_BYTES else Impact.NO_HARM

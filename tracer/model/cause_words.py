@@ -51,13 +51,24 @@ _UNSTORED = {
     "partial": "it was no full chunk",
     "unasked": "the connector did not ask for it",
 }
-
-
 _REFUSALS = {
     "declined": "the connector offered none of it",
     "capped": "the connector offered less",
     "given-up": "the connector answered 'ask me later', and in the end offered none of it",
     "untaken": "the connector offered it, and vLLM did not take it",
+}
+_IN_SUMS = {
+    "evicted": "had been held and evicted",
+    "reset": "had been held until a cache was emptied",
+    "new": "was never computed before",
+    "unaligned": "was in the partial last block",
+    "last-token": "was held, and computed again by rule",
+    "stranded": "was held behind a hole",
+    "pending": "was still being computed or stored",
+    "refused": "was held, and not given or not taken",
+    "failed-load": "was promised, and its load failed",
+    "elsewhere": "had been computed by another engine only",
+    "uncached": "had been computed, but a KV cache group never kept its part",
 }
 
 
@@ -121,9 +132,19 @@ def name(cause: str) -> str:
     return cause.replace("-", " ")
 
 
+def in_sums(cause: str) -> str:
+    """What is said of tokens that were computed by this cause, after their share: 40 % had been held and evicted."""
+    return _IN_SUMS.get(cause, name(cause))
+
+
 def unknown_reason(why: str) -> str:
     """Why a cause is unknown, by a value of `causes.NotRecorded`."""
     return _UNKNOWN_REASONS.get(why, why)
+
+
+def unstored_reason(why: str) -> str:
+    """Why a connector's store never had a block, by a value of `Detail.unstored`."""
+    return _UNSTORED.get(why, why)
 
 
 def cache(tier: str) -> str:
@@ -228,7 +249,7 @@ def _before(part: Mapping[str, Any], at_ns: int) -> str:
 def _unstored(part: Mapping[str, Any]) -> str:
     """Why the connector's store never had it."""
     why = part.get("unstored", "")
-    return f"; the connector's store never had it: {_UNSTORED.get(why, why)}" if why else ""
+    return f"; the connector's store never had it: {unstored_reason(why)}" if why else ""
 
 
 _WORDS = {

@@ -13,6 +13,9 @@ CAUSE = "cause:"
 """Prefix of a measure of tokens: the cause follows, and its tier or, of an unknown one, what would tell it."""
 AGE, AGED = "cause-age:", "cause-aged:"
 """Prefixes of what was lost: milliseconds from its loss to the admission, summed over its tokens; and these tokens."""
+UNSTORED = "cause-unstored:"
+"""Prefix of a measure of tokens that vLLM's cache had lost and the connector's store never had: the cause follows, and why
+the store never had them."""
 TENANT = "tenant:"
 """Prefix of a measure of tokens: a tenant follows, and the cause."""
 GROUP = "cause-group:"
@@ -53,6 +56,8 @@ def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: 
         if part.detail.group is not None:
             kind = part.detail.group_kind.replace(":", "_")
             measures[f"{GROUP}{part.detail.group}:{kind}:{part.cause}"] += part.tokens
+        if part.detail.unstored:
+            measures[f"{UNSTORED}{part.cause}:{part.detail.unstored}"] += part.tokens
         if part.cause in _AGING and part.detail.at_ns:
             age_ms = max(0, breakdown.event.end_ns - part.detail.at_ns) // 10**6
             measures[AGE + name] += part.tokens * age_ms
@@ -90,6 +95,11 @@ def lacking_of(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
             group, _, cause = name.removeprefix(GROUP).rpartition(":")
             found.setdefault(group, {})[cause] = tokens
     return found
+
+
+def unstored_of(measures: Mapping[str, int]) -> dict[str, int]:
+    """Tokens that vLLM's cache had lost and the connector's store never had, by cause and why: `evicted:full`."""
+    return {name.removeprefix(UNSTORED): value for name, value in sorted(measures.items()) if name.startswith(UNSTORED)}
 
 
 def ages_of(measures: Mapping[str, int]) -> dict[str, float]:

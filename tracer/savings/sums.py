@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvtrail.tracer.savings.cause_sums import ages_of, causes_of
+from kvtrail.tracer.savings.cause_sums import ages_of, causes_of, unstored_of
 from kvtrail.tracer.savings.counter import TIER
 
 
@@ -39,6 +39,9 @@ class Savings:
         tiers: `taken` by tier; `store` where the connector names no tier.
         causes: tokens of admissions by why they were reused or computed, and by tier: `evicted:host`, `new:`.
         causes_age_s: how many seconds before, on average, what had been lost was lost, by cause.
+        unstored: of the tokens that vLLM's cache had lost, those that the connector's store never had, by cause and why
+            (`evicted:full`): there was no room (`full`), the transfer failed (`failed`), they were no full chunk (`partial`),
+            or the connector did not ask for them (`unasked`).
         hit_share, local_share: `taken` and `local` as shares of `asked`.
         spared: tokens that were taken and not computed.
         recomputed: tokens that the connector's store held and that were computed all the same.
@@ -69,6 +72,7 @@ class Savings:
     tiers: Mapping[str, int]
     causes: Mapping[str, int]
     causes_age_s: Mapping[str, float]
+    unstored: Mapping[str, int]
     hit_share: float | None
     local_share: float | None
     spared: int
@@ -120,6 +124,7 @@ def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None 
         tiers={name.removeprefix(TIER): tokens for name, tokens in sorted(n.items()) if name.startswith(TIER)},
         causes=causes_of(n),
         causes_age_s=ages_of(n),
+        unstored=unstored_of(n),
         hit_share=_share(n["taken"], n["asked"]),
         local_share=_share(n["local"], n["asked"]),
         spared=n["spared"],

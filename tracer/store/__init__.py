@@ -175,6 +175,13 @@ class Reader(Protocol):
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         """The `status` and `outcome` of the accounts of these requests, by engine and id, where they are known."""
 
+    def outcome_counts(
+        self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None = None
+    ) -> list[tuple[str, str, str | None, int]]:
+        """How many requests started at or after `since_ns` and before `before_ns`, by engine, and by `status` and"
+        " `outcome` of
+        their accounts. The engine is empty for finished requests: their outcome does not depend on its state."""
+
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
         """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
 
@@ -183,6 +190,11 @@ class Reader(Protocol):
 
     def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
         """Findings, latest first."""
+
+    def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
+        """Of each finding, latest first: its `id`, `rule`, `severity`, `engine` and `request`, how often it was seen"
+        " (`count`)
+        and how often it was `healed`: what is needed to count what many of them did."""
 
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         """The number of findings by rule, severity and interval of `step_ns`, which begins at `at_ns`. A finding counts

@@ -56,5 +56,8 @@ def test_the_impact_of_a_finding() -> None:
     assert impact(Outcome.FAILED, healed=1) is Impact.FAILED
     assert impact(Outcome.LOST, is_cause=True) is Impact.DIED
     assert impact(Outcome.LOST) is Impact.LOST
+    assert impact_of(
+        Outcome.LOST, rule="store-gap", healed=0, count=1, is_cause=False, was_stopped=True
+    ) is Impact.NO_HARM  # fmt: skip
     assert impact(Outcome.LOST_CONTACT) is impact(Outcome.FINISHED) is impact(None) is Impact.NO_HARM
     assert impact(Outcome.FINISHED, rule="byte-drift") is Impact.WRONG_KV

@@ -20,6 +20,7 @@ from kvtrail.tracer.savings.cause_sums import (
     lacking_of,
     measures_of,
     tenants_of,
+    unstored_of,
 )
 from kvtrail.tracer.savings.counter import SavingsCounter
 
@@ -76,6 +77,21 @@ def test_what_a_kv_cache_group_lacked_is_summed_by_group() -> None:
         "uncached:host": 16,
     }
     assert lacking_of(summed(STORY)) == {}
+
+
+def test_what_the_store_never_had_is_summed_by_why() -> None:
+    parts = [
+        Part(Cause.EVICTED, "gpu", 0, 32, Detail(unstored="full")),
+        Part(Cause.RESET, "gpu", 32, 16, Detail(unstored="full")),
+        Part(Cause.EVICTED, "gpu", 48, 8, Detail(unstored="failed")),
+        Part(Cause.EVICTED, "host", 56, 8),
+    ]
+    events = history(STORY)
+    lookup = next(event for event in events if isinstance(event, Lookup))
+    alloc = next(event for event in events if isinstance(event, Alloc))
+    measures = measures_of(Breakdown(alloc, lookup, parts, None), str)
+    assert unstored_of(measures) == {"evicted:failed": 8, "evicted:full": 32, "reset:full": 16}
+    assert causes_of(measures) == {"evicted:gpu": 40, "evicted:host": 8, "reset:gpu": 16}
 
 
 def test_of_very_many_tenants_the_rest_is_one() -> None:

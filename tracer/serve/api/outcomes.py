@@ -86,24 +86,43 @@ class OutcomeResolver:
 
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Findings with their impact, and what their engine is."""
+        return [
+            {
+                **finding,
+                "engine_name": self.name(finding["engine"]),
+                "model": self.engines.get(finding["engine"], {}).get("model", ""),
+            }
+            for finding in self.impacts(findings)
+        ]
+
+    def impacts(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Findings with what they `did`."""
         outcomes = self._outcomes(
             {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
         )
         return [
             {
                 **finding,
-                "engine_name": self.name(finding["engine"]),
-                "model": self.engines.get(finding["engine"], {}).get("model", ""),
                 "did": impact_of(
                     outcomes.get((finding["engine"], finding["request"])),
                     rule=finding["rule"],
                     healed=finding["healed"],
                     count=finding["count"],
                     is_cause=finding["id"] in self._causes,
+                    was_stopped=self.state(finding["engine"]) is EngineState.DRAINED,
                 ),
             }
             for finding in findings
         ]
+
+    def outcome_counts(self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None) -> dict[str, int]:
+        """How many requests that began at or after `since_ns` and before `before_ns` have each outcome."""
+        counts = dict.fromkeys(map(str, Outcome), 0)
+        for engine, status, reason, count in self._reader.outcome_counts(
+            since_ns=since_ns, before_ns=before_ns, engines=engines
+        ):
+            counts[self._outcome(engine, status, reason)] += count
+        return counts
 
     def requests_with(
         self, outcome: Outcome, ask: Ask, *, status: str, engines: Sequence[str] | None, sort: Sort, limit: int

@@ -17,10 +17,6 @@ from kvtrail.tracer.model.findings import Severity, clock, day
 from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
 from kvtrail.tracer.savings.sums import SavingsRow
 
-ENOUGH_TOKENS = 10_000
-"""Tokens that must have been asked for before and after, before a hit rate counts as fallen."""
-FELL_TO, FELL_BY = 0.5, 0.1
-"""A hit rate has fallen if it is less than this share of what it was, and this much below it."""
 MAX_OF_A_KIND = 5
 """Statements of one kind; the rest are only counted."""
 
@@ -38,7 +34,8 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `silence`, `findings`, `hit-rate`, `lost-spans`, `damage`, `well` or `nothing`."""
+    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `well` or"
+    " `nothing`."""
     level: Level
     text: str
     """Times are UTC."""
@@ -59,7 +56,7 @@ class RuleSummary(BaseModel):
     findings: int
     """Last seen in the range."""
     looked_at: int
-    """Of these, the latest, for which it is known what they did."""
+    """Of these, the latest, for which it is known what they did: all of them, unless there are very many."""
     requests: int
     """In which those were found."""
     healed: int
@@ -91,15 +88,21 @@ Place = Callable[[str], str]
 
 def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list[Statement]:
     """Statements about engines that have died, or that contact was lost with."""
-    deaths, losses = [], []
+    deaths, stops, losses = [], [], []
     for launch in sorted(launches, key=lambda each: -(each.ended_ns or 0)):
         if launch.ended_ns is None or not range_.since_ns <= launch.ended_ns <= range_.until_ns:
             continue
-        if launch.state is EngineState.DIED or (launch.state is EngineState.DRAINED and launch.lost):
+        if launch.state is EngineState.DRAINED and launch.lost:
+            stops.append(_death(launch, launch.ended_ns, range_, place))
+        elif launch.state is EngineState.DIED:
             deaths.append(_death(launch, launch.ended_ns, range_, place))
         elif launch.state is EngineState.LOST_CONTACT or (launch.state is EngineState.REPLACED and launch.lost):
             losses.append(_lost_contact(launch, launch.ended_ns, range_, place))
-    return [*_few(deaths, "engine died", "engines died"), *_few(losses, "engine lost contact", "engines lost contact")]
+    return [
+        *_few(deaths, "engine died", "engines died"),
+        *_few(stops, "engine was stopped", "engines were stopped"),
+        *_few(losses, "engine lost contact", "engines lost contact"),
+    ]
 
 
 def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
@@ -110,7 +113,7 @@ def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement
         how = f"ended at {at} without a goodbye" if error == NO_GOODBYE else f"died at {at} of {exception(error)}"
     why = f": {indefinite(cause.rule)}" if cause is not None else ""
     statement = Statement(
-        kind="death",
+        kind="stop" if launch.state is EngineState.DRAINED else "death",
         level=Level.LOST,
         text=f"Engine {place(launch.engine)} {how}, {_lost(launch)}{why}",
         at_ns=at_ns,
@@ -149,13 +152,15 @@ def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:
 def _of_rule(rule: RuleSummary) -> Statement:
     known = rule.looked_at == rule.findings
     where = f" in {some(rule.requests, 'request')}" if known and rule.requests else ""
-    if rule.harmed:
+    if not rule.looked_at:
+        did = "they are too old to say what they did"
+    elif rule.harmed:
         did = f"{count(rule.harmed)} did harm"
     elif rule.healed == rule.looked_at:
         did = "healed by the guard"
     else:
         did = "no harm seen"
-    latest = "" if known else f" (of the latest {count(rule.looked_at)})"
+    latest = "" if known or not rule.looked_at else f" (of the latest {count(rule.looked_at)})"
     return Statement(
         kind="findings",
         level=Level.LOST if rule.harmed else Level.WARNING,
@@ -163,30 +168,6 @@ def _of_rule(rule: RuleSummary) -> Statement:
         page="findings",
         query={"rule": rule.rule},
     )
-
-
-def of_hit_rate(rows: Iterable[SavingsRow], range_: Range) -> list[Statement]:
-    """A statement about the connector's hit rate, where it has fallen and stayed low: its share of the tokens asked for that
-    vLLM's own cache did not have."""
-    stretches: dict[int, Counter[str]] = {}
-    for row in rows:
-        stretches.setdefault(row.at_s, Counter()).update(row.measures)
-    sums = [(at_s, each["taken"], each["asked"] - each["local"]) for at_s, each in sorted(stretches.items())]
-    all_taken, all_asked = sum(each[1] for each in sums), sum(each[2] for each in sums)
-    falls = []
-    taken = asked = 0
-    for at_s, more_taken, more_asked in sums:
-        if min(asked, all_asked - asked) >= ENOUGH_TOKENS:
-            before, after = taken / asked, (all_taken - taken) / (all_asked - asked)
-            if after < FELL_TO * before and before - after >= FELL_BY:
-                falls.append((before - after, at_s, before, after))
-        taken, asked = taken + more_taken, asked + more_asked
-    if not falls:
-        return []
-    _, at_s, before, after = max(falls)
-    minute = range_.at(at_s * 10**9)[: -len(":00")]
-    text = f"Hit rate fell from {percent(before)} to {percent(after)} at {minute}"
-    return [Statement(kind="hit-rate", level=Level.WARNING, text=text, at_ns=at_s * 10**9, page="efficiency")]
 
 
 def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
@@ -213,28 +194,31 @@ def of_damage(sentence: str | None) -> list[Statement]:
     return [Statement(kind="damage", level=Level.WARNING, text=text, page="fleet")]
 
 
-def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statement:
+def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
+    """From the first admission in the range to its end, at least one: an engine that was started a moment ago is not said to
+    have few requests a minute."""
+    first_s = min((row.at_s for row in rows if row.measures.get("admissions")), default=range_.until_ns // 10**9)
+    return max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
+
+
+def well(rows: Sequence[SavingsRow], range_: Range, *, running: int) -> Statement:
     """The statement where nothing is wrong."""
     sums: Counter[str] = Counter()
-    admitted, first_s = 0, range_.until_ns // 10**9
+    admitted = 0
     for row in rows:
         sums.update(row.measures)
-        if row.measures.get("admissions"):
-            admitted += row.measures["admissions"] if row.epoch == 0 else 0
-            first_s = min(first_s, row.at_s)
+        admitted += row.measures.get("admissions", 0) if row.epoch == 0 else 0
     if not running and not sums:
         return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="fleet")
-    minutes = max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
     parts = [some(running, "engine")] * bool(running)
     if admitted:
-        rate = admitted / minutes
-        parts.append(f"{rate:.1f} requests/min" if rate < 10 else f"{count(rate)} requests/min")
+        rate = admitted / minutes(rows, range_)
+        parts.append(f"{rate:.1f} requests a minute" if rate < 100 else f"{count(rate)} requests a minute")
     if (prefill := sums["asked"] - sums["local"]) > 0:
         parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
-    how = ": ".join(
-        filter(None, ("All well" if running else "Nothing went wrong, and no engine runs now", ", ".join(parts)))
-    )
-    return Statement(kind="well", level=Level.CALM, text=how, page="efficiency")
+    what = "All well" if running else "Nothing went wrong, and no engine runs now"
+    text = f"{': '.join(filter(None, (what, ', '.join(parts))))}; no finding, no loss, no fall in hits"
+    return Statement(kind="well", level=Level.CALM, text=text, page="efficiency")
 
 
 def worst_first(statements: Iterable[Statement]) -> list[Statement]:

@@ -1,4 +1,4 @@
-"""The API route that says whether something is wrong."""
+"""The API routes that say whether something is wrong, and what findings did."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.savings.cells import HOUR_S
-from kvtrail.tracer.serve.api import status
+from kvtrail.tracer.savings.cells import HOUR_S, interval_s
+from kvtrail.tracer.serve.api import changes, status
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.ranges import Moment, moments
-from kvtrail.tracer.serve.api.status import Range, RuleSummary, Statement
+from kvtrail.tracer.serve.api.rule_summaries import rule_summaries
+from kvtrail.tracer.serve.api.status import Level, Range, RuleSummary, Statement
 from kvtrail.tracer.store import FindingFilter, Reader
 from kvtrail.tracer.store.sqlite import damage
-
-LOOKED_AT = 2_000
-"""Findings, the latest, for which it is asked what they did."""
-STRETCHES = 30
-"""Of a rule's trend."""
 
 
 class Status(BaseModel):
@@ -35,16 +30,37 @@ class Status(BaseModel):
     """Worst first. If nothing is wrong, one that says so, with the level `calm`."""
     rules: list[RuleSummary]
     """Those with findings: first those that did harm, then by what they can do."""
+    outcomes: dict[str, int]
+    """The requests that began in the range, by outcome: all of them."""
+    minutes: float
+    """From the first admission in the range, by its minute, to the range's end: rates are by these minutes."""
 
 
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
-    """Add the route to the router of `/api`."""
+    """Add the routes to the router of `/api`."""
+
+    @api.get("/findings/rules", summary="The findings of a range by rule, and what they did")
+    def by_rule(
+        chosen: ChosenEngines, rule: str = "", severity: str = "", connector: str = "", engine: str = "",
+        since_ns: Moment = None, until_ns: Moment = None,
+    ) -> list[RuleSummary]:  # fmt: skip
+        since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
+        which = FindingFilter(
+            rule=rule,
+            severity=severity,
+            connector=connector,
+            engine=engine,
+            engines=chosen,
+            since_ns=since,
+            until_ns=until,
+        )
+        return rule_summaries(reader, OutcomeResolver(process, reader), which, Range(since_ns=since, until_ns=until))
 
     @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
     def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
         since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
         range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)
-        rules = _rules(reader, resolver, chosen, range_)
+        rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until), range_)
         rows = [row for row in reader.savings(since_ns=since, until_ns=until) if chosen is None or row.engine in chosen]
         launches = [*reader.launches(since_ns=since, until_ns=until)]
         launches += (each for each in resolver.launches.values() if each.state is EngineState.LOST_CONTACT)
@@ -57,34 +73,29 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         statements = [
             *status.of_launches(unique.values(), range_, place),
             *status.of_rules(rules),
-            *status.of_hit_rate(rows, range_),
+            *changes.of_sums(
+                rows,
+                range_,
+                [*unique.values(), *resolver.launches.values()],
+                place,
+                models={engine: str(about["model"]) for engine, about in resolver.engines.items()},
+                step_s=interval_s(since, until),
+            ),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
             *status.of_damage(damage.sentence()),
         ]
-        if not statements:
+        if all(each.level is Level.CALM for each in statements):
             running = [name for name, each in resolver.launches.items() if each.state is EngineState.RUNNING]
             running = [name for name in running if chosen is None or name in chosen]
-            statements = [status.well(rows, range_, running=len(running))]
-        return Status(since_ns=since, until_ns=until, statements=status.worst_first(statements), rules=rules)
-
-
-def _rules(reader: Reader, resolver: OutcomeResolver, chosen: list[str] | None, range_: Range) -> list[RuleSummary]:
-    which = FindingFilter(engines=chosen, since_ns=range_.since_ns, until_ns=range_.until_ns)
-    step_ns = max(1, -(-(range_.until_ns - range_.since_ns) // STRETCHES))
-    counts: dict[str, dict[int, int]] = {}
-    for each in reader.findings_trend(which, step_ns=step_ns):
-        counts.setdefault(each["rule"], {})[each["at_ns"]] = each["findings"]
-    if not counts:
-        return []
-    known = {rule.id: {"rule": rule.id, "title": rule.title, "severity": rule.severity} for rule in all_rules()}
-    findings = resolver.findings(reader.findings(which, limit=LOOKED_AT))
-    by_rule = {rule: [each for each in findings if each["rule"] == rule] for rule in counts}
-    known |= {rule: of_rule[0] for rule, of_rule in by_rule.items() if of_rule}  # a newer kvtrail's, too
-    return status.by_weight(
-        status.summary(known[rule], by_rule[rule], counts[rule], range_, step_ns=step_ns)
-        for rule in counts
-        if rule in known
-    )
+            statements = [status.well(rows, range_, running=len(running)), *statements]
+        return Status(
+            since_ns=since,
+            until_ns=until,
+            statements=status.worst_first(statements),
+            rules=rules,
+            outcomes=resolver.outcome_counts(since_ns=since, before_ns=until, engines=chosen),
+            minutes=status.minutes(rows, range_),
+        )
 
 
 def _missing(process: Live, chosen: list[str] | None, range_: Range) -> Counter[str]:

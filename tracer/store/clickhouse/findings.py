@@ -10,6 +10,11 @@ from kvtrail.tracer.ledger.lanes import Lane, Window
 from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, from_text, where
 
+_BRIEF = {
+    **{name: name for name in ("id", "rule", "severity", "engine", "request")},
+    **{name: f"JSONExtractInt(body, '{name}')" for name in ("count", "healed")},
+}
+"""What is read of each finding where many are counted."""
 _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
 
 
@@ -19,6 +24,16 @@ class FindingReader(Database):
     def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
         conditions, values = _conditions(which)
         return self._bodies(f"{conditions} ORDER BY last_ns DESC LIMIT {{limit:UInt32}}", limit=limit, **values)
+
+    def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
+        conditions, values = _conditions(which)
+        rows = self.query(
+            f"SELECT {', '.join(_BRIEF.values())} FROM kvtrail_findings FINAL {conditions}"
+            " ORDER BY last_ns DESC LIMIT {limit:UInt32}",
+            limit=limit,
+            **values,
+        )
+        return [dict(zip(_BRIEF, row, strict=True)) for row in rows]
 
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         conditions, values = _conditions(which)

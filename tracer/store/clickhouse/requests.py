@@ -92,6 +92,24 @@ class RequestReader(Database):
             found |= {(engine, request): (status, outcome or None) for engine, request, status, outcome in rows}
         return found
 
+    def outcome_counts(
+        self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None = None
+    ) -> list[tuple[str, str, str | None, int]]:
+        conditions, values = where(
+            {
+                "started_ns >= {since_ns:Int64}": since_ns,
+                "started_ns < {before_ns:Int64}": before_ns,
+                "engine IN {engines:Array(String)}": None if engines is None else [*engines],
+            }
+        )
+        rows = self.query(
+            "SELECT if(status = 'finished', '', engine) AS of, status, JSONExtractString(account, 'outcome') AS reason,"
+            " count()"
+            f" FROM kvtrail_requests FINAL {conditions} GROUP BY of, status, reason",
+            **values,
+        )
+        return [(engine, status, reason or None, count) for engine, status, reason, count in rows]
+
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         for condition in _BY_ID:
             conditions, values = where({condition: request, "engine = {engine:String}": engine})

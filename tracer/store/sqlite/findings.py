@@ -26,6 +26,11 @@ SCHEMA = (
     " WITHOUT ROWID",
 )
 _NEEDED = ("id", "rule", "severity", "request", "engine", "first_ns", "last_ns")
+_BRIEF = {
+    **{name: name for name in ("id", "rule", "severity", "engine", "request")},
+    **{name: f"CASE WHEN json_valid(body) THEN body ->> '{name}' END" for name in ("count", "healed")},
+}
+"""What is read of each finding where many are counted; NULL where that is damaged."""
 _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
 _PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
 
@@ -69,6 +74,11 @@ class FindingReader(Database):
         latest = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns DESC LIMIT {int(limit)}"
         rows = self.query("SELECT body FROM findings", [f"id IN ({latest})"], values, "ORDER BY +last_ns DESC")
         return readable(rows, _finding, of="findings")
+
+    def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
+        latest = f"ORDER BY last_ns DESC LIMIT {int(limit)}"
+        rows = self.query(f"SELECT {', '.join(_BRIEF.values())} FROM findings", *_conditions(which), latest)
+        return [dict(zip(_BRIEF, row, strict=True)) for row in rows if None not in row]
 
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         step_ns = int(step_ns)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.liveness.outcome import ABORTED, ERROR, FINISHED
 from kvtrail.tracer.store import LARGEST, Sort, StoreError
 from kvtrail.tracer.store.sqlite import ids, traces
 from kvtrail.tracer.store.sqlite.database import (
@@ -85,6 +86,9 @@ _TABLES = (
 )
 _UNLIKE = "instr(request, external) != 1"
 _AFTER_ALL = f"char({0x10FFFF})"
+_OTHERWISE = f"status = '{FINISHED}' AND {member('outcome')} IN ('{ABORTED}', '{ERROR}')"
+"""Requests that finished otherwise than their callers asked: few, so that their reasons are counted in an index of"
+" their own."""
 _INDEXES = (
     "CREATE UNIQUE INDEX IF NOT EXISTS requests_by_id ON requests (request, engine)",
     "CREATE INDEX IF NOT EXISTS requests_by_start ON requests (started_ns)",
@@ -92,6 +96,8 @@ _INDEXES = (
     f"CREATE INDEX IF NOT EXISTS requests_by_external ON requests (external, engine) WHERE {_UNLIKE}",
     "CREATE INDEX IF NOT EXISTS requests_by_kind ON requests (verdict, status, started_ns)",
     "CREATE INDEX IF NOT EXISTS requests_open ON requests (engine) WHERE ended_ns IS NULL",
+    "CREATE INDEX IF NOT EXISTS requests_ended_otherwise ON requests"
+    f" (started_ns, engine, {member('outcome')}) WHERE {_OTHERWISE}",
 )
 _TRIGGERS = (
     f"""CREATE TRIGGER IF NOT EXISTS requests_come AFTER INSERT ON requests BEGIN
@@ -267,6 +273,39 @@ class RequestReader(Database):
             [to_text([*of])],
         )
         return {(engine, request): (status, outcome) for engine, request, status, outcome in rows}
+
+    def outcome_counts(
+        self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None = None
+    ) -> list[tuple[str, str, str | None, int]]:
+        conditions = ["started_ns >= ?", "started_ns < ?"]
+        values: list[Any] = [since_ns, before_ns]
+        if engines is not None:
+            conditions, values = (
+                [*conditions, "engine IN (SELECT value FROM json_each(?))"],
+                [*values, to_text([*engines])],
+            )
+        counts: list[tuple[str, str, str | None, int]] = []
+        finished = 0
+        for verdict, status in self.query("SELECT verdict, status FROM request_totals WHERE requests > 0"):
+            what = "count(*)" if status == FINISHED else f"engine, {member('outcome')}, count(*)"
+            rows = self.query(
+                f"SELECT {what} FROM requests INDEXED BY requests_by_kind",
+                ["verdict = ?", "status = ?", *conditions],
+                [verdict, status, *values],
+                "" if status == FINISHED else "GROUP BY 1, 2",
+            )
+            if status == FINISHED:
+                finished += rows[0][0]
+            else:
+                counts += [(engine, status, outcome, count) for engine, outcome, count in rows]
+        otherwise = self.query(
+            f"SELECT {member('outcome')}, count(*) FROM requests INDEXED BY requests_ended_otherwise",
+            [_OTHERWISE, *conditions],
+            values,
+            "GROUP BY 1",
+        )
+        counts += [("", FINISHED, outcome, count) for outcome, count in otherwise]
+        return [*counts, ("", FINISHED, None, finished - sum(count for _, count in otherwise))]
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         for find in (self._of_id, traces.requests_in, self._of_call):

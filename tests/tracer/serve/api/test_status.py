@@ -15,8 +15,7 @@ from wire import encoded
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import NO_GOODBYE
-from kvtrail.tracer.savings.sums import SavingsRow
-from kvtrail.tracer.serve.api import status, status_route
+from kvtrail.tracer.serve.api import rule_summaries, status
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.api.status import MAX_OF_A_KIND, Level, Range, Statement
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -83,7 +82,7 @@ def test_where_nothing_is_wrong_one_sentence_says_so(tracer: Tracer) -> None:
     ((kind, level, text),) = tracer.statements()
     assert (kind, level) == ("well", "calm")
     assert text.startswith("All well: 2 engines, ")
-    assert text.endswith(" requests/min, 34 % of prefill saved")
+    assert text.endswith(" requests a minute, 34 % of prefill saved; no finding, no loss, no fall in hits")
     assert tracer.get("/api/status")["rules"] == []
 
 
@@ -110,7 +109,51 @@ def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_some
 def test_an_engine_that_was_stopped_in_the_middle_of_requests_has_lost_them(tracer: Tracer) -> None:
     events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True)
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
-    assert tracer.statements() == [("death", "lost", f"Engine a was stopped at {at}, 1 request lost")]
+    assert tracer.statements() == [("stop", "lost", f"Engine a was stopped at {at}, 1 request lost")]
+
+
+def test_what_was_found_did_no_harm_where_the_engine_was_stopped(tracer: Tracer) -> None:
+    """`store-gap: 1 did harm`, since an operator had stopped the engine."""
+    tracer.hear(f"{STALE}\nA 0\nS 336+48", dies=True)
+    assert [kind for kind, *_ in tracer.statements()] == ["stop", "findings"]
+    (rule,) = tracer.get("/api/status")["rules"]
+    assert (rule["harmed"], rule["findings"]) == (0, 1)
+    assert {each["did"] for each in tracer.get("/api/findings")} == {"no harm seen"}
+
+
+def test_numbers_agree_on_every_route(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests than a page lists: what counts them counts all."""
+    tracer.hear(f"{DIED}\nb: {WELL.splitlines()[0]}", dies=True, ended_by="AssertionError: Mismatch")
+    tracer.hear(HEALED, "c")
+    for number, end in enumerate(("end", "end", "end", "end aborted", "end error")):
+        tracer.hear(WELL.replace("end", end), f"e{number}")
+    tracer.hear("L 749 c0 h0 -> 0\nA 0", "open")
+    answer = tracer.get("/api/status")
+    since_ns, until_ns = answer["since_ns"], answer["until_ns"]
+    range_ = {"since_ns": since_ns, "until_ns": until_ns}
+    assert answer["outcomes"] == {"finished": 4, "aborted": 1, "failed": 2, "lost": 1, "unheard": 0, "running": 1}
+    for outcome, number in answer["outcomes"].items():
+        listed = tracer.get("/api/requests", outcome=outcome, since_ns=since_ns, before_ns=until_ns)
+        assert len(listed) == number, outcome
+    (death,) = [each for each in answer["statements"] if each["kind"] == "death"]
+    lanes = tracer.get("/api/lanes", from_ns=since_ns, to_ns=until_ns)
+    (fleet,) = [each for each in tracer.get("/api/fleet")["engines"] if each["state"] == "died"]
+    assert [(each["engine"], each["lost"]) for each in lanes["deaths"]] == [(death["engine"], fleet["lost"])]
+    assert tracer.get("/api/findings/rules", **range_) == answer["rules"]
+    assert tracer.get("/api/findings/rules", engine="c", **range_)[0]["requests"] == 1
+    findings = tracer.get("/api/findings", **range_)
+    (rule,) = answer["rules"]
+    assert rule["findings"] == len(findings) == tracer.get("/api/overview")["totals"]["findings"]
+    assert rule["requests"] == len({(each["engine"], each["request"]) for each in findings})
+    assert (rule["healed"], rule["harmed"]) == (1, 1)
+
+
+def test_what_very_old_findings_did_is_not_made_up(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`healed by the guard (of the latest 0)`."""
+    monkeypatch.setattr(rule_summaries, "LOOKED_AT", 0)
+    tracer.hear(DIED, dies=True, ended_by="AssertionError: Mismatch")
+    texts = [text for kind, _, text in tracer.statements() if kind == "findings"]
+    assert texts == ["1 finding of stale-lookup: they are too old to say what they did"]
 
 
 def test_only_what_is_in_the_range_is_told(tracer: Tracer) -> None:
@@ -143,7 +186,7 @@ def test_what_findings_did_is_counted_by_rule(tracer: Tracer) -> None:
 def test_findings_beyond_those_that_are_looked_at_are_counted_all_the_same(
     tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_route, "LOOKED_AT", 1)
+    monkeypatch.setattr(rule_summaries, "LOOKED_AT", 1)
     tracer.hear(HEALED)
     tracer.hear(HEALED, "b")
     (rule,) = tracer.get("/api/status")["rules"]
@@ -157,7 +200,7 @@ def test_all_is_not_well_where_no_engine_runs(tracer: Tracer) -> None:
     ((_, level, text),) = tracer.statements()
     assert level == "calm"
     assert text.startswith("Nothing went wrong, and no engine runs now: ")
-    assert text.endswith(" requests/min, 34 % of prefill saved")
+    assert text.endswith(" requests a minute, 34 % of prefill saved; no finding, no loss, no fall in hits")
 
 
 def test_a_request_that_failed_or_was_lost(tracer: Tracer) -> None:
@@ -205,38 +248,6 @@ def test_spans_that_did_not_arrive_are_told(tracer: Tracer) -> None:
     ((kind, level, text),) = tracer.statements()
     assert (kind, level) == ("lost-spans", "warning")
     assert text == "2 spans of engine lossy did not arrive: what they touch is unknown"
-
-
-RANGE = Range(since_ns=0, until_ns=3600 * S)
-
-
-def minute(number: int, *, asked: int, taken: int, local: int = 0) -> SavingsRow:
-    measures = {"asked": asked, "taken": taken, "local": local}
-    return SavingsRow(at_s=60 * number, engine="e", connector="c", epoch=0, measures=measures)
-
-
-def test_a_hit_rate_that_fell_and_stayed_low_is_told() -> None:
-    rows = [minute(n, asked=10_000, taken=4_100 if n < 20 else 300) for n in range(40)]
-    (reported,) = status.of_hit_rate(rows, RANGE)
-    assert (reported.kind, reported.level) == ("hit-rate", Level.WARNING)
-    assert (reported.text, reported.at_ns) == ("Hit rate fell from 41 % to 3 % at 00:20", 20 * 60 * S)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        [minute(n, asked=10_000, taken=4_000) for n in range(9)],
-        [minute(n, asked=10_000, taken=4_000 if n % 2 else 0) for n in range(40)],
-        [minute(0, asked=9_000, taken=4_000), minute(1, asked=50_000, taken=0)],
-        [minute(0, asked=50_000, taken=4_000), minute(1, asked=50_000, taken=0)],
-        [minute(0, asked=50_000, taken=40_000), minute(1, asked=50_000, taken=0, local=45_000)],
-        [minute(n, asked=10_000, taken=0 if n == 4 else 4_000) for n in range(9)],
-    ],
-    ids=["nothing", "the same", "up and down", "too little", "8 points", "vLLM's own cache has it", "for a moment"],
-)
-def test_a_hit_rate_that_did_not_fall_is_not_told(rows: list[SavingsRow]) -> None:
-    assert status.of_hit_rate(rows, RANGE) == []
 
 
 def test_of_many_alike_the_rest_is_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,23 @@ def test_what_became_of_requests(both: Both) -> None:
     assert both.agree("outcomes", []) == {}
 
 
+def test_requests_by_outcome(both: Both) -> None:
+    starts = sorted(account["started_ns"] for account in both.own.requests(limit=1000))
+    for engines in (None, ["engine-1"], []):
+        for since_ns, before_ns in ((0, 2**62), (starts[20], starts[60])):
+            counts = both.agree("outcome_counts", since_ns=since_ns, before_ns=before_ns, engines=engines, put=_counted)
+            wanted = [at for at in starts if since_ns <= at < before_ns]
+            assert engines is not None or sum(counts.values()) == len(wanted)
+
+
+def _counted(counts: list[tuple[str, str, str | None, int]]) -> Counter[tuple[str, str, bool]]:
+    """Of finished requests it matters only whether they finished otherwise than asked."""
+    found: Counter[tuple[str, str, bool]] = Counter()
+    for engine, status, reason, count in counts:
+        found[engine, status, reason in ("aborted", "error")] += count
+    return +found
+
+
 def test_launches(both: Both) -> None:
     launches = both.agree("launches", put=lambda found: sorted(found, key=lambda launch: launch.engine))
     assert [launch.engine for launch in launches] == ["engine-0", "engine-1", "engine-2"]
@@ -181,6 +199,9 @@ def test_findings(both: Both) -> None:
     ):
         assert both.agree("findings", which, limit=1000), which
         assert both.agree("findings_trend", which, step_ns=20 * S), which
+        brief = both.agree("findings_in_brief", which, limit=1000)
+        found = both.own.findings(which, limit=1000)
+        assert brief == [{name: each[name] for name in brief[0]} for each in found]
     for nothing in (FindingFilter(engines=[]), FindingFilter(rule="no-such")):
         assert both.agree("findings", nothing) == []
     assert both.agree("findings_places")["engines"] == ["engine-0", "engine-1", "engine-2"]

@@ -1,0 +1,219 @@
+"""What changed for the worse, in sentences: a table of situations, healthy and not, and what is said of each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from kvtrail.tracer.liveness.engine import EngineState, Launch
+from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.serve.api import changes
+from kvtrail.tracer.serve.api.status import Level, Range
+
+S = 10**9
+RANGE = Range(since_ns=0, until_ns=3600 * S)
+
+
+def minute(
+    number: int, *, asked: int, taken: int = 0, local: int = 0, engine: str = "a", connector: str = "Offload", **more: int
+) -> SavingsRow:  # fmt: skip
+    measures = {"asked": asked, "taken": taken, "local": local, "store_tokens": 1}
+    measures |= {name.replace("__", ":").replace("_of_", "-"): value for name, value in more.items()}
+    return SavingsRow(at_s=60 * number, engine=engine, connector=connector, epoch=0, measures=measures)
+
+
+def ended(state: EngineState, engine: str, at_s: int) -> Launch:
+    return Launch(engine=engine, launch="l", state=state, began_ns=0, ended_ns=at_s * S, lost=1)
+
+
+def started(engine: str, at_s: int) -> Launch:
+    return Launch(engine=engine, launch="l", state=EngineState.RUNNING, began_ns=at_s * S)
+
+
+FALLS = [minute(n, asked=10_000, taken=4_100 if n < 20 else 300) for n in range(40)]
+THREE = [
+    minute(n, asked=10_000, taken=taken, engine=engine) for n in range(20) for engine, taken in (("a", 5_000), ("b", 3_000))
+]  # fmt: skip
+"""Two engines that hit; each situation adds a third."""
+
+
+class Situation(NamedTuple):
+    name: str
+    rows: list[SavingsRow]
+    said: list[str]
+    launches: tuple[Launch, ...] = ()
+    models: tuple[tuple[str, str], ...] = ()
+
+
+HEALTHY = [
+    Situation("nothing", [], []),
+    Situation("the same", [minute(n, asked=10_000, taken=4_000) for n in range(9)], []),
+    Situation("up and down", [minute(n, asked=10_000, taken=4_000 if n % 2 else 0) for n in range(40)], []),
+    Situation("too little", [minute(0, asked=9_000, taken=4_000), minute(1, asked=50_000)], []),
+    Situation("8 points", [minute(0, asked=50_000, taken=4_000), minute(1, asked=50_000)], []),
+    Situation(
+        "vLLM's own cache has it",
+        [minute(0, asked=50_000, taken=40_000), minute(1, asked=50_000, local=45_000)],
+        [],
+    ),
+    Situation("for a moment", [minute(n, asked=10_000, taken=0 if n == 4 else 4_000) for n in range(9)], []),
+    Situation(
+        "an engine died, and nothing fell",
+        [minute(n, asked=10_000, taken=4_000) for n in range(9)],
+        [],
+        (ended(EngineState.DIED, "b", 240),),
+    ),
+    Situation(
+        "the third engine hits as well",
+        [*THREE, *(minute(n, asked=5_000, taken=900, engine="c") for n in range(20))],
+        [],
+    ),
+    Situation("the third engine has not been asked for enough", [*THREE, minute(3, asked=9_000, engine="c")], []),
+    Situation(
+        "the third engine sees new prompts only",
+        [*THREE, *(minute(n, asked=5_000, engine="c", cause__new__=4_900, cause__evicted__gpu=100) for n in range(20))],
+        [],
+    ),
+    Situation(
+        "the third engine has another model",
+        [*THREE, *(minute(n, asked=5_000, engine="c") for n in range(20))],
+        [],
+        models=(("a", "llama"), ("b", "llama"), ("c", "qwen")),
+    ),
+    Situation(
+        "one engine prefills for the others, and nobody stores",
+        [
+            minute(n, asked=5_000, taken=taken, engine=engine, store_tokens=0)
+            for n in range(20)
+            for engine, taken in (("prefill", 0), ("decode", 4_999))
+        ],
+        [],
+    ),
+    Situation("nobody hits", [minute(n, asked=10_000, engine=each) for n in range(20) for each in "abc"], []),
+    Situation("a busy minute", [minute(n, asked=90_000 if n == 9 else 10_000, taken=500) for n in range(20)], []),
+]
+WRONG = [
+    Situation("the hit rate fell", FALLS, ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20"]),
+    Situation(
+        "as an engine died",
+        FALLS,
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine B died (00:19:10)"],
+        (started("c", 20 * 60), ended(EngineState.DRAINED, "d", 20 * 60), ended(EngineState.DIED, "b", 19 * 60 + 10)),
+    ),
+    Situation(
+        "as contact was lost",
+        FALLS,
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine B lost contact (00:20:30)"],
+        (ended(EngineState.LOST_CONTACT, "b", 20 * 60 + 30),),
+    ),
+    Situation(
+        "as an engine was started",
+        FALLS,
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine A was started (00:20:05)"],
+        (started("a", 20 * 60 + 5),),
+    ),
+    Situation(
+        "a death long before is not named",
+        FALLS,
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20"],
+        (ended(EngineState.DIED, "b", 600),),
+    ),
+    Situation(
+        "with the cause that grew",
+        [
+            minute(n, asked=10_000, taken=4_000, cause__new__=5_000, cause__evicted__gpu=1_000)
+            if n < 20
+            else minute(n, asked=10_000, cause__new__=5_000, cause__evicted__gpu=1_000, cause__reset__host=4_000)
+            for n in range(40)
+        ],
+        [
+            "Hit rate beyond vLLM's cache fell from 40 % to 0 % at 00:20; 40 % of what was asked for had been held"
+            " until a cache was emptied,"
+            " 0 % before"
+        ],
+    ),
+    Situation(
+        "of one engine, and over all",
+        [
+            minute(n, asked=10_000, taken=8_000 if engine == "a" and n < 20 else 1_000, engine=engine)
+            for n in range(40)
+            for engine in "ab"
+        ],
+        ["Hit rate beyond vLLM's cache fell from 45 % to 10 % at 00:20: of engine A from 80 % to 10 %"],
+    ),
+    Situation(
+        "of one engine, hidden among the others",
+        [
+            minute(n, asked=10_000, taken=6_000 if engine != "c" or n < 20 else 1_000, engine=engine)
+            for n in range(40)
+            for engine in "abc"
+        ],
+        ["Hit rate of engine C beyond vLLM's cache fell from 60 % to 10 % at 00:20"],
+    ),
+    Situation(
+        "a deploy that tripled prefill, and not the connector's hit rate",
+        [minute(n, asked=10_000, local=8_000 if n < 20 else 4_000, taken=0) for n in range(40)],
+        ["Prefill rose from 20 % to 60 % of the tokens asked for at 00:20, as engine A was started (00:20:05)"],
+        (started("a", 20 * 60 + 5),),
+    ),
+    Situation(
+        "prefill of one engine, hidden among the others",
+        [
+            minute(n, asked=10_000, local=8_000 if engine != "c" or n < 20 else 2_000, engine=engine)
+            for n in range(40)
+            for engine in "abcd"
+        ],
+        ["Prefill of engine C rose from 20 % to 80 % of the tokens asked for at 00:20"],
+    ),
+    Situation(
+        "one of three engines hits nothing",
+        [
+            *THREE,
+            *(minute(n, asked=5_000, engine="c", cause__new__=2_000, cause__evicted__gpu=3_000) for n in range(20)),
+        ],
+        [
+            "Engine C has a hit rate of 0 % in 100,000 tokens beyond vLLM's cache, and 2 other engines with Offload 40"
+            " %; 60 % of what it"
+            " computed had been held and evicted"
+        ],
+    ),
+    Situation(
+        "one of three engines hits next to nothing",
+        [*THREE, *(minute(n, asked=5_000, taken=50, engine="c") for n in range(20))],
+        ["Engine C has a hit rate of 1 % in 100,000 tokens beyond vLLM's cache, and 2 other engines with Offload 40 %"],
+    ),
+]
+CALM = [
+    Situation(
+        "more is asked for",
+        [minute(n, asked=10_000 if n < 20 else 30_000, local=2_000 if n < 20 else 6_000) for n in range(40)],
+        [
+            "Prefill rose from 8,000 to 24,000 tokens a minute at 00:20: more was asked for, and 80 % of it is computed, 80 %"
+            " before"
+        ],
+    )
+]
+
+
+def said(situation: Situation, level: Level) -> list[str]:
+    found = changes.of_sums(
+        situation.rows, RANGE, situation.launches, str.upper, models=dict(situation.models), step_s=60
+    )
+    assert {each.level for each in found} <= {level}, situation.name
+    return [each.text for each in found]
+
+
+@pytest.mark.parametrize("situation", [*HEALTHY, *WRONG], ids=lambda each: each.name)
+def test_what_is_said_of_a_situation(situation: Situation) -> None:
+    assert said(situation, Level.WARNING) == situation.said
+
+
+@pytest.mark.parametrize("situation", CALM, ids=lambda each: each.name)
+def test_more_traffic_is_no_fault(situation: Situation) -> None:
+    assert said(situation, Level.CALM) == situation.said
+
+
+def test_a_change_has_its_moment_and_leads_to_the_page_about_it() -> None:
+    (statement,) = changes.of_sums(FALLS, RANGE, (), str, models={}, step_s=60)
+    assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "efficiency")

@@ -1,0 +1,320 @@
+"""What changed for the worse in a range of time, in sentences: hit rates that fell, prefill that rose, and engines that hit
+nothing where others do. Pure: no clock, no I/O.
+
+Each is watched over all engines, and of each engine. A sentence has the numbers that it rests on, from before and after; what
+happened to an engine just then; and the cause of computed tokens that grew most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvtrail.tracer.liveness.engine import EngineState, Launch
+from kvtrail.tracer.model.cause_words import in_sums
+from kvtrail.tracer.model.causes import REUSED, Cause
+from kvtrail.tracer.model.words import count, percent, some
+from kvtrail.tracer.savings.cause_sums import CAUSE, causes_of
+from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
+
+ENOUGH_TOKENS = 10_000
+"""Tokens that must have been asked for before and after, before a share counts as changed."""
+FACTOR, LEAST = 2.0, 0.1
+"""A share has changed if it is more than so many times the other one, and this much apart from it."""
+NONE_OF = 0.1
+"""An engine hits next to nothing if its hit rate is less than this share of that of the others."""
+MOSTLY_NEW = 0.9
+"""Where this share of what an engine computed was new to it, no hit was possible."""
+LEAST_MINUTES = 5
+"""The amount of prefill is compared over at least so many minutes before and after."""
+BEFORE_S = 120
+"""How long before a change the event may lie that is named with it."""
+GREW = 0.05
+"""A cause is named if its share of the tokens asked for grew by this much."""
+_HAPPENED = {
+    EngineState.DIED: "died",
+    EngineState.LOST_CONTACT: "lost contact",
+    EngineState.REPLACED: "stopped reporting and was replaced",
+    EngineState.DRAINED: "ended",
+}
+"""What happened to an engine; those first that explain a change best."""
+_MEASURES = frozenset({"asked", "local", "taken", "store_tokens"})
+_NO_HIT_POSSIBLE = (Cause.NEW, Cause.UNALIGNED)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Tokens of admitted requests."""
+
+    measures: Mapping[str, int]
+
+    def _of(self, measure: str) -> int:
+        return self.measures.get(measure, 0)
+
+    @property
+    def asked(self) -> int:
+        """All of them."""
+        return self._of("asked")
+
+    @property
+    def wanted(self) -> int:
+        """Those that vLLM's own cache did not hold."""
+        return self.asked - self._of("local")
+
+    @property
+    def computed(self) -> int:
+        """Those that were to be computed."""
+        return max(0, self.wanted - self._of("taken"))
+
+    @property
+    def hit_rate(self) -> float:
+        """The connector's share of `wanted`."""
+        return self._of("taken") / self.wanted if self.wanted else 0.0
+
+    @property
+    def computed_share(self) -> float:
+        """`computed` as a share of `asked`."""
+        return self.computed / self.asked if self.asked else 0.0
+
+    def causes(self) -> Counter[str]:
+        """The computed tokens by cause, where that is recorded."""
+        found: Counter[str] = Counter()
+        for name, tokens in causes_of(self.measures).items():
+            if (cause := name.partition(":")[0]) not in REUSED:
+                found[cause] += tokens
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Sums before a moment and from it on. Times are Unix seconds."""
+
+    at_s: int
+    before: Sums
+    after: Sums
+    before_s: int
+    after_s: int
+
+
+def of_sums(
+    rows: Iterable[SavingsRow],
+    range_: Range,
+    launches: Sequence[Launch],
+    place: Place,
+    *,
+    models: Mapping[str, str],
+    step_s: int,
+) -> list[Statement]:
+    """Statements about the sums of a range: what changed over all engines and of single ones, and engines without hits.
+
+    Args:
+        launches: of the engines, for what happened to them.
+        models: the engines' models, by id.
+        step_s: how long a row is, in seconds.
+    """
+    rows = [replace(row, measures=_needed(row.measures)) for row in rows]
+    by_engine: dict[str, list[SavingsRow]] = {}
+    for row in rows:
+        by_engine.setdefault(row.engine, []).append(row)
+    watch = _Watch(range_, launches, place, step_s)
+    engines = {engine: list(_splits(of, step_s)) for engine, of in by_engine.items()}
+    every = list(_splits(rows, step_s))
+    changes = [_fall(watch, every, engines), _rise(watch, every, engines)]
+    found = changes[0] or changes[1]  # what is no hit is computed: one change needs one sentence
+    return [*found, *_without_hits(rows, place, models)] or _more(watch, every)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """What a sentence needs besides the sums."""
+
+    range_: Range
+    launches: Sequence[Launch]
+    place: Place
+    step_s: int
+
+    def at(self, at_s: int) -> str:
+        """The beginning of a row in words."""
+        return self.range_.at(at_s * 10**9)[: -len(":00")]
+
+    def event(self, at_s: int) -> str:
+        """What happened to an engine at a change, in words; empty if nothing is known to have."""
+        since_ns, until_ns = (at_s - BEFORE_S) * 10**9, (at_s + self.step_s) * 10**9
+        for state, verb in _HAPPENED.items():
+            for launch in self.launches:
+                if launch.state is state and launch.ended_ns and since_ns <= launch.ended_ns < until_ns:
+                    return f", as engine {self.place(launch.engine)} {verb} ({self.range_.at(launch.ended_ns)})"
+        for launch in self.launches:
+            if since_ns <= launch.began_ns < until_ns:
+                return f", as engine {self.place(launch.engine)} was started ({self.range_.at(launch.began_ns)})"
+        return ""
+
+    def statement(self, kind: str, text: str, at_s: int, level: Level = Level.WARNING) -> Statement:
+        """A statement about a change."""
+        return Statement(kind=kind, level=level, text=text, at_ns=at_s * 10**9, page="efficiency")
+
+
+def _needed(measures: Mapping[str, int]) -> dict[str, int]:
+    """The few measures of a row that are looked at: it is summed up for each moment of the range."""
+    return {name: value for name, value in measures.items() if name in _MEASURES or name.startswith(CAUSE)}
+
+
+def _splits(rows: Iterable[SavingsRow], step_s: int) -> Iterator[Split]:
+    """The sums before and after each moment at which a row begins, where enough was asked for on both sides."""
+    stretches: dict[int, Counter[str]] = {}
+    whole: Counter[str] = Counter()
+    for row in rows:
+        stretches.setdefault(row.at_s, Counter()).update(row.measures)
+        whole.update(row.measures)
+    before: Counter[str] = Counter()
+    for at_s in sorted(stretches):
+        after = Counter({name: value - before[name] for name, value in whole.items()})
+        split = Split(
+            at_s, Sums(dict(before)), Sums(after), at_s - min(stretches), max(stretches) + step_s - at_s
+        )  # fmt: skip
+        if min(split.before.wanted, split.after.wanted) >= ENOUGH_TOKENS:
+            yield split
+        before.update(stretches[at_s])
+
+
+def _fell(splits: Iterable[Split]) -> Split | None:
+    """The moment at which the hit rate fell most."""
+    fallen = [
+        split
+        for split in splits
+        if split.after.hit_rate * FACTOR < split.before.hit_rate
+        and split.before.hit_rate - split.after.hit_rate >= LEAST
+    ]
+    return max(fallen, key=lambda split: split.before.hit_rate - split.after.hit_rate, default=None)
+
+
+def _rose(splits: Iterable[Split]) -> Split | None:
+    """The moment at which the computed share of prompts rose most."""
+    risen = [
+        split
+        for split in splits
+        if split.after.computed_share > FACTOR * split.before.computed_share
+        and split.after.computed_share - split.before.computed_share >= LEAST
+    ]
+    return max(risen, key=lambda split: split.after.computed_share - split.before.computed_share, default=None)
+
+
+def _fall(watch: _Watch, every: list[Split], engines: Mapping[str, list[Split]]) -> list[Statement]:
+    """The hit rate fell: of all engines together, or of one."""
+    of_engine = {engine: split for engine, of in engines.items() if (split := _fell(of))}
+    if split := _fell(every):
+        text = (
+            f"Hit rate beyond vLLM's cache fell from {_hits(split)} at {watch.at(split.at_s)}{watch.event(split.at_s)}"
+        )
+        own = [f"of engine {watch.place(engine)} from {_hits(each)}" for engine, each in of_engine.items()]
+        only = f": {own[0]}" if len(own) == 1 < len(engines) else ""
+        return [watch.statement("hit-rate", f"{text}{only}{_grown(split)}", split.at_s)]
+    return [
+        watch.statement(
+            "hit-rate",
+            f"Hit rate of engine {watch.place(engine)} beyond vLLM's cache fell from {_hits(each)} at {watch.at(each.at_s)}"
+            f"{watch.event(each.at_s)}{_grown(each)}",
+            each.at_s,
+        )
+        for engine, each in of_engine.items()
+    ]
+
+
+def _rise(watch: _Watch, every: list[Split], engines: Mapping[str, list[Split]]) -> list[Statement]:
+    """More of each prompt is computed: by all engines together, or by one."""
+    found = {"": split} if (split := _rose(every)) else {}
+    if not found:
+        found = {engine: split for engine, of in engines.items() if (split := _rose(of))}
+    return [
+        watch.statement(
+            "prefill",
+            f"Prefill {f'of engine {watch.place(engine)} ' if engine else ''}rose from"
+            f" {percent(split.before.computed_share)} to {percent(split.after.computed_share)} of the tokens asked for at"
+            f" {watch.at(split.at_s)}{watch.event(split.at_s)}{_grown(split)}",
+            split.at_s,
+        )
+        for engine, split in found.items()
+    ]
+
+
+def _more(watch: _Watch, every: list[Split]) -> list[Statement]:
+    """More is computed since more is asked for: nothing is wrong with that."""
+    least_s = LEAST_MINUTES * 60
+    long = [each for each in every if min(each.before_s, each.after_s) >= least_s]
+    grown = [(_a_minute(s.after, s.after_s) / max(1.0, _a_minute(s.before, s.before_s)), s) for s in long]
+    times, split = max(grown, key=lambda each: each[0], default=(0.0, None))
+    if split is None or times <= FACTOR or split.before.computed < ENOUGH_TOKENS:
+        return []
+    before, after = _a_minute(split.before, split.before_s), _a_minute(split.after, split.after_s)
+    text = (
+        f"Prefill rose from {count(before)} to {count(after)} tokens a minute at {watch.at(split.at_s)}"
+        f"{watch.event(split.at_s)}: more was asked for, and {percent(split.after.computed_share)} of it is computed,"
+        f" {percent(split.before.computed_share)} before"
+    )
+    return [watch.statement("prefill", text, split.at_s, Level.CALM)]
+
+
+def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str, str]) -> list[Statement]:
+    """Engines that hit next to nothing, where others with the same model and connector do. Where nobody stores, as between
+    engines that hand over, one of them has no hits by design."""
+    sums: dict[tuple[str, str], Counter[str]] = {}
+    for row in rows:
+        sums.setdefault((row.engine, row.connector), Counter()).update(row.measures)
+    statements = []
+    for (engine, connector), measures in sums.items():
+        own = Sums(measures)
+        peers = [
+            each
+            for (peer, by), each in sums.items()
+            if peer != engine and (by, models.get(peer)) == (connector, models.get(engine))
+            if each["store_tokens"] and Sums(each).wanted >= ENOUGH_TOKENS
+        ]
+        theirs = Sums(sum(peers, Counter())).hit_rate
+        if own.wanted < ENOUGH_TOKENS or theirs < LEAST or own.hit_rate >= NONE_OF * theirs:
+            continue
+        causes = own.causes()
+        if causes and sum(causes[cause] for cause in _NO_HIT_POSSIBLE) >= MOSTLY_NEW * causes.total():
+            continue
+        text = (
+            f"Engine {place(engine)} has a hit rate of {percent(own.hit_rate)} in {some(own.wanted, 'token')} beyond vLLM's"
+            f" cache, and"
+            f" {some(len(peers), 'other engine')} with {connector} {percent(theirs)}{_most(causes)}"
+        )
+        query = {"engine": engine}
+        statements.append(
+            Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="efficiency", query=query)
+        )
+    return statements
+
+
+def _hits(split: Split) -> str:
+    return f"{percent(split.before.hit_rate)} to {percent(split.after.hit_rate)}"
+
+
+def _a_minute(sums: Sums, length_s: int) -> float:
+    return sums.computed / (length_s / 60)
+
+
+def _grown(split: Split) -> str:
+    """The cause of computed tokens that grew most, in words; empty if it is not known."""
+    before, after = split.before.causes(), split.after.causes()
+    shares = {
+        cause: (after[cause] / split.after.asked, before[cause] / split.before.asked)
+        for cause in after
+        if split.after.asked and split.before.asked
+    }
+    cause = max(shares, key=lambda each: shares[each][0] - shares[each][1], default="unknown")
+    if cause == "unknown" or shares[cause][0] - shares[cause][1] < GREW:
+        return ""
+    now, then = shares[cause]
+    return f"; {percent(now)} of what was asked for {in_sums(cause)}, {percent(then)} before"
+
+
+def _most(causes: Counter[str]) -> str:
+    """The largest cause of computed tokens, in words; empty if it is not known."""
+    if not causes:
+        return ""
+    cause, tokens = causes.most_common(1)[0]
+    return "" if cause == "unknown" else f"; {percent(tokens / causes.total())} of what it computed {in_sums(cause)}"
