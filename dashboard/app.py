@@ -19,10 +19,10 @@ PAGES = {
     "Efficiency": st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),
     "Fleet": st.Page("views/fleet.py", title="Fleet", url_path="fleet"),
 }
-# Reached by links only: they need an id in the address.
+# Reached by links only: most need an id in the address.
 LINKED_PAGES = [
     st.Page(f"views/{name}.py", title=name.capitalize(), url_path=name)
-    for name in ("request", "compare", "replay", "runbook")
+    for name in ("request", "compare", "replay", "runbook", "changes")
 ]
 EVERY_S = 2
 

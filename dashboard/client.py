@@ -92,6 +92,10 @@ class Tracer:
         """What the offload saves, over a time range."""
         return self._object("/api/efficiency", **filters)
 
+    def changes(self, **parameters: str | int) -> Row:
+        """What changed at a moment, and which requests explain it; `parameters` are those of `/api/changes`."""
+        return self._object("/api/changes", **parameters)
+
     def fleet(self) -> Row:
         """The engines and their recorders."""
         return self._object("/api/fleet")

@@ -16,6 +16,7 @@ from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar
+from kvtrail.dashboard.views.links import link
 from kvtrail.dashboard.views.tables import number_column, table
 
 
@@ -55,6 +56,7 @@ def page(filters: dict[str, str]) -> None:
         )
         return
     summary(savings, engines)
+    link("changes", "What changed?", icon="difference", query=shown.address)
     if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below do not include them.")
     token_sources(savings)

@@ -64,6 +64,32 @@ def test_a_window_must_have_an_inside(api: Tracer) -> None:
     assert "since_ns 5 is not before until_ns 5" in answer.text
 
 
+def test_what_changed_at_a_moment(api: Tracer) -> None:
+    """From one minute to the next an engine loads nothing any more, and all that is computed more is its own."""
+    began_ns = START_NS // (60 * 10**9) * 60 * 10**9
+    for number, text in enumerate((HIT, "start 749\nwait 60\nL 749 c96 h0 -> 0\nA 0\nS 96+653\nend")):
+        name = f"change-{number}"
+        feed(api, text, request=f"{name}-0123abcd", recorder=name, engine="change-engine", connector="C")
+    asked = {"at_ns": began_ns + 60 * 10**9, "until_ns": began_ns + 120 * 10**9, "engine": "change-engine"}
+    answer = api.get("/api/changes", **asked)
+    assert (answer["since_ns"], answer["at_ns"], answer["until_ns"]) == (
+        began_ns, began_ns + 60 * 10**9, began_ns + 120 * 10**9,
+    )  # fmt: skip
+    changed = {each["measure"]: each["whole"] for each in answer["changes"]}
+    assert changed["loaded"] == {"before": 928, "after": 0}
+    assert changed["computed"] == {"before": 1499 - 96 - 928, "after": 749 - 96}
+    (computed,) = (each for each in answer["changes"] if each["measure"] == "computed")
+    assert [(each["group"], each["share"]) for each in computed["groups"] if each["dimension"] == "engine"] == [
+        ("change-engine", 1.0)
+    ]
+
+
+def test_a_change_lies_between_its_ranges(api: Tracer) -> None:
+    answer = httpx.get(f"{api.url}/api/changes", params={"at_ns": 5, "until_ns": 5}, timeout=SLOW_S)
+    assert answer.status_code == 422
+    assert "at_ns 5 is not between" in answer.text
+
+
 def test_findings_are_narrowed_down_by_everything_that_the_page_offers(api: Tracer) -> None:
     feed(api, STALE, request="narrow-0123abcd", recorder="narrow", engine="narrow-engine", connector="Narrow")
     (finding,) = found(api, engine="narrow-engine")

@@ -1,0 +1,198 @@
+"""What changed between two ranges of time: how much each amount did, and the requests of which group explain it.
+
+An amount is a sum per minute of its range, so that ranges of different lengths can be compared. What a group of requests adds
+to the change of the whole is its share; the shares of one dimension's groups add up to 1. The group with the largest share is
+the one to look at first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtrail.tracer.model.causes import REUSED
+from kvtrail.tracer.savings.cause_sums import causes_of, tenants_of
+from kvtrail.tracer.savings.sums import SavingsRow
+
+Sums = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """An amount of two ranges, per minute of each.
+
+    Attributes:
+        before, after: tokens, requests or seconds for each minute.
+    """
+
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """A group of requests, and its part in the change of the whole.
+
+    Attributes:
+        dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, or `cause` of computed tokens.
+        group: the engine's id, the model's name, ...; of a cause, `CAUSE:TIER`.
+        amount: its part of the whole.
+        share: its change as a share of the whole's; negative where it changed the other way.
+        of_traffic: its change, as far as it comes from more or fewer tokens asked for at the reuse that it had; None where
+            the amount is not a part of these tokens. The rest comes from a changed reuse.
+    """
+
+    dimension: str
+    group: str
+    amount: Amount
+    share: float
+    of_traffic: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureChange:
+    """One measure: how it changed, and which groups explain that, those with the largest shares first.
+
+    Attributes:
+        measure: one of `MEASURES`.
+        whole: over all requests.
+        of_traffic: as for a group.
+        groups: those that changed at all; at most `MAX_GROUPS` of a dimension.
+    """
+
+    measure: str
+    whole: Amount
+    of_traffic: float | None
+    groups: Sequence[GroupChange]
+
+
+MAX_GROUPS = 20
+
+
+def _computed(sums: Sums) -> float:
+    return _of(sums, "asked") - _of(sums, "local") - _of(sums, "taken") + _of(sums, "failed")
+
+
+def _of(sums: Sums, measure: str) -> int:
+    return sums.get(measure, 0)
+
+
+MEASURES: Mapping[str, Callable[[Sums], float]] = {
+    "computed": _computed,
+    "asked": lambda sums: _of(sums, "asked"),
+    "local": lambda sums: _of(sums, "local"),
+    "loaded": lambda sums: _of(sums, "taken") - _of(sums, "failed"),
+    "failed": lambda sums: _of(sums, "failed"),
+    "waited_s": lambda sums: _of(sums, "waited_ns") / 1e9,
+    "postponed_s": lambda sums: _of(sums, "postponed_ns") / 1e9,
+    "lookup_s": lambda sums: _of(sums, "lookup_ns") / 1e9,
+    "preemptions": lambda sums: _of(sums, "preemptions"),
+    "admissions": lambda sums: _of(sums, "admissions"),
+}
+"""What is compared, from the sums of a range: tokens, or seconds where the name says so, or counts."""
+PARTS_OF_ASKED = frozenset({"computed", "local", "loaded"})
+"""Measures that are a part of the tokens asked for, so that traffic and reuse can be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The sums of one range.
+
+    Attributes:
+        rows: its rows.
+        minutes: its length.
+    """
+
+    rows: Sequence[SavingsRow]
+    minutes: float
+
+
+def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[MeasureChange]:
+    """Each measure that changed, and by whom; `models` has each engine's model."""
+    dimensions: dict[str, Callable[[SavingsRow], str]] = {
+        "engine": lambda row: row.engine,
+        "model": lambda row: models.get(row.engine, ""),
+        "connector": lambda row: row.connector,
+    }
+    groups = {name: (_grouped(before, of), _grouped(after, of)) for name, of in dimensions.items()}
+    wholes = (_total(before), _total(after))
+    by_tenant = tuple({name: _as_sums(causes) for name, causes in tenants_of(whole).items()} for whole in wholes)
+    groups["tenant"] = (by_tenant[0], by_tenant[1])
+    found = []
+    for measure, value in MEASURES.items():
+        whole, of_traffic = _compared(measure, value, *wholes, before, after)
+        if whole.change == 0:
+            continue
+        parts: list[GroupChange] = []
+        for dimension, (earlier, later) in groups.items():
+            if dimension == "tenant" and measure not in ("computed", "asked"):
+                continue
+            parts += _ranked(
+                GroupChange(dimension, name, amount, amount.change / whole.change, of_traffic)
+                for name in earlier.keys() | later.keys()
+                for amount, of_traffic in [
+                    _compared(measure, value, earlier.get(name, {}), later.get(name, {}), before, after)
+                ]
+            )
+        if measure == "computed":
+            parts += _by_cause(*wholes, before, after, whole)
+        found.append(MeasureChange(measure, whole, of_traffic, sorted(parts, key=lambda each: -abs(each.share))))
+    return found
+
+
+def _by_cause(earlier: Sums, later: Sums, before: Side, after: Side, whole: Amount) -> list[GroupChange]:
+    """Computed tokens by why they were computed."""
+    causes = [
+        {name: tokens for name, tokens in causes_of(sums).items() if name.split(":")[0] not in REUSED}
+        for sums in (earlier, later)
+    ]
+    amounts = {
+        name: Amount(causes[0].get(name, 0) / before.minutes, causes[1].get(name, 0) / after.minutes)
+        for name in causes[0].keys() | causes[1].keys()
+    }
+    return _ranked(GroupChange("cause", name, each, each.change / whole.change) for name, each in amounts.items())
+
+
+def _compared(
+    measure: str, value: Callable[[Sums], float], earlier: Sums, later: Sums, before: Side, after: Side
+) -> tuple[Amount, float | None]:
+    """The amounts of both ranges; and of their difference what traffic alone would have made of it."""
+    amount = Amount(value(earlier) / before.minutes, value(later) / after.minutes)
+    if measure not in PARTS_OF_ASKED:
+        return amount, None
+    asked, asked_later = _of(earlier, "asked"), _of(later, "asked")
+    if not asked:
+        return amount, amount.change  # it is new: all of it is traffic
+    share = value(earlier) / asked
+    return amount, (asked_later / after.minutes - asked / before.minutes) * share
+
+
+def _ranked(groups: Iterable[GroupChange]) -> list[GroupChange]:
+    """Those that changed, the largest shares first."""
+    changed = (each for each in groups if each.amount.change)
+    return sorted(changed, key=lambda each: (-abs(each.share), each.group))[:MAX_GROUPS]
+
+
+def _grouped(side: Side, of: Callable[[SavingsRow], str]) -> dict[str, Sums]:
+    groups: dict[str, Counter[str]] = {}
+    for row in side.rows:
+        groups.setdefault(of(row), Counter()).update(row.measures)
+    return dict(groups)
+
+
+def _total(side: Side) -> Sums:
+    total: Counter[str] = Counter()
+    for row in side.rows:
+        total.update(row.measures)
+    return total
+
+
+def _as_sums(causes: Mapping[str, int]) -> Sums:
+    """A tenant's tokens by cause, as the sums from which measures are made."""
+    local, loaded = (causes.get(cause, 0) for cause in REUSED)
+    return {"asked": sum(causes.values()), "local": local, "taken": loaded}
