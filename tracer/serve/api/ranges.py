@@ -149,7 +149,6 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         report.choices["models"] = sorted({each["model"] for each in of_range.values() if each["model"]})
         return report
 
-
     @api.get("/changes", summary="What changed between two ranges of time, and which requests explain it")
     def changed(
         chosen: ChosenEngines,

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.savings.cells import HOUR_S, interval_s
-from kvtrail.tracer.serve.api import changes, status
+from kvtrail.tracer.serve.api import regressions, status
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
@@ -73,7 +73,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         statements = [
             *status.of_launches(unique.values(), range_, place),
             *status.of_rules(rules),
-            *changes.of_sums(
+            *regressions.of_sums(
                 rows,
                 range_,
                 [*unique.values(), *resolver.launches.values()],

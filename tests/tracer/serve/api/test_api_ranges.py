@@ -70,7 +70,11 @@ def test_what_changed_at_a_moment(api: Tracer) -> None:
     for number, text in enumerate((HIT, "start 749\nwait 60\nL 749 c96 h0 -> 0\nA 0\nS 96+653\nend")):
         name = f"change-{number}"
         feed(api, text, request=f"{name}-0123abcd", recorder=name, engine="change-engine", connector="C")
-    asked = {"at_ns": began_ns + 60 * 10**9, "until_ns": began_ns + 120 * 10**9, "engine": "change-engine"}
+    asked: dict[str, str | int] = {
+        "at_ns": began_ns + 60 * 10**9,
+        "until_ns": began_ns + 120 * 10**9,
+        "engine": "change-engine",
+    }
     answer = api.get("/api/changes", **asked)
     assert (answer["since_ns"], answer["at_ns"], answer["until_ns"]) == (
         began_ns, began_ns + 60 * 10**9, began_ns + 120 * 10**9,

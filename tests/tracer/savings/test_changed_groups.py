@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,15 +13,15 @@ from kvtrail.tracer.savings.sums import SavingsRow
 MODELS = {"a": "small", "b": "small", "c": "large"}
 
 
-def row(engine: str, connector: str = "OffloadConnector", **measures: int) -> SavingsRow:
-    return SavingsRow(at_s=0, engine=engine, connector=connector, epoch=0, measures=measures)
+def row(engine: str, **measures: int) -> SavingsRow:
+    return SavingsRow(at_s=0, engine=engine, connector="OffloadConnector", epoch=0, measures=measures)
 
 
 def compared(
     before: list[SavingsRow], after: list[SavingsRow], minutes: tuple[float, float] = (1, 1)
 ) -> dict[str, MeasureChange]:
-    both = (Side(rows, length) for rows, length in zip((before, after), minutes, strict=True))
-    return {each.measure: each for each in changes(*both, MODELS)}
+    first_side, second_side = Side(before, minutes[0]), Side(after, minutes[1])
+    return {each.measure: each for each in changes(first_side, second_side, MODELS)}
 
 
 def first(change: MeasureChange, dimension: str) -> tuple[str, float]:
@@ -90,7 +91,10 @@ def test_the_groups_of_a_dimension_add_up_to_the_whole(seed: int) -> None:
 
     def rows() -> list[SavingsRow]:
         return [
-            row(engine, connector, asked=asked, taken=rng.randrange(asked), waited_ns=rng.randrange(10**9))
+            replace(
+                row(engine, asked=asked, taken=rng.randrange(asked), waited_ns=rng.randrange(10**9)),
+                connector=connector,
+            )
             for engine in MODELS
             for connector in ("One", "Other")
             for asked in [rng.randrange(1, 1000)]

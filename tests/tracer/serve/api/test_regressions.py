@@ -8,7 +8,7 @@ import pytest
 
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.savings.sums import SavingsRow
-from kvtrail.tracer.serve.api import changes
+from kvtrail.tracer.serve.api import regressions
 from kvtrail.tracer.serve.api.status import Level, Range
 
 S = 10**9
@@ -197,7 +197,7 @@ CALM = [
 
 
 def said(situation: Situation, level: Level) -> list[str]:
-    found = changes.of_sums(
+    found = regressions.of_sums(
         situation.rows, RANGE, situation.launches, str.upper, models=dict(situation.models), step_s=60
     )
     assert {each.level for each in found} <= {level}, situation.name
@@ -215,5 +215,5 @@ def test_more_traffic_is_no_fault(situation: Situation) -> None:
 
 
 def test_a_change_has_its_moment_and_leads_to_the_page_about_it() -> None:
-    (statement,) = changes.of_sums(FALLS, RANGE, (), str, models={}, step_s=60)
+    (statement,) = regressions.of_sums(FALLS, RANGE, (), str, models={}, step_s=60)
     assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "efficiency")
