@@ -119,7 +119,7 @@ def cost(seeds: Sequence[int]) -> None:
             gc.collect()
             with nullcontext() if name == "with" else _no_probe():
                 executed.update(_executed(seed))
-    for engine in pairs.PORTS:
+    for engine in (pairs.PREFILL, pairs.DECODE):
         ours, theirs = (sides[name][engine] / sides[name][f"{engine} steps"] for name in ("with", "without"))
         print(
             f"{engine}: a step takes {ours:,.0f} instructions with the probe, {theirs:,.0f} without;"
