@@ -13,7 +13,7 @@ pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pair_scenario import drawn
+from kvtrail.connector.simulate.pair_scenario import Mistake, drawn
 from kvtrail.connector.simulate.pairs import DECODE, PlayedPair, play_pair
 from kvtrail.tracer.events.events import Xfer
 
@@ -22,8 +22,12 @@ LONG = pytest.mark.long
 RULE = "miscounted-readers"
 
 
-def played(seed: int, *, repeated: float = 0.0, ranks: tuple[int, int] = (1, 2)) -> PlayedPair:
-    return play_pair(replace(drawn(seed, repeated=repeated), prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
+def played(
+    seed: int, *, repeated: float = 0.0, mistakes: tuple[Mistake, ...] = (), ranks: tuple[int, int] = (1, 2)
+) -> PlayedPair:
+    return play_pair(
+        replace(drawn(seed, repeated=repeated, mistakes=mistakes), prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL
+    )
 
 
 @pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=LONG)], ids=str)
@@ -44,6 +48,15 @@ def test_a_report_that_arrives_twice_harms_nobody_where_one_rank_reads_from_each
         pair = played(seed, repeated=0.3, ranks=ranks)
         assert pair.network.repeated
         assert not pair.findings, [each.explanation for each in pair.findings]
+
+
+def test_two_requests_that_share_a_hand_off_report_for_each_other() -> None:
+    """No report comes twice: one rank has read for both requests before the other rank has read for either."""
+    for seed in (20, 26):
+        pair = played(seed, mistakes=(Mistake.TWICE,))
+        assert len(pair.given_back_early) == 1, seed
+        assert pair.found(RULE) == pair.given_back_early, seed
+        assert pair.given_back_early < pair.planted == pair.found("second-handoff"), seed
 
 
 def test_a_number_of_readers_that_lacks_a_dimension_is_named_where_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
