@@ -78,6 +78,8 @@ class NixlProbe(Probe):
         if not request_id or expected is None:
             self._notice(None, Notice.UNKNOWN, Direction.RECEIVED, peer=peer)
         elif reads:
+            if not hasattr(worker, "expected_consumer_notifications_by_req"):
+                expected = max(1, expected // worker.world_size)  # before vLLM 0.32 the number is that of all its ranks
             self._seen.append(ProbeEvent.of(Kind.READ, request_id, peer=peer, notifications_expected=expected))
         else:  # the number is that of all the writer's ranks; those that write to this one are as many times fewer
             meta = worker._recving_metadata.get(request_id)
