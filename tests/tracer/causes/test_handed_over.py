@@ -7,7 +7,9 @@ from history import history
 from msgspec import structs
 
 from kvtrail.tracer.causes.causes import Causes
-from kvtrail.tracer.model.causes import PEER, Part
+from kvtrail.tracer.causes.fleet import Fleet
+from kvtrail.tracer.events.events import Handoff, Lookup
+from kvtrail.tracer.model.causes import PEER, NotRecorded, Part
 
 START = "b: start 140 of a b c d\n"
 TAKES = START + "b: takes h1 140/140 of x from p\n"
@@ -111,3 +113,34 @@ def test_what_is_handed_over_without_a_name_is_not_handed_over() -> None:
 def test_a_connector_that_names_no_tier_loads_what_was_handed_over_from_another_engine() -> None:
     (loaded, _) = parts(LOADS, connector="MoRIIOConnector")
     assert (loaded.tier, loaded.tokens) == (PEER, 139)
+
+
+OTHER = "cache\ncache + a b c d\na: start 140 of a b c d\na: L 140 c128 -> 0\na: A 0\n"
+WAS_HANDED = "cache\nz: start 10\nz: takes h0 10/10 of z from p\nz: L 10 c0 -> 0\nz: A 0\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "taken", "is_lost", "said"),
+    [
+        (WAS_HANDED, "", False, "not-handed"),
+        (WAS_HANDED, "b: takes h1 -/140 of x from p\n", False, ""),
+        (WAS_HANDED, "b: takes h1 140/140 of x from p\n", True, ""),
+        ("cache\n", "", False, ""),
+    ],
+    ids=["came without", "how much is not said", "its parameters were lost", "nothing is ever handed over"],
+)
+def test_what_another_engine_computed_was_not_handed_over(before: str, taken: str, is_lost: bool, said: str) -> None:
+    fleet = Fleet()
+    engines = Causes(fleet), Causes(fleet)
+    for name, causes, text in zip(
+        ("p", "d"), engines, (OTHER, f"{before}{START}{taken}b: L 140 c0 -> 0\nb: A 0"), strict=True
+    ):
+        for event in history(text, connector="NixlConnector"):
+            if is_lost and isinstance(event, Handoff) and event.request != "z-cmpl-1-0-0123abcd":
+                causes.lose(NotRecorded.LOST, before=event)
+                continue
+            if isinstance(event, Lookup):
+                event = structs.replace(event, cache_identity="0123456789abcdef")
+            causes.enter(structs.replace(event, engine=name))
+    found = [part for part in engines[1].breakdowns[-1].parts if part.cause == "elsewhere"]
+    assert {part.detail.refusal for part in found} == (set() if is_lost else {said})
