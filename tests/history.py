@@ -376,12 +376,12 @@ LINES: list[Line] = [
         lambda m: {"peer": m["peer"], "notifications_expected": _number(m["expected"])},
     ),
     (
-        r"xfer (?P<op>read|write) (?P<state>posted|done|failed)(?: (?P<count>\d+))?" + _PEER
+        r"xfer (?P<op>read|write) (?P<state>posted|done|failed)(?: by (?P<own>\d+))?(?: (?P<count>\d+))?" + _PEER
         + _BLOCKS + r"(?: of \[(?P<theirs>[\d -]*)\])?" + _ERROR,
         e.Xfer,
         lambda m: {
             "xfer_op": m["op"], "xfer_state": m["state"], "blocks_count": _number(m["count"]), **_peer(m),
-            **_in_groups(m["blocks"]), "peer_blocks_ids": _blocks(m["theirs"]), "role": "worker",
+            **_in_groups(m["blocks"]), "peer_blocks_ids": _blocks(m["theirs"]), "role": "worker", "rank": int(m["own"] or 0),
         },
     ),
     (

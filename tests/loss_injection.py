@@ -250,18 +250,24 @@ def in_time(delivery: Delivery) -> dict[Said, int]:
 
 @cache
 def pair(seed: int, kind: str = "") -> tuple[Event, ...]:
-    """What two engines have recorded that hand over: correct, or with a router's mistake, or with reports that are lost."""
+    """What two engines have recorded that hand over: correct, or with a router's mistake, or with reports that are lost, or
+    that come twice from one of two ranks."""
     mistakes = tuple(mistake for mistake in Mistake if mistake == kind)
-    lost, repeated, failing = (0.3 * (kind == name) for name in ("lost", "repeated", "failing"))
+    lost, repeated, failing = (
+        0.3 * (kind in names) for names in (("lost",), ("repeated", TWICE_FROM_ONE), ("failing",))
+    )
     scenario = drawn(seed, mistakes=mistakes, lost=lost, repeated=repeated, failing=failing, dies=kind == "dies")
+    if kind in (TWO_RANKS, TWICE_FROM_ONE):
+        scenario = replace(scenario, decode_ranks=2)
     return tuple(play_pair(scenario, configuration("NixlConnector", {})).events)
 
 
-CORRECT_PAIRS = ("", "", "repeated", "failing", "dies")
+TWO_RANKS, TWICE_FROM_ONE = "two ranks", "twice from one of two ranks"
+CORRECT_PAIRS = ("", "", "repeated", "failing", "dies", TWO_RANKS)
 """Kinds of pairs in which no rule may find anything."""
 PIECE = 20
 """Events of a batch."""
-FAULTY_PAIRS = (Mistake.EXCHANGED, Mistake.TWICE, Mistake.SHORT, Mistake.OVERDUE, "lost")
+FAULTY_PAIRS = (Mistake.EXCHANGED, Mistake.TWICE, Mistake.SHORT, Mistake.OVERDUE, "lost", TWICE_FROM_ONE)
 
 
 def with_workers(events: Iterable[Event]) -> list[Event]:

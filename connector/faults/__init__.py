@@ -29,8 +29,8 @@ FAULTS = _of(lookups, plans, transfers, reports)
 """The faults by name: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
 OF_PAIRS = {
     "altered-handoff": "altered", "ambiguous-handoff": "named alike", "crossed-handoff": "exchanged",
-    "dead-pair": "all loads fail", "second-handoff": "twice", "short-handoff": "short", "stale-handoff": "overdue",
-    "unacknowledged-handoff": "a report is lost",
+    "dead-pair": "all loads fail", "miscounted-readers": "a report comes twice", "second-handoff": "twice",
+    "short-handoff": "short", "stale-handoff": "overdue", "unacknowledged-handoff": "a report is lost",
 }  # fmt: skip
 """What goes wrong between two engines, by the rule that finds it: a router's `Mistake`, or the network's
 (`simulate/pair_scenario.py`). No connector has such a fault by itself."""

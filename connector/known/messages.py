@@ -48,6 +48,8 @@ class Messages:
         Raises:
             Exception: something of it could not be noted.
         """
+        if not self:
+            return []
         failure, self._failure = self._failure, None
         with self._lock:
             seen = list(self._seen)

@@ -67,6 +67,10 @@ class Planned(NamedTuple):
     group_starts: tuple[int, ...] | None = None
 
 
+_FIELDS = {kind: dict.fromkeys(attribute.field for attribute in of_kind) for kind, of_kind in FIELDS.items()}
+"""The names of the fields of each kind, in order."""
+
+
 class ProbeEvent(NamedTuple):
     """Any other event of a connector: its kind, the request or None, and the values of `events.FIELDS[kind]`."""
 
@@ -77,10 +81,10 @@ class ProbeEvent(NamedTuple):
     @classmethod
     def of(cls, kind: Kind, request_id: str | None, **values: Any) -> ProbeEvent:
         """An event with these values, by the names of its fields; the others are None."""
-        known = tuple(values.pop(attribute.field, None) for attribute in FIELDS[kind])
-        if values:
-            raise TypeError(f"{kind} has no {', '.join(values)}")
-        return cls(kind, request_id, known)
+        fields = _FIELDS[kind]
+        if not values.keys() <= fields.keys():
+            raise TypeError(f"{kind} has no {', '.join(values.keys() - fields.keys())}")
+        return cls(kind, request_id, tuple(map(values.get, fields)))
 
 
 class Seen(NamedTuple):

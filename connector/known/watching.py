@@ -1,9 +1,11 @@
-"""Looks over the methods of an object of a connector, which are called as before."""
+"""Looks over the methods of an object of a connector, which are called as before.
+
+Some are called in every step of an engine: a look takes few instructions where there is nothing to note.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any
@@ -68,32 +70,26 @@ def watch(
 def after(
     owner: Any, call: str, note: Callable[..., object], failed: Callable[[Exception], object] = _left_out
 ) -> None:
-    """Let `note` see what a method of an object returns, and its arguments. What `note` cannot read is left out. An object
+    """Let `note` see what a method of an object returns, and its arguments. `failed` gets what `note` raises. An object
     without the method, of another version, stays as it is."""
-
-    def begin(*arguments: Any, **named: Any) -> End:
-        return lambda result, error: None if error is not None else note(result, *arguments, **named)
-
-    watch(owner, call, begin, failed)
-
-
-def around(owner: Any, call: str, begin: Callable[..., object], end: Callable[[BaseException | None], object]) -> None:
-    """Let `begin` see the arguments of a method before it runs, and `end` what it raises, or None."""
     plain = getattr(owner, call, None)
+    if iscoroutinefunction(plain):
+
+        def begin(*arguments: Any, **named: Any) -> End:
+            return lambda result, error: None if error is not None else note(result, *arguments, **named)
+
+        watch(owner, call, begin, failed)
+        return
     if plain is None:
         return
 
-    def noted(*arguments: Any, **named: Any) -> Any:
-        with suppress(Exception):
-            begin(*arguments, **named)
-        error: BaseException | None = None
+    @wraps(plain)
+    def watched(*arguments: Any, **named: Any) -> Any:
+        result = plain(*arguments, **named)
         try:
-            return plain(*arguments, **named)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            with suppress(Exception):
-                end(error)
+            note(result, *arguments, **named)
+        except Exception as error:
+            failed(error)
+        return result
 
-    setattr(owner, call, noted)
+    setattr(owner, call, watched)

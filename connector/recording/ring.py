@@ -55,9 +55,13 @@ def bytes_of(kind: str, values: Sequence[Any]) -> int:
     size = 0
     for n in SIZED[kind]:
         try:
-            if (value := values[n]) is not None:
-                each = 1 if type(value) is bytes or type(value) is str else 8 + getsizeof(value[0])
-                size += len(value) * each
+            value = values[n]
+            if value is None:
+                continue
+            if type(value) is str or type(value) is bytes:
+                size += len(value)
+            else:
+                size += len(value) * (8 + getsizeof(value[0]))
         except Exception:  # an odd object, or an empty list
             continue
     return size

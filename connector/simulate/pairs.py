@@ -31,7 +31,7 @@ from kvtrail.connector.simulate.router import Router
 from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, Played, judged_alone, of_its_own, where
 from kvtrail.connector.simulate.scenario import Arrival, Workers
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.events.events import Event, Lookup
+from kvtrail.tracer.events.events import Event, Free, Lookup, Read, Sent
 from kvtrail.tracer.model.findings import by_weight
 
 MOST_TICKS = 4000
@@ -167,6 +167,25 @@ class PlayedPair(Played):
             for each in self.findings
             if not rules or each.rule in rules
         }
+
+    @property
+    def given_back_early(self) -> set[str]:
+        """The clients' ids of the requests of which a reader reported for the first time after the blocks were given back,
+        though their lease had not run out."""
+        reported: set[tuple[str | None, str | None]] = set()
+        sent: set[str | None] = set()
+        expired: set[str | None] = set()
+        early = set()
+        for event in self.recorded[PREFILL]:
+            if isinstance(event, Free):
+                expired.add(event.request)
+            elif isinstance(event, Sent):
+                sent.add(event.request)
+            elif isinstance(event, Read):
+                if event.request in sent - expired and (event.request, event.peer) not in reported:
+                    early.add(self.names[event.request or ""])
+                reported.add((event.request, event.peer))
+        return early
 
 
 def hands_over(name: str) -> bool:

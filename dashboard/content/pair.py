@@ -17,7 +17,8 @@ from kvtrail.dashboard.content.palette import BLUE, GREEN, GREY, RED, STAGE
 from kvtrail.dashboard.content.request_charts import Chart
 from kvtrail.tracer.events.events import Side
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.model.cause_words import headline
+from kvtrail.tracer.model.cause_words import headline, runs, sentence
+from kvtrail.tracer.model.causes import PEER, REUSED, Cause
 from kvtrail.tracer.model.words import NOTHING, count, duration, some
 
 PREFILLS, DECODES, KEEPS = "prefill", "decode", "kept"
@@ -248,6 +249,36 @@ def twice_text(pair: Pair) -> str:
     if both == 1 and taken.computed == 1:
         return "Both computed 1 token, the last: there are no logits without it."
     return f"Both computed {some(both, 'token')} of the prompt; the hand-off has not spared {count(both - 1)} of them."
+
+
+def again_text(pair: Pair) -> str:
+    """What the engine that decodes computed though the other one had it, and why, in sentences; empty if that is nothing but
+    the last token, or not known."""
+    entry = next(iter(pair.taken["request"].get("causes") or ()), None)
+    if entry is None:
+        return ""
+    giver = pair.given["request"]["engine"]
+    again = [
+        run | {"engine": pair.names[0]} if run.get("engine") == giver else run
+        for run in runs(entry["parts"])
+        if run["cause"] == Cause.ELSEWHERE or (run["tier"] == PEER and run["cause"] not in (*REUSED, Cause.LAST_TOKEN))
+    ]
+    if not again:
+        return ""
+    each = "; ".join(f"{some(run['tokens'], 'token')} {sentence(run, at_ns=entry['at_ns'])}" for run in again)
+    failed = any(run["cause"] == Cause.FAILED_LOAD for run in again)
+    return f"Computed again: {each}.{_lease_text(pair.link) if failed else ''}"
+
+
+def _lease_text(link: Row) -> str:
+    """What the end of the lease has to do with a load that failed. The order is that of the engine that prefills: it gives
+    the blocks back, and afterwards hears of the reader."""
+    if not link["expired"]:
+        return ""
+    is_its_own = link["takers"] <= 1  # of several readers it is not known whose report it is
+    if is_its_own and link["read_ns"] is not None and link["read_ns"] > link["kept_to_ns"]:
+        return " The lease had run out before they were read."
+    return " The lease ran out, too; whether before or after the load failed, no message says."
 
 
 def pair_chart(pair: Pair, parts: Sequence[Stage], *, dark: bool) -> Chart:

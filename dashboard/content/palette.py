@@ -158,7 +158,7 @@ CAUSE = {
     "unaligned": Meaning(CYAN, "partial last block (only full blocks are reused)"),
     "stranded": Meaning(PINK, "held, but not the whole prefix before it"),
     "pending": Meaning(VIOLET, "a running request was still computing or storing it"),
-    "refused": Meaning(PINK, "held, but not offered or not taken"),
+    "refused": Meaning(PINK, "held or handed over, but not offered or not taken"),
     "failed-load": Meaning(RED, "promised, but its load failed"),
     "evicted": Meaning(ORANGE, "held once, and evicted to make room"),
     "reset": Meaning(YELLOW, "held until the cache was emptied"),

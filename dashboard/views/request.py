@@ -268,7 +268,7 @@ def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:
     tables.table(
         pair.computed_rows(known),
         key=f"pair_tokens_{number}",
-        note=pair.twice_text(known),
+        note=" ".join(filter(None, (pair.twice_text(known), pair.again_text(known)))),
         numbers=("Prompt", "From its cache", "Loaded", "Computed"),
         widths={"Engine": 240, "Why": 420},
     )

@@ -119,3 +119,28 @@ def test_what_both_computed_is_said(served: Served) -> None:
 def test_a_load_that_failed_leaves_a_prompt_that_both_computed(served: Served) -> None:
     known = pair_shown(served, f"{PREFILL}{DECODE}<d> R failed\n<d> S 0+600\n<d> end")
     assert pair.twice_text(known) == "Both computed 600 tokens of the prompt; the hand-off has not spared 599 of them."
+
+
+@pytest.mark.parametrize("engine", ["d", "engine"])
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ("<d> R\nread\nsent\n" + FIRST_TOKEN, ""),
+        ("<d> R failed\n<d> S 0+600\n<d> end", "Computed again: 599 tokens {}, and its load failed."),
+        (
+            "<d> R failed\n<d> S 0+600\n<d> end\nwait 30\nfreed expired\nsent",
+            "Computed again: 599 tokens {}, and its load failed. The lease ran out, too; whether before or after the load"
+            " failed, no message says.",
+        ),
+        (
+            "wait 30\nfreed expired\nsent\nread\n<d> R failed\n<d> S 0+600\n<d> end",
+            "Computed again: 599 tokens {}, and its load failed. The lease had run out before they were read.",
+        ),
+    ],
+    ids=["loaded", "failed", "expired, too", "expired before"],
+)
+def test_what_is_computed_again_is_said_with_its_cause(served: Served, after: str, said: str, engine: str) -> None:
+    """On both pages. The lease counts only where a message shows that its end came first."""
+    story = f"{PREFILL}{DECODE}{after}".replace("of a\n    <d> L", "of a from engine\n    <d> L")
+    known = pair_shown(served, story, engine=engine)
+    assert pair.again_text(known) == said.format("handed over by engine")

@@ -10,8 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
+from kvtrail.tracer.causes.handed_over import HandedOver
 from kvtrail.tracer.causes.joint import JointGroups
-from kvtrail.tracer.model.causes import NOTHING, Cause, Detail, NotRecorded, Part
+from kvtrail.tracer.model.causes import NOTHING, PEER, Cause, Detail, NotRecorded, Part
 
 MAX_PARTS = 200
 """Parts of a prompt; beyond that, neighbours of one cause and tier are one part, with what explains the first."""
@@ -37,6 +38,8 @@ class AdmissionContext(Struct, eq=False):
         groups: the KV cache groups, where there are several and what a hit needs of each is known.
         has_groups: whether there are several, and that is not known: only the first one's blocks are.
         promised: tokens that an earlier load of this epoch was to bring and did not; it failed.
+        promised_by: the tier that they were to come from.
+        handed: what another engine has handed over to the request, if it has.
     """
 
     total: int
@@ -56,6 +59,8 @@ class AdmissionContext(Struct, eq=False):
     has_groups: bool = False
     possible: int = 0
     promised: tuple[int, int] = (0, 0)
+    promised_by: str = ""
+    handed: HandedOver | None = None
     failed: BlockChange | None = None
 
 
@@ -72,6 +77,8 @@ class Store(Struct, eq=False):
         is_reported: whether all that it gains and loses is reported, in chunks of whole blocks.
         is_shared: whether others write to it.
         why: why not all of it is reported, if it is not.
+        takes: whether what was handed over to the request is read by this connector.
+        is_guarded: whether the guard took back what the connector offered.
     """
 
     cache: CacheModel
@@ -83,6 +90,8 @@ class Store(Struct, eq=False):
     is_shared: bool
     groups: JointGroups | None = None
     why: NotRecorded = NotRecorded.PROBE
+    takes: bool = False
+    is_guarded: bool = False
 
 
 class _View(Struct, eq=False):
@@ -153,7 +162,7 @@ class _Runs:
 
 def _detail(groups: JointGroups | None, fact: BlockChange | None, why: str, unstored: str, refusal: str) -> Detail:
     if fact is None:
-        return Detail(why=why, unstored=unstored) if why or unstored else NOTHING
+        return Detail(why=why, unstored=unstored, refusal=refusal) if why or unstored or refusal else NOTHING
     found = Detail(why, fact.at_ns, fact.span_id, fact.by, unstored=unstored, refusal=refusal)
     if groups is None or fact.state not in _OF_ONE_GROUP or fact.group is None or fact.group >= len(groups.groups):
         return found
@@ -182,8 +191,10 @@ class Attribution:
         runs.add(Cause.HELD, self._vllm.name, 0, asked.computed)
         end = asked.computed
         for tier, tokens in asked.sources:
-            runs.add(Cause.LOADED, tier, end, end + tokens)
+            runs.add(Cause.LOADED, tier, end, min(end + tokens, asked.total - 1))
             end += tokens
+        if asked.sources and end == asked.total:
+            runs.add(Cause.LAST_TOKEN, asked.sources[-1][0], asked.total - 1, asked.total)
         aligned = self._full * size
         if asked.chain is None or len(asked.chain) < self._full or not size:
             aligned = aligned if size else asked.total
@@ -194,8 +205,18 @@ class Attribution:
                 runs.add(Cause.UNKNOWN, "", begin, end, why=self._vllm.why)
             if end < aligned:
                 self._blocks(end)
-        runs.add(Cause.UNALIGNED, "", max(end, aligned), asked.total)
+        self._tail(max(end, aligned))
         return runs.parts(asked.groups)
+
+    def _tail(self, start: int) -> None:
+        """Enter the tokens behind the last full block. Another engine hands them over, too, but for the last one."""
+        asked = self._context
+        if start < asked.total - 1 and self._is_promised(start) and asked.handed is not None:
+            self._runs.add(Cause.FAILED_LOAD, asked.promised_by, start, asked.total, asked.failed)
+        elif start < asked.total - 1 and self._is_handed(asked.total):
+            self._refuse_handed(start, asked.total)
+        else:
+            self._runs.add(Cause.UNALIGNED, "", start, asked.total)
 
     def _end_of_doubt(self) -> int:
         """Up to where it is not known what became of tokens, since a state is not known: up to the longest possible hit; and
@@ -294,6 +315,8 @@ class Attribution:
             asked.unfollowed,
         }
         ends.update(-(-tokens // size) for tokens in asked.promised)
+        if asked.handed is not None and asked.handed.tokens:
+            ends.add(asked.handed.tokens // size)
         ends.update(first + n for n in _changes(facts))
         for view in self._views:
             ends.update((view.reach, -(-(asked.computed + view.store.offered) // size)))
@@ -336,7 +359,9 @@ class Attribution:
         if asked.is_last_open and end == asked.total and (fact is None or fact.state is not BlockState.HELD):
             add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CACHE_EVENTS)
             return
-        if fact is None and block >= asked.pending and not self._stores_know(block) and not self._is_shadowed(block):
+        was_handed = asked.handed is not None and (self._is_handed(end) or self._is_promised(start))
+        is_new = fact is None and block >= asked.pending and not was_handed
+        if is_new and not self._stores_know(block) and not self._is_shadowed(block):
             add(Cause.NEW, "", start, end)
             return
         if fact is not None and fact.state is BlockState.HELD:
@@ -353,7 +378,8 @@ class Attribution:
             if chunk is not None and chunk.state is BlockState.HELD and block >= view.reach:
                 add(Cause.STRANDED, view.store.cache.name, start, end, chunk)
                 return
-        if (why := self._may_be_held(block, fact, chunks)) is not None:
+        known = [each for each in chunks if not (was_handed and each[0].store.takes and not each[0].store.is_reported)]
+        if (why := self._may_be_held(block, fact, known)) is not None:
             add(Cause.UNKNOWN, "", start, end, why=why)
             return
         if asked.begun <= block < asked.unfollowed:
@@ -368,13 +394,36 @@ class Attribution:
                     refusal = self._refusal(view.store, start) if cause is Cause.REFUSED else ""
                     add(cause, view.store.cache.name, start, end, chunk, refusal=refusal)
                     return
-        if asked.promised[0] <= start < asked.promised[1]:
-            add(Cause.FAILED_LOAD, "", start, end, asked.failed)
+        if self._is_promised(start):
+            add(Cause.FAILED_LOAD, asked.promised_by, start, end, asked.failed)
+            return
+        if self._is_handed(end):
+            self._refuse_handed(start, end)
             return
         self._lost(block, fact, chunks, start, end)
 
+    def _is_promised(self, start: int) -> bool:
+        """Whether an earlier load was to bring it, and failed."""
+        return self._context.promised[0] <= start < self._context.promised[1]
+
+    def _is_handed(self, end: int) -> bool:
+        """Whether all up to there was handed over to the request, but for its last token, which is computed in any case."""
+        handed, total = self._context.handed, self._context.total
+        return handed is not None and bool(handed.tokens) and min(end, total - 1) <= (handed.tokens or 0)
+
+    def _refuse_handed(self, start: int, end: int) -> None:
+        """Enter tokens that were handed over, and that the connector did not give or vLLM did not take."""
+        asked = self._context
+        taking = next((view.store for view in self._views if view.store.takes), None)
+        refusal = "" if taking is None else self._refusal(taking, start)
+        self._runs.add(
+            Cause.REFUSED, PEER, start, end, None if asked.handed is None else asked.handed.fact, refusal=refusal
+        )
+
     def _refusal(self, store: Store, start: int) -> str:
         """Where tokens got lost that a store held."""
+        if store.is_guarded:
+            return "guarded"
         if start < self._context.computed + store.offered:
             return "untaken"
         if store.offered:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
 from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.fleet import Fleet
+from kvtrail.tracer.causes.handed_over import HandedOver, named
 from kvtrail.tracer.causes.joint import JointGroups
 from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
 from kvtrail.tracer.events.bounded import BoundedDict
@@ -27,6 +28,7 @@ from kvtrail.tracer.events.events import (
     CacheReset,
     Event,
     Evict,
+    Handoff,
     Heartbeat,
     LoadError,
     Lookup,
@@ -37,6 +39,7 @@ from kvtrail.tracer.events.events import (
     RequestStart,
     Reset,
     Schedule,
+    Side,
     StorePlan,
     TransferEnd,
     Unfamiliar,
@@ -45,7 +48,7 @@ from kvtrail.tracer.events.hash_chains import Chains, split_hashes
 from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 from kvtrail.tracer.ledger.block_table import BlockTable
 from kvtrail.tracer.ledger.facts import Breakdown, tiers_of
-from kvtrail.tracer.model.causes import Cause, Detail, NotRecorded, Part
+from kvtrail.tracer.model.causes import PEER, Cause, Detail, NotRecorded, Part
 
 GPU = "gpu"
 """The tier of vLLM's own prefix cache."""
@@ -99,6 +102,8 @@ class Causes:
         self._shadow_ns = 0
         self._unprobed: set[str] = set()
         """Connectors whose probe has switched itself off."""
+        self._takes = False
+        """Whether other engines hand over to this one."""
 
     def enter(self, event: Event) -> None:
         """Enter one event, the next of the recorder on the scheduler's side.
@@ -176,6 +181,11 @@ class Causes:
                     del self._fresh[key]
             self._fresh.update(dict.fromkeys(request.chain.hashes[event.block_seen :]))
 
+    def _enter_handoff(self, event: Handoff) -> None:
+        if event.handoff_side == Side.TAKES:
+            self._takes = True
+            self._of(event).handed = HandedOver.by(event, self._fact(BlockState.HELD, event))
+
     def _enter_lookup(self, event: Lookup) -> None:
         if event.cache_identity is not None and event.cache_identity != self._identity:
             self.engine, self._identity = event.engine, event.cache_identity
@@ -228,7 +238,7 @@ class Causes:
             computed=computed,
             possible=possible,
             allocated=allocated,
-            sources=self._sources(allocs, allocated),
+            sources=self._sources(request, allocs, allocated),
             block_size=size,
             chain=chain if full else (),
             not_recorded=not_recorded,
@@ -241,16 +251,20 @@ class Causes:
             unfollowed=unfollowed // together * together,
             pending_by=by,
             promised=request.lost,
+            promised_by=request.lost_tier,
             failed=request.failed,
+            handed=request.handed if request.handed and request.handed.epoch == event.epoch else None,
         )
         lookups = [offer.lookup for offer in request.offers.values() if offer.alloc is not None]
         if len(lookups) > 1:
             lookups = [each for each in lookups if not each.has(Capability.ANSWERS_FOR_CHILDREN)] or lookups
-        stores = [self._store_of(each, request, size) for each in lookups]
+        stores = [self._store_of(each, request, size, is_only=len(lookups) == 1) for each in lookups]
         request.deferred.clear()
         parts = Attribution(context, self._vllm, stores, self._is_fresh).parts()
         if lookup.cache_identity is not None and chain and self._fleet.has_several(lookup.cache_identity):
-            parts = self._elsewhere(lookup.cache_identity, chain, size, parts)
+            parts = self._elsewhere(lookup.cache_identity, request, chain, size, parts)
+        if request.handed is not None:
+            parts = named(parts, request.handed)
         if lookup.computed + allocated > lookup.total:  # more was given than there is: `over-report` has found it
             contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=NotRecorded.CONTRADICTION))
             parts = [contradicted] if lookup.total else []
@@ -263,9 +277,13 @@ class Causes:
         if (computed + allocated) // size < full if size else False:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
 
-    def _elsewhere(self, identity: str, chain: Sequence[bytes], size: int, parts: Sequence[Part]) -> list[Part]:
+    def _elsewhere(
+        self, identity: str, request: RequestState, chain: Sequence[bytes], size: int, parts: Sequence[Part]
+    ) -> list[Part]:
         """The parts, with what another engine has computed among those that are new to this one."""
         made: list[Part] = []
+        may_be_handed = request.handed is not None and request.handed.tokens is None
+        refusal = "not-handed" if self._takes and not may_be_handed else ""
         is_all_heard = not self._fleet.has_strangers(identity, self)
         for part in parts:
             known, engine = 0, ""
@@ -273,7 +291,7 @@ class Causes:
                 known, engine = self._fleet.known(identity, self, chain[part.start // size : part.end // size])
             if known:
                 tokens = (part.start // size + known) * size - part.start
-                made.append(Part(Cause.ELSEWHERE, "", part.start, tokens, Detail(engine=engine)))
+                made.append(Part(Cause.ELSEWHERE, "", part.start, tokens, Detail(engine=engine, refusal=refusal)))
                 part = replace(part, start=part.start + tokens, tokens=part.tokens - tokens)
             if part.cause is Cause.NEW and not is_all_heard:
                 part = replace(part, cause=Cause.UNKNOWN, detail=Detail(why=NotRecorded.FLEET))
@@ -285,24 +303,25 @@ class Causes:
         """Whether one of its caches ever held a block."""
         return any(cache.last(block) is not None for cache in (self._vllm, *self._stores.values()))
 
-    def _sources(self, allocs: Sequence[Alloc], allocated: int) -> list[tuple[str, int]]:
+    def _sources(self, request: RequestState, allocs: Sequence[Alloc], allocated: int) -> list[tuple[str, int]]:
         """The tokens that these allocations are to load, by tier. A connector that names one tier means it also where it
-        names none."""
-        named: list[tuple[str, int]] = []
+        names none; one that never names any means another engine, where that has handed over."""
+        by_tier: list[tuple[str, int]] = []
         left = allocated
         for alloc in allocs:
             for tier, tokens in tiers_of(alloc).items():
                 if count := min(left, tokens):
-                    named.append((tier, count))
+                    by_tier.append((tier, count))
                     left -= count
-            if alloc.allocated and len(named) == 1:
-                self._store(alloc.connector_id).name = named[0][0]
+            if alloc.allocated and len(by_tier) == 1:
+                self._store(alloc.connector_id).name = by_tier[0][0]
         if left:
             loading = max(allocs, key=lambda each: each.allocated).connector_id
-            named.append((self._store(loading).name, left))
-        return named
+            tier = self._store(loading).name
+            by_tier.append((PEER if tier == STORE and request.handed is not None else tier, left))
+        return by_tier
 
-    def _store_of(self, lookup: Lookup, request: RequestState, block_size: int) -> Store:
+    def _store_of(self, lookup: Lookup, request: RequestState, block_size: int, *, is_only: bool) -> Store:
         cache = self._store(lookup.connector_id)
         chunk = lookup.chunk_size or 0  # without it the probe does not see the store's chunks
         tells = cache.reports_changes or lookup.has(Capability.TELLS_CHUNKS)
@@ -316,7 +335,11 @@ class Causes:
                 believed, why = False, NotRecorded.GROUPS if groups is None or not by_block else cache.why
         cache.is_reported = is_reported = believed and bool(chunk and block_size) and chunk % block_size == 0
         offered, was_deferred = lookup.answer or 0, lookup.connector_id in request.deferred
-        return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, False, groups, why)
+        takes = request.handed is not None and (is_only or cache.name == PEER)
+        is_guarded = lookup.refused is not None and not lookup.returned
+        return Store(
+            cache, is_reported, chunk, lookup.matched, offered, was_deferred, False, groups, why, takes, is_guarded
+        )
 
     def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, BlockChange | None]:
         """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""
@@ -407,7 +430,8 @@ class Causes:
     def _give_up(self, request: RequestState) -> None:
         """The request is admitted once more in its epoch: nothing of what it was promised has come."""
         if request.open is not None:
-            request.lost, request.open = request.promised, None
+            tiers = [part.tier for part in request.open.parts if part.cause is Cause.LOADED]
+            request.lost, request.lost_tier, request.open = request.promised, "".join(tiers[-1:]), None
 
     def _enter_received(self, event: Received) -> None:
         if event.failed:
@@ -637,6 +661,7 @@ OF_ANY_ROLE = (Kind.EVICT, Kind.HEARTBEAT, UNFAMILIAR)
 """Kinds of events that also others tell than the scheduler's side."""
 _ENTER: dict[str, Callable[[Causes, Any], None]] = {
     Kind.REQUEST_START: Causes._enter_request_start,
+    Kind.HANDOFF: Causes._enter_handoff,
     Kind.LOOKUP: Causes._enter_lookup,
     Kind.ALLOC: Causes._enter_alloc,
     Kind.SCHEDULE: Causes._enter_schedule,

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange
+from kvtrail.tracer.causes.handed_over import HandedOver
 from kvtrail.tracer.events.hash_chains import Chain
 from kvtrail.tracer.ledger.facts import Breakdown, Offers
 from kvtrail.tracer.model.causes import Cause, Detail, NotRecorded, Part
@@ -32,6 +33,8 @@ class RequestState(Struct, eq=False):
         failed_from: where that load failed, while the request has not run since.
         doubt: why it is not known whether that load failed: what would have told it may be missing.
         lost: the tokens of such a load that were not brought, after another lookup in the same epoch.
+        lost_tier: where they were to be loaded from.
+        handed: what another engine has handed over to it; None where it came without such parameters.
         computing: up to where, in blocks, it is to compute its prompt.
         is_followed: whether it is recorded how far it is: its steps are at level `detailed`, as its block table.
     """
@@ -52,13 +55,14 @@ class RequestState(Struct, eq=False):
     failed_from: int | None = None
     doubt: NotRecorded | None = None
     lost: tuple[int, int] = (0, 0)
+    lost_tier: str = ""
+    handed: HandedOver | None = None
     computing: int = 0
     is_followed: bool = True
 
 
 def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None) -> list[Part]:
     """The parts of a prompt of whose load only what lies before `computed` was brought."""
-    detail = Detail() if explains is None else Detail(at_ns=explains.at_ns, span_id=explains.span_id)
     made: list[Part] = []
     for part in parts:
         if part.cause is not Cause.LOADED or part.end <= computed:
@@ -67,6 +71,9 @@ def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None
         if part.start < computed:
             made.append(replace(part, tokens=computed - part.start))
         begin = max(part.start, computed)
+        detail = part.detail
+        if explains is not None:
+            detail = replace(detail, at_ns=explains.at_ns, span_id=explains.span_id)
         made.append(Part(Cause.FAILED_LOAD, part.tier, begin, part.end - begin, detail))
     return made
 

@@ -25,6 +25,7 @@ from kvtrail.tracer.events.events import (
     Plan,
     Preempt,
     RankLookup,
+    Read,
     Received,
     RequestEnd,
     RequestStart,
@@ -35,6 +36,9 @@ from kvtrail.tracer.events.events import (
     StorePlan,
     TransferEnd,
     Unfamiliar,
+    Xfer,
+    XferOp,
+    XferState,
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
@@ -68,6 +72,8 @@ ASKED_AGAIN_NS = 5 * 10**9
 REMEMBERED_LOOKUPS = 16
 """Distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as one."""
 
+REMEMBERED_READERS = 256
+"""Readers' reports remembered per request, and reads of another engine's blocks."""
 REMEMBERED_STEPS = 256
 """Steps with several tokens remembered per request of a model with recurrent states."""
 
@@ -144,6 +150,10 @@ class Evidence:
     """When the engine that is to read the blocks asked last to keep them."""
     freed: Free | None = None
     """When the blocks were freed after the end, if that was recorded."""
+    reads: tuple[Read, ...] = ()
+    """What readers of the request's blocks have reported, over all epochs, in the order in which it was heard."""
+    reading: tuple[Xfer, ...] = ()
+    """The reads of another engine's blocks that its workers have begun, over all epochs."""
     rank_lookups: list[RankLookup] = field(default_factory=list)
     """The ranks' answers since the last lookup."""
     stats: Stats | None = None
@@ -590,6 +600,15 @@ class Account:
         self.evidence.freed = self.evidence.freed or event
         self.evidence.end = None
         return Released(event)
+
+    def _enter_read(self, event: Read) -> None:
+        if len(self.evidence.reads) < REMEMBERED_READERS:
+            self.evidence.reads += (event,)
+
+    def _enter_xfer(self, event: Xfer) -> None:
+        begins = event.xfer_op == XferOp.READ and event.xfer_state == XferState.POSTED
+        if begins and len(self.evidence.reading) < REMEMBERED_READERS:
+            self.evidence.reading += (event,)
 
     def _enter_stats(self, event: Stats) -> Counted | None:
         is_repeated, self.evidence.stats = self.evidence.stats is not None, event

@@ -90,9 +90,10 @@ class BlockTable:
         return any(kind.kind != FULL for kind in self.kinds)
 
     def new_from(self, computed: int) -> Iterator[int]:
-        """The blocks behind those of so many computed tokens: what a prefix cache has may end within a block."""
+        """The blocks behind those of so many computed tokens: what a prefix cache has may end within a block. All of them
+        where it has nothing."""
         for size, ids in self.sized():
-            yield from ids[-(-computed // size) + 1 :]
+            yield from ids[-(-computed // size) + 1 if computed else 0 :]
 
     def sized(self) -> Iterator[tuple[int, list[int]]]:
         """The blocks of each group, with the tokens of a block, where these are known."""

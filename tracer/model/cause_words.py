@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from kvtrail.tracer.model.causes import REUSED
+from kvtrail.tracer.model.causes import PEER, REUSED
 from kvtrail.tracer.model.words import count, duration, percent, some
 
 Part = Mapping[str, Any]
@@ -23,7 +23,7 @@ _SAME_CAUSE = ("cause", "tier", "why", "engine", "unstored", "refusal", "group")
 _SAME_REQUEST = (*_SAME_CAUSE, "request")
 VLLM = "gpu"
 """The tier of vLLM's own cache."""
-_TIERS = {VLLM: "vLLM's cache", "": "the connector's store", "store": "the connector's store"}
+_TIERS = {VLLM: "vLLM's cache", "": "the connector's store", "store": "the connector's store", PEER: "another engine"}
 _UNKNOWN_REASONS = {
     "block_hashes": "the hashes of its blocks were not recorded: `block_hashes` is off, or the level is `basic`",
     "chain": "its prompt begins like an earlier one, and the hashes of that one were lost or forgotten",
@@ -56,6 +56,7 @@ _REFUSALS = {
     "capped": "the connector offered less",
     "given-up": "the connector answered 'ask me later', and in the end offered none of it",
     "untaken": "the connector offered it, and vLLM did not take it",
+    "guarded": "the guard took the connector's offer back",
 }
 _IN_SUMS = {
     "evicted": "had been held and evicted",
@@ -175,11 +176,11 @@ def _held(part: Mapping[str, Any], at_ns: int) -> str:
 
 
 def _loaded(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"loaded from {cache(part['tier'])}"
+    return f"{_had(part)}, and loaded" if part["tier"] == PEER else f"loaded from {cache(part['tier'])}"
 
 
 def _last_token(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"held by {cache(part['tier'])}, and recomputed: the last token always is, for its logits"
+    return f"{_had(part)}, and recomputed: the last token always is, for its logits"
 
 
 def _unaligned(part: Mapping[str, Any], at_ns: int) -> str:
@@ -198,11 +199,11 @@ def _pending(part: Mapping[str, Any], at_ns: int) -> str:
 
 def _refused(part: Mapping[str, Any], at_ns: int) -> str:
     how = part.get("refusal", "")
-    return f"held by {cache(part['tier'])}, and {_REFUSALS.get(how, how) or 'not given or not taken'}"
+    return f"{_had(part)}, and {_REFUSALS.get(how, how) or 'not given or not taken'}"
 
 
 def _failed_load(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"promised by {cache(part['tier'])}, and its load failed"
+    return f"{_had(part, 'promised')}, and its load failed"
 
 
 def _evicted(part: Mapping[str, Any], at_ns: int) -> str:
@@ -220,7 +221,8 @@ def _uncached(part: Mapping[str, Any], at_ns: int) -> str:
 
 
 def _elsewhere(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"computed by {part.get('engine') or 'another engine'}, never by this one"
+    rest = ", and not handed over to this request" if part.get("refusal") else ""
+    return f"computed by {part.get('engine') or 'another engine'}, never by this one{rest}"
 
 
 def _new(part: Mapping[str, Any], at_ns: int) -> str:
@@ -236,6 +238,13 @@ def _requests(part: Mapping[str, Any]) -> str:
     """The request that did it, and in a run the number of others."""
     others = part.get("others", 0)
     return f"{part['request']} and {some(others, 'other')}" if others else str(part["request"])
+
+
+def _had(part: Mapping[str, Any], how: str = "held") -> str:
+    """Who had it: a cache, or another engine that has handed it over."""
+    if part["tier"] == PEER:
+        return f"handed over by {part.get('engine') or cache(PEER)}"
+    return f"{how} by {cache(part['tier'])}"
 
 
 def _before(part: Mapping[str, Any], at_ns: int) -> str:

@@ -24,7 +24,8 @@ class Cause(StrEnum):
     PENDING = "pending"
     """A running request has it in its own prompt and has not computed it yet, or its store is under way."""
     REFUSED = "refused"
-    """A cache holds it and all that comes before it, but the connector did not offer it, or vLLM did not take it."""
+    """A cache holds it and all that comes before it, or another engine has handed it over, but the connector did not offer
+    it, or vLLM did not take it."""
     FAILED_LOAD = "failed-load"
     """The connector promised it, and its load failed."""
     EVICTED = "evicted"
@@ -41,6 +42,8 @@ class Cause(StrEnum):
     """What would show its cause was not recorded, or was lost."""
 
 
+PEER = "p2p"
+"""The tier of what another engine hands over, as vLLM calls it."""
 REUSED = (Cause.HELD, Cause.LOADED)
 """The causes of tokens that are not computed."""
 
@@ -80,10 +83,12 @@ class Detail(Struct, frozen=True, gc=False):
         at_ns: when it happened, Unix nanoseconds.
         span_id: the event that shows it.
         request: the request for which room was made, or that computes the block now.
-        engine: for `elsewhere`, the other engine.
+        engine: the other engine: for `elsewhere`, and of what it has handed over (the tier `p2p`).
         unstored: why the connector's store never had it: `full`, `failed`, `partial`, or `unasked`.
         refusal: why what a connector's store held was not used: the connector offered none of it (`declined`), or less
-            (`capped`), or none after answering 'ask me later' (`given-up`); or vLLM did not take it (`untaken`).
+            (`capped`), or none after answering 'ask me later' (`given-up`); or vLLM did not take it (`untaken`), or the
+            guard took the offer back (`guarded`). For `elsewhere`, on an engine to which others hand over: that this was not
+            handed over to the request (`not-handed`).
         group, group_kind: of several KV cache groups, the number of the one that had lost its part, or never had it, and its
             kind.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtrail.connector.known.nixl.transfers import Transfers
 from kvtrail.connector.known.probe import MAX_PENDING, Probe, ProbeEvent
-from kvtrail.connector.known.watching import after, around
+from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, Notice
 from kvtrail.tracer.events.semconv import Kind
@@ -46,7 +46,7 @@ class NixlProbe(Probe):
             return
         reads = hasattr(worker, "_read_blocks")
         after(worker.nixl_wrapper, "get_new_notifs", partial(self._note_messages, worker, reads))
-        around(worker.nixl_wrapper, "send_notif", _nothing, self._note_sent)
+        watch(worker.nixl_wrapper, "send_notif", self._note_sending)
         Transfers(worker, self._seen.append, self._unsent)
         if hasattr(worker, "_reap_expired_send_leases"):
             self._note_expired(worker)
@@ -56,6 +56,8 @@ class NixlProbe(Probe):
         after(worker, "_ensure_handshake", self._note_handshake)
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
+        if not self._seen:
+            return ()
         seen = []
         while self._seen:
             seen.append(self._seen.popleft())
@@ -76,6 +78,8 @@ class NixlProbe(Probe):
         if not request_id or expected is None:
             self._notice(None, Notice.UNKNOWN, Direction.RECEIVED, peer=peer)
         elif reads:
+            if not hasattr(worker, "expected_consumer_notifications_by_req"):
+                expected = max(1, expected // worker.world_size)  # before vLLM 0.32 the number is that of all its ranks
             self._seen.append(ProbeEvent.of(Kind.READ, request_id, peer=peer, notifications_expected=expected))
         else:  # the number is that of all the writer's ranks; those that write to this one are as many times fewer
             meta = worker._recving_metadata.get(request_id)
@@ -104,7 +108,10 @@ class NixlProbe(Probe):
             blocks_count=_number_of(said["local_block_ids"]),
         )  # fmt: skip
 
-    def _note_sent(self, error: BaseException | None) -> None:
+    def _note_sending(self, *_: Any, **named: Any) -> End:
+        return self._note_sent
+
+    def _note_sent(self, _: Any, error: Exception | None) -> None:
         self._sending.reason = None if error is None else f"{type(error).__name__}: {error}"
 
     def _unsent(self) -> str | None:
@@ -146,11 +153,14 @@ class NixlProbe(Probe):
         reap = worker._reap_expired_send_leases
 
         def noted(done: set[str], *arguments: Any) -> Any:
+            if not worker._reqs_to_send:  # nothing is kept: most steps of an engine that decodes
+                return reap(done, *arguments)
             before = set(done)
             result = reap(done, *arguments)
-            with suppress(Exception):
-                expired = sorted(done - before)
-                self._seen.extend(ProbeEvent.of(Kind.FREE, each, lease_expired=True) for each in expired)
+            if len(done) > len(before):
+                with suppress(Exception):
+                    expired = sorted(done - before)
+                    self._seen.extend(ProbeEvent.of(Kind.FREE, each, lease_expired=True) for each in expired)
             return result
 
         worker._reap_expired_send_leases = noted
@@ -166,10 +176,6 @@ class NixlProbe(Probe):
             Kind.NOTIFICATION, request_id, notification=what.value, direction=direction.value, **values
         )
         self._seen.append(event)
-
-
-def _nothing(*_: Any, **named: Any) -> None:
-    """There is nothing to note before a notification is sent."""
 
 
 def _number_of(blocks: Any) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from kvtrail.connector.known.probe import ProbeEvent
-from kvtrail.connector.known.watching import after, around
+from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
@@ -43,18 +44,19 @@ class Transfers:
         self._posting: dict[str, Any] = {}
         """The arguments of the current post; empty between posts."""
         self._op = XferOp.READ if hasattr(worker, "_read_blocks") else XferOp.WRITE
-        around(worker, "_read_blocks" if self._op is XferOp.READ else "_xfer_blocks", self._begin_post, self._end_post)
+        watch(worker, "_read_blocks" if self._op is XferOp.READ else "_xfer_blocks", self._begin_post)
         after(worker, "_apply_prefix_caching", self._note_trimmed)
         after(worker, "_handle_failed_transfer", self._note_failure)
         after(worker, "_pop_done_transfers", self._note_over)
 
-    def _begin_post(self, *_: Any, **named: Any) -> None:
+    def _begin_post(self, *_: Any, **named: Any) -> End:
         self._posting, self._failure, self._trimmed = named, None, None
+        return self._end_post
 
     def _note_trimmed(self, result: tuple[Blocks, Blocks], *_: Any, **named: Any) -> None:
         self._trimmed = result
 
-    def _end_post(self, error: BaseException | None) -> None:
+    def _end_post(self, _: Any, error: Exception | None) -> None:
         try:
             local, remote = self._moved()
             if self._op is XferOp.READ:
@@ -65,7 +67,7 @@ class Transfers:
         finally:
             self._posting = {}
 
-    def _end_read(self, local: Blocks, remote: Blocks, error: BaseException | None) -> None:
+    def _end_read(self, local: Blocks, remote: Blocks, error: Exception | None) -> None:
         post, expected = self._posting, self._posting.get("expected_consumers")
         if not any(map(len, local)):  # nothing is needed: a notification alone is sent
             self._note(
@@ -87,7 +89,7 @@ class Transfers:
         blocks = vars(named) if named is not None else self._posting
         return blocks["local_block_ids"], blocks["remote_block_ids"]
 
-    def _posted(self, local: Blocks, remote: Blocks, expected: int | None, error: BaseException | None) -> None:
+    def _posted(self, local: Blocks, remote: Blocks, expected: int | None, error: Exception | None) -> None:
         post, failure = self._posting, self._failure
         if error is not None:
             failure = f"{type(error).__name__}: {error}"
@@ -119,6 +121,8 @@ class Transfers:
 
     def _note_over(self, result: Any, transfers: Any) -> None:
         over: Iterable[str] = result[0] if isinstance(result, tuple) else result
+        if not over:
+            return
         for request_id in sorted(over):
             self._end(request_id, XferState.DONE, None)
             self._failed.pop(request_id, None)
@@ -157,9 +161,9 @@ class Transfers:
             return {"blocks_count": -(-number // ratio)}
         return {
             "blocks_count": number,
-            "blocks_ids": tuple(int(block) for group in local for block in group),
+            "blocks_ids": tuple(map(int, chain.from_iterable(local))),
             "blocks_by_group": tuple(map(len, local)) if len(local) > 1 else None,
-            "peer_blocks_ids": tuple(int(block) for group in remote for block in group),
+            "peer_blocks_ids": tuple(map(int, chain.from_iterable(remote))),
         }
 
     def _info(self) -> Any:

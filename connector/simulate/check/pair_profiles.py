@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvtrail.connector.simulate.pair_scenario import PairScenario, drawn
@@ -16,7 +17,16 @@ def handoffs(rng: random.Random) -> PairScenario:
     return drawn(rng.randrange(10**6), failing=rng.choice((0.0, 0.2)))
 
 
-PAIR_PROFILES: dict[str, Callable[[random.Random], PairScenario]] = {"handoffs": handoffs}
+def handoff_ranks(rng: random.Random) -> PairScenario:
+    """The same with two tensor-parallel ranks in either engine, or in both."""
+    prefill_ranks, decode_ranks = rng.choice(((1, 2), (2, 1), (2, 2)))
+    return replace(handoffs(rng), prefill_ranks=prefill_ranks, decode_ranks=decode_ranks)
+
+
+PAIR_PROFILES: dict[str, Callable[[random.Random], PairScenario]] = {
+    "handoffs": handoffs,
+    "handoff-ranks": handoff_ranks,
+}
 """By name. They come first, where they can be run."""
 
 

@@ -264,7 +264,7 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "block-sizes": block_sizes,
 }
 """By name, in the order in which `kvtrail check` takes turns."""
-OF_PAIRS = ("handoffs",)
+OF_PAIRS = ("handoffs", "handoff-ranks")
 """Profiles of two engines (`pair_profiles`), for connectors by which one hands over to the other."""
 NOT_FOR_ALL = ("ranks", "groups", "states", "block-sizes")
 """Profiles that a connector may refuse."""

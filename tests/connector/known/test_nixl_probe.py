@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
+from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pair_scenario import PairScenario, Request
 from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
 from kvtrail.tracer.events.events import Alloc, Lease, Notification, Read, Xfer, XferState
+from kvtrail.tracer.events.semconv import Kind
 
 PULL, PUSH = "NixlPullConnector", "NixlPushConnector"
 SHARED = ("shared", 70)
@@ -128,3 +131,31 @@ def test_the_first_heartbeat_of_a_request_is_recorded() -> None:
     leases = [event for event in pair.recorded[PREFILL] if isinstance(event, Lease)]
     assert {sent.peer_request} == {event.request for event in leases}
     assert len(leases) > 1, "there were several"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "counts_readers", "message", "expected"),
+    [(1, True, b"r:2", 2), (2, True, b"r:2", 2), (2, False, b"r:4", 2), (2, False, b"r:2", 1), (4, False, b"r:2", 1)],
+)
+def test_how_many_readers_an_older_vllm_means(ranks: int, counts_readers: bool, message: bytes, expected: int) -> None:
+    """Before vLLM 0.32 a report says how many ranks the other engine has, not how many of them read from one."""
+
+    class Wrapper:
+        def get_new_notifs(self) -> dict[str, list[bytes]]:
+            return {"reader": [message]}
+
+    class Worker:
+        world_size, nixl_wrapper = ranks, Wrapper()
+
+        def _read_blocks(self) -> None: ...
+
+    worker = Worker()
+    if counts_readers:
+        vars(worker)["expected_consumer_notifications_by_req"] = {}
+    probe = NixlProbe()
+    probe.made(SimpleNamespace(connector_worker=worker))
+    worker.nixl_wrapper.get_new_notifs()
+    ((kind, request, values),) = probe.reported(None, None)
+    assert (kind, request) == (Kind.READ, "r")
+    assert "reader" in values
+    assert expected in values

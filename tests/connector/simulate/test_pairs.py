@@ -3,6 +3,7 @@ each planted fault is named by its rule. The settings are kvtrail's defaults."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -173,6 +174,20 @@ def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
     assert died == len(seeds)
 
 
+def is_last_token(wrong: str) -> bool:
+    """Whether a load is wrong in its last token alone, which vLLM computes again, as it needs a token to compute."""
+    said = re.search(r"its first (\d+) tokens\. 1 of them .* the first of them token (\d+) in block", wrong)
+    return said is not None and int(said[1]) == int(said[2]) + 1
+
+
+def in_whole_blocks(wrong: str) -> bool:
+    """Whether a load is wrong in more than its last block, if that is not full."""
+    said = re.search(r"its first (\d+) tokens.* the first of them token (\d+) in block", wrong)
+    assert said is not None, wrong
+    tokens, first = map(int, said.groups())
+    return first < tokens // BLOCK_SIZE * BLOCK_SIZE
+
+
 @pytest.mark.parametrize(
     ("mistake", "rule"),
     [
@@ -202,7 +217,7 @@ def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -
         # a call that killed the engine is no request's
         assert pair.found() - {""} <= pair.planted | found["admitted"], seed
         if mistake in (Mistake.EXCHANGED, Mistake.OVERDUE):
-            assert found["loaded"] == loaded, seed
+            assert {name for name in loaded if in_whole_blocks(pair.wrong[name])} <= found["loaded"] <= loaded, seed
         planted += len(pair.planted)
         wrong += len(loaded)
     assert planted > len(seeds)
@@ -260,13 +275,15 @@ def test_healed_a_routers_mistake_gives_no_wrong_answer(mistake: Mistake, seeds:
     for seed in seeds:
         scenario = replace(drawn(seed, mistakes=(mistake,)), recompute=True)
         observed, healed = play_pair(scenario, NIXL), play_pair(scenario, HEALED)
-        assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {}), seed
+        read = {name: wrong for name, wrong in healed.wrong.items() if not is_last_token(wrong)}
+        assert (read, dict(healed.errors), dict(healed.left)) == ({}, {}, {}), seed
         assert healed.planted <= healed.answered, seed
         harmed += len(observed.wrong) + len(observed.errors)
         if mistake is Mistake.OVERDUE:
             loaded = {name for name, text in observed.wrong.items() if "reported the load" in text}
             assert healed.found("byte-drift") == loaded, seed
-            of_it = [each for each in healed.findings if each.rule in ("byte-drift", "stale-handoff")]
+            late = [each for each in healed.findings if each.rule == "stale-handoff" and each.numbers["given_out"]]
+            of_it = [each for each in healed.findings if each.rule == "byte-drift"] + late
             assert all(each.healed == each.count for each in of_it), seed
     assert harmed >= len(seeds)
 

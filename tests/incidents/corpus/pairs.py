@@ -18,14 +18,32 @@ def _prefill(tokens: int, prompt: int, digest: str = "a", *, name: str = "", mor
 
 
 def _decode(
-    tokens: int | str, prompt: int, digest: str = "a", *, name: str = "", key: str = "h1", load: int = 0
+    tokens: int | str,
+    prompt: int,
+    digest: str = "a",
+    *,
+    name: str = "",
+    key: str = "h1",
+    load: int = 0,
+    loaded: bool = True,
 ) -> str:
-    """The other engine's part, up to the end of its load."""
+    """The other engine's part, up to the end of its load, or to its begin."""
     load = load or prompt - 1
     calls = (
-        f"start {prompt}", f"takes {key} {tokens}/{prompt} of {digest}", f"L {prompt} c0 -> {load} async", f"A {load}", "R",
+        f"start {prompt}", f"takes {key} {tokens}/{prompt} of {digest}", f"L {prompt} c0 -> {load} async", f"A {load}",
+        *(["R"] if loaded else []),
     )  # fmt: skip
     return "".join(f"<d> {name}{call}\n" for call in calls)
+
+
+def _reads(*posted: tuple[int, int, int]) -> str:
+    """Reads that ranks of the other engine begin: of each the rank, from which rank, and the number of expected reports."""
+    return "".join(f"<d> xfer read posted by {own} rank {rank} peer engine of {of}\n" for own, rank, of in posted)
+
+
+def _reading(*posted: tuple[int, int, int]) -> str:
+    """The other engine's part, with these reads."""
+    return _decode(600, 600, loaded=False) + _reads(*posted) + "<d> R\n"
 
 
 def _failing(count: int, *, first: int = 0, at_once: bool = False, last: str = "R failed", peers: int = 1) -> str:
@@ -165,6 +183,25 @@ INCIDENTS = [
         says="kept under the same name",
     ),
     Incident(
+        id="vllm-46332",
+        of="C16",
+        url=vllm(46332, "pull"),
+        connector="MoRIIOConnector",
+        text=f"""
+            {_prefill(600, 600)}
+            # no lengths in the thread: four ranks prefill and eight decode, so that two read from each, and the first
+            # report, as MoRIIO counted until then, ends the sending
+            {_decode(600, 600, loaded=False)}
+            read of 2
+            sent
+            read of 2
+            <d> R
+        """,
+        rule="miscounted-readers",
+        numbers={"readers": 1, "expected": 2, "reports": 1, "rank": 0},
+        says="when 1 of them had reported",
+    ),
+    Incident(
         id="vllm-43541",
         of="C13",
         url=vllm(43541, "pull"),
@@ -230,6 +267,48 @@ LOOK_ALIKES = [
         "stale-handoff",
         "the lease ended and the load failed",
         f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\n{_decode(600, 600).replace('> R', '> R failed')}",
+    ),
+    _alike(
+        "C16",
+        "miscounted-readers",
+        "both readers have reported",
+        f"{_prefill(600, 600)}{_decode(600, 600)}read by r0 of 2\nread by r1 of 2\nsent",
+    ),
+    _alike(
+        "C16",
+        "miscounted-readers",
+        "one report came twice, and the other one in time",
+        f"{_prefill(600, 600)}{_decode(600, 600)}read by r0 of 2\nread by r0 of 2\nread by r1 of 2\nsent",
+    ),
+    _alike(
+        "C16",
+        "miscounted-readers",
+        "the lease ran out when one of two had reported",
+        f"{_prefill(600, 600)}{_decode(600, 600)}read by r0 of 2\nwait 30\nfreed expired\nsent",
+    ),
+    _alike(
+        "C16",
+        "miscounted-readers",
+        "the report of the only reader came again when all was over",
+        f"{_prefill(600, 600)}{_decode(600, 600)}read by r0 of 1\nsent\nread by r0 of 1",
+    ),
+    _alike(
+        "C16",
+        "miscounted-readers",
+        "two ranks read from one, and their reports say so",
+        f"{_prefill(600, 600)}{_reading((0, 0, 2), (1, 0, 2))}read by r0 of 2\nread by r1 of 2\nsent",
+    ),
+    _alike(
+        "C16",
+        "miscounted-readers",
+        "each of two ranks reads from two others",
+        f"{_prefill(600, 600)}{_reading((0, 0, 1), (0, 1, 1), (1, 2, 1), (1, 3, 1))}",
+    ),
+    _alike(
+        "C16",
+        "miscounted-readers",
+        "a rank reads again after its load has failed",
+        f"{_prefill(600, 600)}{_reading((0, 0, 1))}<d> xfer read failed peer engine\n{_reads((0, 0, 1))}",
     ),
     _alike(
         "N11", "crossed-handoff", "a prefill of one token less", f"{_prefill(599, 600)}{_decode(599, 600)}read\nsent"

@@ -246,7 +246,7 @@ def test_a_load_of_whose_end_events_are_lost_may_have_failed() -> None:
 
 def test_what_failed_and_is_not_given_again_has_failed() -> None:
     again = LOADS.format(how=" async") + "b: error [1]\nb: R failed\nevict =a\nb: L 128 c0 h0 -> 0\nb: A 0 [1-4]"
-    assert reported(again)[-1] == "failed-load 32, stranded:store 64 (a), new 32"
+    assert reported(again)[-1] == "failed-load:store 32, stranded:store 64 (a), new 32"
 
 
 def test_after_a_preemption_the_same_request_is_split_again() -> None:

@@ -50,6 +50,21 @@ NOW_NS = 1_700_000_000 * 10**9
         ),
         ({"cause": "pending", "tier": "store"}, "on its way into the connector's store"),
         ({"cause": "elsewhere", "tier": "", "engine": "pod-3"}, "computed by pod-3, never by this one"),
+        (
+            {"cause": "elsewhere", "tier": "", "engine": "pod-3", "refusal": "not-handed"},
+            "computed by pod-3, never by this one, and not handed over to this request",
+        ),
+        ({"cause": "loaded", "tier": "p2p", "engine": "pod-3"}, "handed over by pod-3, and loaded"),
+        (
+            {"cause": "last-token", "tier": "p2p"},
+            "handed over by another engine, and recomputed: the last token always is, for its logits",
+        ),
+        (
+            {"cause": "refused", "tier": "p2p", "engine": "pod-3", "refusal": "guarded"},
+            "handed over by pod-3, and the guard took the connector's offer back",
+        ),
+        ({"cause": "failed-load", "tier": "p2p", "engine": "pod-3"}, "handed over by pod-3, and its load failed"),
+        ({"cause": "failed-load", "tier": "cpu"}, "promised by cpu, and its load failed"),
         ({"cause": "unknown", "tier": "", "why": "lost"}, "not known: events are missing that may show it"),
         ({"cause": "unknown", "tier": ""}, "not known"),
         ({"cause": "of-tomorrow", "tier": ""}, "of tomorrow"),

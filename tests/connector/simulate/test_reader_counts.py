@@ -1,0 +1,70 @@
+"""Several ranks of vLLM's own NIXL connector read from one, which counts their reports: what becomes of a report that arrives
+twice, and of a number that is too small. The settings are kvtrail's defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
+
+from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
+
+from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.pair_scenario import Mistake, drawn
+from kvtrail.connector.simulate.pairs import DECODE, PlayedPair, play_pair
+from kvtrail.tracer.events.events import Xfer
+
+NIXL = configuration("NixlConnector", {})
+LONG = pytest.mark.long
+RULE = "miscounted-readers"
+
+
+def played(
+    seed: int, *, repeated: float = 0.0, mistakes: tuple[Mistake, ...] = (), ranks: tuple[int, int] = (1, 2)
+) -> PlayedPair:
+    return play_pair(
+        replace(drawn(seed, repeated=repeated, mistakes=mistakes), prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL
+    )
+
+
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=LONG)], ids=str)
+def test_a_report_that_arrives_twice_is_taken_for_two_readers(seeds: range) -> None:
+    """Exactly those are named of which another rank was still reading; a report that is repeated once all others have come,
+    or in the same step, harms nobody."""
+    named = repeated = 0
+    for seed in seeds:
+        pair = played(seed, repeated=0.3)
+        assert pair.found() == pair.found(RULE) == pair.given_back_early, seed
+        named += len(pair.found())
+        repeated += len(pair.network.repeated)
+    assert len(seeds) // 2 < named < repeated
+
+
+def test_a_report_that_arrives_twice_harms_nobody_where_one_rank_reads_from_each() -> None:
+    for seed, ranks in enumerate(((2, 1), (2, 2))):
+        pair = played(seed, repeated=0.3, ranks=ranks)
+        assert pair.network.repeated
+        assert not pair.findings, [each.explanation for each in pair.findings]
+
+
+def test_two_requests_that_share_a_hand_off_report_for_each_other() -> None:
+    """No report comes twice: one rank has read for both requests before the other rank has read for either."""
+    for seed in (20, 26):
+        pair = played(seed, mistakes=(Mistake.TWICE,))
+        assert len(pair.given_back_early) == 1, seed
+        assert pair.found(RULE) == pair.given_back_early, seed
+        assert pair.given_back_early < pair.planted == pair.found("second-handoff"), seed
+
+
+def test_a_number_of_readers_that_lacks_a_dimension_is_named_where_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each report says that it is the only one, as if both engines had as many ranks: all that read are named."""
+    monkeypatch.setattr(TransferTopology, "dcp_consumer_count", lambda *_: 1)
+    pair = played(0)
+    reads = [each for each in pair.recorded[DECODE] if isinstance(each, Xfer) and each.xfer_state == "posted"]
+    assert {each.rank for each in reads} == {0, 1}
+    assert pair.found() == pair.found(RULE) == {pair.names[each.request or ""] for each in reads}
+    assert len(pair.found()) > 5
+    assert {(each.numbers["readers"], each.numbers["expected"]) for each in pair.findings} == {(2, 1)}

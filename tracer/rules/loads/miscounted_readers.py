@@ -1,0 +1,123 @@
+"""miscounted-readers: the engine that prefilled counts the readers of its blocks wrong."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from kvtrail.tracer.events.events import Read, Sent, Xfer, XferOp, XferState
+from kvtrail.tracer.events.patience import of_connector
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.account import REMEMBERED_READERS, Account, Evidence
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
+from kvtrail.tracer.rules import RequestRule
+
+
+class MiscountedReaders(RequestRule[Sent | Xfer]):
+    """Blocks are given back before each of their readers has reported.
+
+    Invariant: unless the lease has run out, blocks that a rank keeps for another engine are given back after as many
+    different readers have reported to it as each report says there are (`notifications_expected`); and from one rank of
+    another engine no more ranks read for a request than their reports say.
+
+    A count of reports is not one of readers: one report that arrives twice, or two requests that share a hand-off, can make
+    it complete while another rank is reading. And a number that lacks a dimension (pipeline or context-parallel ranks) is
+    complete too early for every request. Source: vLLM, `NixlPullConnectorWorker._get_new_notifs` counts reports, and
+    `TransferTopology.dcp_consumer_count` says how many there will be; the incident is vLLM #46332
+    (https://github.com/vllm-project/vllm/pull/46332). Needs a probe that sees readers' reports on the engine that prefills,
+    in the process of its scheduler (NIXL's pull on one rank), or reads on the one that decodes (NIXL's pull, MoRIIO).
+    """
+
+    id = "miscounted-readers"
+    severity = Severity.WRONG_OUTPUT
+    classes = ("C16",)
+    needs_history = False
+    hint = (
+        "One rank was counted twice: a report was sent again, or the router used the `kv_transfer_params` twice. Or the"
+        " number of expected reports is computed from the tensor-parallel sizes alone: compare both engines' parallel sizes."
+    )
+
+    repeated = (
+        "One reader reported at {0} and again at {1}. At {2} the blocks were given back, when {readers} of {expected} readers"
+        " had reported: the others may still have been reading."
+    )
+    too_few = (
+        "At {0} a reader reported, one of {expected}. At {1} the blocks were given back, when {readers} of them had reported:"
+        " the others may still have been reading."
+    )
+    too_many = (
+        "Two of this request's ranks read from rank {peer_rank} of engine {peer}, since {0} and {1}. With them {readers} do,"
+        " and the report of each says that there are {expected}: that engine gives the blocks back before all have read."
+    )
+
+    def judge(self, event: Sent | Xfer, account: Account) -> Judgement:
+        if isinstance(event, Xfer):
+            return _judge_reading(event, account.evidence.reading)
+        evidence = account.evidence
+        if not evidence.reads or evidence.sent is not None or len(evidence.reads) == REMEMBERED_READERS:
+            return None
+        by_rank: dict[tuple[str, int], list[Read]] = defaultdict(list)
+        for read in evidence.reads:
+            if not read.notifications_expected:
+                return Unknown.PROBE
+            by_rank[read.recorder, read.rank].append(read)
+        if all(read.notifications_expected == 1 for read in evidence.reads):
+            return OK
+        if any(read.recorder != event.recorder for read in evidence.reads):
+            return Unknown.ORDER
+        if evidence.freed is not None:
+            return None if evidence.freed.lease_expired else Unknown.ORDER
+        if account.missing is not None:
+            return account.missing
+        lease_ns = _lease_ns(evidence)
+        if lease_ns is None or event.end_ns >= lease_ns:
+            return Unknown.VERSION  # some do not say that a lease has run out
+        drifts = [_too_few(reads, event) for reads in by_rank.values()]
+        return tuple(each for each in drifts if each is not None) or OK
+
+    def template(self, finding: Finding) -> str:
+        if finding.witness[-1].kind == Kind.XFER:
+            return self.too_many
+        return self.repeated if len(finding.witness) == 3 else self.too_few
+
+
+def _judge_reading(event: Xfer, before: Sequence[Xfer]) -> Judgement:
+    """A rank of the engine that decodes begins to read."""
+    if event.xfer_op != XferOp.READ or event.xfer_state != XferState.POSTED:
+        return None
+    if not event.notifications_expected or event.peer is None or event.peer_rank is None:
+        return None
+    place = event.peer, event.peer_rank
+    same = [each for each in before if (each.peer, each.peer_rank) == place]
+    readers = {each.rank for each in same} | {event.rank}
+    expected = max(each.notifications_expected or 0 for each in (*same, event))
+    if len(readers) <= expected or any(each.rank == event.rank for each in same):
+        return OK
+    numbers = {"readers": len(readers), "expected": expected, "peer": event.peer, "peer_rank": event.peer_rank}
+    return Drift(numbers, [same[-1], event])
+
+
+def _too_few(reads: Sequence[Read], event: Sent) -> Drift | None:
+    """The reports that one rank has had when its blocks are given back. Readers without a name are taken for different ones,
+    and of reports that disagree the smallest number counts."""
+    by_peer = Counter(read.peer for read in reads)
+    readers = len(by_peer) - (None in by_peer) + by_peer[None]
+    expected = min(read.notifications_expected or 0 for read in reads)
+    if readers >= expected:
+        return None
+    again = next((peer for peer, count in by_peer.items() if peer is not None and count > 1), None)
+    shown = reads[-1:] if again is None else [read for read in reads if read.peer == again][:2]
+    numbers = {"readers": readers, "expected": expected, "reports": len(reads), "rank": reads[0].rank}
+    return Drift(numbers, [*shown, event], connector=reads[0].connector)
+
+
+def _lease_ns(evidence: Evidence) -> int | None:
+    """Until when the blocks are kept for readers, by the clock of the engine that keeps them; None if that is not known."""
+    end = evidence.ended
+    if end is None:
+        return None
+    lease_s = end.lease_s or of_connector(end.connector, end.patience).keep_s
+    ends = [end.end_ns + int(lease_s * 10**9)] if lease_s else []
+    if (last := evidence.lease) is not None and last.lease_s:
+        ends.append(last.end_ns + last.lease_s * 10**9)
+    return max(ends, default=None)
