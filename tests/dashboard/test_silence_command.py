@@ -100,6 +100,19 @@ def test_every_matcher_has_a_name() -> None:
     assert silences.NAMES.keys() == {*MATCHERS}
 
 
+def test_a_form_offers_what_there_is() -> None:
+    engines = [{"engine": "e-1", "name": "alpha", "version": "0.32.0", "kvtrail": ""}]
+    found = {"engines": ["e-1", "gone"], "connectors": ["LMCache"]}
+    assert silences.choices([{"id": "full-hit"}], engines, found) == {
+        "rule": {"full-hit": "full-hit"},
+        "engine": {"e-1": "alpha", "gone": "gone"},
+        "connector": {"LMCache": "LMCache"},
+        "vllm_version": {"0.32.0": "0.32.0"},
+        "kvtrail_version": {},
+    }
+    assert silences.LABELS.keys() == {*MATCHERS}
+
+
 def test_a_silence_in_words() -> None:
     made: dict[str, Any] = dict.fromkeys(MATCHERS, "") | {
         "id": "1", "engine": "e-1", "rule": "full-hit", "ends_ns": None, "is_active": True, "why": "#7", "by": "ana",
@@ -107,6 +120,14 @@ def test_a_silence_in_words() -> None:
     }  # fmt: skip
     assert silences.covers(made, {"e-1": "alpha"}) == "rule full-hit, engine alpha"
     assert silences.state(made) == "active until it is ended"
+    assert silences.about({**made, "began_ns": 60 * 10**9}) == (
+        "Active until it is ended; by ana, 1970-01-01 00:01 UTC; no finding meets it so far."
+    )
     assert silences.sentence(made) == "Silenced until it is ended by ana: #7"
     over = {**made, "is_active": False, "ends_ns": int(timedelta(days=1).total_seconds() * 1e9)}
+    (row,) = silences.ended_rows([{**over, "began_ns": 0}], {})
+    assert (row["Covered"], row["Ended (UTC)"]) == ("rule full-hit, engine e-1", "1970-01-02 00:00")
+    assert silences.report({**over, "began_ns": 0}).startswith(
+        "No longer silenced: rule full-hit, engine e-1. Ended 1970"
+    )
     assert silences.state(over) == "ended 1970-01-02 00:00 UTC"

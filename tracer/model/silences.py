@@ -104,6 +104,11 @@ class Silencing:
             self._known[place] = next((each for each in self._active if each.covers(place, about)), None)
         return self._known[place]
 
+    def about(self, engine: str) -> int:
+        """How many active silences cover findings of an engine, if it has such: those of all engines, too."""
+        about = self._engines.get(engine, {})
+        return sum(each.covers(Place(each.rule, engine, each.connector), about) for each in self._active)
+
 
 def place_of(finding: Mapping[str, Any]) -> Place:
     """The place of a finding, as the api and the stores have it."""

@@ -102,9 +102,9 @@ class Fleet(BaseModel):
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
     the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
     `state` (one of `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), of which exception
-    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine
-    without recorders has not been heard from lately, or another process hears it. If there are very many, those with
-    recorders, then the latest."""
+    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). `silences`
+    is how many active silences cover findings of it, if it has such. An engine without recorders has not been heard from
+    lately, or another process hears it. If there are very many, those with recorders, then the latest."""
     known: int
     """How many engines there are."""
     pairs: list[dict[str, Any]]
@@ -264,6 +264,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                     **resolver.engine(name),
                     "recorders": by_engine.get(name, []),
                     "is_heard": name in heard,
+                    "silences": resolver.silencing.about(name),
                 }
                 for name in sorted(named[:MAX_ENGINES])
             ],
