@@ -19,6 +19,10 @@ class TracerAway(RuntimeError):
     """The tracer gave no usable answer; the text has its address and a remedy."""
 
 
+class TracerRefused(RuntimeError):
+    """The tracer refuses what was asked; the text is its sentence."""
+
+
 class Tracer:
     """A client of one tracer. Every method raises TracerAway if there is no usable answer."""
 
@@ -96,6 +100,21 @@ class Tracer:
         """What changed at a moment, and which requests explain it; `parameters` are those of `/api/changes`."""
         return self._object("/api/changes", **parameters)
 
+    def silences(self) -> list[Row]:
+        """The silences, those that end last first; the ended ones stay listed."""
+        return self._list("/api/silences")
+
+    def silence(self, asked: Row) -> Row:
+        """Silence findings; `asked` is what `POST /api/silences` takes. Raises TracerRefused if it cannot be made."""
+        made: Row = self._decoded(self._changed("POST", "/api/silences", json=asked), dict)
+        return made
+
+    def end_silence(self, silence_id: str) -> Row:
+        """End a silence now. Raises TracerRefused if there is none with this id."""
+        path = f"/api/silences/{quote(silence_id, safe='')}"
+        ended: Row = self._decoded(self._changed("DELETE", path), dict)
+        return ended
+
     def fleet(self) -> Row:
         """The engines and their recorders."""
         return self._object("/api/fleet")
@@ -125,18 +144,37 @@ class Tracer:
 
     def _response(self, path: str, **parameters: str | int) -> httpx.Response:
         """A successful response, or a 404."""
+        response = self._answered("GET", path, params=parameters)
+        if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
+            raise TracerAway(f"The token for the tracer at {self.url} may not read. Give --token-file one that may.")
+        if response.is_error and response.status_code != 404:
+            raise TracerAway(f"The tracer at {self.url} answers with error {response.status_code}. See its log.")
+        return response
+
+    def _changed(self, method: str, path: str, **content: Any) -> httpx.Response:
+        """The response to a change that was made. Raises TracerRefused if it was refused."""
+        response = self._answered(method, path, **content)
+        if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
+            raise TracerRefused(
+                f"The token for the tracer at {self.url} may not change silences. Give --token-file one of the role `change`."
+            )
+        if response.is_error:
+            try:
+                sentence = response.json()["detail"]
+            except (ValueError, KeyError, TypeError):
+                sentence = f"error {response.status_code}; see its log"
+            raise TracerRefused(f"The tracer refuses: {sentence}.")
+        return response
+
+    def _answered(self, method: str, path: str, **content: Any) -> httpx.Response:
         try:
-            response = self._http.get(path, params=parameters, headers=self._headers())
+            response = self._http.request(method, path, headers=self._headers(), **content)
         except httpx.HTTPError as error:
             raise TracerAway(f"The tracer at {self.url} {_failed(error)}") from error
         if response.status_code == UNAUTHORIZED:
             raise TracerAway(
                 f"The tracer at {self.url} requires a token. Name the file that holds it with --token-file."
             )
-        if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
-            raise TracerAway(f"The token for the tracer at {self.url} may not read. Give --token-file one that may.")
-        if response.is_error and response.status_code != 404:
-            raise TracerAway(f"The tracer at {self.url} answers with error {response.status_code}. See its log.")
         return response
 
     def _headers(self) -> dict[str, str]:

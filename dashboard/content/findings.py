@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
@@ -17,21 +18,62 @@ _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 _LET = re.compile(r"^Let (\w+) = ")
 
 
-def rule_rows(rules: Iterable[Row]) -> list[Row]:
-    """The rules with findings, worst first: their severity, their impact, and their findings over time."""
-    order = sorted(rules, key=lambda rule: (-rule["harmed"], _rank(rule["severity"]), -rule["findings"], rule["rule"]))
+def rule_rows(rules: Iterable[Row], *, since: bool = False, oldest_first: bool = False) -> list[Row]:
+    """The rules with findings, worst first and what is silenced last, or those first that were first seen: their severity,
+    their impact, what is known of them, and their findings over time; with `since` also when they were seen."""
+
+    def weight(rule: Row) -> tuple[Any, ...]:
+        loud = _unsilenced(rule)
+        weight = (not loud["findings"], -loud["harmed"], _rank(rule["severity"]), -rule["findings"], rule["rule"])
+        return (rule["first_ns"], *weight) if oldest_first else weight
+
+    order = sorted(rules, key=weight)
+    known = [known_of_rule(rule) for rule in order]
     return [
         {
             "Could": [rule["severity"]],
             "Did": impact(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
             "Rule": rule["rule"],
+            **({"Known": words} if any(known) else {}),
             "Says": rule["title"],
             "Findings": rule["findings"],
             "Requests": rule["requests"],
             "Trend": rule["trend"],
+            **({"First seen": _moment(rule["first_ns"]), "Last seen": _moment(rule["last_ns"])} if since else {}),
         }
-        for rule in order
+        for rule, words in zip(order, known, strict=True)
     ]
+
+
+def known_of_rule(rule: Row) -> list[str]:
+    """The words of the palette for what is known of a rule's findings: new since the last deploy, and silenced."""
+    loud = _unsilenced(rule)["findings"]
+    silenced = "silenced" if not loud else "partly silenced" if loud < rule["findings"] else ""
+    return ["new"] * bool(rule.get("new_since_ns")) + [silenced] * bool(silenced)
+
+
+def silenced(rules: Iterable[Row]) -> int:
+    """How many findings are silenced."""
+    return sum(rule["findings"] - _unsilenced(rule)["findings"] for rule in rules)
+
+
+def seen(rule: Row, *, now_ns: int) -> str:
+    """When a rule's findings were first and last seen, and whether they are new."""
+    first, last = (text.clock(rule[end], now_ns=now_ns).partition(".")[0] for end in ("first_ns", "last_ns"))
+    parts = [f"First seen {first}, last seen {last} UTC"]
+    if new_ns := rule.get("new_since_ns"):
+        parts.append(f"new since the deploy of {text.clock(new_ns, now_ns=now_ns).partition('.')[0]}")
+    return f"{'; '.join(parts)}."
+
+
+def _unsilenced(rule: Row) -> Row:
+    """The counts of those that no silence covers; all of them, where the tracer is older than silences."""
+    loud: Row = rule.get("unsilenced") or rule
+    return loud
+
+
+def _moment(at_ns: int) -> datetime | None:
+    return datetime.fromtimestamp(at_ns / 1e9, UTC) if at_ns else None
 
 
 def impact(*, harmed: int, healed: int, findings: int) -> str:
@@ -50,9 +92,10 @@ def sample(rules: Sequence[Row]) -> str:
 
 
 def latest_of_each_rule(findings: Iterable[Row], *, most: int) -> list[Row]:
-    """The latest finding of each of the first `most` rules: findings of one rule read alike."""
+    """The latest finding of each of the first `most` rules, of those that nobody knows of first: findings of one rule read
+    alike."""
     latest: dict[str, Row] = {}
-    for finding in findings:
+    for finding in sorted(findings, key=lambda finding: bool(finding.get("silence"))):
         latest.setdefault(finding["rule"], finding)
     return list(latest.values())[:most]
 
@@ -69,14 +112,16 @@ def trend_rows(trend: Row) -> list[Row]:
     ]  # fmt: skip
 
 
-def finding_rows(findings: Iterable[Row]) -> list[Row]:
+def finding_rows(findings: Sequence[Row]) -> list[Row]:
     """The findings one by one, in the order given."""
+    some_are_silenced = any(finding.get("silence") for finding in findings)
     return [
         {
             "Last seen": datetime.fromtimestamp(finding["last_ns"] / 1e9, UTC),
             "Could": [finding["severity"]],
             "Did": [finding["did"]],
             "Rule": finding["rule"],
+            **({"Known": ["silenced"] if finding.get("silence") else []} if some_are_silenced else {}),
             "Request": finding["external"] or finding["request"],
             "Says": sentences(finding)[-1],
             "Preemptions": finding["epoch"],

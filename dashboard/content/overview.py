@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import efficiency, text
+from kvtrail.dashboard.content import efficiency, findings, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.words import count, some
 
@@ -59,8 +59,14 @@ def cards(savings: Row, rules: Sequence[Row], *, open_requests: int, minutes: fl
         ("Prefill saved", text.percent(share), spared, "prefill saved"),
         ("Waited for KV", text.seconds(waited_s), f"in {some(sums['waits'], 'load')}", "waited for KV"),
         ("Preemptions", count(sums["preemptions"]), _a_minute(sums["preemptions"], minutes), "preemption"),
-        ("Findings", count(sum(rule["findings"] for rule in rules)), f"of {some(len(rules), 'rule')}", "finding"),
+        ("Findings", count(sum(rule["findings"] for rule in rules)), _of_rules(rules), "finding"),
     ]  # fmt: skip
+
+
+def _of_rules(rules: Sequence[Row]) -> str:
+    """Of how many rules the findings are, or how many are silenced: a sum that is all known needs nobody."""
+    number = findings.silenced(rules)
+    return f"{count(number)} silenced" if number else f"of {some(len(rules), 'rule')}"
 
 
 def _a_minute(number: int, minutes: float, what: str = "") -> str:

@@ -117,6 +117,12 @@ DID = {
     "healed": Meaning(GREEN, "the guard replaced the answer before it was used"),
 }
 """Impacts of a finding, worst first."""
+KNOWN = {
+    "new": Meaning(ORANGE, "first seen since the last deploy"),
+    "silenced": Meaning(GREY, "somebody knows of it, and alerts leave it out"),
+    "partly silenced": Meaning(YELLOW, "some of its findings are silenced"),
+}
+"""What is known of a finding or of those of a rule."""
 PHASE = {
     "queued": Meaning(Colour("#8490a3", "#7d899c", ""), "arrived, and not yet processed"),
     "lookup": Meaning(Colour("#0c8ea6", "#22b8cf", ""), "the scheduler asks the connector"),
@@ -179,11 +185,13 @@ MEASURE = {
 """The lines of a request's account."""
 GROUPS: dict[str, Mapping[str, Meaning]] = {
     "level": LEVEL, "state": STATE, "status": STATUS, "outcome": OUTCOME, "verdict": VERDICT, "severity": SEVERITY,
-    "did": DID, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "measure": MEASURE,
+    "did": DID, "known": KNOWN, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "measure": MEASURE,
 }  # fmt: skip
 """All groups by name; only the marks of `phase` are never text."""
 BADGES = {
-    name: each.colour.badge for group in (STATUS, OUTCOME, VERDICT, SEVERITY, DID) for name, each in group.items()
+    name: each.colour.badge
+    for group in (STATUS, OUTCOME, VERDICT, SEVERITY, DID, KNOWN)
+    for name, each in group.items()
 }
 """The colour of a badge by its word, which has one meaning in all groups."""
 

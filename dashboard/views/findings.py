@@ -15,14 +15,19 @@ from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.context import is_dark
-from kvtrail.dashboard.views.filters import choose, filter_bar
+from kvtrail.dashboard.views.filters import ANY, choose, filter_bar, one_of
 from kvtrail.dashboard.views.finding_cards import finding_card
-from kvtrail.dashboard.views.links import request_query, runbook_link
+from kvtrail.dashboard.views.links import link, request_query, runbook_link
 from kvtrail.dashboard.views.tables import label_column, number_column, rule_columns, table
+from kvtrail.tracer.model.silences import MATCHERS
 from kvtrail.tracer.model.words import some
 
 MOST = 200
 IN_WORDS = 3
+ORDERS = {"latest": "Latest first", "oldest": "Oldest first"}
+"""The API's orders of findings; by them, rules are in the order of their weight, or of when they were first seen."""
+SILENCED = {"no": "Not silenced", "yes": "Silenced"}
+"""The values of the filter in the address, and their texts."""
 FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors", "engine": "engines", "model": "models"}
 """The filters, and the API's names of their choices."""
 
@@ -37,8 +42,8 @@ class Answer(NamedTuple):
     recorders: list[Row]
 
 
-def filters() -> dict[str, str]:
-    """The filters in use; their choices are everything that ever had a finding."""
+def filters() -> tuple[dict[str, str], str]:
+    """The filters in use, and the order; their choices are everything that ever had a finding."""
     try:
         every = tracer().findings_trend()
     except TracerAway:
@@ -48,11 +53,14 @@ def filters() -> dict[str, str]:
         for name, plural in FILTERS.items():
             shown = every["engine_names"] if name == "engine" else {}
             given[name] = choose(name.capitalize(), every["choices"].get(plural, []), name=name, shown=shown)
-    return {name: value for name, value in given.items() if value}
+        silenced = choose("Silenced", list(SILENCED), name="silenced", shown={ANY: "Silenced or not", **SILENCED})
+        order = one_of("Sort by", list(ORDERS), name="order", default="latest", text=ORDERS.__getitem__)
+    given["silenced"] = {"yes": "true", "no": "false"}.get(silenced, "")
+    return {name: value for name, value in given.items() if value}, order
 
 
 @st.fragment(run_every=SLOW_S)
-def page(given: dict[str, str]) -> None:
+def page(given: dict[str, str], order: str) -> None:
     """Draw the page, again at each refresh."""
     shown = picker.current()
 
@@ -60,20 +68,21 @@ def page(given: dict[str, str]) -> None:
         source = tracer()
         return Answer(
             trend=source.findings_trend(**given, **shown.query),
-            findings=source.findings(limit=MOST, **given, **shown.query),
+            findings=source.findings(limit=MOST, order=order, **given, **shown.query),
             by_rule=source.findings_by_rule(**given, **shown.query),
             rules=source.rules(),
             recorders=source.health()["recorders"],
         )
 
-    answer = read(ask, key=f"findings {shown.field()} {given}")
+    answer = read(ask, key=f"findings {shown.field()} {given} {order}")
     if answer is None:
         return
     if sentence := fleet.missing_spans(answer.recorders):
         st.warning(sentence)
     for rule in answer.rules:
         if rule["id"] == given.get("rule"):
-            rule_card(rule)
+            rule_card(rule, next((each for each in answer.by_rule if each["rule"] == rule["id"]), None))
+    silences_bar(given, answer.by_rule)
     if not answer.findings:
         when = shown.text(now_ns=time.time_ns())
         if given:
@@ -84,15 +93,25 @@ def page(given: dict[str, str]) -> None:
     st.caption("Drag along the chart to see a part of it.")
     picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings_trend")
     if "rule" not in given:
-        by_rule(answer.by_rule)
-    one_by_one(answer.findings, matching=content.total(answer.trend))
-    st.subheader("The latest in words", anchor=False)
+        by_rule(answer.by_rule, oldest_first=order == "oldest")
+    one_by_one(answer.findings, matching=content.total(answer.trend), order=order)
+    st.subheader(f"The {order} in words", anchor=False)
     for finding in content.latest_of_each_rule(answer.findings, most=IN_WORDS):
         finding_card(finding)
 
 
-def rule_card(rule: Row) -> None:
-    """The rule's text, and what to do."""
+def silences_bar(given: dict[str, str], rules: list[Row]) -> None:
+    """How many of the findings are silenced, the way to all silences, and to one of the findings that are shown."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        matchers = {name: value for name, value in given.items() if name in MATCHERS}
+        label = "Silence these findings" if matchers else "Silences"
+        link("silences", label, icon="notifications_off", query=matchers)
+        if number := content.silenced(rules):
+            st.caption(f"{some(number, 'finding')} of this range {'is' if number == 1 else 'are'} silenced.")
+
+
+def rule_card(rule: Row, summary: Row | None) -> None:
+    """The rule's text, what to do, and since when it has findings."""
     with st.container(border=True, gap="small"):
         with st.container(horizontal=True, vertical_alignment="center"):
             badge(rule["severity"], label=f"could: {rule['severity']}")
@@ -100,13 +119,16 @@ def rule_card(rule: Row) -> None:
             st.caption(f"rule {rule['id']}", width="content")
         st.markdown(text.prose(text.paragraphs(rule["text"], without=rule["title"])))
         st.markdown(f"**What to do.** {text.prose(rule['hint'])}")
-        runbook_link(rule["id"])
+        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+            runbook_link(rule["id"])
+            if summary is not None:
+                st.caption(content.seen(summary, now_ns=time.time_ns()))
 
 
-def by_rule(rules: list[Row]) -> None:
+def by_rule(rules: list[Row], *, oldest_first: bool) -> None:
     """The rules with findings; a click filters the page by one."""
     st.subheader("By rule", anchor=False)
-    rows = content.rule_rows(rules)
+    rows = content.rule_rows(rules, since=True, oldest_first=oldest_first)
     table(
         rows,
         key="by_rule",
@@ -117,10 +139,10 @@ def by_rule(rules: list[Row]) -> None:
     )
 
 
-def one_by_one(findings: list[Row], *, matching: int) -> None:
+def one_by_one(findings: list[Row], *, matching: int, order: str) -> None:
     """The findings; a click opens the request."""
     st.subheader("One by one", anchor=False)
-    scope = some(matching, "finding") if matching <= len(findings) else f"The latest {MOST} of {matching:,} findings"
+    scope = some(matching, "finding") if matching <= len(findings) else f"The {order} {MOST} of {matching:,} findings"
     days = {
         datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (time.time_ns(), *(f["last_ns"] for f in findings))
     }
@@ -131,12 +153,13 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
         key="one_by_one",
         links=[("request", request_query(finding)) for finding in findings],
         ids=[finding["id"] for finding in findings],
-        note=f"{scope}, latest first. Click one to open its request.",
+        note=f"{scope}, {order} first. Click one to open its request.",
         widths={"Rule": 120, "Request": 110, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
         formats={
             "Last seen": seen,
             "Could": label_column(palette.SEVERITY, term="could", width=105),
             "Did": label_column(palette.DID, term="did", width=115),
+            "Known": label_column(palette.KNOWN, term="known", width=90),
             "Preemptions": number_column("epoch", width=95),
             "Seen": number_column("finding", width=55),
         },
@@ -144,4 +167,4 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
 
 
 picker.heading("Findings")
-page(filters())
+page(*filters())

@@ -175,6 +175,13 @@ def number_column(term: str, **options: Any) -> Any:
     return st.column_config.NumberColumn(**{"format": "localized", "help": TERMS[term], **options})
 
 
+def moment_column(name: str, *, term: str) -> Any:
+    """A column of moments, in UTC and to the minute."""
+    return st.column_config.DatetimeColumn(
+        f"{name} (UTC)", format="MM-DD HH:mm", timezone="UTC", width=120, help=TERMS[term]
+    )
+
+
 def text_column(term: str, **options: Any) -> Any:
     """A column of text."""
     return st.column_config.TextColumn(help=TERMS[term], **options)
@@ -193,10 +200,12 @@ def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
             "Could": label_column(palette.SEVERITY, term="could", width=105),
             "Did": text_column("did", width=125),
             "Rule": st.column_config.TextColumn(width=115),
+            "Known": label_column(palette.KNOWN, term="known", width=120),
             "Says": st.column_config.TextColumn(width=330),
             "Findings": number_column("finding", width=75),
             "Requests": number_column("requests with it", width=80),
             # One scale for all rows, so that they can be compared.
             "Trend": st.column_config.BarChartColumn(help=TERMS["trend"], width=140, y_min=0, y_max=max(1, most)),
+            **{name: moment_column(name, term="first seen") for name in ("First seen", "Last seen")},
         }
     }

@@ -84,7 +84,7 @@ def test_red_is_for_what_is_lost_or_wrong_and_for_nothing_else() -> None:
 
 def test_a_word_has_one_badge() -> None:
     badges: dict[str, set[str]] = {}
-    for group in (palette.STATUS, palette.OUTCOME, palette.VERDICT, palette.SEVERITY, palette.DID):
+    for group in (palette.STATUS, palette.OUTCOME, palette.VERDICT, palette.SEVERITY, palette.DID, palette.KNOWN):
         for name, meaning in group.items():
             badges.setdefault(name, set()).add(meaning.colour.badge)
     assert all(len(each) == 1 for each in badges.values()), badges

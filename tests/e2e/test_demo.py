@@ -98,7 +98,8 @@ def test_the_bug_kills_the_engine_and_is_explained(died: Died) -> None:
     assert finding["numbers"]["computed"] == int(raised[1])
     assert failed["request"] == finding["request"]
     assert re.search(MISMATCH, failed["error"])
-    assert re.search(r'kvtrail_findings_total{.*rule="stale-lookup",severity="crash"} 1.0', died.get("/metrics"))
+    found = r'kvtrail_findings_total{.*rule="stale-lookup",severity="crash",silenced="false"} 1.0'
+    assert re.search(found, died.get("/metrics"))
     assert httpx.get(f"http://127.0.0.1:{died.dashboard_port}/_stcore/health", timeout=SLOW_S).is_success
     audit = [sys.executable, "-m", "kvtrail", "audit", str(died.trace)]
     result = subprocess.run(audit, capture_output=True, text=True, check=False)

@@ -24,6 +24,7 @@ from kvtrail.tracer.serve.other_sides import OtherSides
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.receivers import GrpcReceiver, address
 from kvtrail.tracer.serve.roles import TokenFile
+from kvtrail.tracer.serve.shared_silences import SharedSilences
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.connection import Address
@@ -136,6 +137,7 @@ def serve(
     tidier.start()
     if shipper is not None:
         shipper.others = OtherSides(pipeline)
+        shipper.silences = SharedSilences(pipeline)
         shipper.start()
     ending = threading.Event()
     hosts = KnownHosts(lambda: (host, *changeable.allow_host))

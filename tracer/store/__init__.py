@@ -15,12 +15,15 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.silences import Place, Sighting, Silence
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.store.handoffs import HandoffRow
 
 MAX_RECEIPTS = 65_536
 """Digests of received requests that are remembered, to recognize one that is sent again. Senders give up after minutes."""
+MAX_SILENCES = 2_000
+"""Silences that are read: all active ones, and of the others those that ended last."""
 LARGEST = 2**62
 """The largest sum: two of them still fit into a database's 64 bits."""
 
@@ -124,6 +127,7 @@ class FindingFilter:
         request, engine, rule, severity, connector: as findings name them; an empty text means any.
         engines: any of these engines; None means any.
         since_ns, until_ns: last seen at or after `since_ns`, and before `until_ns`.
+        only, but: of these places, and of none of these; None means any.
     """
 
     request: str = ""
@@ -134,6 +138,8 @@ class FindingFilter:
     engines: Sequence[str] | None = None
     since_ns: int | None = None
     until_ns: int | None = None
+    only: Collection[Place] | None = None
+    but: Collection[Place] | None = None
 
 
 EVERY = FindingFilter()
@@ -188,13 +194,23 @@ class Reader(Protocol):
     def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
         """The kvtrail spans with these ids that began at these times, where they are found near them."""
 
-    def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Findings, latest first."""
+    def findings(
+        self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
+    ) -> list[dict[str, Any]]:
+        """Findings, by when they were last seen: latest or oldest first."""
 
     def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
-        """Of each finding, latest first: its `id`, `rule`, `severity`, `engine` and `request`, how often it was seen"
-        " (`count`)
-        and how often it was `healed`: what is needed to count what many of them did."""
+        """Of each finding, latest first: its `id`, `rule`, `severity`, `engine`, `connector` and `request`, how often it was
+        seen (`count`) and how often it was `healed`: what is needed to count what many of them did."""
+
+    def finding_counts(self, which: FindingFilter = EVERY) -> dict[Place, int]:
+        """The number of findings by place."""
+
+    def sightings(self) -> list[Sighting]:
+        """When the findings of each place were first and last seen, over all time."""
+
+    def silences(self) -> list[Silence]:
+        """The silences, those that end last first; of those that have ended, the latest."""
 
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         """The number of findings by rule, severity and interval of `step_ns`, which begins at `at_ns`. A finding counts

@@ -42,7 +42,7 @@ def expanded(expr: str, recorded: Mapping[str, str]) -> str:
 
 def _substituted(meaning: str, match: re.Match[str]) -> str:
     if select := match["select"]:
-        meaning = re.sub(r"(kvtrail_findings_total)(?!\w)", rf"\1{select}", meaning)
+        meaning = re.sub(r"(kvtrail_findings_total\{[^}]*)(?=\})", rf"\1,{select[1:-1]}", meaning)
     return f"({meaning})"
 
 

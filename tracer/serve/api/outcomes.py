@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.liveness.deploys import last_deploys
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
 from kvtrail.tracer.liveness.outcome import OPEN, STATUSES, Outcome, impact_of, outcome_of
+from kvtrail.tracer.model.silences import Silencing, place_of
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
 from kvtrail.tracer.store import Reader, Sort
@@ -33,6 +35,8 @@ class OutcomeResolver:
     Attributes:
         engines: each engine's `name`, its description, and how many of its requests are `open`, as the store has them.
         launches: each engine's last launch, as it is now.
+        silencing: which findings are silenced.
+        deploys: when the engines of a service and model (`group`) were last deployed.
     """
 
     def __init__(self, process: Live, reader: Reader) -> None:
@@ -40,6 +44,7 @@ class OutcomeResolver:
         self.engines = reader.engines()
         stored = reader.launches()
         self._causes = {launch.cause.id for launch in stored if launch.cause is not None}
+        self.deploys = last_deploys(stored, self.group)
         last, heard, noted, now_ns = last_launches(stored), process.running(), reader.heard(), time.time_ns()
         self.launches = {
             engine: at_present(
@@ -52,6 +57,13 @@ class OutcomeResolver:
             )
             for engine, about in self.engines.items()
         }
+
+        self.silencing = Silencing(reader.silences(), self.engines, at_ns=now_ns)
+
+    def group(self, engine: str) -> tuple[str, ...]:
+        """The service and the model of an engine, which its successors have, too; of an unknown one its id."""
+        about = self.engines.get(engine, {})
+        return tuple(about.get(name, "") for name in _OF_ENGINE) if about else (engine,)
 
     def name(self, engine: str) -> str:
         """An engine's name for people."""
@@ -85,10 +97,11 @@ class OutcomeResolver:
         }
 
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Findings with their impact, and what their engine is."""
+        """Findings with their impact, the silence that covers them, if one does, and what their engine is."""
         return [
             {
                 **finding,
+                "silence": None if (silence := self.silencing.of(place_of(finding))) is None else silence.as_dict(),
                 "engine_name": self.name(finding["engine"]),
                 "model": self.engines.get(finding["engine"], {}).get("model", ""),
             }

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
@@ -16,6 +17,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.model.findings import Severity
+from kvtrail.tracer.model.silences import Silencing
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.cells import MINUTE_NS, interval_s
 from kvtrail.tracer.savings.changes import MeasureChange, Side, changes
@@ -30,6 +32,16 @@ DAY_NS = 24 * 3600 * 10**9
 MAX_STRETCHES = 60
 """The most stretches of time that make up a trend."""
 Moment = Annotated[int | None, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
+
+
+Silenced = Annotated[bool | None, Query(description="only the silenced ones, or only the others")]
+
+
+class FindingOrder(StrEnum):
+    """The order of findings, by when they were last seen."""
+
+    LATEST = "latest"
+    OLDEST = "oldest"
 
 
 class FindingsTrend(BaseModel):
@@ -91,21 +103,24 @@ class ChangesReport(BaseModel):
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
-    @api.get("/findings", summary="Findings, latest first")
+    @api.get("/findings", summary="Findings, latest or oldest first")
     def findings(
         chosen: ChosenEngines, request: str = "", rule: str = "", severity: str = "", connector: str = "", engine: str = "",
-        since_ns: Moment = None, until_ns: Moment = None, limit: Limit = 100,
+        silenced: Silenced = None, since_ns: Moment = None, until_ns: Moment = None,
+        order: FindingOrder = FindingOrder.LATEST, limit: Limit = 100,
     ) -> list[dict[str, Any]]:  # fmt: skip
         asked = FindingFilter(
             request=request, rule=rule, severity=severity, connector=connector, engine=engine, engines=chosen,
             since_ns=since_ns, until_ns=until_ns,
         )  # fmt: skip
-        return OutcomeResolver(process, reader).findings(reader.findings(asked, limit=limit))
+        resolver = OutcomeResolver(process, reader)
+        asked = by_silence(asked, reader, resolver.silencing, silenced)
+        return resolver.findings(reader.findings(asked, limit=limit, oldest_first=order is FindingOrder.OLDEST))
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
     def trend(
         chosen: ChosenEngines, rule: str = "", severity: str = "", connector: str = "", engine: str = "",
-        since_ns: Moment = None, until_ns: Moment = None,
+        silenced: Silenced = None, since_ns: Moment = None, until_ns: Moment = None,
     ) -> FindingsTrend:  # fmt: skip
         since, until = moments(since_ns, until_ns)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
@@ -119,6 +134,8 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             until_ns=until,
         )
         known = reader.engines()
+        silencing = Silencing(reader.silences(), known, at_ns=time.time_ns())
+        asked = by_silence(asked, reader, silencing, silenced)
         places = reader.findings_places()
         models = sorted({known[e]["model"] for e in places["engines"] if e in known and known[e]["model"]})
         return FindingsTrend(
@@ -219,6 +236,14 @@ def savings_report(
             "connectors": sorted({row.connector for row in every if row.connector}),
         },
     )
+
+
+def by_silence(which: FindingFilter, reader: Reader, silencing: Silencing, silenced: bool | None) -> FindingFilter:
+    """The filter, for findings that are silenced or those that are not, if either is wanted."""
+    if silenced is None:
+        return which
+    places = [each.place for each in reader.sightings() if silencing.of(each.place) is not None]
+    return replace(which, only=places) if silenced else replace(which, but=places)
 
 
 def moments(since_ns: int | None, until_ns: int | None, *, length_ns: int = DAY_NS) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from kvtrail import __version__
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
-from kvtrail.tracer.serve.api import lanes, ranges, requests, status_route
+from kvtrail.tracer.serve.api import lanes, ranges, requests, silences, status_route
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -102,9 +102,9 @@ class Fleet(BaseModel):
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
     the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
     `state` (one of `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), of which exception
-    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine
-    without recorders has not been heard from lately, or another process hears it. If there are very many, those with
-    recorders, then the latest."""
+    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). `silences`
+    is how many active silences cover findings of it, if it has such. An engine without recorders has not been heard from
+    lately, or another process hears it. If there are very many, those with recorders, then the latest."""
     known: int
     """How many engines there are."""
     pairs: list[dict[str, Any]]
@@ -171,6 +171,7 @@ def application(
     ranges.add_routes(api, process, reader)
     status_route.add_routes(api, process, reader)
     lanes.add_routes(api, process, reader)
+    silences.add_routes(api, process, reader)
     app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
@@ -263,6 +264,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                     **resolver.engine(name),
                     "recorders": by_engine.get(name, []),
                     "is_heard": name in heard,
+                    "silences": resolver.silencing.about(name),
                 }
                 for name in sorted(named[:MAX_ENGINES])
             ],

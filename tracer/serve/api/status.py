@@ -34,7 +34,8 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `well` or"
+    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `silenced`,"
+    " `well` or"
     " `nothing`."""
     level: Level
     text: str
@@ -47,12 +48,9 @@ class Statement(BaseModel):
     """What the page's address says, besides the range of time."""
 
 
-class RuleSummary(BaseModel):
-    """The findings of one rule."""
+class FindingCounts(BaseModel):
+    """How many findings of a rule there are, and what they did."""
 
-    rule: str
-    title: str
-    severity: Severity
     findings: int
     """Last seen in the range."""
     looked_at: int
@@ -63,6 +61,21 @@ class RuleSummary(BaseModel):
     """Of those, how many the guard healed, each time."""
     harmed: int
     """Of those, how many whose request failed or was lost, or whose engine died of it."""
+
+
+class RuleSummary(FindingCounts):
+    """The findings of one rule."""
+
+    rule: str
+    title: str
+    severity: Severity
+    unsilenced: FindingCounts
+    """Those that no active silence covers."""
+    first_ns: int
+    last_ns: int
+    """When the rule's findings were first and last seen, over all time and whatever the range."""
+    new_since_ns: int | None
+    """When the engines of a service and model were last deployed, if those have the rule's findings since then only."""
     trend: list[int]
     """Findings by stretch of `step_ns`; the first begins at `trend_from_ns`."""
     trend_from_ns: int
@@ -146,28 +159,49 @@ def _lost(launch: Launch) -> str:
 
 def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:
     """Statements about findings, one for each rule."""
-    return _few([_of_rule(rule) for rule in rules], "rule has findings", "rules have findings")
+    return _few(
+        [_of_rule(rule) for rule in rules if rule.unsilenced.findings], "rule has findings", "rules have findings"
+    )
 
 
 def _of_rule(rule: RuleSummary) -> Statement:
-    known = rule.looked_at == rule.findings
-    where = f" in {some(rule.requests, 'request')}" if known and rule.requests else ""
-    if not rule.looked_at:
-        did = "they are too old to say what they did"
-    elif rule.harmed:
-        did = f"{count(rule.harmed)} did harm"
-    elif rule.healed == rule.looked_at:
-        did = "healed by the guard"
-    else:
-        did = "no harm seen"
-    latest = "" if known or not rule.looked_at else f" (of the latest {count(rule.looked_at)})"
+    loud, silenced = rule.unsilenced, silenced_of([rule])
+    where = f" in {some(loud.requests, 'request')}" if loud.looked_at == loud.findings and loud.requests else ""
+    more = f"; {count(silenced)} more {'is' if silenced == 1 else 'are'} silenced" if silenced else ""
     return Statement(
         kind="findings",
-        level=Level.LOST if rule.harmed else Level.WARNING,
-        text=f"{some(rule.findings, 'finding')} of {rule.rule}{where}: {did}{latest}",
+        level=Level.LOST if loud.harmed else Level.WARNING,
+        text=f"{some(loud.findings, 'finding')} of {rule.rule}{where}: {_did(loud)}{more}",
         page="findings",
         query={"rule": rule.rule},
     )
+
+
+def _did(of: FindingCounts) -> str:
+    if not of.looked_at:
+        return "they are too old to say what they did"
+    if of.harmed:
+        did = f"{count(of.harmed)} did harm"
+    else:
+        did = "healed by the guard" if of.healed == of.looked_at else "no harm seen"
+    return did if of.looked_at == of.findings else f"{did} (of the latest {count(of.looked_at)})"
+
+
+def silenced_of(rules: Iterable[RuleSummary]) -> int:
+    """How many findings are silenced."""
+    return sum(rule.findings - rule.unsilenced.findings for rule in rules)
+
+
+def of_silenced(rules: Sequence[RuleSummary]) -> list[Statement]:
+    """A statement about the findings that are silenced: they are known, and still there."""
+    some_are = [rule for rule in rules if silenced_of([rule])]
+    if not some_are:
+        return []
+    number, harmed = silenced_of(some_are), sum(rule.harmed - rule.unsilenced.harmed for rule in some_are)
+    of = some_are[0].rule if len(some_are) == 1 else some(len(some_are), "rule")
+    did = f"{count(harmed)} did harm" if harmed else "no harm seen"
+    text = f"{some(number, 'known finding')} of {of} {'is' if number == 1 else 'are'} silenced: {did}"
+    return [Statement(kind="silenced", level=Level.CALM, text=text, page="findings", query={"silenced": "yes"})]
 
 
 def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
@@ -201,14 +235,14 @@ def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
     return max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
 
 
-def well(rows: Sequence[SavingsRow], range_: Range, *, running: int) -> Statement:
-    """The statement where nothing is wrong."""
+def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, silenced: int = 0) -> Statement:
+    """The statement where nothing is wrong, but for so many findings that are silenced."""
     sums: Counter[str] = Counter()
     admitted = 0
     for row in rows:
         sums.update(row.measures)
         admitted += row.measures.get("admissions", 0) if row.epoch == 0 else 0
-    if not running and not sums:
+    if not running and not sums and not silenced:
         return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="fleet")
     parts = [some(running, "engine")] * bool(running)
     if admitted:
@@ -216,8 +250,9 @@ def well(rows: Sequence[SavingsRow], range_: Range, *, running: int) -> Statemen
         parts.append(f"{rate:.1f} requests a minute" if rate < 100 else f"{count(rate)} requests a minute")
     if (prefill := sums["asked"] - sums["local"]) > 0:
         parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
+    findings = f"no finding but {count(silenced)} silenced" if silenced else "no finding"
     what = "All well" if running else "Nothing went wrong, and no engine runs now"
-    text = f"{': '.join(filter(None, (what, ', '.join(parts))))}; no finding, no loss, no fall in hits"
+    text = f"{': '.join(filter(None, (what, ', '.join(parts))))}; {findings}, no loss, no fall in hits"
     return Statement(kind="well", level=Level.CALM, text=text, page="efficiency")
 
 
@@ -234,28 +269,43 @@ def summary(
     range_: Range,
     *,
     step_ns: int,
+    unsilenced: int,
 ) -> RuleSummary:
-    """The findings of a rule: those that were looked at, with what they `did`, and the `counts` of all by the stretch in
-    which each was last seen."""
+    """The findings of a rule: those that were looked at, with what they `did` and whether each `is_silenced`; the `counts` of
+    all by the stretch in which each was last seen; and how many of all are `unsilenced`."""
     first = range_.since_ns // step_ns * step_ns
     stretches = range(first, range_.until_ns, step_ns)
+    loud = [each for each in findings if not each["is_silenced"]]
     return RuleSummary(
-        **{name: rule[name] for name in ("rule", "title", "severity")},
-        findings=sum(counts.values()),
-        looked_at=len(findings),
-        requests=len({(each["engine"], each["request"]) for each in findings if each["request"]}),
-        healed=sum(each["did"] is Impact.HEALED for each in findings),
-        harmed=sum(each["did"] in HARM for each in findings),
+        **{name: rule[name] for name in ("rule", "title", "severity", "first_ns", "last_ns", "new_since_ns")},
+        **_counts(findings, sum(counts.values())).model_dump(),
+        unsilenced=_counts(loud, max(unsilenced, len(loud))),
         trend=[counts.get(at_ns, 0) for at_ns in stretches],
         trend_from_ns=first,
         step_ns=step_ns,
     )
 
 
+def _counts(findings: Sequence[Mapping[str, Any]], number: int) -> FindingCounts:
+    """Those that were looked at, of this number."""
+    return FindingCounts(
+        findings=number,
+        looked_at=len(findings),
+        requests=len({(each["engine"], each["request"]) for each in findings if each["request"]}),
+        healed=sum(each["did"] is Impact.HEALED for each in findings),
+        harmed=sum(each["did"] in HARM for each in findings),
+    )
+
+
 def by_weight(rules: Iterable[RuleSummary]) -> list[RuleSummary]:
-    """The rules, those first that did harm, then those that can do the worst."""
+    """The rules: those first that did harm, then those that can do the worst; last those that are silenced as a whole."""
     severities = list(Severity)
-    return sorted(rules, key=lambda each: (not each.harmed, severities.index(each.severity), -each.findings, each.rule))
+
+    def weight(rule: RuleSummary) -> tuple[bool, bool, int, int, str]:
+        loud = rule.unsilenced
+        return not loud.findings, not loud.harmed, severities.index(rule.severity), -rule.findings, rule.rule
+
+    return sorted(rules, key=weight)
 
 
 def _few(statements: Sequence[Statement], one: str, many: str) -> list[Statement]:

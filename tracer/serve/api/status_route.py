@@ -14,7 +14,7 @@ from kvtrail.tracer.serve.api import regressions, status
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.ranges import Moment, moments
+from kvtrail.tracer.serve.api.ranges import Moment, Silenced, by_silence, moments
 from kvtrail.tracer.serve.api.rule_summaries import rule_summaries
 from kvtrail.tracer.serve.api.status import Level, Range, RuleSummary, Statement
 from kvtrail.tracer.store import FindingFilter, Reader
@@ -42,7 +42,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     @api.get("/findings/rules", summary="The findings of a range by rule, and what they did")
     def by_rule(
         chosen: ChosenEngines, rule: str = "", severity: str = "", connector: str = "", engine: str = "",
-        since_ns: Moment = None, until_ns: Moment = None,
+        silenced: Silenced = None, since_ns: Moment = None, until_ns: Moment = None,
     ) -> list[RuleSummary]:  # fmt: skip
         since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
         which = FindingFilter(
@@ -54,7 +54,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             since_ns=since,
             until_ns=until,
         )
-        return rule_summaries(reader, OutcomeResolver(process, reader), which, Range(since_ns=since, until_ns=until))
+        resolver = OutcomeResolver(process, reader)
+        which = by_silence(which, reader, resolver.silencing, silenced)
+        return rule_summaries(reader, resolver, which, Range(since_ns=since, until_ns=until))
 
     @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
     def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
@@ -83,11 +85,13 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             ),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
             *status.of_damage(damage.sentence()),
+            *status.of_silenced(rules),
         ]
         if all(each.level is Level.CALM for each in statements):
             running = [name for name, each in resolver.launches.items() if each.state is EngineState.RUNNING]
             running = [name for name in running if chosen is None or name in chosen]
-            statements = [status.well(rows, range_, running=len(running)), *statements]
+            silenced = status.silenced_of(rules)
+            statements = [status.well(rows, range_, running=len(running), silenced=silenced), *statements]
         return Status(
             since_ns=since,
             until_ns=until,

@@ -73,6 +73,7 @@ TIERS = frozenset({"", GPU, STORE, *SOURCES})
 LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
 """Why blocks are looked at."""
 FIRST, RESUMED = "first", "resumed"
+SILENCED, NOT_SILENCED = "true", "false"
 _CONNECTOR = ("engine", "connector")
 _EPOCH = (*_CONNECTOR, "epoch")
 
@@ -205,7 +206,7 @@ class Metrics:
         self.findings = counter(
             "findings",
             "Contradictions found, one for each rule, request and epoch.",
-            (*_CONNECTOR, "rule", "severity"),
+            (*_CONNECTOR, "rule", "severity", "silenced"),
         )
 
         # What the sidecar received.
@@ -306,7 +307,7 @@ class Metrics:
             *((self.errors, (call,)) for call in (Kind.LOOKUP, Kind.ALLOC)),
             *((self.load_failures, (report,)) for report in ("blocks", "completion")),
             *((self.requests, (outcome,)) for outcome in ("stopped", "length_capped", "aborted")),
-            *((self.findings, (rule.id, rule.severity)) for rule in all_rules()),
+            *((self.findings, (rule.id, rule.severity, NOT_SILENCED)) for rule in all_rules()),
             *((self.handoffs, (side, outcome)) for side, outcomes in OF_SIDE.items() for outcome in outcomes),
         ]
 
@@ -354,10 +355,12 @@ class Metrics:
         """Count a `span` or an `attribute` that only another version of kvtrail knows."""
         self._series.at(self.unfamiliar, engine, what).inc()
 
-    def count_finding(self, finding: Finding) -> None:
-        """Count a new finding."""
+    def count_finding(self, finding: Finding, *, silenced: bool) -> None:
+        """Count a new finding, as it is at this moment: no silence that begins or ends later moves it to the other series,
+        since a counter never falls."""
         connector = self._series.connector(finding.connector)
-        series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
+        label = SILENCED if silenced else NOT_SILENCED
+        series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity, label)
         series.inc(1, _exemplar(finding.trace_id))
         of = finding.numbers
         if "owner_engine" in of:

@@ -21,6 +21,7 @@ from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.receiving import of_this_time
+from kvtrail.tracer.serve.receive.silenced import Silences
 from kvtrail.tracer.serve.receive.sums import Sums
 from kvtrail.tracer.store.handoffs import HandoffRow, heard_of, row_of
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
@@ -50,6 +51,7 @@ class Judge:
         dirty: requests whose accounts changed and whose rows are to be written.
         changed: findings that are to be written, by id.
         handoffs: events of hand-offs that are to be written.
+        silences: which findings are known.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Judge:
         """
         self._log, self._lock, self._clock, self._grace_ns = log, lock, clock, grace_ns
         self._metrics, self._errors = metrics, metrics.internal_errors
-        self.judged = log.judged()
+        self.judged, self.silences = log.judged(), Silences(log)
         self.is_behind, self.is_closing = True, False
         self.is_recalling, self.may_settle = log.last_number() > 0, True
         judged_before = highest_numbers if self.judged else {}
@@ -243,7 +245,7 @@ class Judge:
         for finding in findings:
             if finding.id not in self._reported:
                 self._reported.add(finding.id)
-                self._metrics.count_finding(finding)
+                self._metrics.count_finding(finding, silenced=self.silences.silences(finding))
                 about = {"rule": finding.rule, "request": finding.request, "engine": finding.engine}
                 logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
             self.changed[finding.id] = finding

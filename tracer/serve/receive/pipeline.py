@@ -21,6 +21,7 @@ from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
@@ -116,9 +117,11 @@ class Pipeline:
             if came.is_repeated:
                 self.metrics.spans_repeated.inc(came.spans)
                 return came.refused
+            engines = self.engines.descriptions(came)
+            self.judge.silences.describe(engines)
             if not self.judge.is_behind:
                 self.judge.judge(came.fresh, came.again)
-            engines, rows = self.engines.descriptions(came), self.storage.rows_are_due()
+            rows = self.storage.rows_are_due()
             found = self.storage.commit(came, engines, rows=rows)
             self._receiver.confirm(came)
             self._publish(came, found)
@@ -251,6 +254,16 @@ class Pipeline:
     def events_missing(self) -> int:
         """Events that were declared missing: they did not arrive within the grace period."""
         return self.detector.missing
+
+    @property
+    def silences(self) -> Sequence[Silence]:
+        """All that are known here."""
+        with self._lock:
+            return self.judge.silences.all
+
+    def put_silences(self, changed: Sequence[Silence]) -> None:
+        with self._lock:
+            self.judge.silences.put(changed)
 
     def running(self) -> set[str]:
         return self.engines.running()

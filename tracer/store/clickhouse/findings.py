@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Window
+from kvtrail.tracer.model.silences import Place, Sighting
 from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, from_text, where
 
 _BRIEF = {
-    **{name: name for name in ("id", "rule", "severity", "engine", "request")},
+    **{name: name for name in ("id", "rule", "severity", "engine", "connector", "request")},
     **{name: f"JSONExtractInt(body, '{name}')" for name in ("count", "healed")},
 }
 """What is read of each finding where many are counted."""
+_PLACE, _LISTED = "(rule, engine, connector)", "Array(Tuple(String, String, String))"
 _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
 
 
 class FindingReader(Database):
     """The part of `Reader` that is about findings."""
 
-    def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
+    def findings(
+        self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
+    ) -> list[dict[str, Any]]:
         conditions, values = _conditions(which)
-        return self._bodies(f"{conditions} ORDER BY last_ns DESC LIMIT {{limit:UInt32}}", limit=limit, **values)
+        order = "ASC" if oldest_first else "DESC"
+        return self._bodies(f"{conditions} ORDER BY last_ns {order} LIMIT {{limit:UInt32}}", limit=limit, **values)
 
     def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
         conditions, values = _conditions(which)
@@ -45,6 +50,18 @@ class FindingReader(Database):
             **values,
         )
         return [dict(zip(("rule", "severity", "at_ns", "findings"), row, strict=True)) for row in rows]
+
+    def finding_counts(self, which: FindingFilter = EVERY) -> dict[Place, int]:
+        conditions, values = _conditions(which)
+        counts = f"SELECT rule, engine, connector, count() FROM kvtrail_findings FINAL {conditions} GROUP BY ALL"
+        return {Place(*place): count for *place, count in self.query(counts, **values)}
+
+    def sightings(self) -> list[Sighting]:
+        rows = self.query(
+            "SELECT rule, engine, connector, min(first_ns), max(last_ns) FROM kvtrail_findings"
+            " GROUP BY rule, engine, connector ORDER BY rule, engine, connector"
+        )
+        return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
 
     def findings_places(self) -> dict[str, list[str]]:
         names = ", ".join(f"arraySort(groupUniqArrayIf({column}, {column} != ''))" for column in _PLACES.values())
@@ -85,5 +102,11 @@ def _conditions(which: FindingFilter) -> tuple[str, dict[str, Any]]:
             "engine IN {engines:Array(String)}": None if which.engines is None else [*which.engines],
             "last_ns >= {since_ns:Int64}": which.since_ns,
             "last_ns < {until_ns:Int64}": which.until_ns,
+            f"{_PLACE} IN {{only:{_LISTED}}}": None if which.only is None else _places(which.only),
+            f"{_PLACE} NOT IN {{but:{_LISTED}}}": None if which.but is None else _places(which.but),
         }
     )
+
+
+def _places(places: Collection[Place]) -> list[tuple[str, ...]]:
+    return [tuple(place) for place in places]

@@ -7,7 +7,17 @@ from typing import Any
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.clickhouse import findings, handoffs, lanes, launches, requests, savings, schema, spans
+from kvtrail.tracer.store.clickhouse import (
+    findings,
+    handoffs,
+    lanes,
+    launches,
+    requests,
+    savings,
+    schema,
+    silences,
+    spans,
+)
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import Database
 
@@ -46,6 +56,7 @@ class ClickHouseReader(
     savings.SavingsReader,
     launches.LaunchReader,
     handoffs.HandoffReader,
+    silences.SilenceReader,
     EngineReader,
 ):
     """The reading side: a `Reader` over all tracers. Each part of it is in the file of its table."""

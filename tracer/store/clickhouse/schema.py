@@ -16,7 +16,7 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 
-VERSION = 3
+VERSION = 4
 _LONGEST_HOURS = 20 * 366 * 24
 """ClickHouse's DateTime ends in 2106, and wraps around after it."""
 
@@ -161,6 +161,12 @@ ORDER BY (key, recorder, sequence, request)
 SETTINGS index_granularity = 512"""
 """The events of hand-offs, by what these are called; a heartbeat once for each hand-off that waits for time to pass."""
 
+SILENCES = """CREATE TABLE IF NOT EXISTS kvtrail_silences (
+    id String, ends_ns Nullable(Int64), body String, written UInt64
+) ENGINE = {engine}ReplacingMergeTree(written)
+ORDER BY id"""
+"""Silences of findings, as any sidecar or api of the fleet has made or ended them."""
+
 SCHEMA = """CREATE TABLE IF NOT EXISTS kvtrail_schema (
     version UInt32, retain_hours Float64, written UInt64
 ) ENGINE = {engine}ReplacingMergeTree(written)
@@ -169,7 +175,7 @@ ORDER BY tuple()"""
 
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, ACTIVITY, ENGINES, LAUNCHES,
-    HANDOFFS,
+    HANDOFFS, SILENCES,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",

@@ -7,14 +7,21 @@ index, which has every column they are grouped by, and the places where they occ
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Window
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.silences import Place, Sighting
 from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.sqlite.database import Database, an_object, readable, to_text
 
+_SIGHTINGS = (
+    "INSERT INTO finding_sightings SELECT rule, engine, connector,"
+    " min(coalesce(CASE WHEN json_valid(body) THEN CAST(body ->> 'first_ns' AS INTEGER) END, last_ns)), max(last_ns)"
+    " FROM findings"
+)
+_BY_PLACE = "GROUP BY rule, engine, connector"
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS findings (
     id TEXT PRIMARY KEY, rule TEXT NOT NULL, severity TEXT NOT NULL, request TEXT NOT NULL, engine TEXT NOT NULL,
@@ -24,14 +31,21 @@ SCHEMA = (
     "CREATE INDEX IF NOT EXISTS findings_by_request ON findings (request)",
     "CREATE TABLE IF NOT EXISTS finding_places (kind TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (kind, name))"
     " WITHOUT ROWID",
+    """CREATE TABLE IF NOT EXISTS finding_sightings (
+    rule TEXT NOT NULL, engine TEXT NOT NULL, connector TEXT NOT NULL, first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL,
+    PRIMARY KEY (rule, engine, connector)
+) WITHOUT ROWID""",
+    # A store from before there was this table.
+    f"{_SIGHTINGS} WHERE NOT EXISTS (SELECT 1 FROM finding_sightings) {_BY_PLACE}",
 )
 _NEEDED = ("id", "rule", "severity", "request", "engine", "first_ns", "last_ns")
 _BRIEF = {
-    **{name: name for name in ("id", "rule", "severity", "engine", "request")},
+    **{name: name for name in ("id", "rule", "severity", "engine", "connector", "request")},
     **{name: f"CASE WHEN json_valid(body) THEN body ->> '{name}' END" for name in ("count", "healed")},
 }
 """What is read of each finding where many are counted; NULL where that is damaged."""
 _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
+_PLACE, _LISTED = "(rule, engine, connector)", "(SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(?))"
 _PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
 
 
@@ -47,6 +61,11 @@ def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:
     )
     places = {(kind, getattr(f, column)) for f in findings for kind, column in _PLACES.items()}
     db.executemany(f"{_PUT_PLACE} VALUES (?, ?)", (place for place in places if place[1]))
+    db.executemany(
+        "INSERT INTO finding_sightings VALUES (?,?,?,?,?) ON CONFLICT DO UPDATE SET"
+        " first_ns = min(first_ns, excluded.first_ns), last_ns = max(last_ns, excluded.last_ns)",
+        ((f.rule, f.engine, f.connector, f.first_ns, f.last_ns) for f in findings),
+    )
 
 
 def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
@@ -55,6 +74,8 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
     db.execute("DELETE FROM finding_places")
     for kind, column in _PLACES.items():
         db.execute(f"{_PUT_PLACE} SELECT DISTINCT ?, {column} FROM findings WHERE {column} != ''", (kind,))
+    db.execute("DELETE FROM finding_sightings")
+    db.execute(f"{_SIGHTINGS} WHERE true {_BY_PLACE}")
 
 
 def drop_oldest(db: sqlite3.Connection, count: int) -> int:
@@ -66,13 +87,16 @@ def drop_oldest(db: sqlite3.Connection, count: int) -> int:
 class FindingReader(Database):
     """The part of `Reader` that is about findings."""
 
-    def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
+    def findings(
+        self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
+    ) -> list[dict[str, Any]]:
         # A request has few findings. Otherwise the index alone is read, from the end of the range until enough match.
+        order = "ASC" if oldest_first else "DESC"
         index = "findings_by_request" if which.request else "findings_in_time"
         conditions, values = _conditions(which)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        latest = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns DESC LIMIT {int(limit)}"
-        rows = self.query("SELECT body FROM findings", [f"id IN ({latest})"], values, "ORDER BY +last_ns DESC")
+        latest = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns {order} LIMIT {int(limit)}"
+        rows = self.query("SELECT body FROM findings", [f"id IN ({latest})"], values, f"ORDER BY +last_ns {order}")
         return readable(rows, _finding, of="findings")
 
     def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
@@ -88,6 +112,14 @@ class FindingReader(Database):
             "GROUP BY 1, 2, 3 ORDER BY 3, 1",
         )
         return [dict(zip(("rule", "severity", "at_ns", "findings"), row, strict=True)) for row in rows]
+
+    def finding_counts(self, which: FindingFilter = EVERY) -> dict[Place, int]:
+        counts = "SELECT rule, engine, connector, count(*) FROM findings INDEXED BY findings_in_time"
+        return {Place(*place): count for *place, count in self.query(counts, *_conditions(which), _BY_PLACE)}
+
+    def sightings(self) -> list[Sighting]:
+        rows = self.query("SELECT rule, engine, connector, first_ns, last_ns FROM finding_sightings")
+        return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
 
     def findings_places(self) -> dict[str, list[str]]:
         rows = self.query("SELECT kind, name FROM finding_places ORDER BY kind, name")
@@ -122,6 +154,12 @@ def _conditions(which: FindingFilter) -> tuple[list[str], list[Any]]:
         "engine IN (SELECT value FROM json_each(?))": None if which.engines is None else to_text([*which.engines]),
         "last_ns >= ?": which.since_ns,
         "last_ns < ?": which.until_ns,
+        f"{_PLACE} IN {_LISTED}": None if which.only is None else _places(which.only),
+        f"{_PLACE} NOT IN {_LISTED}": None if which.but is None else _places(which.but),
     }
     given = {condition: value for condition, value in wanted.items() if value not in ("", None)}
     return list(given), list(given.values())
+
+
+def _places(places: Collection[Place]) -> str:
+    return to_text([list(place) for place in places])

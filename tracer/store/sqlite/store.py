@@ -18,6 +18,7 @@ from typing import Any
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.liveness.engine import Launch
+from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.sqlite import (
@@ -36,6 +37,7 @@ from kvtrail.tracer.store.sqlite import (
     restart,
     room,
     savings,
+    silences,
     spans,
 )
 from kvtrail.tracer.store.sqlite.database import Database, rows_of
@@ -156,6 +158,19 @@ class SqliteWriter:
     def heard(self) -> dict[str, int]:
         """By engine: the time of its last received data, as noted."""
         return launches.heard(self._query)
+
+    def descriptions(self) -> dict[str, dict[str, str]]:
+        """By engine: what it says of itself, in the fields of `model.engines.DESCRIPTION`."""
+        return engines.descriptions(self._query)
+
+    def silences(self) -> list[Silence]:
+        """The silences, as `Reader.silences` gives them."""
+        return silences.read(self._query)
+
+    def put_silences(self, changed: Sequence[Silence]) -> None:
+        """Store new and changed silences. Raises StoreError."""
+        with self._transaction():
+            silences.put(self._db, changed)
 
     def handoffs(self) -> list[HandoffRow]:
         """The events of the recent hand-offs, in the order in which they entered the ledger."""
@@ -364,6 +379,7 @@ class SqliteWriter:
                 launches,
                 requests,
                 findings,
+                silences,
                 handoffs,
                 savings,
                 event_sums,
@@ -431,5 +447,6 @@ class SqliteReader(
     lanes.LaneReader,
     engines.EngineReader,
     launches.LaunchReader,
+    silences.SilenceReader,
 ):
     """The reading side: a `Reader`. Each part of it is in the file of its table."""
