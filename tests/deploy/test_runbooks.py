@@ -41,7 +41,7 @@ def test_an_alert_has_what_an_alert_needs(alert: dict[str, dict[str, str]]) -> N
     assert re.fullmatch(r"Kvtrail([A-Z][a-z]+)+", str(name))
     assert alert["labels"]["severity"] in ("critical", "warning")
     links = {"runbook_url": f"{DASHBOARD}/runbook?name={name}"}
-    if name not in OF_A_SIDECAR:
+    if str(name) not in OF_A_SIDECAR:
         links["dashboard_url"] = alert["annotations"]["dashboard_url"]
         page = re.fullmatch(
             rf"{DASHBOARD}/(requests|findings)\?[^ ]+=.*{re.escape(THE_HOUR_BEFORE)}", links["dashboard_url"]

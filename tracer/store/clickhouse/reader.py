@@ -7,7 +7,7 @@ from typing import Any
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.clickhouse import findings, handoffs, lanes, launches, requests, savings, schema, spans
+from kvtrail.tracer.store.clickhouse import findings, handoffs, lanes, launches, requests, savings, schema, spans, waste
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import Database
 
@@ -44,6 +44,7 @@ class ClickHouseReader(
     findings.FindingReader,
     lanes.LaneReader,
     savings.SavingsReader,
+    waste.WasteReader,
     launches.LaunchReader,
     handoffs.HandoffReader,
     EngineReader,
