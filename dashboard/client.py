@@ -96,6 +96,10 @@ class Tracer:
         """What changed at a moment, and which requests explain it; `parameters` are those of `/api/changes`."""
         return self._object("/api/changes", **parameters)
 
+    def waste(self, **parameters: str | int) -> Row:
+        """What was computed although a cache had held it; `parameters` are those of `/api/waste`."""
+        return self._object("/api/waste", **parameters)
+
     def fleet(self) -> Row:
         """The engines and their recorders."""
         return self._object("/api/fleet")
