@@ -22,7 +22,7 @@ PAGES = {
 # Reached by links only: most need an id in the address.
 LINKED_PAGES = [
     st.Page(f"views/{name}.py", title=name.capitalize(), url_path=name)
-    for name in ("request", "compare", "replay", "runbook", "changes", "silences")
+    for name in ("request", "compare", "replay", "runbook", "changes", "silences", "waste")
 ]
 EVERY_S = 2
 

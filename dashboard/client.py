@@ -115,6 +115,10 @@ class Tracer:
         ended: Row = self._decoded(self._changed("DELETE", path), dict)
         return ended
 
+    def waste(self, **parameters: str | int) -> Row:
+        """What was computed although a cache had held it; `parameters` are those of `/api/waste`."""
+        return self._object("/api/waste", **parameters)
+
     def fleet(self) -> Row:
         """The engines and their recorders."""
         return self._object("/api/fleet")

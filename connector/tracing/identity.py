@@ -8,19 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtrail.tracer.events.semconv import Kind
-
-IDENTITY_BYTES = 8
-PLAIN = "plain"
-"""The identity of a request without adapter and salt."""
+from kvtrail.tracer.model.tenants import DIGEST_BYTES, digest_of
 
 
 def identity_of(request: Any) -> str:
     """The digest of what the request's KV depends on besides its tokens, as vLLM's own block hashes have it."""
     adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
-    if adapter is None and not salt:
-        return PLAIN
-    text = f"{getattr(adapter, 'lora_name', '')}\0{salt or ''}"
-    return _digest(text.encode(errors="replace"))
+    return digest_of(getattr(adapter, "lora_name", ""), salt or "")
 
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
@@ -92,4 +86,4 @@ def _sample(path: str, size: int) -> bytes:
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=IDENTITY_BYTES).hexdigest()
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()

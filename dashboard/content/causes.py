@@ -173,8 +173,10 @@ def groups(savings: Row, models: Mapping[str, str]) -> dict[str, dict[str, dict[
         named = (savings["engine_names"].get(engine, engine), place["connector"], models.get(engine) or "not known")
         for by, each in zip(BY, named, strict=False):
             found[by].setdefault(each, Counter()).update(sums)
+    names = savings.get("tenant_names") or {}
     for tenant, tokens in (savings.get("by_tenant") or {}).items():
-        found[TENANT][tenant_name(tenant)] = Counter(computed({"causes": tokens}))
+        shown = tenant_name(tenant, names)
+        found[TENANT].setdefault(shown, Counter()).update(computed({"causes": tokens}))
     for number_and_kind, tokens in (savings.get("by_group") or {}).items():
         number, _, kind = number_and_kind.partition(":")
         found[KV_CACHE_GROUP][group_name(number, kind)] = Counter(computed({"causes": tokens}))
@@ -190,9 +192,9 @@ def _most_first(of: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]
     return [*shown, (some(len(rest), "other"), sum((sums for _, sums in rest), Counter()))] if rest else shown
 
 
-def tenant_name(tenant: str) -> str:
-    """A tenant's display name: the beginning of its digest, if it has one."""
-    return {"plain": "without salt", "other": "other tenants"}.get(tenant, tenant[:8])
+def tenant_name(tenant: str, names: Mapping[str, str]) -> str:
+    """A tenant's display name: that of the sidecar's file of names, or else the beginning of its digest."""
+    return names.get(tenant) or {"plain": "without salt", "other": "other tenants"}.get(tenant, tenant[:8])
 
 
 def group_rows(sums_of: Mapping[str, Mapping[str, int]]) -> list[Row]:

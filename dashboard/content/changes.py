@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
+from kvtrail.dashboard.content.causes import tenant_name
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
 
@@ -88,10 +89,12 @@ def links(change: Row, after: TimeRange) -> list[Link]:
 
 
 def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool = True) -> str:
-    """A group, for people."""
+    """A group, for people; `engine_names` also has the names of tenants."""
     by, value = group["dimension"], group["group"]
     if by == "engine":
         shown = engine_names.get(value, value)
+    elif by == "tenant":
+        shown = tenant_name(value, engine_names)
     elif by == "cause":
         cause, _, tier = value.partition(":")
         shown = f"{name(cause)}{f' ({cache(tier)})' if tier and cause != 'unknown' else ''}"

@@ -1,7 +1,7 @@
 """The time range of a page: in its address, as a person types it, and in words.
 
-In an address it is `from` and `to`, as in Grafana: relative to now (`now-1h`, `now`) or moments (`2026-11-21T14:59:00Z`). A
-person may type the same, or times of day (`14:59`). All times are UTC.
+In an address it is `from` and `to`, as in Grafana: relative to now (`now-1h`, `now`) or moments (`2026-11-21T14:59:00Z`, or
+`1763737140000`, in Unix milliseconds). A person may type the same, or times of day (`14:59`). All times are UTC.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LEAST_NS = 10**9
 _S = 10**9
 _UNITS = {"s": _S, "m": 60 * _S, "h": 3600 * _S, "d": 86_400 * _S}
 _RELATIVE = re.compile(r"now(?:-(\d{1,6})([smhd]))?")
+_MILLISECONDS = re.compile(r"\d{13}")
 _LENGTH = re.compile(r"(?:last\s+)?(\d{1,6})\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)")
 _OF_DAY = re.compile(r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?")
 _BETWEEN = re.compile(r"\s+(?:to|until|-)\s+|\s*–\s*")  # noqa: RUF001 - people paste dashes
@@ -125,13 +126,17 @@ def typed(text: str, *, now_ns: int, shown: TimeRange) -> TimeRange:
 
 
 def parsed(text: str, *, now_ns: int) -> int | None:
-    """A moment in Unix nanoseconds: relative to now, a time of day, or a date with or without a time; None if invalid."""
+    """A moment in Unix nanoseconds: relative to now, a time of day, a date with or without a time, or Unix milliseconds; None
+    if invalid."""
     wanted = text.strip().lower()
     if relative := _RELATIVE.fullmatch(wanted):
         return now_ns - (int(relative[1]) * _UNITS[relative[2]] if relative[1] else 0)
     if _OF_DAY.fullmatch(wanted):
         at_ns = _iso(f"{day(now_ns)} {wanted if wanted[1:2].isdecimal() else f'0{wanted}'}")
         return at_ns - _UNITS["d"] if at_ns is not None and at_ns > now_ns else at_ns
+    if _MILLISECONDS.fullmatch(wanted):
+        at_ns = int(wanted) * 10**6
+        return at_ns if at_ns <= LATEST_NS else None
     return _iso(wanted.upper())
 
 

@@ -52,7 +52,7 @@ def page(at_ns: int) -> None:
     answer = read(ask, key=f"changes {shown.field()} {at_ns}")
     if answer is None:
         return
-    names, found = answer["engine_names"], answer["changes"]
+    names, found = answer["engine_names"] | answer.get("tenant_names", {}), answer["changes"]
     at = text.clock(answer["at_ns"], now_ns=time.time_ns()).partition(".")[0]
     st.caption(
         f"Before {at} UTC against after it, by the minute. A share is what a group adds to the change of the whole; those of"

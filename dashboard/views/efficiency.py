@@ -57,6 +57,7 @@ def page(filters: dict[str, str]) -> None:
         return
     summary(savings, engines)
     link("changes", "What changed?", icon="difference", query=shown.address)
+    link("waste", "What was computed again", icon="delete_sweep", query=shown.address)
     if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below do not include them.")
     token_sources(savings)

@@ -52,6 +52,10 @@ COMMANDS = {
         "kvtrail.tracer.commands.configuration:config",
         "Show the options that a command would run with, and where they come from.",
     ),
+    "tenant": (
+        "kvtrail.tracer.commands.tenant:tenant",
+        "Print the digest by which a tenant is recorded, to give it a name.",
+    ),
     "store": (
         "kvtrail.tracer.commands.store:store",
         "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",

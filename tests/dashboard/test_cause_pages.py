@@ -169,6 +169,14 @@ def test_causes_are_told_apart_by_engine_connector_model_and_tenant() -> None:
     assert "tenant" not in causes.groups({**SAVINGS, "by_tenant": {}}, {})
 
 
+def test_tenants_of_one_name_are_one_group() -> None:
+    by_tenant = {**SAVINGS["by_tenant"], "b10eb10eb10eb10e": {"evicted": 5}, "0" * 16: {"new": 1}}
+    names = {"5a17c0ffee5a17c0": "Acme", "b10eb10eb10eb10e": "Acme", "plain": "internal"}
+    assert causes.groups({**SAVINGS, "by_tenant": by_tenant, "tenant_names": names}, {})["tenant"] == {
+        "internal": {"new": 440}, "Acme": {"evicted": 65}, "00000000": {"new": 1},
+    }  # fmt: skip
+
+
 def test_what_kv_cache_groups_lacked_is_told_apart_where_there_are_several() -> None:
     by_group = {"0:full_attention": {"evicted": 20}, "1:sliding_window": {"evicted": 60, "uncached": 40}}
     assert causes.groups({**SAVINGS, "by_group": by_group}, {})["KV cache group"] == {

@@ -67,3 +67,9 @@ def test_a_row_leads_to_the_requests_of_its_group_after_the_moment() -> None:
     assert (engine["Group"], engine["Before"], engine["After"], engine["Share of the change"]) == ("alpha", 1, 2, 100)
     assert cause["Group"] == name("new")
     assert links == [("requests", {**after.address, "on": "a-1"}), ("efficiency", {**after.address})]
+
+
+def test_a_tenant_has_its_name() -> None:
+    names = NAMES | {"5a17c0ffee5a17c0": "Acme"}
+    found = changes.rows(change(1, 2, group("tenant", "5a17c0ffee5a17c0", 1.0), group("tenant", "plain", 0.2)), names)
+    assert [each["Group"] for each in found] == ["Acme", "without salt"]

@@ -44,6 +44,8 @@ def test_an_address_is_relative_or_names_moments() -> None:
     fixed = of_query({"from": "2026-11-21T14:59:00Z", "to": "2026-11-21T15:00:00.250Z"}, now_ns=NOW)
     assert (fixed.until_ns - fixed.since_ns, fixed.relative) == (60 * S + S // 4, None)
     assert fixed.address == {"from": "2026-11-21T14:59:00Z", "to": "2026-11-21T15:00:00.250Z"}
+    milliseconds = {"from": str(fixed.since_ns // 10**6), "to": str(fixed.until_ns // 10**6)}  # what alerts link to
+    assert of_query(milliseconds, now_ns=NOW) == fixed
     until_now = of_query({"from": "2026-11-21T14:59:00Z"}, now_ns=NOW)
     assert (until_now.until_ns, until_now.relative) == (NOW, None)
 
@@ -54,6 +56,7 @@ def test_an_address_is_relative_or_names_moments() -> None:
         {"from": "yesterday"}, {"from": "now", "to": "now-1h"}, {"from": "now-1y"}, {"to": "2020-01-01T00:00:00Z"},
         {"from": "2026-11-21", "to": "9999-01-01"}, {"from": "1" * 400}, {"from": "now-1h", "to": "now-1h"},
         {"from": "2026-13-45"}, {"from": "99:99", "to": "now"}, {"from": ""},
+        {"from": "9" * 13},
     ],
 )  # fmt: skip
 def test_an_address_that_says_nonsense_is_the_usual_range(query: dict[str, str]) -> None:

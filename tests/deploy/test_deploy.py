@@ -91,7 +91,7 @@ def test_all_links_to_the_dashboard_have_one_address_to_pages_that_it_has() -> N
         for match in re.finditer(r"(https?://[\w.:-]+)/(request|requests|findings|runbook)\b", path.read_text())
     ]
     assert {address for address, _ in links} == {DASHBOARD}
-    assert {page for _, page in links} == {"request", "runbook"} <= pages
+    assert {page for _, page in links} == {"request", "requests", "findings", "runbook"} <= pages
     for board in map(_json, BOARDS):
         (variable,) = [each for each in board["templating"]["list"] if each["name"] == "kvtrail"]
         assert variable["query"] == DASHBOARD
@@ -107,6 +107,8 @@ def test_grafanas_alerts_need_no_recording_rule_and_say_the_same() -> None:
         assert not any(record in rule["data"][0]["model"]["expr"] for record in recorded)
         assert rule["labels"] == ours[name]["labels"]
         assert "$value" not in rule["annotations"]["summary"].replace("$values.A.Value", "")
+        link = rule["annotations"].get("dashboard_url", "from=now-3600s&to=now")
+        assert link.endswith("from=now-3600s&to=now"), "Grafana's templates have no `query`"
     sources = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "kvtrail.yml").read_text())
     assert {rule["data"][0]["datasourceUid"] for rule in theirs.values()} == {sources["datasources"][0]["uid"]}
 

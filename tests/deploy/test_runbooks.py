@@ -15,6 +15,15 @@ from kvtrail.tracer.rules import all_rules
 DOCS = ROOT / "docs"
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule]
 PAGES = sorted((DOCS / "runbooks").glob("*.md"))
+OF_A_SIDECAR = {
+    "KvtrailSidecarDown", "KvtrailStoreFailing", "KvtrailStoreDamaged", "KvtrailInternalErrors", "KvtrailForwardDropping",
+    "KvtrailSpoolWaiting",
+}  # fmt: skip
+"""Alerts that are about no request."""
+THE_HOUR_BEFORE = (
+    'from={{ query "1e3 * (time() - 3600)" | first | value | printf "%.0f" }}'
+    '&to={{ query "1e3 * time()" | first | value | printf "%.0f" }}'
+)
 PARTS = ("What it means", "Look at", "Usual causes", "Now", "Send to the maintainers")
 
 
@@ -31,8 +40,16 @@ def test_an_alert_has_what_an_alert_needs(alert: dict[str, dict[str, str]]) -> N
     name = alert["alert"]
     assert re.fullmatch(r"Kvtrail([A-Z][a-z]+)+", str(name))
     assert alert["labels"]["severity"] in ("critical", "warning")
-    assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
-    assert alert["annotations"]["runbook_url"] == f"{DASHBOARD}/runbook?name={name}"
+    links = {"runbook_url": f"{DASHBOARD}/runbook?name={name}"}
+    if str(name) not in OF_A_SIDECAR:
+        links["dashboard_url"] = alert["annotations"]["dashboard_url"]
+        page = re.fullmatch(
+            rf"{DASHBOARD}/(requests|findings)\?[^ ]+=.*{re.escape(THE_HOUR_BEFORE)}", links["dashboard_url"]
+        )
+        assert page, links["dashboard_url"]
+    assert alert["annotations"] == {
+        "summary": alert["annotations"]["summary"], "description": alert["annotations"]["description"], **links
+    }  # fmt: skip
     assert f"[{name}](runbooks/{name}.md) | {alert['labels']['severity']} |" in (DOCS / "alerts.md").read_text()
 
 

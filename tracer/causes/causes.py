@@ -268,7 +268,7 @@ class Causes:
         if lookup.computed + allocated > lookup.total:  # more was given than there is: `over-report` has found it
             contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=NotRecorded.CONTRADICTION))
             parts = [contradicted] if lookup.total else []
-        split = Breakdown(event, lookup, parts, chain, not allocated, request.identity)
+        split = Breakdown(event, lookup, parts, chain, not allocated, request.identity, size)
         self.breakdowns.append(split)
         if allocated:
             request.open, request.steps, request.doubt = split, 0, None

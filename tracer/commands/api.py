@@ -11,7 +11,17 @@ from kvtrail.tracer.commands.options import Store
 from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.commands.serve import PORT, serve, tls_of
 
-_SHARED = ("host", "allow_host", "token_file", "insecure", "tls_cert", "tls_key", "tls_client_ca", "log_format")
+_SHARED = (
+    "host",
+    "allow_host",
+    "token_file",
+    "tenants",
+    "insecure",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "log_format",
+)
 """Options that mean what they mean to `kvtrail serve`."""
 
 
@@ -34,6 +44,7 @@ def api(store: Any, tls_cert: Path | None, tls_key: Path | None, tls_client_ca: 
     from kvtrail.tracer.serve.bind_address import Unsafe
     from kvtrail.tracer.serve.fleet import serve as run
     from kvtrail.tracer.serve.receive.receivers import PortTaken
+    from kvtrail.tracer.serve.tenants import BadTenants
     from kvtrail.tracer.store import StoreError
 
     if isinstance(store, Path):
@@ -42,7 +53,7 @@ def api(store: Any, tls_cert: Path | None, tls_key: Path | None, tls_client_ca: 
         )
     try:
         run(store=store, tls=tls_of(tls_cert, tls_key, tls_client_ca), **options)
-    except Unsafe as error:
+    except (BadTenants, Unsafe) as error:
         raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error

@@ -134,6 +134,12 @@ def _bounded(command: F) -> F:
     " reloaded when it has changed. The tokens of `write=FILE`, `read=FILE` and `change=FILE` have this role only; may be"
     " given several times.",
 )
+@click.option(
+    "--tenants",
+    type=_FILE,
+    help="YAML file with the names of tenants, for people: a line `DIGEST: NAME` for each. It is reloaded when it has"
+    " changed. `kvtrail tenant` computes the digest of a cache salt.",
+)
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without any token.")
 @click.option(
     "--tls-cert", type=_FILE, help="PEM file of the sidecar's certificate, for gRPC and HTTP. Needs --tls-key."
@@ -174,6 +180,7 @@ def serve(
     from kvtrail.tracer.serve.receive.receivers import PortTaken
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
+    from kvtrail.tracer.serve.tenants import BadTenants
     from kvtrail.tracer.store import StoreError
 
     if grpc_port == http_port != 0:
@@ -195,7 +202,7 @@ def serve(
             forward=forward,
             **options,
         )
-    except (BadTarget, Unsafe) as error:
+    except (BadTarget, BadTenants, Unsafe) as error:
         raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error

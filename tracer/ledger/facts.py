@@ -183,6 +183,7 @@ class Breakdown(Struct, eq=False):
         chain: the hashes of its full blocks; None where they are not known.
         is_final: whether nothing changes any more: before that, what was promised may not be loaded.
         identity: the request's cache salt and adapter, if it has any and its start was recorded.
+        block_size: tokens of a block of the chain; 0 where that is not known.
     """
 
     event: Alloc
@@ -191,6 +192,7 @@ class Breakdown(Struct, eq=False):
     chain: list[bytes] | None
     is_final: bool = False
     identity: str | None = None
+    block_size: int = 0
 
     @property
     def is_whole(self) -> bool:

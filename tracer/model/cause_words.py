@@ -66,7 +66,7 @@ _IN_SUMS = {
     "last-token": "was held, and computed again by rule",
     "stranded": "was held behind a hole",
     "pending": "was still being computed or stored",
-    "refused": "was held, and not given or not taken",
+    "refused": "was held or handed over, and not given or not taken",
     "failed-load": "was promised, and its load failed",
     "elsewhere": "had been computed by another engine only",
     "uncached": "had been computed, but a KV cache group never kept its part",

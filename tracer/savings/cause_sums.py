@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause
+from kvtrail.tracer.model.tenants import PLAIN
 
 CAUSE = "cause:"
 """Prefix of a measure of tokens: the cause follows, and its tier or, of an unknown one, what would tell it."""
@@ -20,11 +21,16 @@ TENANT = "tenant:"
 """Prefix of a measure of tokens: a tenant follows, and the cause."""
 GROUP = "cause-group:"
 """Prefix of a measure of tokens: the number and the kind of the KV cache group that lacked its part follow, and the cause."""
-PLAIN, OTHER = "plain", "other"
-"""The tenant of requests that have neither cache salt nor adapter, and that of those beyond `MAX_TENANTS`."""
+OTHER = "other"
+"""The tenant of the requests of those beyond `MAX_TENANTS`."""
 MAX_TENANTS = 32
 """Tenants that are distinguished."""
 _AGING = (Cause.EVICTED, Cause.RESET)
+
+
+def tenant_of(identity: str | None) -> str:
+    """The tenant of requests with this cache salt and adapter."""
+    return (identity or PLAIN).replace(":", "_")
 
 
 @dataclass(slots=True)
@@ -34,10 +40,10 @@ class Tenants:
     _known: set[str] = field(default_factory=set)
 
     def of(self, identity: str | None) -> str:
-        """The tenant of requests with this cache salt and adapter."""
-        if not identity or identity == PLAIN:
+        """The tenant of requests with this cache salt and adapter, or `OTHER` beyond the first ones."""
+        tenant = tenant_of(identity)
+        if tenant == PLAIN:
             return PLAIN
-        tenant = identity.replace(":", "_")
         if tenant not in self._known and len(self._known) >= MAX_TENANTS:
             return OTHER
         self._known.add(tenant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, access, check_bind_address
@@ -17,6 +18,7 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.receivers import address
 from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.server import DRAIN_S
+from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 
@@ -30,6 +32,7 @@ def serve(
     store: Address,
     allow_host: Sequence[str],
     token_file: Sequence[TokenFile],
+    tenants: Path | None,
     insecure: bool,
     tls: Tls | None,
     log_format: str,
@@ -37,11 +40,12 @@ def serve(
     """Serve until SIGINT or SIGTERM. The arguments are the options of `kvtrail api`.
 
     Raises:
+        BadTenants: the file of tenants cannot be used.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: the address is in use.
         StoreError: there is no such ClickHouse, or its tables can be neither read nor made.
     """
-    tokens = access(token_file)
+    tokens, names = access(token_file), TenantNames(tenants)
     check_bind_address(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
@@ -56,6 +60,7 @@ def serve(
         metrics,
         hosts=KnownHosts(lambda: (host, *allow_host)),
         tokens=tokens,
+        tenants=names,
         ending=ending,
     )
     http = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"

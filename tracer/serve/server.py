@@ -26,6 +26,7 @@ from kvtrail.tracer.serve.receive.receivers import GrpcReceiver, address
 from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.shared_silences import SharedSilences
 from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
@@ -72,6 +73,7 @@ def serve(
     log_format: str,
     changeable: Changeable,
     token_file: Sequence[TokenFile],
+    tenants: Path | None,
     insecure: bool,
     tls: Tls | None,
     forward: Settings | None,
@@ -80,6 +82,7 @@ def serve(
     `kvtrail serve`.
 
     Raises:
+        BadTenants: the file of tenants cannot be used.
         BadTarget: nothing can be forwarded like this.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
@@ -89,7 +92,7 @@ def serve(
     os.nice(nice)  # before any thread starts, since threads inherit it
     gc.set_threshold(*GC_THRESHOLDS)
     configure_heap()
-    tokens = access(token_file)
+    tokens, names = access(token_file), TenantNames(tenants)
     check_bind_address(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
@@ -148,6 +151,7 @@ def serve(
         shipper=shipper,
         hosts=hosts,
         tokens=tokens,
+        tenants=names,
         ending=ending,
         limits=limits,
     )

@@ -18,6 +18,7 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.silences import Place, Sighting, Silence
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.waste import By, WastedTokens, WasteFilter, WasteSum
 from kvtrail.tracer.store.handoffs import HandoffRow
 
 MAX_RECEIPTS = 65_536
@@ -95,6 +96,7 @@ class Batch:
             verdict is unknown) added.
         findings: findings that are new or have changed.
         savings: what to add to the sums of the offload's savings.
+        wasted: what admissions computed again, new or again as it is known now.
         activity: what to add to the sums of recent activity.
         lanes: the requests of `accounts` as lanes of the live view.
         launches: launches of engines that are new or have changed.
@@ -111,6 +113,7 @@ class Batch:
     accounts: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     savings: Mapping[Cell, int] = field(default_factory=dict)
+    wasted: list[WastedTokens] = field(default_factory=list)
     activity: Mapping[Activity, Amounts] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
@@ -225,6 +228,13 @@ class Reader(Protocol):
         An interval is a minute, or an hour in ranges longer than six hours, and the first one is always complete.
         `stretch_s` asks for longer ones, which are multiples of these.
         """
+
+    def wasted(self, by: Sequence[By], which: WasteFilter, *, limit: int) -> list[WasteSum]:
+        """What admissions computed again, summed up by one or more labels, the most tokens first."""
+
+    def wasted_from(self, which: WasteFilter, *, limit: int) -> int:
+        """When the first of the latest `limit` rows of `wasted` that the filter selects by time was admitted; its `since_ns`
+        where there are no more."""
 
     def names(self) -> dict[str, str]:
         """The unique name for people of each engine that was ever received."""

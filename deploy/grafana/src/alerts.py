@@ -14,6 +14,9 @@ from typing import Any
 SOURCE = "kvtrail-prometheus"
 """The uid of the data source in `provisioning/datasources`."""
 INTERVAL = "1m"
+_AGO = re.compile(r"""\{\{ query "1e3 \* \(time\(\) - (\d+)\)" \| first \| value \| printf "%\.0f" \}\}""")
+_NOW = """{{ query "1e3 * time()" | first | value | printf "%.0f" }}"""
+"""How Prometheus writes the time range of a link, in Unix milliseconds."""
 
 
 def provisioned(rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,5 +77,6 @@ def _alert(rule: Mapping[str, Any], recorded: Mapping[str, str]) -> dict[str, An
 
 
 def _in_grafana(text: str) -> str:
-    """The text with Grafana's variable, which has a value per query."""
-    return text.replace("$value", "$values.A.Value")
+    """The text with Grafana's variable, which has a value per query. Grafana's templates cannot ask for the time: there, a
+    link's range is relative to when it is opened."""
+    return _AGO.sub(r"now-\1s", text).replace(_NOW, "now").replace("$value", "$values.A.Value")

@@ -26,6 +26,7 @@ from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
+from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import FindingFilter, Reader
 
 DAY_NS = 24 * 3600 * 10**9
@@ -85,6 +86,8 @@ class SavingsReport(BaseModel):
     """The `engines`, `connectors` and `models` of the range, whatever the filters are."""
     engine_names: dict[str, str] = {}
     """Those engines' names for people, by id."""
+    tenant_names: dict[str, str] = {}
+    """The names of those tenants that have one (`kvtrail serve --tenants`), by digest."""
 
 
 class ChangesReport(BaseModel):
@@ -98,9 +101,11 @@ class ChangesReport(BaseModel):
     changes: list[MeasureChange]
     engine_names: dict[str, str]
     """The engines' names for people, by id."""
+    tenant_names: dict[str, str]
+    """The names of the tenants among the groups that have one (`kvtrail serve --tenants`), by digest."""
 
 
-def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
+def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
     """Add the routes to the router of `/api`."""
 
     @api.get("/findings", summary="Findings, latest or oldest first")
@@ -163,6 +168,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         known = reader.engines()
         of_range = {engine: known[engine] for engine in report.choices["engines"] if engine in known}
         report.engine_names = {engine: each["name"] for engine, each in of_range.items()}
+        report.tenant_names = tenants.among(report.by_tenant)
         report.choices["models"] = sorted({each["model"] for each in of_range.values() if each["model"]})
         return report
 
@@ -194,6 +200,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             until_ns=until,
             changes=found,
             engine_names={name: each["name"] for name, each in known.items()},
+            tenant_names=tenants.among(
+                {part.group: part for each in found for part in each.groups if part.dimension == "tenant"}
+            ),
         )
 
 

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from kvtrail import __version__
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
-from kvtrail.tracer.serve.api import lanes, ranges, requests, silences, status_route
+from kvtrail.tracer.serve.api import lanes, ranges, requests, silences, status_route, waste
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -37,6 +37,7 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.receivers import http_routes
 from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
 from kvtrail.tracer.store.sqlite import damage
 
@@ -126,12 +127,13 @@ def application(
     shipper: Shipper | None = None,
     hosts: KnownHosts | None = None,
     tokens: Access | None = None,
+    tenants: TenantNames | None = None,
     ending: threading.Event | None = None,
     limits: Limits = DEFAULTS,
 ) -> FastAPI:
     """The ASGI application: API and metrics on one port, and OTLP for a pipeline. `hosts` are those that may
-    be asked for, by default all, and `tokens` who may do what; `ending` is set when the process is to
-    end."""
+    be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called; `ending` is set when the
+    process is to end."""
     app = FastAPIOffline(  # whose pages load nothing from anywhere else
         redoc_url=None,
         title="kvtrail tracer",
@@ -168,7 +170,9 @@ def application(
     if isinstance(process, Pipeline):
         _add_tail(api, process, metrics, limits, ending or threading.Event())
     requests.add_routes(api, process, reader)
-    ranges.add_routes(api, process, reader)
+    names = tenants or TenantNames()
+    ranges.add_routes(api, process, reader, names)
+    waste.add_routes(api, reader, names)
     status_route.add_routes(api, process, reader)
     lanes.add_routes(api, process, reader)
     silences.add_routes(api, process, reader)

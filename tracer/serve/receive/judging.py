@@ -157,6 +157,7 @@ class Judge:
         """The findings and sums that had changed are stored, and the spans up to this number."""
         self.savings.facts.clear()
         self.sums.handed_over.clear()
+        self.sums.wasted.clear()
         self.savings.cells.clear()
         self.changed.clear()
         self.handoffs.clear()

@@ -165,7 +165,7 @@ class Storage:
             chunk, savings=judge.savings.cells, settled=settled, judged=judge.judged if judge.is_behind else None
         )
         batch.findings, batch.launches = list(judge.changed.values()), list(self._launches.changed.values())
-        batch.handoffs = list(judge.handoffs)
+        batch.handoffs, batch.wasted = list(judge.handoffs), list(judge.sums.wasted)
         fresh: Sequence[Event] = ()
         if came is not None:
             fresh = came.fresh

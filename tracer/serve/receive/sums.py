@@ -12,6 +12,7 @@ from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
 from kvtrail.tracer.ledger.handoff_flows import HandedOver
 from kvtrail.tracer.savings.counter import SavingsCounter
+from kvtrail.tracer.savings.waste import WastedTokens, wasted_of
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 
 
@@ -20,6 +21,7 @@ class Sums:
 
     Attributes:
         savings: the sums to be written.
+        wasted: what admissions computed again, to be written.
         handed_over: the ends of hand-offs that are to be counted.
         is_recalling: while a start reads back: what is summed up already is followed all the same, since what comes is
             compared with it.
@@ -28,6 +30,7 @@ class Sums:
     def __init__(self, summed_before: Mapping[str, int], errors: InternalErrors) -> None:
         """`summed_before` has by recorder the highest number that is in the sums of an earlier tracer."""
         self.savings = SavingsCounter()
+        self.wasted: list[WastedTokens] = []
         self.handed_over: list[HandedOver] = []
         self.is_recalling = False
         self._online_curve, self._errors = OnlineMissRatioCurve(), errors
@@ -81,6 +84,7 @@ class Sums:
         try:
             if by.sequence > self._summed_before.get(by.recorder, -1):
                 self.savings.explain(breakdown)
+                self.wasted += wasted_of(breakdown)
                 self.savings.cells.add(event, self._online_curve.admitted(breakdown), stretch_s=STRETCH_S)
             elif self.is_recalling:
                 self._online_curve.admitted(breakdown)

@@ -17,6 +17,7 @@ from kvtrail.tracer.store.clickhouse import (
     schema,
     silences,
     spans,
+    waste,
 )
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import Database
@@ -54,6 +55,7 @@ class ClickHouseReader(
     findings.FindingReader,
     lanes.LaneReader,
     savings.SavingsReader,
+    waste.WasteReader,
     launches.LaunchReader,
     handoffs.HandoffReader,
     silences.SilenceReader,

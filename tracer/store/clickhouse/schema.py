@@ -128,6 +128,14 @@ SAVINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_savings (
 PARTITION BY toDate(toDateTime(at_s))
 ORDER BY (step_s, at_s, engine, connector, epoch, measure, tracer)"""
 
+WASTE = f"""CREATE TABLE IF NOT EXISTS kvtrail_waste (
+    at_ns Int64, {_DIMENSIONS}, request String, epoch Int64, cause LowCardinality(String), tier LowCardinality(String),
+    tenant LowCardinality(String), prefix String, start Int64, tokens Int64, admissions UInt8, written UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(at_ns)
+) ENGINE = {{engine}}ReplacingMergeTree(written)
+{_DAY_OF.format("at_ns")}
+ORDER BY (at_ns, engine, request, epoch, cause, tier)"""
+
 ACTIVITY = f"""CREATE TABLE IF NOT EXISTS kvtrail_activity (
     at_s Int64, {_DIMENSIONS}, kind LowCardinality(String), tracer LowCardinality(String),
     events Int64, returned Int64, count_tokens Int64, bytes Int64, number UInt64,
@@ -174,8 +182,8 @@ ORDER BY tuple()"""
 """One row: the version of the tables, and how long they keep what they have."""
 
 _STATEMENTS = (
-    SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, ACTIVITY, ENGINES, LAUNCHES,
-    HANDOFFS, SILENCES,
+    SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, WASTE, ACTIVITY, ENGINES,
+    LAUNCHES, HANDOFFS, SILENCES,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",
@@ -183,6 +191,7 @@ _ENDS = {
     "kvtrail_requests": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_lanes": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_savings": "toDateTime(at_s + step_s)",
+    "kvtrail_waste": "toDateTime(intDiv(at_ns, 1000000000))",
     "kvtrail_handoffs": "toDateTime(intDiv(at_ns, 1000000000))",
 }
 """The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay, and

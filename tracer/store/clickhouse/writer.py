@@ -17,6 +17,7 @@ from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.savings.cells import by_step
+from kvtrail.tracer.savings.waste import WastedTokens
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
 from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, schema, silences, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
@@ -38,6 +39,7 @@ _SUMMED = ("loaded", "stored")
 _REQUESTS = (*_OWNER, *_OF_ACCOUNT, "account", "written")
 _FINDINGS = (*_OWNER, *_OF_FINDING, "body", "written")
 _LANES = (*_OWNER, *lanes.FIELDS, "tier", "written")
+_WASTE = (*schema.DIMENSIONS, *WastedTokens._fields, "written")
 _ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
 _LAUNCHES = (*launches.FIELDS, "cause", "tracer", "written")
 
@@ -90,6 +92,8 @@ class ClickHouseWriter:
         self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
         self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
         self._insert("kvtrail_launches", _LAUNCHES, _fitting(self._launch_row, launched.values(), unfit))
+        wasted = [row for batch in every for row in batch.wasted]
+        self._insert("kvtrail_waste", _WASTE, _fitting(self._waste_row, wasted, unfit))
         self._insert("kvtrail_handoffs", handoffs.COLUMNS, self._handoff_rows(every, unfit))
         self._add(self._savings, [(number, _savings(batch)) for number, batch in batches])
         self._add(self._activity, [(number, batch.activity) for number, batch in batches])
@@ -177,6 +181,9 @@ class ClickHouseWriter:
     def _lane_row(self, lane: Lane) -> Row:
         values = (getattr(lane, name) for name in lanes.FIELDS)
         return (lane.engine, *self._dimensions(lane.engine), *values, lanes.tier_of(lane), self._next())
+
+    def _waste_row(self, row: WastedTokens) -> Row:
+        return (*self._dimensions(row.engine), *row, self._next())
 
     def _launch_row(self, launch: Launch) -> Row:
         values = (getattr(launch, name) for name in launches.FIELDS)

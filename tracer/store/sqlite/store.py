@@ -39,6 +39,7 @@ from kvtrail.tracer.store.sqlite import (
     savings,
     silences,
     spans,
+    waste,
 )
 from kvtrail.tracer.store.sqlite.database import Database, rows_of
 from kvtrail.tracer.store.sqlite.outbox import Outbox
@@ -108,6 +109,7 @@ class SqliteWriter:
             (partial(launches.put, self._db), batch.launches),
             (partial(handoffs.put, self._db), batch.handoffs),
             (partial(savings.add, self._db), list(batch.savings.items())),
+            (partial(waste.put, self._db), batch.wasted),
             (partial(event_sums.add, self._db), list(batch.activity.items())),
         ]
         try:
@@ -133,7 +135,7 @@ class SqliteWriter:
         """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
         with self._transaction():
             since_ns = restart.begins_ns(self._query)
-            for table in (requests, lanes, findings, savings, handoffs):
+            for table in (requests, lanes, findings, savings, waste, handoffs):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
             restart.note_judged(self._db, 0)
@@ -311,6 +313,7 @@ class SqliteWriter:
             yield 0
         with self._transaction():
             savings.prune(self._db, before_ns=before_ns)
+            waste.prune(self._db, before_ns=before_ns)
             handoffs.prune(self._db, before_ns=before_ns)
             event_sums.prune(self._db, before_ns=max(before_ns, time.time_ns() - ACTIVITY_KEPT_S * 10**9))
         yield 0
@@ -382,6 +385,7 @@ class SqliteWriter:
                 silences,
                 handoffs,
                 savings,
+                waste,
                 event_sums,
                 lanes,
                 outbox,
@@ -443,6 +447,7 @@ class SqliteReader(
     spans.SpanReader,
     findings.FindingReader,
     savings.SavingsReader,
+    waste.WasteReader,
     event_sums.EventSumsReader,
     lanes.LaneReader,
     engines.EngineReader,

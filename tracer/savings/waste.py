@@ -1,0 +1,175 @@
+"""Tokens that were computed although a cache had held them: what each admission lost, and what sums of that mean. Pure.
+
+What was lost is named by the prefix at which the loss begins: the hash of the first lost block, which stands for the whole
+prompt up to there. Requests that begin alike and lose the same beginning have the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from kvtrail.tracer.ledger.facts import Breakdown
+from kvtrail.tracer.model.causes import Cause
+from kvtrail.tracer.savings.cause_sums import tenant_of
+
+WASTED = (Cause.EVICTED, Cause.RESET, Cause.STRANDED, Cause.REFUSED, Cause.FAILED_LOAD)
+"""The causes of tokens that a cache of the engine holds or has held, and that were computed all the same. What another engine
+has computed (`elsewhere`), and what every prompt computes by rule (`last-token`, `unaligned`), is none."""
+PREFIX_BYTES = 8
+"""Of the hash of a block: enough to tell prefixes apart."""
+
+
+class WastedTokens(NamedTuple):
+    """What one admission computed again, of one cause and tier.
+
+    Attributes:
+        at_ns: when it was admitted, Unix nanoseconds.
+        engine, request, epoch: whose admission it is.
+        cause, tier: why its tokens were computed, and the cache that is meant.
+        tenant: as in the sums of causes.
+        prefix: the hash of the admission's first lost block, in hexadecimal; empty where hashes are not known.
+        start: the first token of that block.
+        tokens: their number.
+        admissions: 1 in the first row of an admission, 0 in the others: their sum is the number of admissions.
+    """
+
+    at_ns: int
+    engine: str
+    request: str
+    epoch: int
+    cause: str
+    tier: str
+    tenant: str
+    prefix: str
+    start: int
+    tokens: int
+    admissions: int
+
+
+class By(StrEnum):
+    """What wasted tokens are summed up by."""
+
+    ENGINE = "engine"
+    TENANT = "tenant"
+    CAUSE = "cause"
+    TIER = "tier"
+    PREFIX = "prefix"
+    REQUEST = "request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WasteFilter:
+    """Selects the wasted tokens that meet all of its conditions.
+
+    Attributes:
+        since_ns, until_ns: admitted at or after `since_ns`, and before `until_ns`.
+        engine, tenant, cause: as the rows name them; an empty text means any.
+        engines, prefixes: any of these; None means any.
+    """
+
+    since_ns: int
+    until_ns: int
+    engine: str = ""
+    tenant: str = ""
+    cause: str = ""
+    engines: Sequence[str] | None = None
+    prefixes: Sequence[str] | None = None
+
+
+class WasteSum(NamedTuple):
+    """The wasted tokens of a group.
+
+    Attributes:
+        of: the group, in the order in which it was asked for.
+        tokens: their number.
+        admissions: how many admissions lost them.
+        start: the least token at which their loss begins.
+        last_ns: the latest of these admissions.
+    """
+
+    of: tuple[str, ...]
+    tokens: int
+    admissions: int
+    start: int
+    last_ns: int
+
+
+def wasted_of(breakdown: Breakdown) -> list[WastedTokens]:
+    """What an admission computed again, by cause and tier."""
+    lost = [part for part in breakdown.parts if part.cause in WASTED and part.tokens]
+    if not lost:
+        return []
+    event, size, chain = breakdown.event, breakdown.block_size, breakdown.chain or ()
+    block = lost[0].start // size if size else len(chain)
+    is_known = block < len(chain)
+    tokens: dict[tuple[str, str], int] = {}
+    for part in lost:
+        key = (part.cause.value, part.tier)
+        tokens[key] = tokens.get(key, 0) + part.tokens
+    return [
+        WastedTokens(
+            at_ns=event.end_ns,
+            engine=event.engine,
+            request=event.request or "",
+            epoch=event.epoch,
+            cause=cause,
+            tier=tier,
+            tenant=tenant_of(breakdown.identity),
+            prefix=chain[block][:PREFIX_BYTES].hex() if is_known else "",
+            start=block * size if is_known else lost[0].start,
+            tokens=count,
+            admissions=int(number == 0),
+        )
+        for number, ((cause, tier), count) in enumerate(tokens.items())
+    ]
+
+
+@dataclass(slots=True)
+class Waste:
+    """Wasted tokens of a group, with the time that their prefill took.
+
+    Attributes:
+        tokens, admissions: as in `WasteSum`.
+        seconds: the tokens at the prefill rate of the engine that computed them; None where none is known.
+        unrated: the tokens of engines without a known prefill rate, which `seconds` does not include.
+        start, last_ns: as in `WasteSum`.
+    """
+
+    tokens: int = 0
+    admissions: int = 0
+    seconds: float | None = None
+    unrated: int = 0
+    start: int = 0
+    last_ns: int = 0
+
+    def add(self, part: WasteSum, rate: float | None) -> None:
+        """Add a part of one engine, which prefills `rate` tokens per second."""
+        self.start = part.start if not self.admissions else min(self.start, part.start)
+        self.tokens += part.tokens
+        self.admissions += part.admissions
+        self.last_ns = max(self.last_ns, part.last_ns)
+        if rate:
+            self.seconds = (self.seconds or 0.0) + part.tokens / rate
+        else:
+            self.unrated += part.tokens
+
+
+def grouped(
+    sums: Iterable[WasteSum],
+    key: Callable[[tuple[str, ...]], tuple[str, ...]],
+    *,
+    engine: int,
+    rates: Mapping[str, float],
+    only: Collection[tuple[str, ...]] | None = None,
+) -> dict[tuple[str, ...], Waste]:
+    """Sums by what `key` makes of their groups, those with most tokens first. `engine` is the place of the engine in a group,
+    `rates` are the engines' prefill rates in tokens per second."""
+    found: dict[tuple[str, ...], Waste] = {}
+    for each in sums:
+        group = key(each.of)
+        if only is None or group in only:
+            found.setdefault(group, Waste()).add(each, rates.get(each.of[engine]))
+    return dict(sorted(found.items(), key=lambda item: (-item[1].tokens, item[0])))
