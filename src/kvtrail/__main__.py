@@ -52,6 +52,7 @@ COMMANDS = {
         "kvtrail.tracer.commands.configuration:config",
         "Show the options that a command would run with, and where they come from.",
     ),
+    "note": ("kvtrail.tracer.commands.note:note", "Write a note that all charts over time show."),
     "store": (
         "kvtrail.tracer.commands.store:store",
         "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",

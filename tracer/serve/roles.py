@@ -15,7 +15,7 @@ class Role(StrEnum):
     READ = "read"
     """Ask the api, read along, and scrape the metrics: what the dashboard, scripts and Prometheus do."""
     CHANGE = "change"
-    """Change anything else. No route does so yet; one that will is closed to those who only write or read."""
+    """Change anything else: write a note. It is closed to those who only write spans or read."""
 
 
 ALL = frozenset(Role)

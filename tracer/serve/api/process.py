@@ -14,6 +14,7 @@ from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.model.findings import Unknown, Verdict
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.store import StoreError
@@ -58,6 +59,9 @@ class Live(Protocol):
     def handoffs_called(self, keys: Collection[str]) -> HandOffs:
         """The same, with what is stored of the hand-offs that are called so."""
 
+    def add_marker(self, marker: Marker) -> None:
+        """Store a note. Raises StoreError."""
+
     def running(self) -> set[str]:
         """The engines that are heard, whose open requests go on."""
 
@@ -94,6 +98,9 @@ class FleetProcess:
         known = Detector(rules=())
         known.hear(heard_of(self._reader.handoffs(keys)))
         return known.handoffs
+
+    def add_marker(self, marker: Marker) -> None:
+        self._reader.add_marker(marker)
 
     def running(self) -> set[str]:
         return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))

@@ -16,7 +16,7 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 
-VERSION = 3
+VERSION = 4
 _LONGEST_HOURS = 20 * 366 * 24
 """ClickHouse's DateTime ends in 2106, and wraps around after it."""
 
@@ -161,6 +161,14 @@ ORDER BY (key, recorder, sequence, request)
 SETTINGS index_granularity = 512"""
 """The events of hand-offs, by what these are called; a heartbeat once for each hand-off that waits for time to pass."""
 
+LAUNCH_SETTINGS = "ALTER TABLE kvtrail_launches ADD COLUMN IF NOT EXISTS settings String CODEC(ZSTD(1))"
+
+MARKERS = """CREATE TABLE IF NOT EXISTS kvtrail_markers (
+    id String, kind LowCardinality(String), at_ns Int64, engine String, text String, earliest UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(at_ns)
+) ENGINE = {engine}ReplacingMergeTree(earliest)
+ORDER BY id"""
+
 SCHEMA = """CREATE TABLE IF NOT EXISTS kvtrail_schema (
     version UInt32, retain_hours Float64, written UInt64
 ) ENGINE = {engine}ReplacingMergeTree(written)
@@ -169,7 +177,7 @@ ORDER BY tuple()"""
 
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, ACTIVITY, ENGINES, LAUNCHES,
-    HANDOFFS,
+    LAUNCH_SETTINGS, HANDOFFS, MARKERS,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",
@@ -178,9 +186,10 @@ _ENDS = {
     "kvtrail_lanes": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_savings": "toDateTime(at_s + step_s)",
     "kvtrail_handoffs": "toDateTime(intDiv(at_ns, 1000000000))",
+    "kvtrail_markers": "if(kind = 'note', toDateTime('2080-01-01 00:00:00'), toDateTime(intDiv(at_ns, 1000000000)))",
 }
-"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay, and
-recent activity has a time of its own."""
+"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay, notes
+nearly so, and recent activity has a time of its own."""
 
 
 def make(connection: Connection) -> tuple[int, float]:

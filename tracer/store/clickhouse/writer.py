@@ -17,7 +17,7 @@ from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.cells import by_step
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, schema, spans
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
 from kvtrail.tracer.store.clickhouse.sums import Sums
@@ -38,7 +38,7 @@ _REQUESTS = (*_OWNER, *_OF_ACCOUNT, "account", "written")
 _FINDINGS = (*_OWNER, *_OF_FINDING, "body", "written")
 _LANES = (*_OWNER, *lanes.FIELDS, "tier", "written")
 _ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
-_LAUNCHES = (*launches.FIELDS, "cause", "tracer", "written")
+_LAUNCHES = (*launches.FIELDS, "cause", "settings", "tracer", "written")
 
 
 class ClickHouseWriter:
@@ -90,6 +90,8 @@ class ClickHouseWriter:
         self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
         self._insert("kvtrail_launches", _LAUNCHES, _fitting(self._launch_row, launched.values(), unfit))
         self._insert("kvtrail_handoffs", handoffs.COLUMNS, self._handoff_rows(every, unfit))
+        marked = (each for batch in every for each in batch.markers)
+        self._insert(markers.TABLE, markers.COLUMNS, _fitting(markers.row_of, marked, unfit))
         self._add(self._savings, [(number, _savings(batch)) for number, batch in batches])
         self._add(self._activity, [(number, batch.activity) for number, batch in batches])
         return unfit
@@ -171,7 +173,8 @@ class ClickHouseWriter:
 
     def _launch_row(self, launch: Launch) -> Row:
         values = (getattr(launch, name) for name in launches.FIELDS)
-        return (*values, launches.cause_as_text(launch), self._tracer, self._next())
+        about = launches.cause_as_text(launch), launches.settings_as_text(launch)
+        return (*values, *about, self._tracer, self._next())
 
 
 def _fitting(row_of: Callable[[T], Row], parts: Iterable[T], unfit: list[Exception]) -> list[Row]:

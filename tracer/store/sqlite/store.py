@@ -29,6 +29,7 @@ from kvtrail.tracer.store.sqlite import (
     lanes,
     launches,
     log,
+    markers,
     opening,
     outbox,
     receipts,
@@ -105,6 +106,7 @@ class SqliteWriter:
             (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
             (partial(handoffs.put, self._db), batch.handoffs),
+            (partial(markers.put, self._db), batch.markers),
             (partial(savings.add, self._db), list(batch.savings.items())),
             (partial(event_sums.add, self._db), list(batch.activity.items())),
         ]
@@ -297,6 +299,7 @@ class SqliteWriter:
         with self._transaction():
             savings.prune(self._db, before_ns=before_ns)
             handoffs.prune(self._db, before_ns=before_ns)
+            markers.prune(self._db, before_ns=before_ns)
             event_sums.prune(self._db, before_ns=max(before_ns, time.time_ns() - ACTIVITY_KEPT_S * 10**9))
         yield 0
         with self._transaction():
@@ -365,6 +368,7 @@ class SqliteWriter:
                 requests,
                 findings,
                 handoffs,
+                markers,
                 savings,
                 event_sums,
                 lanes,
@@ -431,5 +435,6 @@ class SqliteReader(
     lanes.LaneReader,
     engines.EngineReader,
     launches.LaunchReader,
+    markers.MarkerReader,
 ):
     """The reading side: a `Reader`. Each part of it is in the file of its table."""
