@@ -18,6 +18,7 @@ SHAPES = {"note": "diamond", "death": "cross", "contact lost": "cross", "drop": 
 """Marks at the tops of the lines, so that kinds differ not by colour alone; all others are triangles."""
 LONGEST = 90
 """Characters of a text under the pointer; Vega shows no lines."""
+TITLE_PX = 22
 _OF_BASE = ("mark", "encoding", "params", "transform", "name")
 """What a chart has for itself; the rest, such as its size and padding, is the whole picture's."""
 
@@ -28,7 +29,8 @@ def drawn(spec: Mapping[str, Any], markers: Sequence[Row], *, dark: bool) -> dic
     The spec stays as it is where no marker lies within its axis; otherwise its own parts become the first of several layers,
     so selections along the axis work as before.
     """
-    base = [*spec["layer"]] if "layer" in spec else [{name: spec[name] for name in _OF_BASE if name in spec}]
+    is_layered = "layer" in spec
+    base = [*spec["layer"]] if is_layered else [_lowered({name: spec[name] for name in _OF_BASE if name in spec})]
     axis = next(
         (found for each in base if (found := each.get("encoding", {}).get("x"))), spec.get("encoding", {}).get("x")
     )
@@ -37,9 +39,10 @@ def drawn(spec: Mapping[str, Any], markers: Sequence[Row], *, dark: bool) -> dic
     rows = marker_rows(markers, axis.get("scale", {}).get("domain"), dark=dark)
     if not rows:
         return dict(spec)
-    x = {"field": "at", "type": "temporal", "title": None, **({"scale": axis["scale"]} if "scale" in axis else {})}
-    colour = {"field": "colour", "type": "nominal", "scale": None, "legend": None}
-    shape = {"field": "shape", "type": "nominal", "scale": None, "legend": None}
+    # The base has the domain: Vega warns of the same one twice.
+    scale = {"type": axis.get("scale", {}).get("type", "time")}
+    x = {"field": "at", "type": "temporal", "title": None, "scale": scale}
+    colour, shape = ({"field": field, "type": "nominal", "scale": None} for field in ("colour", "shape"))
     fields = {"time": "time", "what": "what", "text": "text"}
     tooltip = [{"field": field, "type": "nominal", "title": title} for field, title in fields.items()]
     shared = {"x": x, "color": colour, "tooltip": tooltip}
@@ -50,10 +53,21 @@ def drawn(spec: Mapping[str, Any], markers: Sequence[Row], *, dark: bool) -> dic
     layers = [
         *base,
         {"data": data, "mark": lines, "encoding": shared},
-        {"data": data, "mark": points, "encoding": {**shared, "shape": shape, "y": {"value": 0}}},
+        {"data": data, "mark": points, "encoding": {**shared, "shape": shape, "y": {"value": 7}}},
     ]
-    whole = spec if "layer" in spec else {name: value for name, value in spec.items() if name not in _OF_BASE}
+    whole = spec if is_layered else {name: value for name, value in spec.items() if name not in _OF_BASE}
     return {**whole, "layer": layers}
+
+
+def _lowered(base: dict[str, Any]) -> dict[str, Any]:
+    """The base with its legend where it was: Streamlit gives the legend of a chart without layers an empty line as its
+    title."""
+    colour = base.get("encoding", {}).get("color", {})
+    legend = colour.get("legend")
+    if not legend or "legendY" not in legend:
+        return base
+    lower = {**colour, "legend": {**legend, "legendY": legend["legendY"] + TITLE_PX}}
+    return {**base, "encoding": {**base["encoding"], "color": lower}}
 
 
 def marker_rows(markers: Iterable[Row], domain: Sequence[float] | None, *, dark: bool) -> list[Row]:

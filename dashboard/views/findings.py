@@ -26,6 +26,9 @@ IN_WORDS = 3
 FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors", "engine": "engines", "model": "models"}
 """The filters, and the API's names of their choices."""
 
+OF_ENGINE = ("engine", "model")
+"""Those that are about engines, as markers are."""
+
 
 class Answer(NamedTuple):
     """The data of the page, queried together."""
@@ -35,6 +38,7 @@ class Answer(NamedTuple):
     by_rule: list[Row]
     rules: list[Row]
     recorders: list[Row]
+    markers: list[Row]
 
 
 def filters() -> dict[str, str]:
@@ -64,6 +68,7 @@ def page(given: dict[str, str]) -> None:
             by_rule=source.findings_by_rule(**given, **shown.query),
             rules=source.rules(),
             recorders=source.health()["recorders"],
+            markers=source.markers(**{name: given[name] for name in OF_ENGINE if name in given}, **shown.query),
         )
 
     answer = read(ask, key=f"findings {shown.field()} {given}")
@@ -82,7 +87,9 @@ def page(given: dict[str, str]) -> None:
             st.success(f"No findings from {when}: no judged event contradicts another.")
         return
     st.caption("Drag along the chart to see a part of it.")
-    picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings_trend")
+    picker.chart_over_time(
+        trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings_trend"
+    )
     if "rule" not in given:
         by_rule(answer.by_rule)
     one_by_one(answer.findings, matching=content.total(answer.trend))

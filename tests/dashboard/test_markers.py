@@ -32,9 +32,12 @@ def test_a_chart_keeps_its_parts_and_gets_a_line_and_a_mark_for_each_marker() ->
     before = spec()
     after = markers.drawn(before, [marker(), marker("death", minute=2)], dark=False)
     bars, lines, points = after["layer"]
-    assert {name: bars[name] for name in ("mark", "encoding", "params")} == {
-        name: before[name] for name in ("mark", "encoding", "params")
+    assert (bars["mark"], bars["params"]) == (before["mark"], before["params"])
+    assert {name: bars["encoding"][name] for name in ("x", "x2", "y", "order", "tooltip")} == {
+        name: before["encoding"][name] for name in ("x", "x2", "y", "order", "tooltip")
     }
+    was, now = (each["encoding"]["color"]["legend"] for each in (before, bars))
+    assert now == {**was, "legendY": was["legendY"] + markers.TITLE_PX}
     assert (after["height"], after["padding"], after["config"]) == (
         before["height"],
         before["padding"],
@@ -46,7 +49,7 @@ def test_a_chart_keeps_its_parts_and_gets_a_line_and_a_mark_for_each_marker() ->
     assert rows == points["data"]["values"]
     assert [each["at"] for each in rows] == [(START_NS + minute * MINUTE_NS) // 10**6 for minute in (1, 2)]
     assert rows[1]["colour"] == palette.RED.light
-    assert lines["encoding"]["x"]["scale"] == before["encoding"]["x"]["scale"], "or the axis would grow"
+    assert lines["encoding"]["x"]["scale"] == {"type": "utc"}, "the base has the domain"
 
 
 def test_only_markers_within_the_axis_are_drawn() -> None:
