@@ -96,6 +96,10 @@ class Tracer:
         """What the offload saves, over a time range."""
         return self._object("/api/efficiency", **filters)
 
+    def markers(self, **filters: str | int) -> list[Row]:
+        """What happened in a time range that may explain a change: deploys, deaths, resets, notes."""
+        return self._list("/api/markers", **filters)
+
     def changes(self, **parameters: str | int) -> Row:
         """What changed at a moment, and which requests explain it; `parameters` are those of `/api/changes`."""
         return self._object("/api/changes", **parameters)

@@ -183,9 +183,20 @@ MEASURE = {
     "stored": Meaning(ORANGE, "tokens that were copied into the store"),
 }
 """The lines of a request's account."""
+MARKER = {
+    "deploy": Meaning(BLUE, "an engine that is new, or has another version or setting than the one before it"),
+    "restart": Meaning(CYAN, "an engine in the place of an equal one that had ended"),
+    "death": Meaning(RED, "an engine ended of an error"),
+    "contact lost": Meaning(ORANGE, "an engine stopped reporting"),
+    "end": Meaning(GREY, "an engine ended well, or was replaced"),
+    "reset": Meaning(YELLOW, "a cache was emptied"),
+    "drop": Meaning(PINK, "a recorder dropped events"),
+    "note": Meaning(VIOLET, "somebody wrote it down"),
+}
+"""Markers on charts over time."""
 GROUPS: dict[str, Mapping[str, Meaning]] = {
     "level": LEVEL, "state": STATE, "status": STATUS, "outcome": OUTCOME, "verdict": VERDICT, "severity": SEVERITY,
-    "did": DID, "known": KNOWN, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "measure": MEASURE,
+    "did": DID, "known": KNOWN, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "measure": MEASURE, "marker": MARKER,
 }  # fmt: skip
 """All groups by name; only the marks of `phase` are never text."""
 BADGES = {

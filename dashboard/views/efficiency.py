@@ -40,14 +40,19 @@ def page(filters: dict[str, str]) -> None:
     """Draw the page, again at each refresh."""
     shown = picker.current()
 
-    def ask() -> tuple[Row, list[Row]]:
+    def ask() -> tuple[Row, list[Row], list[Row]]:
         source = tracer()
-        return source.efficiency(**filters, **shown.query), source.fleet()["engines"]
+        own = {name: value for name, value in filters.items() if name != "connector"}  # markers are about engines
+        return (
+            source.efficiency(**filters, **shown.query),
+            source.fleet()["engines"],
+            source.markers(**own, **shown.query),
+        )
 
     answer = read(ask, key=f"efficiency {shown.field()} {filters}")
     if answer is None:
         return
-    savings, engines = answer
+    savings, engines, marked = answer
     sums = savings["worth"]
     if not sums["lookups"] and not sums["asked"]:
         st.info(
@@ -60,9 +65,9 @@ def page(filters: dict[str, str]) -> None:
     link("waste", "What was computed again", icon="delete_sweep", query=shown.address)
     if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below do not include them.")
-    token_sources(savings)
+    token_sources(savings, marked)
     models = {each["engine"]: each["model"] for each in engines}
-    reasons(savings, models)
+    reasons(savings, models, marked)
     more_memory(savings, engines)
     counters(sums)
     copies(sums)
@@ -89,19 +94,19 @@ def summary(savings: Row, engines: list[Row]) -> None:
     st.caption(" ".join(filter(None, (efficiency.source_of_savings(sums), efficiency.limits(sums)))))
 
 
-def token_sources(savings: Row) -> None:
+def token_sources(savings: Row, marked: list[Row]) -> None:
     """Tokens by tier, over time and by epoch."""
     left, right = st.columns([2, 1], gap="medium")
     with left:
         st.subheader("Where the tokens of admitted requests came from", anchor=False)
-        picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), key="sources")
+        picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), marked, key="sources")
     with right:
         st.subheader("By epoch", anchor=False, help=TERMS["epoch"])
         st.altair_chart(trends.by_epoch(savings, dark=is_dark()), key="epochs")
         st.caption("vLLM's own metrics count external hits of the first run only.")
 
 
-def reasons(savings: Row, models: dict[str, str]) -> None:
+def reasons(savings: Row, models: dict[str, str], marked: list[Row]) -> None:
     """The causes of computed tokens: over time, and by engine, connector, model and tenant."""
     st.subheader("Why the others were computed", anchor=False, help=TERMS["cause"])
     sentence = causes.reasons(savings["worth"])
@@ -117,7 +122,7 @@ def reasons(savings: Row, models: dict[str, str]) -> None:
     st.html(legend(causes.sum_names(savings["worth"], dark=is_dark())))
     left, right = st.columns([2, 1], gap="medium")
     with left:
-        picker.chart_over_time(trends.causes_over_time(savings, dark=is_dark()), key="causes")
+        picker.chart_over_time(trends.causes_over_time(savings, dark=is_dark()), marked, key="causes")
     with right:
         groups = causes.groups(savings, models)
         chosen = st.selectbox("Grouped by", list(groups), key="causes_by", bind="query-params")

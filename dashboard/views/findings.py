@@ -31,6 +31,9 @@ SILENCED = {"no": "Not silenced", "yes": "Silenced"}
 FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors", "engine": "engines", "model": "models"}
 """The filters, and the API's names of their choices."""
 
+OF_ENGINE = ("engine", "model")
+"""Those that are about engines, as markers are."""
+
 
 class Answer(NamedTuple):
     """The data of the page, queried together."""
@@ -40,6 +43,7 @@ class Answer(NamedTuple):
     by_rule: list[Row]
     rules: list[Row]
     recorders: list[Row]
+    markers: list[Row]
 
 
 def filters() -> tuple[dict[str, str], str]:
@@ -72,6 +76,7 @@ def page(given: dict[str, str], order: str) -> None:
             by_rule=source.findings_by_rule(**given, **shown.query),
             rules=source.rules(),
             recorders=source.health()["recorders"],
+            markers=source.markers(**{name: given[name] for name in OF_ENGINE if name in given}, **shown.query),
         )
 
     answer = read(ask, key=f"findings {shown.field()} {given} {order}")
@@ -91,7 +96,9 @@ def page(given: dict[str, str], order: str) -> None:
             st.success(f"No findings from {when}: no judged event contradicts another.")
         return
     st.caption("Drag along the chart to see a part of it.")
-    picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings_trend")
+    picker.chart_over_time(
+        trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings_trend"
+    )
     if "rule" not in given:
         by_rule(answer.by_rule, oldest_first=order == "oldest")
     one_by_one(answer.findings, matching=content.total(answer.trend), order=order)

@@ -30,6 +30,7 @@ class Answer(NamedTuple):
     totals: Row
     savings: Row
     trend: Row
+    markers: list[Row]
     open_requests: int
 
 
@@ -42,6 +43,7 @@ def ask(shown: TimeRange) -> Answer:
         totals=source.overview(window_s=60),
         savings=source.efficiency(**shown.query),
         trend=source.findings_trend(**shown.query),
+        markers=source.markers(**shown.query),
         open_requests=source.fleet()["tracer"]["open"],
     )
 
@@ -105,11 +107,13 @@ def over_time(answer: Answer) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         st.caption("**Tokens of admitted requests, by where they came from**")
-        picker.chart_over_time(trends.sources_over_time(answer.savings, dark=is_dark()), key="sources")
+        picker.chart_over_time(trends.sources_over_time(answer.savings, dark=is_dark()), answer.markers, key="sources")
     with right:
         st.caption("**Findings, by what they could do**")
         if answer.trend["counts"]:
-            picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings")
+            picker.chart_over_time(
+                trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings"
+            )
         else:
             st.caption("None in this range.")
 

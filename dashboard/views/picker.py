@@ -6,7 +6,7 @@ The range is in the page's address, so the browser's back button undoes each cho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from typing import Any
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
-from kvtrail.dashboard.content import text, trends
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import markers, text, trends
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
 from kvtrail.dashboard.scripts import COPYING, joined
 from kvtrail.dashboard.views import address
+from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.widgets import set_to, when_chosen, when_pressed
 
 CHOICE, FIELD, REJECTED = "time_choice", "time_field", "time_rejected"
@@ -50,8 +52,8 @@ def show(chosen: TimeRange) -> None:
     address.change(chosen.address)
 
 
-def chart_over_time(chart: trends.Chart, *, key: str) -> None:
-    """A chart over time. A range drawn along it becomes the page's.
+def chart_over_time(chart: trends.Chart, marked: Sequence[Row], *, key: str) -> None:
+    """A chart over time, with markers. A range drawn along it becomes the page's.
 
     The rows are sent beside the spec, so that a refresh with other rows does not redraw the chart under the pointer.
     """
@@ -68,6 +70,7 @@ def chart_over_time(chart: trends.Chart, *, key: str) -> None:
             st.session_state[f"{key}_drawn"] = narrowed
 
     spec, rows = trends.spec_and_rows(chart)
+    spec = markers.drawn(spec, marked, dark=is_dark())
     st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
 
 

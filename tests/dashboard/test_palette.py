@@ -11,6 +11,7 @@ from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.palette import BACKGROUND, GROUPS, SECONDARY, TEXT, Colour
 from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.model.findings import Severity, Verdict
+from kvtrail.tracer.model.markers import MarkerKind
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"
 AS_TEXT, AS_MARK = 4.5, 3.0
@@ -69,6 +70,7 @@ def test_a_group_has_all_that_the_tracer_names() -> None:
     assert list(palette.SEVERITY) == [*Severity]
     assert set(palette.VERDICT) == {*Verdict}
     assert set(palette.PHASE) == set(WORDS.values())
+    assert set(palette.MARKER) == {*MarkerKind}
 
 
 def test_red_is_for_what_is_lost_or_wrong_and_for_nothing_else() -> None:
@@ -79,6 +81,7 @@ def test_red_is_for_what_is_lost_or_wrong_and_for_nothing_else() -> None:
         "level": {"lost"}, "state": {"died"}, "status": {"failed", "abandoned"}, "outcome": {"failed", "lost"},
         "verdict": {"drift"}, "severity": {"crash"},
         "did": {"engine died", "request lost", "request failed", "wrong KV read"}, "cause": {"failed-load"},
+        "marker": {"death"},
     }  # fmt: skip
 
 

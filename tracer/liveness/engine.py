@@ -8,8 +8,8 @@ vLLM, asked to stop, kills its engine's process at once, unless it is given a `-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -179,6 +179,7 @@ class Launch:
         ended_by: the exception that ended it, its class and the beginning of its text.
         lost: requests that were open when it ended, or whose blocks it held for another engine.
         cause: of its death; None if nothing was found that might have caused it.
+        settings: the versions and settings it was launched with (`model.engines.launched_with`).
     """
 
     engine: str
@@ -189,6 +190,7 @@ class Launch:
     ended_by: str | None = None
     lost: int = 0
     cause: CausingFinding | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def loss(self) -> LossCause | None:

@@ -61,6 +61,10 @@ class Launches:
         self._unsettled: dict[Key, int] = {}
         """Those that have ended a moment ago, and when."""
 
+    def known(self) -> list[Launch]:
+        """All of them."""
+        return list(self._known.values())
+
     def update(self, recorders: Recorders, accounts: Iterable[Account], findings: Findings, *, at_ns: int) -> None:
         """See how the launches are, at `at_ns` of the monotonic clock."""
         by_launch: dict[Key, list[RecorderState]] = {}
@@ -78,7 +82,11 @@ class Launches:
                 from_scheduler = any(each.is_scheduler for each in its_recorders)
                 if not supersedes(launch.state, known.state, from_scheduler=from_scheduler):
                     continue  # something of it came late
-                launch = replace(launch, began_ns=min(launch.began_ns, known.began_ns))
+                launch = replace(
+                    launch,
+                    began_ns=min(launch.began_ns, known.began_ns),
+                    settings={**known.settings, **launch.settings},
+                )
             requests = _requests_of(key[0], its_recorders, accounts)
             self._enter(launch, evidence, requests, findings, at_ns=at_ns)
         if at_ns - self._began_at > CONTACT_NS:
@@ -154,6 +162,7 @@ def _observed(recorders: Sequence[RecorderState], *, is_replaced: bool) -> tuple
         began_ns=min(recorder.first_ns for recorder in recorders),
         ended_ns=None if goes_on else max(recorder.last_ns for recorder in last),
         ended_by=evidence.exception if state in FINAL else None,
+        settings={name: value for each in (*recorders, *speakers) for name, value in each.launched_with.items()},
     )
     return launch, evidence
 

@@ -18,7 +18,7 @@ from typing import Any
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.ordering import Gaps
 from kvtrail.tracer.liveness.engine import CONTACT_NS, goes_on, is_fatal
-from kvtrail.tracer.model.engines import described, memory_limit, pool_blocks, shown_name
+from kvtrail.tracer.model.engines import described, launched_with, memory_limit, pool_blocks, shown_name
 
 INFO = (
     "engine_name", "model_name", "service_name", "service_instance_id", "k8s_pod_name", "host_name", "vllm_version",
@@ -71,6 +71,7 @@ class RecorderState:
         pool_blocks: KV blocks of its engine's pool; None where it does not say.
         held_bytes: bytes that it held at the last heartbeat that knew it; None where none did.
         launch: what it says of the launch of its engine; may be empty.
+        launched_with: the versions and settings of that launch (`model.engines.launched_with`).
         is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
         ended_by: what its goodbye says the engine ended of; None for a good end.
         raised: the number of the last event that tells of an exception of the connector, and this exception, if the engine
@@ -104,6 +105,7 @@ class RecorderState:
     pool_blocks: int | None = None
     held_bytes: int | None = None
     launch: str = ""
+    launched_with: dict[str, str] = field(default_factory=dict)
     is_scheduler: bool = False
     ended_by: str | None = None
     raised: tuple[int, str] | None = None
@@ -127,6 +129,7 @@ class RecorderState:
             memory_limit=memory_limit(resource),
             pool_blocks=pool_blocks(resource),
             launch=event.launch or "",
+            launched_with=launched_with(resource),
             first_ns=event.start_ns,
             began_at=at_ns,
         )

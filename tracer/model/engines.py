@@ -25,6 +25,16 @@ DESCRIPTION = {
 }
 """What describes an engine, and the attribute of its recorders' resource that says it: `version` is vLLM's, `kvtrail` the
 recorder's. `model` is the name it is served under, if it has one: what vLLM was given may be a folder of one machine."""
+LAUNCHED_WITH = {
+    "vLLM": semconv.ENGINE_VERSION.key, "kvtrail": semconv.VERSION.key, "connector": semconv.CONNECTOR_CLASS.key,
+    "block size": semconv.BLOCK_SIZE.key, "max_num_batched_tokens": semconv.MAX_BATCHED.key,
+    "max_num_seqs": semconv.MAX_SEQUENCES.key, "max_model_len": semconv.MAX_LENGTH.key,
+    "scheduling_policy": semconv.POLICY.key, "async_scheduling": semconv.ASYNC_SCHEDULING.key,
+    "enable_prefix_caching": semconv.PREFIX_CACHING.key, "num_speculative_tokens": semconv.DRAFTS.key,
+}  # fmt: skip
+"""Versions and settings of an engine, by vLLM's names, and the attribute of its recorders' resource that says them."""
+MOST_SETTINGS, LONGEST_SETTING = 40, 80
+"""So many of the connector's own settings are compared, and so many characters of each."""
 _UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE)
 _RANK = re.compile(r"_dp(\d+)$")
 """What vLLM appends to the engine id of a data-parallel rank."""
@@ -50,6 +60,22 @@ def memory_limit(resource: Mapping[str, Any]) -> int | None:
         return None
     limit = settings.get("cpu_bytes_to_use") if isinstance(settings, dict) else None
     return int(limit) if isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < 2**63 else None
+
+
+def launched_with(resource: Mapping[str, Any]) -> dict[str, str]:
+    """The versions and settings of an engine, with its connector's own, as texts by name; without what is not recorded."""
+    found = {name: resource[key] for name, key in LAUNCHED_WITH.items() if resource.get(key) is not None}
+    try:
+        own = json.loads(str(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}"))
+    except ValueError:
+        own = {}
+    if isinstance(own, dict):
+        found |= dict(sorted(own.items())[:MOST_SETTINGS])
+    return {str(name)[:LONGEST_SETTING]: _as_text(value)[:LONGEST_SETTING] for name, value in found.items()}
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def pool_blocks(resource: Mapping[str, Any]) -> int | None:

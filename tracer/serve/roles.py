@@ -15,7 +15,7 @@ class Role(StrEnum):
     READ = "read"
     """Ask the api, read along, and scrape the metrics: what the dashboard, scripts and Prometheus do."""
     CHANGE = "change"
-    """Change anything else, such as silences: closed to those who only write spans or read."""
+    """Change anything else: silences, notes. It is closed to those who only write spans or read."""
 
 
 ALL = frozenset(Role)

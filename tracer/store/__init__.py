@@ -15,6 +15,7 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.silences import Place, Sighting, Silence
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
@@ -101,6 +102,7 @@ class Batch:
         lanes: the requests of `accounts` as lanes of the live view.
         launches: launches of engines that are new or have changed.
         handoffs: events of hand-offs that have entered the ledger, in order.
+        markers: new ones; one whose id is stored changes nothing.
         settled: the number of the last span that accounts and lanes now include, if it has changed. A restart rebuilds
             those that do not.
         judged: the number of the last span that was judged, where that is not the last one stored.
@@ -118,6 +120,7 @@ class Batch:
     lanes: list[Lane] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     handoffs: list[HandoffRow] = field(default_factory=list)
+    markers: list[Marker] = field(default_factory=list)
     settled: int | None = None
     judged: int | None = None
 
@@ -245,6 +248,10 @@ class Reader(Protocol):
 
     def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
         """The launches of engines; with a range of time, those that ended in it, its end included."""
+
+    def markers(self, *, since_ns: int, until_ns: int, limit: int) -> list[Marker]:
+        """The markers that are stored of a range of time, its end included, by time; the latest `limit` of each kind. Those
+        of launches follow from `launches`."""
 
     def heard(self) -> dict[str, int]:
         """By engine: the time of its last received data, noted at most once a minute."""

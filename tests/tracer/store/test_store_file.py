@@ -3,6 +3,7 @@ smaller."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from history import history
 from msgspec.structs import replace
 from wire import encoded
 
+from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import recovery
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.sqlite import opening, room
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -154,20 +156,38 @@ def test_an_older_store_is_copied_before_it_is_changed(
 ) -> None:
     path = tmp_path / "s.db"
     filled(path, 3)
-    monkeypatch.setattr(opening, "SCHEMA_VERSION", 4)
-    monkeypatch.setattr(opening, "CHANGES", {3: change})
+    monkeypatch.setattr(opening, "SCHEMA_VERSION", 5)
+    monkeypatch.setattr(opening, "CHANGES", {4: change})
     if change is fail:
         with pytest.raises(StoreError, match="no such table: nowhere"):
             SqliteWriter(path)
     else:
         SqliteWriter(path).close()
-    copy = tmp_path / "s.db.schema-3"
+    copy = tmp_path / "s.db.schema-4"
     for file, is_changed in ((path, change is add_column), (copy, False)):
         db = sqlite3.connect(file)
-        assert db.execute("PRAGMA user_version").fetchone() == (4 if is_changed else 3,)
+        assert db.execute("PRAGMA user_version").fetchone() == (5 if is_changed else 4,)
         assert ("rack" in [column[1] for column in db.execute("PRAGMA table_info(engines)")]) is is_changed
         assert db.execute("SELECT count(*) FROM requests").fetchone() == (3,)
         db.close()
+
+
+def test_a_store_of_schema_3_gets_the_settings_of_launches(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    filled(path, 1)
+    db = sqlite3.connect(path)
+    db.execute("ALTER TABLE launches DROP COLUMN settings")
+    db.execute("DROP TABLE markers")
+    db.execute("PRAGMA user_version=3")
+    db.commit()
+    db.close()
+    writer = SqliteWriter(path)
+    assert [launch.settings for launch in writer.launches()] == [{}]
+    note = Marker(id="note 1", kind=MarkerKind.NOTE, at_ns=5, text="load test")
+    writer.write(Batch(markers=[note], launches=[dataclasses.replace(writer.launches()[0], settings={"vLLM": "0.12"})]))
+    assert [launch.settings for launch in writer.launches()] == [{"vLLM": "0.12"}]
+    writer.close()
+    assert SqliteReader(path).markers(since_ns=0, until_ns=10, limit=9) == [note]
 
 
 def test_the_oldest_leave_when_the_store_is_too_large_and_the_disk_gets_its_room_back(

@@ -14,6 +14,7 @@ from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.model.findings import Unknown, Verdict
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
@@ -62,6 +63,9 @@ class Live(Protocol):
     def put_silences(self, changed: Sequence[Silence]) -> None:
         """Store new and changed silences. Raises StoreError."""
 
+    def add_marker(self, marker: Marker) -> None:
+        """Store a note. Raises StoreError."""
+
     def running(self) -> set[str]:
         """The engines that are heard, whose open requests go on."""
 
@@ -101,6 +105,9 @@ class FleetProcess:
 
     def put_silences(self, changed: Sequence[Silence]) -> None:
         self._reader.put_silences(changed)
+
+    def add_marker(self, marker: Marker) -> None:
+        self._reader.add_marker(marker)
 
     def running(self) -> set[str]:
         return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))

@@ -47,6 +47,7 @@ from kvtrail.tracer.ledger.handoff_flows import OF_SIDE, HandedOver
 from kvtrail.tracer.liveness.engine import EngineState, Launch, LossCause
 from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
@@ -56,6 +57,8 @@ from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, KeptSum
 from kvtrail.tracer.serve.metrics.series import OTHER, Series
 from kvtrail.tracer.serve.shipping import Shipper
 
+MAX_NOTES = 8
+"""Notes that have series of their own."""
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -266,6 +269,13 @@ class Metrics:
             "Last event of an engine that contact was lost with, while nothing explains it.",
             ("engine",),
         )
+        self._marked = gauge(
+            "marker_timestamp_seconds",
+            "The latest event of an engine that charts mark, by its kind.",
+            ("engine", "kind"),
+        )
+        self._noted = gauge("note_timestamp_seconds", "When the latest notes say that something happened.", ("text",))
+        self._notes: dict[str, None] = {}
         self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
         states: tuple[tuple[str, str, Callable[[EngineGauges], float | None]], ...] = (
             (
@@ -525,6 +535,18 @@ class Metrics:
             self._series.at(self.lost_contact, now.engine).set((now.ended_ns or 0) / 1e9)
         else:
             self._series.remove(self.lost_contact, now.engine)
+
+    def mark(self, marker: Marker) -> None:
+        """Show when something happened. Of notes the latest `MAX_NOTES` have series."""
+        if marker.kind is not MarkerKind.NOTE:
+            self._series.at(self._marked, marker.engine, marker.kind).set(marker.at_ns / 1e9)
+            return
+        self._notes[marker.text] = self._notes.pop(marker.text, None)
+        self._noted.labels(marker.text).set(marker.at_ns / 1e9)
+        while len(self._notes) > MAX_NOTES:
+            oldest = next(iter(self._notes))
+            del self._notes[oldest]
+            self._noted.remove(oldest)
 
     def show(self, state: EngineGauges) -> None:
         """Set the gauges of an engine. An engine that shares the label `other` has none."""

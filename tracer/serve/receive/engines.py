@@ -17,6 +17,7 @@ from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.liveness.launches import Launches
+from kvtrail.tracer.liveness.markers import of_launches
 from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
 from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.serve.errors import Where
@@ -123,6 +124,14 @@ class Engines:
 
     def _count_launch(self, before: Launch | None, now: Launch) -> None:
         self._metrics.count_launch(before, now)
+        described = {each.engine: each.description for each in self.recorders.values()}
+        moment_ns = now.began_ns if before is None else now.ended_ns
+        if moment_ns is not None:
+            others = (each for each in self.launches.known() if (each.engine, each.launch) != (now.engine, now.launch))
+            launches = [*others, now]
+            for marker in of_launches(launches, described, since_ns=moment_ns, until_ns=moment_ns):
+                if marker.engine == now.engine:
+                    self._metrics.mark(marker)
         if now.engine not in self._shown and now.ended_ns is not None:  # it was never shown: retired like others
             self._shown[now.engine] = EngineGauges(engine=now.engine, heard_ns=now.ended_ns)
 

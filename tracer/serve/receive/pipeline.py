@@ -21,6 +21,7 @@ from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
@@ -249,6 +250,9 @@ class Pipeline:
     @property
     def kept(self) -> Sequence[KeptHandOff]:
         return self.engines.kept
+
+    def add_marker(self, marker: Marker) -> None:
+        self.storage.add_marker(marker)
 
     @property
     def events_missing(self) -> int:

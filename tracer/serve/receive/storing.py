@@ -14,10 +14,13 @@ from itertools import islice
 from msgspec.structs import fields
 
 from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import CLASSES, Event
 from kvtrail.tracer.ledger.lanes import lane_of
+from kvtrail.tracer.liveness import markers
 from kvtrail.tracer.liveness.launches import Launches
 from kvtrail.tracer.model.findings import Finding, Verdict
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -35,6 +38,7 @@ CATCH_UP_S, MAX_CATCH_UP_S = 0.05, 0.25
 be written is shown later."""
 FOLD_NS = 60 * 10**9
 """How long small chunks stay in the log, where few spans come."""
+MAX_MARKED = 10_000
 _STRETCH_NS = ACTIVITY_S * 10**9
 _SOURCES = {"returned": "returned", "count_tokens": "count", "bytes": "bytes"}
 """Which field of an event each amount sums up."""
@@ -85,6 +89,8 @@ class Storage:
         """The last span that the due rows know of, and that is stored."""
         self._rows_at = time.monotonic_ns() - rows_every_ns
         self._folded_at = time.monotonic_ns()
+        self._marked: BoundedDict[str, None] = BoundedDict(MAX_MARKED)
+        """The ids of the latest markers: every heartbeat repeats how many events were dropped."""
         self._catching_up = threading.Lock()
 
     @property
@@ -170,6 +176,7 @@ class Storage:
         if came is not None:
             fresh = came.fresh
             batch.digest, batch.engines, batch.activity = came.digest, engines or {}, activity_of(fresh)
+            batch.markers = [each for each in markers.of_events(fresh) if each.id not in self._marked]
             batch.seen = {recorder: numbers.as_text() for recorder, numbers in came.numbers.items()}
         for key in keys:
             self._add_row(batch, key)
@@ -185,6 +192,9 @@ class Storage:
         for error in left_out:
             self._errors.count(Where.STORE, error, "a row is not stored")
         with self._errors.caught(Where.METRICS):
+            for marker in batch.markers:
+                self._marked[marker.id] = None
+                self._metrics.mark(marker)
             self._metrics.count_batch(fresh, judge.savings.facts, judge.sums.handed_over)
         judge.confirm(number)
         self._launches.changed.clear()
@@ -193,6 +203,12 @@ class Storage:
         if chunk is not None:
             self.tail.publish(number, chunk.spans, chunk.payload)
         return batch.findings
+
+    def add_marker(self, marker: Marker) -> None:
+        """Store a marker that no event says. Raises StoreError."""
+        with self._lock:
+            self._writer.write(Batch(markers=[marker]))
+        self._metrics.mark(marker)
 
     def fold(self) -> None:
         """Do in the store what is cheaper for many spans and requests at a time. To be called every second or so."""

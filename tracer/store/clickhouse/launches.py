@@ -9,6 +9,11 @@ FIELDS = ("engine", "launch", "state", "began_ns", "ended_ns", "ended_by", "lost
 """The fields of a `Launch` that are columns."""
 
 
+def settings_as_text(launch: Launch) -> bytes:
+    """The settings as JSON; empty without any."""
+    return to_text(launch.settings) if launch.settings else b""
+
+
 def cause_as_text(launch: Launch) -> bytes:
     """The cause as JSON; empty without one."""
     return b"" if launch.cause is None else to_text(launch.cause)
@@ -19,10 +24,16 @@ class LaunchReader(Database):
 
     def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
         reports: dict[tuple[str, str], list[Launch]] = {}
-        for *about, cause in self.query(f"SELECT {', '.join(FIELDS)}, cause FROM kvtrail_launches FINAL"):
+        for *about, cause, settings in self.query(
+            f"SELECT {', '.join(FIELDS)}, cause, settings FROM kvtrail_launches FINAL"
+        ):
             fields = dict(zip(FIELDS, about, strict=True))
             fields["state"] = EngineState(fields["state"])
-            launch = Launch(**fields, cause=CausingFinding(**from_text(cause)) if cause else None)
+            launch = Launch(
+                **fields,
+                cause=CausingFinding(**from_text(cause)) if cause else None,
+                settings=from_text(settings) if settings else {},
+            )
             reports.setdefault((launch.engine, launch.launch), []).append(launch)
         return [each for each in map(agreed, reports.values()) if _ended_within(each, since_ns, until_ns)]
 

@@ -175,6 +175,14 @@ SILENCES = """CREATE TABLE IF NOT EXISTS kvtrail_silences (
 ORDER BY id"""
 """Silences of findings, as any sidecar or api of the fleet has made or ended them."""
 
+LAUNCH_SETTINGS = "ALTER TABLE kvtrail_launches ADD COLUMN IF NOT EXISTS settings String CODEC(ZSTD(1))"
+
+MARKERS = """CREATE TABLE IF NOT EXISTS kvtrail_markers (
+    id String, kind LowCardinality(String), at_ns Int64, engine String, text String, earliest UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(at_ns)
+) ENGINE = {engine}ReplacingMergeTree(earliest)
+ORDER BY id"""
+
 SCHEMA = """CREATE TABLE IF NOT EXISTS kvtrail_schema (
     version UInt32, retain_hours Float64, written UInt64
 ) ENGINE = {engine}ReplacingMergeTree(written)
@@ -183,7 +191,7 @@ ORDER BY tuple()"""
 
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, WASTE, ACTIVITY, ENGINES,
-    LAUNCHES, HANDOFFS, SILENCES,
+    LAUNCHES, LAUNCH_SETTINGS, HANDOFFS, SILENCES, MARKERS,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",
@@ -193,9 +201,10 @@ _ENDS = {
     "kvtrail_savings": "toDateTime(at_s + step_s)",
     "kvtrail_waste": "toDateTime(intDiv(at_ns, 1000000000))",
     "kvtrail_handoffs": "toDateTime(intDiv(at_ns, 1000000000))",
+    "kvtrail_markers": "if(kind = 'note', toDateTime('2080-01-01 00:00:00'), toDateTime(intDiv(at_ns, 1000000000)))",
 }
-"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay, and
-recent activity has a time of its own."""
+"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay, notes
+nearly so, and recent activity has a time of its own."""
 
 
 def make(connection: Connection) -> tuple[int, float]:

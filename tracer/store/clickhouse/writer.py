@@ -19,7 +19,7 @@ from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.savings.cells import by_step
 from kvtrail.tracer.savings.waste import WastedTokens
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, schema, silences, spans
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, schema, silences, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
 from kvtrail.tracer.store.clickhouse.sums import Sums
@@ -41,7 +41,7 @@ _FINDINGS = (*_OWNER, *_OF_FINDING, "body", "written")
 _LANES = (*_OWNER, *lanes.FIELDS, "tier", "written")
 _WASTE = (*schema.DIMENSIONS, *WastedTokens._fields, "written")
 _ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
-_LAUNCHES = (*launches.FIELDS, "cause", "tracer", "written")
+_LAUNCHES = (*launches.FIELDS, "cause", "settings", "tracer", "written")
 
 
 class ClickHouseWriter:
@@ -95,6 +95,8 @@ class ClickHouseWriter:
         wasted = [row for batch in every for row in batch.wasted]
         self._insert("kvtrail_waste", _WASTE, _fitting(self._waste_row, wasted, unfit))
         self._insert("kvtrail_handoffs", handoffs.COLUMNS, self._handoff_rows(every, unfit))
+        marked = (each for batch in every for each in batch.markers)
+        self._insert(markers.TABLE, markers.COLUMNS, _fitting(markers.row_of, marked, unfit))
         self._add(self._savings, [(number, _savings(batch)) for number, batch in batches])
         self._add(self._activity, [(number, batch.activity) for number, batch in batches])
         return unfit
@@ -187,7 +189,8 @@ class ClickHouseWriter:
 
     def _launch_row(self, launch: Launch) -> Row:
         values = (getattr(launch, name) for name in launches.FIELDS)
-        return (*values, launches.cause_as_text(launch), self._tracer, self._next())
+        about = launches.cause_as_text(launch), launches.settings_as_text(launch)
+        return (*values, *about, self._tracer, self._next())
 
 
 def _fitting(row_of: Callable[[T], Row], parts: Iterable[T], unfit: list[Exception]) -> list[Row]:

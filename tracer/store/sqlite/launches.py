@@ -8,23 +8,31 @@ from dataclasses import astuple
 from typing import Any
 
 from kvtrail.tracer.liveness.engine import CausingFinding, EngineState, Launch
-from kvtrail.tracer.store.sqlite.database import Database, Query, from_text, readable, to_text
+from kvtrail.tracer.store.sqlite.database import Database, Query, an_object, from_text, readable, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS launches (
     engine TEXT NOT NULL, launch TEXT NOT NULL, state TEXT NOT NULL, began_ns INTEGER NOT NULL, ended_ns INTEGER,
-    ended_by TEXT, lost INTEGER NOT NULL, cause TEXT, PRIMARY KEY (engine, launch)
+    ended_by TEXT, lost INTEGER NOT NULL, cause TEXT, settings TEXT NOT NULL DEFAULT '{}', PRIMARY KEY (engine, launch)
 ) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS launches_by_end ON launches (ended_ns)",
 )
-_SELECT = "SELECT engine, launch, state, began_ns, ended_ns, ended_by, lost, cause FROM launches"
+_SELECT = "SELECT engine, launch, state, began_ns, ended_ns, ended_by, lost, cause, settings FROM launches"
+
+
+def add_settings(db: sqlite3.Connection) -> None:
+    """Make schema 4 of schema 3, within the open transaction."""
+    db.execute("ALTER TABLE launches ADD COLUMN settings TEXT NOT NULL DEFAULT '{}'")
 
 
 def put(db: sqlite3.Connection, launches: Iterable[Launch]) -> None:
     """Store new and changed launches, within the open transaction."""
     db.executemany(
-        "INSERT OR REPLACE INTO launches VALUES (?,?,?,?,?,?,?,?)",
-        ((*astuple(launch)[:-1], None if launch.cause is None else to_text(launch.cause)) for launch in launches),
+        "INSERT OR REPLACE INTO launches VALUES (?,?,?,?,?,?,?,?,?)",
+        (
+            (*astuple(launch)[:-2], None if launch.cause is None else to_text(launch.cause), to_text(launch.settings))
+            for launch in launches
+        ),
     )
 
 
@@ -39,10 +47,10 @@ def read(query: Query, where: Sequence[str] = (), values: Sequence[Any] = ()) ->
 
 
 def _launch(row: Sequence[Any]) -> Launch:
-    engine, launch, state, began_ns, ended_ns, ended_by, lost, cause = row
+    engine, launch, state, began_ns, ended_ns, ended_by, lost, cause, settings = row
     return Launch(
         engine=engine, launch=launch, state=EngineState(state), began_ns=began_ns, ended_ns=ended_ns, ended_by=ended_by,
-        lost=lost, cause=None if cause is None else CausingFinding(**from_text(cause)),
+        lost=lost, cause=None if cause is None else CausingFinding(**from_text(cause)), settings=an_object(settings),
     )  # fmt: skip
 
 

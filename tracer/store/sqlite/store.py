@@ -30,6 +30,7 @@ from kvtrail.tracer.store.sqlite import (
     lanes,
     launches,
     log,
+    markers,
     opening,
     outbox,
     receipts,
@@ -108,6 +109,7 @@ class SqliteWriter:
             (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
             (partial(handoffs.put, self._db), batch.handoffs),
+            (partial(markers.put, self._db), batch.markers),
             (partial(savings.add, self._db), list(batch.savings.items())),
             (partial(waste.put, self._db), batch.wasted),
             (partial(event_sums.add, self._db), list(batch.activity.items())),
@@ -315,6 +317,7 @@ class SqliteWriter:
             savings.prune(self._db, before_ns=before_ns)
             waste.prune(self._db, before_ns=before_ns)
             handoffs.prune(self._db, before_ns=before_ns)
+            markers.prune(self._db, before_ns=before_ns)
             event_sums.prune(self._db, before_ns=max(before_ns, time.time_ns() - ACTIVITY_KEPT_S * 10**9))
         yield 0
         with self._transaction():
@@ -384,6 +387,7 @@ class SqliteWriter:
                 findings,
                 silences,
                 handoffs,
+                markers,
                 savings,
                 waste,
                 event_sums,
@@ -453,5 +457,6 @@ class SqliteReader(
     engines.EngineReader,
     launches.LaunchReader,
     silences.SilenceReader,
+    markers.MarkerReader,
 ):
     """The reading side: a `Reader`. Each part of it is in the file of its table."""
