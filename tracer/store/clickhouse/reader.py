@@ -7,7 +7,17 @@ from typing import Any
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.clickhouse import findings, handoffs, lanes, launches, requests, savings, schema, spans
+from kvtrail.tracer.store.clickhouse import (
+    findings,
+    handoffs,
+    lanes,
+    launches,
+    measures,
+    requests,
+    savings,
+    schema,
+    spans,
+)
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import Database
 
@@ -43,6 +53,7 @@ class ClickHouseReader(
     requests.RequestReader,
     findings.FindingReader,
     lanes.LaneReader,
+    measures.MeasureReader,
     savings.SavingsReader,
     launches.LaunchReader,
     handoffs.HandoffReader,

@@ -17,7 +17,7 @@ from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.cells import by_step
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, schema, spans
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, measures, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
 from kvtrail.tracer.store.clickhouse.sums import Sums
@@ -37,6 +37,7 @@ _SUMMED = ("loaded", "stored")
 _REQUESTS = (*_OWNER, *_OF_ACCOUNT, "account", "written")
 _FINDINGS = (*_OWNER, *_OF_FINDING, "body", "written")
 _LANES = (*_OWNER, *lanes.FIELDS, "tier", "written")
+_MEASURES = (*_OWNER, *measures.FIELDS, "written")
 _ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
 _LAUNCHES = (*launches.FIELDS, "cause", "tracer", "written")
 
@@ -86,6 +87,8 @@ class ClickHouseWriter:
         self._insert("otel_traces", spans.COLUMNS, self._span_rows(every, unfit))
         self._insert("kvtrail_engines", _ENGINES, self._engine_rows(every))
         self._insert("kvtrail_requests", _REQUESTS, _fitting(self._account_row, accounts.values(), unfit))
+        measured = [each for each in accounts.values() if "times" in each]
+        self._insert("kvtrail_request_measures", _MEASURES, _fitting(self._measures_row, measured, unfit))
         self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
         self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
         self._insert("kvtrail_launches", _LAUNCHES, _fitting(self._launch_row, launched.values(), unfit))
@@ -160,6 +163,10 @@ class ClickHouseWriter:
         values = ({**account, **cut}[name] for name in _OF_ACCOUNT)
         engine = account["engine"]
         return (engine, *self._dimensions(engine), *values, to_text(account), self._next())
+
+    def _measures_row(self, account: Mapping[str, Any]) -> Row:
+        engine = account["engine"]
+        return (engine, *self._dimensions(engine), *measures.row_of(account), self._next())
 
     def _finding_row(self, finding: Finding) -> Row:
         values = (str(getattr(finding, name)) if name == "severity" else getattr(finding, name) for name in _OF_FINDING)

@@ -29,6 +29,7 @@ from kvtrail.tracer.store.sqlite import (
     lanes,
     launches,
     log,
+    measures,
     opening,
     outbox,
     receipts,
@@ -101,6 +102,7 @@ class SqliteWriter:
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
             (lambda descriptions: engines.put(self._db, dict(descriptions)), list(batch.engines.items())),
             (partial(requests.put, self._db), batch.accounts),
+            (partial(measures.put, self._db), batch.accounts),
             (partial(findings.put, self._db), batch.findings),
             (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
@@ -131,7 +133,7 @@ class SqliteWriter:
         """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
         with self._transaction():
             since_ns = restart.begins_ns(self._query)
-            for table in (requests, lanes, findings, savings, handoffs):
+            for table in (measures, requests, lanes, findings, savings, handoffs):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
             restart.note_judged(self._db, 0)
@@ -363,6 +365,7 @@ class SqliteWriter:
                 engines,
                 launches,
                 requests,
+                measures,
                 findings,
                 handoffs,
                 savings,
@@ -429,6 +432,7 @@ class SqliteReader(
     savings.SavingsReader,
     event_sums.EventSumsReader,
     lanes.LaneReader,
+    measures.MeasureReader,
     engines.EngineReader,
     launches.LaunchReader,
 ):
