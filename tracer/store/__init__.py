@@ -212,8 +212,8 @@ class Reader(Protocol):
         latest 20,000 of them only."""
 
     def durations(self, which: Selection, *, of: str, step_ns: int) -> list[tuple[int, int, int]]:
-        """A measure of time over time: for each interval of `step_ns` from the beginning of the selection, by its number, and
-        each bin of `store.duration_bins`, the number of requests that started in it; none where it is zero."""
+        """A measure of time over time: for each interval of `step_ns`, by its number since 1970, and each bin of
+        `store.duration_bins`, the number of requests that started in it; none where it is zero."""
 
     def durations_of(self, which: Selection, *, of: Sequence[str]) -> dict[str, dict[int, int]]:
         """For each of these measures of time, the number of requests by bin."""

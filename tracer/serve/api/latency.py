@@ -53,7 +53,8 @@ class Distribution(BaseModel):
 
 
 class Stretch(Distribution):
-    """The distribution of the requests that started in a stretch of time, which begins at `at_ns`."""
+    """The distribution of the requests that started in a stretch of time, which begins at `at_ns`: a whole multiple of its
+    length, so that a range that moves with the clock has the same stretches. The range may cut the first and the last."""
 
     at_ns: int
 
@@ -96,7 +97,7 @@ class Measures(BaseModel):
 class RequestGroup(Distribution):
     """The requests with one value of what they are grouped by: the `name`, and that for people; how many have the measure
     (`requests`), how many there are (`all_requests`); the tokens of their prompts (`asked`), those from vLLM's own cache
-    (`held`) and from the connector (`loaded`), and the share of both (`hit_rate`, None if nothing was asked)."""
+    (`held`) and from the connector (`loaded`), and the connector's share (`hit_rate`, None if nothing was asked)."""
 
     name: str
     text: str
@@ -198,12 +199,9 @@ def latency_of(
         of=of,
         requests=requests,
         whole=Distribution(**_distribution(whole)),
-        trend=[
-            Stretch(at_ns=which.since_ns + stretch * step_ns, **_distribution(stretches[stretch]))
-            for stretch in sorted(stretches)
-        ],
+        trend=[Stretch(at_ns=stretch * step_ns, **_distribution(stretches[stretch])) for stretch in sorted(stretches)],
         cells={
-            "at_ns": [which.since_ns + stretch * step_ns for (stretch, _), _ in ordered],
+            "at_ns": [stretch * step_ns for (stretch, _), _ in ordered],
             "low_ns": [BOUNDS_NS[part * _MERGED] for (_, part), _ in ordered],
             "high_ns": [BOUNDS_NS[min(BINS, (part + 1) * _MERGED)] for (_, part), _ in ordered],
             "requests": [count for _, count in ordered],
@@ -231,7 +229,7 @@ def _group(group: Group, names: Mapping[str, str]) -> RequestGroup:
         asked=group.asked,
         held=group.held,
         loaded=group.loaded,
-        hit_rate=(group.held + group.loaded) / group.asked if group.asked else None,
+        hit_rate=group.loaded / group.asked if group.asked else None,
         **_distribution(group.bins),
     )
 

@@ -44,7 +44,7 @@ class MeasureReader(Database):
         selected, values = _selected(which)
         value = f"{of}_ns"
         rows = self.query(
-            f"SELECT intDiv(started_ns - {{since_ns:Int64}}, {{step_ns:Int64}}) AS stretch, {bin_sql(value)} AS bin, count()"
+            f"SELECT intDiv(started_ns, {{step_ns:Int64}}) AS stretch, {bin_sql(value)} AS bin, count()"
             f" {selected} AND {value} IS NOT NULL GROUP BY stretch, bin ORDER BY stretch, bin",
             step_ns=step_ns,
             **values,

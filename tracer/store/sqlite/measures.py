@@ -66,9 +66,9 @@ class MeasureReader(Database):
         conditions, values = _selected(which)
         value = f"{of}_ns"
         return self.query(
-            f"SELECT (started_ns - ?) / ?, {bin_sql(value)}, count(*) FROM request_measures",
+            f"SELECT started_ns / ?, {bin_sql(value)}, count(*) FROM request_measures",
             [*conditions, f"{value} IS NOT NULL"],
-            [which.since_ns, step_ns, *values],
+            [step_ns, *values],
             "GROUP BY 1, 2",
         )
 
