@@ -21,6 +21,7 @@ from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.facts import Fact
 from kvtrail.tracer.ledger.lanes import Lane, lane_of
+from kvtrail.tracer.ledger.measures import measures_of
 from kvtrail.tracer.model.findings import Finding, Verdict, clock
 from kvtrail.tracer.savings.counter import SavingsCounter
 
@@ -208,7 +209,7 @@ class Stories:
             **known, "causes": causes, "verdict": verdict, "findings": len(held),
             "last_ns": account.last_ns - request.began_ns,
             "ended_ns": None if account.ended_ns is None else account.ended_ns - request.began_ns,
-            "unknown": None if why is None else why.name.lower(),
+            "unknown": None if why is None else why.name.lower(), **measures_of(account, known["causes"]),
         }  # fmt: skip
         lane = structs.replace(
             lane_of(account, verdict=verdict, findings=len(held)), last_ns=row["last_ns"], ended_ns=row["ended_ns"]

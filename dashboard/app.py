@@ -15,6 +15,7 @@ PAGES = {
     "Overview": st.Page("views/overview.py", title="Overview", default=True),
     "Live": st.Page("views/live.py", title="Live", url_path="live"),
     "Requests": st.Page("views/requests.py", title="Requests", url_path="requests"),
+    "Latency": st.Page("views/latency.py", title="Latency", url_path="latency"),
     "Findings": st.Page("views/findings.py", title="Findings", url_path="findings"),
     "Efficiency": st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),
     "Fleet": st.Page("views/fleet.py", title="Fleet", url_path="fleet"),

@@ -123,6 +123,18 @@ class Tracer:
         """What was computed although a cache had held it; `parameters` are those of `/api/waste`."""
         return self._object("/api/waste", **parameters)
 
+    def latency(self, **parameters: str | int) -> Row:
+        """How long requests took, over time; `parameters` are those of `/api/latency`."""
+        return self._object("/api/latency", **parameters)
+
+    def latency_measures(self, **parameters: str | int) -> Row:
+        """The time of requests in each phase, and their tokens by cause."""
+        return self._object("/api/latency/measures", **parameters)
+
+    def latency_groups(self, **parameters: str | int) -> Row:
+        """The largest groups of requests, by `by`."""
+        return self._object("/api/latency/groups", **parameters)
+
     def fleet(self) -> Row:
         """The engines and their recorders."""
         return self._object("/api/fleet")

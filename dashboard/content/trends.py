@@ -6,6 +6,7 @@ The same data gives the same chart: every dataset is named here, since Altair nu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import altair as alt
@@ -139,6 +140,24 @@ def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
     return {name: (SOURCE[name].colour if name in SOURCE else next(tiers, GREY)).on(dark=dark) for name in names}
 
 
+def time_axis(since_ns: int, until_ns: int, step_ns: int) -> alt.X:
+    """The axis of a range of whole steps, so that it stands still within a step."""
+    begin_ms, end_ms = since_ns // step_ns * step_ns // 10**6, -(-until_ns // step_ns) * step_ns // 10**6
+    shown = "%b %d" if end_ms - begin_ms > _TWO_DAYS_MS else "%H:%M:%S" if step_ns < 10**10 else "%H:%M"
+    axis = alt.Axis(format=shown, tickCount=6, grid=False, labelPadding=4)
+    scale = alt.Scale(type="utc", domain=[_date(begin_ms), _date(end_ms)])
+    return alt.X(f"{MOMENT}:T", title=None, scale=scale, axis=axis)
+
+
+def _date(at_ms: int) -> alt.DateTime:
+    """A moment for a scale: Streamlit's Vega makes no date of a number there, and a line without one has no place."""
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return alt.DateTime(
+        year=at.year, month=at.month, date=at.day, hours=at.hour, minutes=at.minute, seconds=at.second,
+        milliseconds=at.microsecond // 1000, utc=True,
+    )  # fmt: skip
+
+
 def readable(chart: AnyChart, *, dark: bool, above: int = 0) -> AnyChart:
     """The chart with readable axes and legends, and without margins except `above` the plot. Streamlit's own have a contrast
     of 3.72."""
@@ -207,13 +226,8 @@ def _over_time(
     dark: bool,
     above: int = _ABOVE,
 ) -> Chart:
-    """Stacked bars over a range of whole steps, so that the axis stands still within a step. `extent` has the range's
-    ends and the length of a step, in nanoseconds."""
-    since_ns, until_ns, step_ns = extent
-    domain = [since_ns // step_ns * step_ns // 10**6, -(-until_ns // step_ns) * step_ns // 10**6]
-    shown = "%b %d" if domain[1] - domain[0] > _TWO_DAYS_MS else "%H:%M:%S" if step_ns < 10**10 else "%H:%M"
-    axis = alt.Axis(format=shown, tickCount=6, grid=False, labelPadding=4)
-    x = alt.X(f"{MOMENT}:T", title=None, scale=alt.Scale(type="utc", domain=domain), axis=axis)
+    """Stacked bars over a range of whole steps. `extent` has the range's ends and the length of a step, in nanoseconds."""
+    x = time_axis(*extent)
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn: Chart = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)

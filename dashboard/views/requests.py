@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import palette, requests
+from kvtrail.dashboard.content import groups, latency, palette, requests
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views import picker, tables
-from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
+from kvtrail.dashboard.views import conditions, picker, tables
+from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer
 from kvtrail.dashboard.views.filters import choose, filter_bar, one_of
 from kvtrail.dashboard.views.links import request_query
-from kvtrail.dashboard.views.tables import number_column, request_labels
+from kvtrail.dashboard.views.tables import number_column, request_columns
 from kvtrail.tracer.model.words import some
 
 MOST = 200
 TABLE = "requests_table"
 LATEST = "latest"
-COUNTS = {
-    "Findings": "finding", "Prompt": "prompt", "Loaded": "loaded tokens", "Loads": "loads", "Recomputed": "recomputed tokens",
-    "Stored": "stored tokens", "Preemptions": "preemption",
-}  # fmt: skip
-"""Columns of counts, and their terms in the glossary."""
 ADDRESS = {"engine": "on"}
 """Filters' names in the address. Streamlit writes the next page's query over this page's before it leaves, so that on the way
 back a request's `engine` would filter the list."""
 IMMUTABLE = ("engine", "service", "model")
 """Filters by properties that a request never changes."""
+BY, OF = "by", "of"
+"""The names in the address of what requests are grouped by, and of the time whose percentiles the groups have."""
 
 
 @st.fragment(run_every=EVERY_S)
@@ -61,7 +57,40 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
         ids=[*map(identity, rows)],
         note=f"{count}, {requests.ORDERS[order]}{', at any time' if search else ''}{more}. Click a row to open it.",
         most_rows=30,
-        formats=formats(rows, now_ns=now_ns),
+        formats=request_columns(rows, now_ns=now_ns),
+    )
+
+
+@st.fragment(run_every=SLOW_S)
+def grouped(by: str, of: str, chosen: dict[str, str]) -> None:
+    """Draw the requests in groups, again at each refresh."""
+    shown = picker.current()
+    filters = {name: value for name, value in chosen.items() if name in (*IMMUTABLE, conditions.NAME)}
+
+    def ask() -> Row:
+        return tracer().latency_groups(by=by, of=of, **filters, **shown.query)
+
+    answer = read(ask, key=f"groups {by} {of} {filters} {shown.field()}")
+    if answer is None:
+        return
+    if not answer["groups"]:
+        no_match("", chosen)
+        return
+    if ignored := [name for name in ("status", "verdict") if name in chosen]:
+        st.caption(f"Groups are of all requests, whatever their {' and '.join(ignored)}.")
+    address = {ADDRESS.get(name, name): value for name, value in filters.items()}
+    seconds = number_column("duration", format="%.3f s")
+    terms = zip(groups.SHARES, ("hit rate", "vLLM's own hit rate"), strict=True)
+    shares = {name: number_column(term, format="%.1f %%") for name, term in terms}
+    tables.table(
+        groups.rows(answer),
+        key="groups",
+        links=[("requests", {**shown.address, **address, **each}) for each in groups.filters(answer, filters)],
+        note=groups.note(answer),
+        most_rows=30,
+        numbers=("Requests", "Tokens"),
+        widths={groups.DIMENSIONS[by]: 260},
+        formats={**dict.fromkeys(groups.PERCENTILES, seconds), **shares},
     )
 
 
@@ -103,22 +132,9 @@ def others_shown(found: list[Row], search: str, chosen: dict[str, str]) -> list[
     return [request for request in older if identity(request) in missing]
 
 
-def formats(rows: list[Row], *, now_ns: int) -> dict[str, Any]:
-    """The column options; with dates if not all are today."""
-    days = {datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (now_ns, *(r["started_ns"] for r in rows))}
-    clock = "YYYY-MM-DD HH:mm:ss.SSS" if len(days) > 1 else "HH:mm:ss.SSS"
-    return {
-        **{name: number_column(term) for name, term in COUNTS.items()},
-        **request_labels(),
-        "Request": st.column_config.TextColumn(pinned=True),
-        "Started": st.column_config.DatetimeColumn("Started (UTC)", format=clock, timezone="UTC"),
-        "Duration": number_column("duration", format="%.3f s"),
-        "Waited": number_column("waited for KV", format="%.3f s"),
-    }
-
-
-def filters() -> tuple[str, str, dict[str, str]]:
-    """The search, the sort order, and the filters in use; the page's address holds them all."""
+def filters() -> tuple[str, str, str, str, dict[str, str]]:
+    """The search, the sort order, what is grouped by and by which time (empty for a list), and the filters in use; the page's
+    address holds them all."""
     try:
         choices = requests.choices(tracer().fleet()["engines"])
     except TracerAway:
@@ -140,10 +156,21 @@ def filters() -> tuple[str, str, dict[str, str]]:
         chosen = {}
         for name, texts in {**fixed, **choices}.items():
             chosen[name] = choose(name.capitalize(), list(texts), name=ADDRESS.get(name, name), shown=texts)
-        texts = requests.ORDERS
-        order = one_of("Sort by", list(texts), name="sort", default=LATEST, text=texts.__getitem__)
-    return (search or "").strip(), order, {name: value for name, value in chosen.items() if value}
+        chosen[conditions.NAME] = conditions.field()
+        by = choose("Grouping", list(groups.DIMENSIONS), name=BY, shown=groups.CHOICES)
+        texts, of, order = requests.ORDERS, "", LATEST
+        if by:
+            times = latency.MEASURES
+            of = one_of("Time", list(times), name=OF, default=latency.FIRST, text=times.__getitem__)
+        else:
+            order = one_of("Sort by", list(texts), name="sort", default=LATEST, text=texts.__getitem__)
+    return (search or "").strip(), order, by, of, {name: value for name, value in chosen.items() if value}
 
 
 picker.heading("Requests")
-page(*filters())
+searched, sort, grouping, measure, in_use = filters()
+if conditions.are_valid(in_use.get(conditions.NAME, "")):
+    if grouping:
+        grouped(grouping, measure, in_use)
+    else:
+        page(searched, sort, in_use)

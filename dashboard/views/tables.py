@@ -7,6 +7,7 @@ open: a number always means the same row, and the row that somebody reads does n
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import streamlit as st
@@ -24,6 +25,11 @@ from kvtrail.tracer.model import words
 Link = tuple[str, Mapping[str, str]]
 """A page, and the query of its address."""
 _Shown = tuple[Row, Link]
+_COUNTS = {
+    "Findings": "finding", "Prompt": "prompt", "Loaded": "loaded tokens", "Loads": "loads", "Recomputed": "recomputed tokens",
+    "Stored": "stored tokens", "Preemptions": "preemption",
+}  # fmt: skip
+"""Columns of counts, and their terms in the glossary."""
 _ROW_PX, _HEAD_PX = 26, 38
 """Heights: of a row, as low as a label allows; of the headings, with the table's border."""
 
@@ -208,4 +214,18 @@ def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
             "Trend": st.column_config.BarChartColumn(help=TERMS["trend"], width=140, y_min=0, y_max=max(1, most)),
             **{name: moment_column(name, term="first seen") for name in ("First seen", "Last seen")},
         }
+    }
+
+
+def request_columns(rows: Sequence[Row], *, now_ns: int) -> dict[str, Any]:
+    """The options of the columns of `content.requests.request_rows`; with dates if not all are today."""
+    days = {datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (now_ns, *(r["started_ns"] for r in rows))}
+    clock = "YYYY-MM-DD HH:mm:ss.SSS" if len(days) > 1 else "HH:mm:ss.SSS"
+    return {
+        **{name: number_column(term) for name, term in _COUNTS.items()},
+        **request_labels(),
+        "Request": st.column_config.TextColumn(pinned=True),
+        "Started": st.column_config.DatetimeColumn("Started (UTC)", format=clock, timezone="UTC"),
+        "Duration": number_column("duration", format="%.3f s"),
+        "Waited": number_column("waited for KV", format="%.3f s"),
     }

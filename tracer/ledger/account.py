@@ -213,6 +213,8 @@ class Account:
     total: int | None = None
     prompt: int | None = None
     """Tokens when the request began."""
+    identity: str | None = None
+    """A digest of its cache salt and adapter; None without either, or as long as its start is not known."""
     computed: int | None = None
     """Computed in vLLM, as the last call about it said."""
     matched: int | None = None
@@ -369,6 +371,7 @@ class Account:
 
     def _enter_request_start(self, event: RequestStart) -> Began:
         self.total = self.prompt = event.total
+        self.identity = event.identity
         return Began(event)
 
     def _enter_request(self, event: RequestEnd) -> Ended:

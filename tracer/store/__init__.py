@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.liveness.engine import Launch
+from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.silences import Place, Sighting, Silence
@@ -151,6 +152,46 @@ class FindingFilter:
 EVERY = FindingFilter()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The requests that started at or after `since_ns` and before `before_ns`, of these engines (None means any), and that
+    meet all conditions of `where`. One whose measures are not known meets none."""
+
+    since_ns: int
+    before_ns: int
+    engines: Sequence[str] | None = None
+    where: Sequence[Condition] = ()
+
+
+class By(StrEnum):
+    """What requests are grouped by in a store."""
+
+    ENGINE = "engine"
+    CONNECTOR = "connector"
+    TENANT = "tenant"
+
+
+class Tokens(NamedTuple):
+    """How many requests there are, and the tokens of their prompts by cause, over all admissions."""
+
+    requests: int
+    by_cause: dict[str, int]
+
+
+@dataclass(slots=True)
+class Group:
+    """The requests with the same `name`: how many; the tokens of their prompts (`asked`), those of them from vLLM's own cache
+    (`held`) and from the connector (`loaded`), and those that were computed; and their durations by bin
+    (`store.duration_bins`)."""
+
+    name: str
+    requests: int
+    asked: int
+    held: int
+    loaded: int
+    bins: dict[int, int] = field(default_factory=dict)
+
+
 class Sort(StrEnum):
     """What requests are sorted by, the most first."""
 
@@ -175,11 +216,25 @@ class Reader(Protocol):
         limit: int = 100,
         since_ns: int | None = None,
         before_ns: int | None = None,
+        where: Sequence[Condition] = (),
         sort: Sort = Sort.LATEST,
     ) -> list[dict[str, Any]]:
         """Requests that started at or after `since_ns` and before `before_ns`; `search` is a part of either id, or a whole
-        trace id, and `engines` selects engines; None means any. A store may sort the latest 20,000 of
-        them only."""
+        trace id, `engines` selects engines (None means any), and all conditions of `where` are met. A store may sort the
+        latest 20,000 of them only."""
+
+    def durations(self, which: Selection, *, of: str, step_ns: int) -> list[tuple[int, int, int]]:
+        """A measure of time over time: for each interval of `step_ns`, by its number since 1970, and each bin of
+        `store.duration_bins`, the number of requests that started in it; none where it is zero."""
+
+    def durations_of(self, which: Selection, *, of: Sequence[str]) -> dict[str, dict[int, int]]:
+        """For each of these measures of time, the number of requests by bin."""
+
+    def tokens(self, which: Selection) -> Tokens:
+        """How many requests these are, and the tokens of their prompts by cause."""
+
+    def groups(self, which: Selection, *, by: By, of: str, limit: int) -> list[Group]:
+        """The largest groups of these requests, with this measure of time, the largest first."""
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         """One request by its engine's or external id; the latest one if an external id was used twice."""

@@ -42,6 +42,7 @@ def changed(path: Path, damage: str) -> None:
         "UPDATE requests SET loaded = 'many' WHERE request = 'r-1-0123abcd'",
         "UPDATE lanes SET changes = '{' WHERE request = 'r-1-0123abcd'",
         "UPDATE lanes SET transfers = CAST(x'ff' AS TEXT) WHERE request = 'r-1-0123abcd'",
+        "UPDATE request_measures SET tokens = '{' WHERE number = 2",
         "UPDATE findings SET body = 'null'",
         "UPDATE engines SET about = '7'",
         "UPDATE recorders SET seen = 'x'",
@@ -62,6 +63,11 @@ def test_a_damaged_row_costs_no_other_row_and_no_start(tmp_path: Path, damage: s
     for route in ("overview", "fleet", "findings", "status", "efficiency", "health", "requests?near=r-0-0123abcd"):
         client.get(f"/api/{route}").raise_for_status()
     assert client.get("/api/lanes", params=ever).raise_for_status().json()["known"] >= 2
+    counted: dict[str, str | int] = {"where": "evicted = 0", "since_ns": ever["from_ns"], "until_ns": ever["to_ns"]}
+    for route in ("latency", "latency/measures", "latency/groups"):
+        assert (
+            client.get(f"/api/{route}", params={**counted, "by": "engine"}).raise_for_status().json()["requests"] == 3
+        )
     assert client.get("/api/requests/r-0-0123abcd").is_success
     assert client.get("/api/requests/r-1-0123abcd").status_code in (200, 503)
     pipeline.close()

@@ -17,7 +17,7 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store import Selection, StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -150,6 +150,19 @@ def test_old_requests_leave_and_findings_stay(tmp_path: Path) -> None:
     assert sum(writer.prune(before_ns=START_NS)) == 0
     assert sum(writer.prune(before_ns=START_NS + 10**12)) > 0
     assert (reader.requests(), reader.totals()["requests"], len(reader.findings())) == ([], 0, 1)
+
+
+def test_measures_move_and_leave_with_their_request(tmp_path: Path) -> None:
+    writer, reader, _ = filled(tmp_path / "s.db", STORY, STORY)
+    ever = Selection(since_ns=0, before_ns=2**62)
+    assert reader.tokens(ever).requests == 2
+    with writer._transaction():
+        writer._db.execute("UPDATE requests SET started_ns = started_ns - 5 WHERE number = 1")
+    assert reader.tokens(ever).requests == 1, "an earlier event has come; the row that follows is written with it"
+    rows = reader.query("SELECT started_ns, number FROM requests", ["number = 2"])
+    assert reader.query("SELECT started_ns, number FROM request_measures") == rows
+    list(writer.prune(before_ns=time.time_ns()))
+    assert reader.tokens(ever).requests == 0
 
 
 def test_engines_that_left_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

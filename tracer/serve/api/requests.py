@@ -28,6 +28,7 @@ from kvtrail.tracer.serve.api.download import part_about
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.request_filter import Where
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000
@@ -118,6 +119,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     @api.get("/requests", summary="Requests, latest first, or sorted otherwise, or those similar to another")
     def requests(
         chosen: ChosenEngines,
+        where: Where,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
         outcome: Annotated[
@@ -144,7 +146,12 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             if engine:
                 chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
             ask = partial(
-                reader.requests, search=ids.bounded(search), verdict=verdict, since_ns=since_ns, before_ns=before_ns
+                reader.requests,
+                search=ids.bounded(search),
+                verdict=verdict,
+                since_ns=since_ns,
+                before_ns=before_ns,
+                where=where,
             )
             if outcome is not None:
                 return resolver.requests_with(outcome, ask, status=status, engines=chosen, sort=sort, limit=limit)

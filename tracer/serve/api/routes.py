@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from kvtrail import __version__
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
-from kvtrail.tracer.serve.api import lanes, markers, ranges, requests, silences, status_route, waste
+from kvtrail.tracer.serve.api import lanes, latency, markers, ranges, requests, silences, status_route, waste
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -177,6 +177,7 @@ def application(
     lanes.add_routes(api, process, reader)
     silences.add_routes(api, process, reader)
     markers.add_routes(api, process, reader)
+    latency.add_routes(api, reader)
     app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")

@@ -17,6 +17,7 @@ from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import CLASSES, Event
 from kvtrail.tracer.ledger.lanes import lane_of
+from kvtrail.tracer.ledger.measures import measures_of
 from kvtrail.tracer.liveness import markers
 from kvtrail.tracer.liveness.launches import Launches
 from kvtrail.tracer.model.findings import Finding, Verdict
@@ -268,6 +269,7 @@ class Storage:
         unknown = None if why is None else why.name.lower()
         with self._errors.caught(Where.ROWS, f"request {account.request} is not shown as it is"):
             row = {**account.as_dict(), "verdict": verdict, "findings": findings, "unknown": unknown}
+            row |= measures_of(account, row["causes"])
             batch.accounts.append(row)
             if account.started_ns:  # otherwise every event of it waits for one that is missing before it
                 batch.lanes.append(lane_of(account, verdict=verdict, findings=findings))

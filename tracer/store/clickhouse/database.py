@@ -37,7 +37,7 @@ class Database:
         return time.time_ns()
 
 
-def where(conditions: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def all_of(conditions: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A WHERE with those conditions that have a value, and the values by the name of their parameter. A condition that is
     empty or None is left out."""
     given = {condition: value for condition, value in conditions.items() if value not in ("", None)}

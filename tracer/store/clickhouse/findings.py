@@ -9,7 +9,7 @@ from typing import Any
 from kvtrail.tracer.ledger.lanes import Lane, Window
 from kvtrail.tracer.model.silences import Place, Sighting
 from kvtrail.tracer.store import EVERY, FindingFilter
-from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, from_text, where
+from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, all_of, from_text
 
 _BRIEF = {
     **{name: name for name in ("id", "rule", "severity", "engine", "connector", "request")},
@@ -92,7 +92,7 @@ class FindingReader(Database):
 
 
 def _conditions(which: FindingFilter) -> tuple[str, dict[str, Any]]:
-    return where(
+    return all_of(
         {
             "request = {request:String}": which.request,
             "engine = {engine:String}": which.engine,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
-from kvtrail.tracer.store.clickhouse.database import Database, where
+from kvtrail.tracer.store.clickhouse.database import Database, all_of
 
 FIELDS = (
     "request", "external", "connector", "status", "verdict", "findings", "complete", "started_ns", "last_ns", "ended_ns",
@@ -36,7 +36,7 @@ class LaneReader(Database):
     """The part of `Reader` that is about lanes."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
-        conditions, values = where(
+        conditions, values = all_of(
             {
                 "started_ns <= {to_ns:Int64}": window.to_ns,
                 "engine = {engine:String}": window.engine,

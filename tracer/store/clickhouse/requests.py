@@ -6,8 +6,10 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
+from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import Sort
-from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, from_text, where
+from kvtrail.tracer.store.clickhouse import measures
+from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, all_of, from_text
 
 _COUNTED = {
     "requests": "count()",
@@ -54,9 +56,10 @@ class RequestReader(Database):
         limit: int = 100,
         since_ns: int | None = None,
         before_ns: int | None = None,
+        where: Sequence[Condition] = (),
         sort: Sort = Sort.LATEST,
     ) -> list[dict[str, Any]]:
-        conditions, values = where(
+        conditions, values = all_of(
             {
                 "started_ns >= {since_ns:Int64}": since_ns,
                 "started_ns < {before_ns:Int64}": before_ns,
@@ -67,6 +70,15 @@ class RequestReader(Database):
                 " OR trace_id = {search:String})": search,
             }
         )
+        if where:
+            of_measures, compared = measures.chosen(where)
+            values |= compared
+            if since_ns is not None:
+                of_measures.append("started_ns >= {since_ns:Int64}")
+            conditions += (
+                " AND (engine, request) IN (SELECT engine, request FROM kvtrail_request_measures FINAL"
+                f" WHERE {' AND '.join(of_measures)})"
+            )
         order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC, request LIMIT {{limit:UInt32}}"
         # First who it is, from narrow columns; then the accounts of these few.
         rows = self.query(
@@ -95,7 +107,7 @@ class RequestReader(Database):
     def outcome_counts(
         self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None = None
     ) -> list[tuple[str, str, str | None, int]]:
-        conditions, values = where(
+        conditions, values = all_of(
             {
                 "started_ns >= {since_ns:Int64}": since_ns,
                 "started_ns < {before_ns:Int64}": before_ns,
@@ -112,7 +124,7 @@ class RequestReader(Database):
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         for condition in _BY_ID:
-            conditions, values = where({condition: request, "engine = {engine:String}": engine})
+            conditions, values = all_of({condition: request, "engine = {engine:String}": engine})
             rows = self.query(
                 f"SELECT account FROM kvtrail_requests FINAL {conditions} ORDER BY started_ns DESC LIMIT 1", **values
             )

@@ -13,6 +13,7 @@ seconds (`_s`).
 from __future__ import annotations
 
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.model.conditions import COUNTS, TEXTS, TIMES
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 
@@ -98,6 +99,18 @@ REQUESTS = f"""CREATE TABLE IF NOT EXISTS kvtrail_requests (
 ) ENGINE = {{engine}}ReplacingMergeTree(written)
 {_DAY_OF.format("started_ns")}
 ORDER BY (engine, request)"""
+
+MEASURES = f"""CREATE TABLE IF NOT EXISTS kvtrail_request_measures (
+    {_DIMENSIONS}, request String, started_ns Int64, last_ns Int64,
+    {", ".join(f"{name} LowCardinality(String)" for name in TEXTS)},
+    {", ".join(f"{name}_ns Nullable(Int64)" for name in TIMES)},
+    {", ".join(f"{name} Nullable(Int64)" for name in COUNTS)},
+    tokens Map(LowCardinality(String), Int64), written UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(started_ns)
+) ENGINE = {{engine}}ReplacingMergeTree(written)
+{_DAY_OF.format("started_ns")}
+ORDER BY (engine, request)"""
+"""What requests are filtered, counted and grouped by; `tokens` are those of their prompts by cause."""
 
 FINDINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_findings (
     id String, {_DIMENSIONS}, request String, connector LowCardinality(String),
@@ -191,12 +204,13 @@ ORDER BY tuple()"""
 
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, WASTE, ACTIVITY, ENGINES,
-    LAUNCHES, LAUNCH_SETTINGS, HANDOFFS, SILENCES, MARKERS,
+    LAUNCHES, LAUNCH_SETTINGS, HANDOFFS, SILENCES, MARKERS, MEASURES,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",
     "otel_traces_trace_id_ts": "Start",
     "kvtrail_requests": "toDateTime(intDiv(last_ns, 1000000000))",
+    "kvtrail_request_measures": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_lanes": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_savings": "toDateTime(at_s + step_s)",
     "kvtrail_waste": "toDateTime(intDiv(at_ns, 1000000000))",

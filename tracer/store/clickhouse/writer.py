@@ -19,7 +19,7 @@ from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.savings.cells import by_step
 from kvtrail.tracer.savings.waste import WastedTokens
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, schema, silences, spans
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, measures, schema, silences, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
 from kvtrail.tracer.store.clickhouse.sums import Sums
@@ -40,6 +40,8 @@ _REQUESTS = (*_OWNER, *_OF_ACCOUNT, "account", "written")
 _FINDINGS = (*_OWNER, *_OF_FINDING, "body", "written")
 _LANES = (*_OWNER, *lanes.FIELDS, "tier", "written")
 _WASTE = (*schema.DIMENSIONS, *WastedTokens._fields, "written")
+
+_MEASURES = (*_OWNER, *measures.FIELDS, "written")
 _ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
 _LAUNCHES = (*launches.FIELDS, "cause", "settings", "tracer", "written")
 
@@ -89,6 +91,8 @@ class ClickHouseWriter:
         self._insert("otel_traces", spans.COLUMNS, self._span_rows(every, unfit))
         self._insert("kvtrail_engines", _ENGINES, self._engine_rows(every))
         self._insert("kvtrail_requests", _REQUESTS, _fitting(self._account_row, accounts.values(), unfit))
+        measured = [each for each in accounts.values() if "times" in each]
+        self._insert("kvtrail_request_measures", _MEASURES, _fitting(self._measures_row, measured, unfit))
         self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
         self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
         self._insert("kvtrail_launches", _LAUNCHES, _fitting(self._launch_row, launched.values(), unfit))
@@ -175,6 +179,10 @@ class ClickHouseWriter:
         values = ({**account, **cut}[name] for name in _OF_ACCOUNT)
         engine = account["engine"]
         return (engine, *self._dimensions(engine), *values, to_text(account), self._next())
+
+    def _measures_row(self, account: Mapping[str, Any]) -> Row:
+        engine = account["engine"]
+        return (engine, *self._dimensions(engine), *measures.row_of(account), self._next())
 
     def _finding_row(self, finding: Finding) -> Row:
         values = (str(getattr(finding, name)) if name == "severity" else getattr(finding, name) for name in _OF_FINDING)

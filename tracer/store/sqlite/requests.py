@@ -13,8 +13,9 @@ from typing import Any
 
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.liveness.outcome import ABORTED, ERROR, FINISHED
+from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import LARGEST, Sort, StoreError
-from kvtrail.tracer.store.sqlite import ids, traces
+from kvtrail.tracer.store.sqlite import ids, measures, traces
 from kvtrail.tracer.store.sqlite.database import (
     Database,
     Query,
@@ -154,7 +155,7 @@ _FIRST = {
 
 
 _WHOLE = f"{', '.join(_COLUMNS)}, account"
-_NOTHING = to_text({**Account("", "").as_dict(), "unknown": None})
+_NOTHING = to_text({**Account("", "").as_dict(), "unknown": None, "times": {}, "tokens": {}})
 """An empty account. What has no column and differs from this is stored."""
 
 
@@ -228,16 +229,18 @@ class RequestReader(Database):
         limit: int = 100,
         since_ns: int | None = None,
         before_ns: int | None = None,
+        where: Sequence[Condition] = (),
         sort: Sort = Sort.LATEST,
     ) -> list[dict[str, Any]]:
         until_ns = _LATEST_NS if before_ns is None else before_ns
         # Only by their start they can be found in order; to sort by anything else, all candidates are read.
         most = limit if sort is Sort.LATEST else _MAX_SCANNED
         order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC LIMIT {int(limit)}"
-        where = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}
+        kind = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}
         narrowed: dict[str, Any] = {} if since_ns is None else {"started_ns >= ?": since_ns}
         narrowed |= {} if engines is None else {"engine IN (SELECT value FROM json_each(?))": to_text([*engines])}
-        if not (search or where):
+        narrowed |= measures.met(where)
+        if not (search or kind):
             before = {"started_ns < ?": until_ns, **narrowed}
             latest = f"ORDER BY started_ns DESC LIMIT {int(most)}"
             if sort is Sort.LATEST:
@@ -246,7 +249,7 @@ class RequestReader(Database):
             found = self.query("SELECT number FROM requests", [*before], [*before.values()], latest)
             numbers = [number for (number,) in found]
         else:
-            numbers = self._numbers(search, where, narrowed, until_ns=until_ns, limit=most)
+            numbers = self._numbers(search, kind, narrowed, until_ns=until_ns, limit=most)
         rows = self.query(
             f"SELECT {_WHOLE} FROM json_each(?) AS n CROSS JOIN requests ON number = n.value",
             (),

@@ -31,6 +31,7 @@ from kvtrail.tracer.store.sqlite import (
     launches,
     log,
     markers,
+    measures,
     opening,
     outbox,
     receipts,
@@ -105,6 +106,7 @@ class SqliteWriter:
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
             (lambda descriptions: engines.put(self._db, dict(descriptions)), list(batch.engines.items())),
             (partial(requests.put, self._db), batch.accounts),
+            (partial(measures.put, self._db), batch.accounts),
             (partial(findings.put, self._db), batch.findings),
             (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
@@ -137,7 +139,7 @@ class SqliteWriter:
         """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
         with self._transaction():
             since_ns = restart.begins_ns(self._query)
-            for table in (requests, lanes, findings, savings, waste, handoffs):
+            for table in (measures, requests, lanes, findings, savings, waste, handoffs):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
             restart.note_judged(self._db, 0)
@@ -384,6 +386,7 @@ class SqliteWriter:
                 engines,
                 launches,
                 requests,
+                measures,
                 findings,
                 silences,
                 handoffs,
@@ -454,6 +457,7 @@ class SqliteReader(
     waste.WasteReader,
     event_sums.EventSumsReader,
     lanes.LaneReader,
+    measures.MeasureReader,
     engines.EngineReader,
     launches.LaunchReader,
     silences.SilenceReader,

@@ -19,7 +19,13 @@ MAX_NAMED = 20
 """Faults of a kind that are named; the others are counted."""
 _COPIED_PAGES = 1_000
 """Pages that are copied at a time: the writer waits for none of them."""
-_TEXTS = {"requests": ("account",), "lanes": ("changes", "transfers"), "findings": ("body",), "engines": ("about",)}
+_TEXTS = {
+    "requests": ("account",),
+    "lanes": ("changes", "transfers"),
+    "findings": ("body",),
+    "engines": ("about",),
+    "request_measures": ("tokens",),
+}
 """By table: what must be JSON."""
 _SUMMED = ("requests", "running", "lookups", "matched", "loaded", "stored", "preemptions", "drifting")
 _SUMS = (

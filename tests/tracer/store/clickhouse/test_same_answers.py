@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,9 +17,11 @@ from wire import as_payload
 
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Window
-from kvtrail.tracer.store import FindingFilter, Reader, Sort
+from kvtrail.tracer.model import conditions
+from kvtrail.tracer.store import By, FindingFilter, Reader, Selection, Sort
 from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.duration_bins import percentile
 
 S = 10**9
 
@@ -106,6 +110,77 @@ def test_requests_that_are_sorted(both: Both, sort: Sort, verdict: str) -> None:
 def _sortable(accounts: list[dict[str, Any]]) -> list[tuple[str, int]]:
     """Two requests may have begun at once."""
     return [(account["engine"], account["started_ns"]) for account in accounts]
+
+
+CONDITIONS = (
+    "", "duration > 1s", "duration > 100ms and duration <= 2s", "first_token >= 0ns", "queued < 1h, computed >= 300",
+    "held >= 1", "loaded > 0 and new > 0", "evicted >= 1", "prompt = 749", "tenant = nobody",
+    "tenant = unknown", "connector = Connector",
+    "preemptions >= 1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CONDITIONS)
+def test_requests_and_their_measures_by_conditions(both: Both, text: str) -> None:
+    where = conditions.parsed(text)
+    rows = both.agree("requests", where=where, limit=1000, put=_keys)
+    assert set(rows) == {
+        (each["engine"], each["request"])
+        for each in both.own.requests(limit=1000)
+        if all(_meets(each, c) for c in where)
+    }
+    both.agree(
+        "requests", where=where, limit=1000, verdict="drift", engines=["engine-0"], since_ns=both.from_ns, put=_keys
+    )
+    ever = Selection(since_ns=0, before_ns=2**62, where=where)
+    assert both.agree("tokens", ever).requests == len(rows)
+    for name in conditions.TIMES:
+        bins = both.agree("durations_of", ever, of=[name])[name]
+        values = [row["times"][name] for row in both.own.requests(where=where, limit=1000) if name in row["times"]]
+        assert sum(bins.values()) == len(values)
+        for share in (0.5, 0.99) if values else ():
+            exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+            assert percentile(bins, share) == pytest.approx(max(1000, exact), rel=2**0.125 - 1)
+
+
+def _keys(accounts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return sorted((account["engine"], account["request"]) for account in accounts)
+
+
+def _meets(account: dict[str, Any], condition: conditions.Condition) -> bool:
+    """What a condition means, of an account itself."""
+    tokens, name = account["tokens"], condition.name
+    computed = sum(tokens.values()) - tokens.get("held", 0) - tokens.get("loaded", 0)
+    counts = {
+        "prompt": account["prompt"], "computed": computed if tokens else None, "recomputed": account["recomputed"],
+        "preemptions": account["epoch"], "tenant": account["identity"] or "unknown",
+        "connector": account["connector"] or "unknown",
+    }  # fmt: skip
+    value = account["times"].get(name) if name in conditions.TIMES else counts.get(name, tokens.get(name, 0))
+    compare = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
+    return value is not None and compare[condition.operator](value, condition.value)
+
+
+def test_durations_over_time_and_groups(both: Both) -> None:
+    whole = Selection(since_ns=both.from_ns, before_ns=both.to_ns)
+    some = Selection(since_ns=both.from_ns + S, before_ns=both.to_ns, engines=["engine-0", "engine-2"])
+    for which in (whole, some):
+        accounts = both.own.requests(
+            since_ns=which.since_ns, before_ns=which.before_ns, engines=which.engines, limit=1000
+        )
+        cells = both.agree("durations", which, of="duration", step_ns=20 * S, put=sorted)
+        assert sum(count for *_, count in cells) == sum("duration" in each["times"] for each in accounts)
+        starts = {each["started_ns"] // (20 * S) for each in accounts if "duration" in each["times"]}
+        assert {stretch for stretch, _, _ in cells} == starts
+        assert len(starts) > 5
+        for by in By:
+            groups = both.agree("groups", which, by=by, of="duration", limit=10)
+            assert sum(group.requests for group in groups) == len(accounts)
+            assert sum(group.asked for group in groups) == sum(sum(each["tokens"].values()) for each in accounts)
+            assert sum(group.held for group in groups) == sum(each["tokens"].get("held", 0) for each in accounts)
+    (largest,) = both.agree("groups", whole, by=By.ENGINE, of="duration", limit=1)
+    assert largest.bins
+    assert largest.loaded
 
 
 def test_what_became_of_requests(both: Both) -> None:

@@ -1,0 +1,92 @@
+"""What the pages say of how long requests take: percentiles, an area of the heat map, and groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from history import START_NS
+
+from kvtrail.dashboard.content import groups, latency, trends
+from kvtrail.tracer.model.conditions import TIMES, parsed
+from kvtrail.tracer.serve.api.latency import Dimension, latency_of
+from kvtrail.tracer.store import Selection
+from kvtrail.tracer.store.duration_bins import BOUNDS_NS
+
+S = 10**9
+STEP_NS = 60 * S
+FIRST = START_NS // STEP_NS
+WHICH = Selection(since_ns=START_NS, before_ns=START_NS + 3600 * S)
+QUICK, SLOW = (next(n for n, bound in enumerate(BOUNDS_NS) if bound > ms * 10**6) - 1 for ms in (100, 5000))
+"""The bins of 100 ms and of 5 s."""
+
+
+def answer(*cells: tuple[int, int, int], requests: int = 0) -> dict[str, Any]:
+    """The answer to these cells: the number of a minute, a bin, and how many requests."""
+    counted = [(FIRST + minute, number, count) for minute, number, count in cells]
+    whole = sum(count for *_, count in cells)
+    found = latency_of(counted, WHICH, of="duration", step_ns=STEP_NS, requests=whole + requests)
+    return found.model_dump(mode="json")
+
+
+def test_every_measure_has_words_and_so_has_every_dimension() -> None:
+    assert {*latency.MEASURES} == {*TIMES}
+    assert {*groups.DIMENSIONS} == {*map(str, Dimension)}
+
+
+def test_the_summary_has_the_percentiles_and_those_without() -> None:
+    said = latency.summary(answer((1, QUICK, 95), (2, SLOW, 5), requests=3))
+    assert said.startswith("**Whole request**: of 100 requests, half took ")
+    half, nearly_all = said.split("took ")[1].split(" or less")[0], said.split("99 % ")[1].split(".")[0]
+    assert half.endswith(" ms")
+    assert 90 < float(half.removesuffix(" ms")) < 110
+    assert nearly_all.startswith(("4", "5"))
+    assert said.endswith("3 other requests have none: they have not ended.")
+    assert latency.summary(answer(requests=2)) == "None of 2 requests has this time: they have not ended."
+
+
+def test_an_area_takes_the_cells_that_it_touches_and_no_others() -> None:
+    shown = answer((1, QUICK, 9), (2, SLOW, 4), (30, SLOW, 1))
+    slow = [cell for cell in latency.cells(shown) if cell["low_ns"] > S]
+    at_ms = slow[0]["at_ns"] / 10**6
+    area = latency.drawn({"at": [at_ms + 1000, at_ms + 2000], "low": [4.9, 5.1]}, shown)
+    assert area == latency.Area(slow[0]["at_ns"], slow[0]["at_ns"] + STEP_NS, slow[0]["low_ns"], slow[0]["high_ns"])
+    assert latency.drawn({"at": [at_ms + 2000, at_ms + 1000], "low": [5.1, 4.9]}, shown) == area, "drawn from its end"
+    assert latency.drawn({"at": [at_ms + 1, at_ms + 2], "low": [90.0, 99.0]}, shown) is None
+    assert latency.drawn({}, shown) is None
+    assert area is not None
+    assert latency.area_of(area.text) == area
+    chosen = area.filters("duration", {"engine": "a", "where": "new > 5"})
+    assert (chosen["engine"], chosen["since_ns"], chosen["before_ns"]) == ("a", area.since_ns, area.until_ns)
+    (new, low, high) = parsed(str(chosen["where"]))
+    assert (new.name, low.value, high.value) == ("new", area.low_ns, area.high_ns)
+    _, rows = trends.spec_and_rows(latency.heat_map(shown, area, dark=False))
+    assert [row["requests"] for row in rows if row["is_chosen"]] == [4]
+
+
+@pytest.mark.parametrize("text", ["", "1~2~3", "2~1~3~4", "1~2~4~3", "a~b~c~d", "1~2~3~-4"])
+def test_what_is_no_area_is_none(text: str) -> None:
+    assert latency.area_of(text) is None
+
+
+def test_one_stretch_is_a_point_and_several_are_lines() -> None:
+    one, several = [(1, QUICK, 3)], [(1, QUICK, 3), (2, SLOW, 3)]
+    for cells, mark in ((one, "point"), (several, "line")):
+        spec, rows = trends.spec_and_rows(latency.percentiles_over_time(answer(*cells), dark=True))
+        assert spec["mark"]["type"] == mark
+        assert len(rows) == 3 * len(cells)
+
+
+def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
+    group = {
+        "name": "a1b2c3d4e5f6", "text": "a1b2c3d4e5f6", "all_requests": 3, "asked": 200, "held": 20, "loaded": 100,
+        "p50_ns": 10**9, "p90_ns": None, "p99_ns": None,
+    }  # fmt: skip
+    result = {"by": "tenant", "of": "first_token", "requests": 5, "groups": [group]}
+    (row,) = groups.rows(result)
+    assert (row["Tenant"], row["Requests"], row["Half within"], row["90 % within"]) == ("a1b2c3d4", 3, 1.0, None)
+    assert (row["Hit rate"], row["vLLM's own"]) == (50.0, 10.0)
+    (chosen,) = groups.filters(result, {"where": "new > 5"})
+    assert [each.value for each in parsed(chosen["where"])] == [5, "a1b2c3d4e5f6"]
+    assert groups.filters({**result, "by": "engine"}, {}) == [{"on": "a1b2c3d4e5f6"}]
+    assert "2 requests of smaller groups are not shown" in groups.note(result)

@@ -1,0 +1,108 @@
+"""What requests are filtered by: `duration > 2s and evicted >= 100`. Conditions on times, tokens, and the tenant. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvtrail.tracer.model.causes import Cause
+
+
+class Time(StrEnum):
+    """The measures of time, in nanoseconds."""
+
+    DURATION = "duration"
+    """From the arrival to the end."""
+    FIRST_TOKEN = "first_token"
+    """From the arrival to the first token: the step after the one that computed the prompt."""
+    QUEUED = "queued"
+    LOOKUP = "lookup"
+    """Until the connector's answer, from the first 'ask me later' on."""
+    LOAD_WAIT = "load_wait"
+    """Waiting for an asynchronous load."""
+    PREFILL = "prefill"
+    DECODE = "decode"
+    RUNNING = "running"
+    """Prefill or decode, where it is not recorded which."""
+    PREEMPTED = "preempted"
+
+
+TIMES = tuple(map(str, Time))
+COUNTS = ("prompt", "computed", "recomputed", "preemptions")
+"""The measures that are counts: tokens, or preemptions."""
+CAUSES = tuple(map(str, Cause))
+"""The tokens of a cause."""
+TEXTS = ("tenant", "connector")
+"""What is compared with as a whole."""
+UNKNOWN = "unknown"
+"""The tenant or connector of requests with which it is not recorded."""
+NAMES = (*TIMES, *COUNTS, *CAUSES, *TEXTS)
+OPERATORS = (">=", "<=", ">", "<", "=")
+LARGEST = 2**62
+_UNITS_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_CONDITION = re.compile(r"\s*([a-z][a-z_-]*)\s*(>=|<=|>|<|=)\s*(\S.*?)\s*")
+_AND = re.compile(r"\s+and\s+|,", re.IGNORECASE)
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]*)")
+
+
+class BadCondition(ValueError):
+    """A text that is no condition; says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition.
+
+    Attributes:
+        name: what is compared, one of `NAMES`.
+        operator: one of `OPERATORS`.
+        value: nanoseconds, a count, or a text.
+    """
+
+    name: str
+    operator: str
+    value: int | str
+
+
+def parsed(text: str) -> tuple[Condition, ...]:
+    """The conditions in a text, all of which are to be met; they are joined by `and` or commas. Times have a unit: ns, us,
+    ms, s, min or h.
+
+    Raises:
+        BadCondition: one of them is none.
+    """
+    parts = [part for part in _AND.split(text) if part.strip()]
+    conditions = tuple(map(_condition, parts))
+    said: set[tuple[str, str]] = set()
+    for each in conditions:
+        if (each.name, each.operator) in said:
+            raise BadCondition(f"{each.name!r} is compared with {each.operator} twice")
+        said.add((each.name, each.operator))
+    return conditions
+
+
+def _condition(text: str) -> Condition:
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise BadCondition(f"{text.strip()!r} is no condition; write one like 'duration > 2s' or 'evicted >= 100'")
+    name, operator, value = found.groups()
+    if name not in NAMES:
+        raise BadCondition(f"{name!r} cannot be filtered by; these can: {', '.join(NAMES)}")
+    if name in TEXTS:
+        if operator != "=":
+            raise BadCondition(f"{name!r} is a text, which can only be compared with =")
+        return Condition(name, operator, value)
+    return Condition(name, operator, _number(name, value))
+
+
+def _number(name: str, text: str) -> int:
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        raise BadCondition(f"{text!r} is no number to compare {name!r} with")
+    number, unit = found.groups()
+    if name not in TIMES and unit:
+        raise BadCondition(f"{name!r} is a count, which has no unit: {text!r}")
+    if name in TIMES and unit not in _UNITS_NS:
+        raise BadCondition(f"{name!r} is a time, which needs a unit ({', '.join(_UNITS_NS)}): {text!r}")
+    return min(round(float(number) * _UNITS_NS.get(unit, 1)), LARGEST)

@@ -1,0 +1,244 @@
+"""API routes about how long requests take: over time, by phase, and by group.
+
+The stores count durations by bin; percentiles are read from these bins, to within 4.5 %. An answer grows with the resolution
+of the range, not with the number of requests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from kvtrail.tracer.model.conditions import TIMES, Time
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.ranges import Moment, moments
+from kvtrail.tracer.serve.api.request_filter import Where
+from kvtrail.tracer.store import By, Group, Reader, Selection
+from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentile
+
+MAX_STRETCHES = 60
+"""The most stretches of time that make up a trend."""
+MAX_GROUPS = 50
+"""The largest groups that are shown."""
+PERCENTILES = (50, 90, 99)
+_MERGED = 2 ** (SCALE - 1)
+"""Bins of the stores that make up one of the heat map: two in each octave."""
+
+
+class Dimension(StrEnum):
+    """What requests may be grouped by."""
+
+    ENGINE = "engine"
+    MODEL = "model"
+    CONNECTOR = "connector"
+    TENANT = "tenant"
+
+
+Of = Annotated[Time, Query(description="the measure of time")]
+
+
+class Distribution(BaseModel):
+    """How many requests have a measure of time, and its percentiles in nanoseconds: that share of them took no longer. None
+    where no request has it."""
+
+    requests: int
+    p50_ns: int | None = None
+    p90_ns: int | None = None
+    p99_ns: int | None = None
+
+
+class Stretch(Distribution):
+    """The distribution of the requests that started in a stretch of time, which begins at `at_ns`: a whole multiple of its
+    length, so that a range that moves with the clock has the same stretches. The range may cut the first and the last."""
+
+    at_ns: int
+
+
+class Latency(BaseModel):
+    """A measure of time over a range, by when requests started."""
+
+    since_ns: int
+    until_ns: int
+    step_ns: int
+    of: str
+    requests: int
+    """All requests of the range that meet the filters, with the measure or without."""
+    whole: Distribution
+    trend: list[Stretch]
+    """Stretches in which no request with the measure started are absent."""
+    cells: dict[str, list[int]]
+    """The heat map, as columns: `requests` started in the stretch that begins at `at_ns`, and took `low_ns` or longer, and
+    less than `high_ns`. The lowest and the highest bin have everything beyond them, too."""
+
+
+class Measured(Distribution):
+    """The distribution of one measure of time; `bins` has the number of requests by bin, as `[low_ns, high_ns, requests]`."""
+
+    of: str
+    bins: list[tuple[int, int, int]]
+
+
+class Measures(BaseModel):
+    """How long requests spent in each phase, and why their tokens were reused or computed."""
+
+    since_ns: int
+    until_ns: int
+    requests: int
+    times: list[Measured]
+    tokens: dict[str, int]
+    """The tokens of their prompts by cause, over all admissions."""
+
+
+class RequestGroup(Distribution):
+    """The requests with one value of what they are grouped by: the `name`, and that for people; how many have the measure
+    (`requests`), how many there are (`all_requests`); the tokens of their prompts (`asked`), those from vLLM's own cache
+    (`held`) and from the connector (`loaded`), and the connector's share (`hit_rate`, None if nothing was asked)."""
+
+    name: str
+    text: str
+    all_requests: int
+    asked: int
+    held: int
+    loaded: int
+    hit_rate: float | None
+
+
+class Groups(BaseModel):
+    """The largest groups of the requests of a range."""
+
+    since_ns: int
+    until_ns: int
+    by: str
+    of: str
+    requests: int
+    """All requests of the range that meet the filters, in whichever group."""
+    groups: list[RequestGroup]
+
+
+def add_routes(api: APIRouter, reader: Reader) -> None:
+    """Add the routes to the router of `/api`."""
+
+    def selection(
+        where: Where, chosen: ChosenEngines, engine: str = "", since_ns: Moment = None, until_ns: Moment = None
+    ) -> Selection:
+        since, until = moments(since_ns, until_ns)
+        if engine:
+            chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
+        return Selection(since_ns=since, before_ns=until, engines=chosen, where=where)
+
+    @api.get("/latency", summary="How long requests took, over time: percentiles and a heat map")
+    def latency(
+        where: Where, chosen: ChosenEngines, engine: str = "", of: Of = Time.DURATION, since_ns: Moment = None,
+        until_ns: Moment = None,
+    ) -> Latency:  # fmt: skip
+        which = selection(where, chosen, engine, since_ns, until_ns)
+        step_ns = max(1, -(-(which.before_ns - which.since_ns) // MAX_STRETCHES))
+        counted = reader.durations(which, of=of, step_ns=step_ns)
+        return latency_of(counted, which, of=of, step_ns=step_ns, requests=reader.tokens(which).requests)
+
+    @api.get("/latency/measures", summary="How long requests spent in each phase, and why their tokens were computed")
+    def measures(
+        where: Where, chosen: ChosenEngines, engine: str = "", since_ns: Moment = None, until_ns: Moment = None
+    ) -> Measures:
+        which = selection(where, chosen, engine, since_ns, until_ns)
+        counts, tokens = reader.durations_of(which, of=TIMES), reader.tokens(which)
+        return Measures(
+            since_ns=which.since_ns,
+            until_ns=which.before_ns,
+            requests=tokens.requests,
+            times=[Measured(of=name, bins=_bins(bins), **_distribution(bins)) for name, bins in counts.items()],
+            tokens=dict(sorted(tokens.by_cause.items())),
+        )
+
+    @api.get("/latency/groups", summary="Requests by engine, model, connector or tenant: percentiles and hit rates")
+    def groups(
+        where: Where, chosen: ChosenEngines, by: Dimension, engine: str = "", of: Of = Time.DURATION,
+        since_ns: Moment = None, until_ns: Moment = None,
+    ) -> Groups:  # fmt: skip
+        which = selection(where, chosen, engine, since_ns, until_ns)
+        known = reader.engines()
+        models = {name: str(about["model"]) for name, about in known.items()}
+        in_store = By.ENGINE if by is Dimension.MODEL else By(by)
+        # A model's engines may be many and small: all of them are read, and added up.
+        limit = max(MAX_GROUPS, len(known)) if by is Dimension.MODEL else MAX_GROUPS
+        found = reader.groups(which, by=in_store, of=of, limit=limit)
+        if by is Dimension.MODEL:
+            found = merged(found, models)
+        names = {name: str(about["name"]) for name, about in known.items()} if by is Dimension.ENGINE else {}
+        return Groups(
+            since_ns=which.since_ns,
+            until_ns=which.before_ns,
+            by=by,
+            of=of,
+            requests=reader.tokens(which).requests,
+            groups=[_group(group, names) for group in found[:MAX_GROUPS]],
+        )
+
+
+def latency_of(
+    counted: Iterable[tuple[int, int, int]], which: Selection, *, of: str, step_ns: int, requests: int
+) -> Latency:
+    """The answer that follows from the counts of a store."""
+    stretches: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    whole: Counter[int] = Counter()
+    cells: Counter[tuple[int, int]] = Counter()
+    for stretch, number, count in counted:
+        stretches[stretch][number] += count
+        whole[number] += count
+        cells[stretch, number // _MERGED] += count
+    ordered = sorted(cells.items())
+    return Latency(
+        since_ns=which.since_ns,
+        until_ns=which.before_ns,
+        step_ns=step_ns,
+        of=of,
+        requests=requests,
+        whole=Distribution(**_distribution(whole)),
+        trend=[Stretch(at_ns=stretch * step_ns, **_distribution(stretches[stretch])) for stretch in sorted(stretches)],
+        cells={
+            "at_ns": [stretch * step_ns for (stretch, _), _ in ordered],
+            "low_ns": [BOUNDS_NS[part * _MERGED] for (_, part), _ in ordered],
+            "high_ns": [BOUNDS_NS[min(BINS, (part + 1) * _MERGED)] for (_, part), _ in ordered],
+            "requests": [count for _, count in ordered],
+        },
+    )
+
+
+def merged(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
+    """Groups added up under other names, the largest first."""
+    found: dict[str, Group] = {}
+    for group in groups:
+        name = names.get(group.name, "")
+        into = found.setdefault(name, Group(name, 0, 0, 0, 0))
+        for what in ("requests", "asked", "held", "loaded"):
+            setattr(into, what, getattr(into, what) + getattr(group, what))
+        into.bins = dict(Counter(into.bins) + Counter(group.bins))
+    return sorted(found.values(), key=lambda group: (-group.requests, group.name))
+
+
+def _group(group: Group, names: Mapping[str, str]) -> RequestGroup:
+    return RequestGroup(
+        name=group.name,
+        text=names.get(group.name, group.name),
+        all_requests=group.requests,
+        asked=group.asked,
+        held=group.held,
+        loaded=group.loaded,
+        hit_rate=group.loaded / group.asked if group.asked else None,
+        **_distribution(group.bins),
+    )
+
+
+def _distribution(bins: Mapping[int, int]) -> dict[str, Any]:
+    """The fields of `Distribution`."""
+    shares = {f"p{each}_ns": percentile(bins, each / 100) for each in PERCENTILES}
+    return {"requests": sum(bins.values()), **shares}
+
+
+def _bins(bins: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    return [(BOUNDS_NS[number], BOUNDS_NS[number + 1], bins[number]) for number in sorted(bins)]

@@ -1,0 +1,108 @@
+"""What requests are measured by, in ClickHouse: durations, tokens by cause, and the tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvtrail.tracer.model.causes import REUSED
+from kvtrail.tracer.model.conditions import COUNTS, TEXTS, TIMES, UNKNOWN, Condition
+from kvtrail.tracer.store import LARGEST, By, Group, Selection, Tokens
+from kvtrail.tracer.store.clickhouse.database import Database
+from kvtrail.tracer.store.duration_bins import bin_sql
+
+FIELDS = (
+    "request", "started_ns", "last_ns", *TEXTS, *(f"{name}_ns" for name in TIMES), *COUNTS, "tokens",
+)  # fmt: skip
+"""The columns of a row, besides those of its engine."""
+_SUMS = ("arraySum(mapValues(tokens))", *(f"tokens['{cause}']" for cause in REUSED))
+
+
+def row_of(account: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The values of `FIELDS` for an account with measures."""
+    times = account["times"]
+    tokens = {cause: min(count, LARGEST) for cause, count in account["tokens"].items()}
+    computed = sum(tokens.values()) - sum(tokens.get(cause, 0) for cause in REUSED) if tokens else None
+    counts = (account["prompt"], computed, account["recomputed"], account["epoch"])
+    return (
+        account["request"], account["started_ns"], account["last_ns"], account["identity"] or UNKNOWN,
+        account["connector"] or UNKNOWN,
+        *(times.get(name) for name in TIMES), *(None if count is None else min(count, LARGEST) for count in counts), tokens,
+    )  # fmt: skip
+
+
+def chosen(where: Sequence[Condition]) -> tuple[list[str], dict[str, Any]]:
+    """These conditions on the row of a request's measures, and the values by the name of their parameter."""
+    values = {f"value{number}": each.value for number, each in enumerate(where)}
+    return [_condition(each, name) for each, name in zip(where, values, strict=True)], values
+
+
+class MeasureReader(Database):
+    """The part of `Reader` that is about the measures of requests."""
+
+    def durations(self, which: Selection, *, of: str, step_ns: int) -> list[tuple[int, int, int]]:
+        selected, values = _selected(which)
+        value = f"{of}_ns"
+        rows = self.query(
+            f"SELECT intDiv(started_ns, {{step_ns:Int64}}) AS stretch, {bin_sql(value)} AS bin, count()"
+            f" {selected} AND {value} IS NOT NULL GROUP BY stretch, bin ORDER BY stretch, bin",
+            step_ns=step_ns,
+            **values,
+        )
+        return [tuple(row) for row in rows]
+
+    def durations_of(self, which: Selection, *, of: Sequence[str]) -> dict[str, dict[int, int]]:
+        selected, values = _selected(which)
+        return {
+            name: dict(
+                self.query(
+                    f"SELECT {bin_sql(f'{name}_ns')} AS bin, count() {selected} AND {name}_ns IS NOT NULL GROUP BY bin",
+                    **values,
+                )
+            )
+            for name in of
+        }
+
+    def tokens(self, which: Selection) -> Tokens:
+        selected, values = _selected(which)
+        ((requests, by_cause),) = self.query(f"SELECT count(), sumMap(tokens) {selected}", **values)
+        return Tokens(requests, dict(by_cause))
+
+    def groups(self, which: Selection, *, by: By, of: str, limit: int) -> list[Group]:
+        selected, values = _selected(which)
+        sums = ", ".join(f"sum({each})" for each in _SUMS)
+        rows = self.query(
+            f"SELECT {by} AS name, count() AS requests, {sums} {selected} GROUP BY name ORDER BY requests DESC, name"
+            " LIMIT {limit:UInt32}",
+            limit=limit,
+            **values,
+        )
+        groups = {row[0]: Group(*row) for row in rows}
+        value = f"{of}_ns"
+        counts = self.query(
+            f"SELECT {by} AS name, {bin_sql(value)} AS bin, count() {selected} AND {value} IS NOT NULL"
+            " AND name IN {names:Array(String)} GROUP BY name, bin",
+            names=[*groups],
+            **values,
+        )
+        for name, number, count in counts:
+            groups[name].bins[number] = count
+        return list(groups.values())
+
+
+def _selected(which: Selection) -> tuple[str, dict[str, Any]]:
+    """The rest of a query after what it selects, and the values of its parameters."""
+    conditions, values = chosen(which.where)
+    conditions += ["started_ns >= {since_ns:Int64}", "started_ns < {before_ns:Int64}"]
+    values |= {"since_ns": which.since_ns, "before_ns": which.before_ns}
+    if which.engines is not None:
+        conditions.append("engine IN {engines:Array(String)}")
+        values["engines"] = [*which.engines]
+    return f"FROM kvtrail_request_measures FINAL WHERE {' AND '.join(conditions)}", values
+
+
+def _condition(each: Condition, parameter: str) -> str:
+    if each.name in TEXTS:
+        return f"{each.name} {each.operator} {{{parameter}:String}}"
+    column = f"{each.name}_ns" if each.name in TIMES else each.name if each.name in COUNTS else f"tokens['{each.name}']"
+    return f"{column} {each.operator} {{{parameter}:Int64}}"
