@@ -66,7 +66,7 @@ def page(given: dict[str, str]) -> None:
             recorders=source.health()["recorders"],
         )
 
-    answer = read(ask, key=f"findings {shown.field()} {given}")
+    answer = read(ask, key=f"findings {shown.field()} {given}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
     if sentence := fleet.missing_spans(answer.recorders):
