@@ -28,10 +28,8 @@ LINKED_PAGES = [
 EVERY_S = 2
 
 
-@st.fragment(run_every=EVERY_S)
 def navigation() -> None:
-    """Links to the pages, with the current time range, which may change without a run of the whole page. Streamlit's own
-    navigation would drop it."""
+    """Links to the pages, with the current time range. Streamlit's own navigation would drop it."""
     time_range = {name: value for name, value in address.query().items() if name in ("from", "to")}
     with st.container(key="nav", horizontal=True, gap="small", vertical_alignment="center"):
         for title, each in PAGES.items():
@@ -43,7 +41,8 @@ def navigation() -> None:
 st.set_page_config(page_title="kvtrail", layout="wide")
 st.html(f"<style>{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}</style>")
 page = st.navigation([*PAGES.values(), *LINKED_PAGES], position="hidden")
-navigation()
+# Only the live view changes its range without a run of the whole page.
+st.fragment(navigation, run_every=EVERY_S if page is PAGES["Live"] else None)()
 with st.container(key="history"):  # keeps late pages out of it
     invisible("history")(key="history_keeper")
 page.run()

@@ -11,6 +11,8 @@ import httpx
 
 DEFAULT_URL = "http://127.0.0.1:4318"
 UNAUTHORIZED, FORBIDDEN = 401, 403
+HEALTH_S = 0.5
+"""In this time a tracer that had hung must answer that it is alive, before it is asked anything else."""
 Row = dict[str, Any]
 """A JSON object of the API; the tracer's /docs page lists its fields."""
 
@@ -40,6 +42,7 @@ class Tracer:
             ca: PEM file of the CA of the tracer's certificate, if the system does not trust it.
         """
         self.url = url.rstrip("/")
+        self._hangs = False
         self._token_file = token_file
         self._http = httpx.Client(
             verify=True if ca is None else ssl.create_default_context(cafile=ca),
@@ -188,8 +191,13 @@ class Tracer:
 
     def _answered(self, method: str, path: str, **content: Any) -> httpx.Response:
         try:
+            if self._hangs:
+                # Its readers would wait three seconds for every page and every click.
+                self._http.get("/api/health", headers=self._headers(), timeout=HEALTH_S)
             response = self._http.request(method, path, headers=self._headers(), **content)
+            self._hangs = False
         except httpx.HTTPError as error:
+            self._hangs = isinstance(error, httpx.TimeoutException)
             raise TracerAway(f"The tracer at {self.url} {_failed(error)}") from error
         if response.status_code == UNAUTHORIZED:
             raise TracerAway(

@@ -11,10 +11,11 @@ import streamlit as st
 
 from kvtrail.dashboard.client import DEFAULT_URL, Tracer, TracerAway
 from kvtrail.dashboard.command import CA_VARIABLE, TOKEN_VARIABLE, TRACER_VARIABLE
+from kvtrail.dashboard.content.refresh import EVERY_S, SLOW_S
+from kvtrail.dashboard.views.context import refresh_every
+from kvtrail.dashboard.views.links import follow_click
 
-EVERY_S = 2
-"""How often a page asks the tracer again; `SLOW_S` is for pages about long time ranges."""
-SLOW_S = 5
+__all__ = ["ASKED", "EVERY_S", "LAST", "SLOW_S", "question", "read", "tracer"]
 
 ASKED, LAST = "asked", "last_answer"
 """The session's keys for the page's last question, and for the last answer with its question."""
@@ -31,16 +32,26 @@ def tracer() -> Tracer:
     return Tracer(os.environ.get(TRACER_VARIABLE, DEFAULT_URL), token_file=token_file, ca=ca)
 
 
-def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
+def read(
+    ask: Callable[[], Answer], *, key: str, again_s: Callable[[Answer], float | None] | None = None
+) -> Answer | None:
     """The tracer's answer. If it does not answer: a banner, and the last answer to the same question `key`, if any.
 
     A reader so keeps the page while the tracer restarts.
+
+    Args:
+        again_s: after how many seconds to ask again, by the answer; None: never, since it cannot change. Otherwise always at
+            the interval of the page.
     """
     # Always an element, so that the following ones keep their place and are not redrawn.
     banner = st.empty()
     st.session_state[ASKED] = key
     asked, known = st.session_state.get(LAST, (None, None))
     last: Answer | None = known if asked == key else None
+    with banner:
+        is_leaving = follow_click()
+    if is_leaving and last is not None:
+        return last  # a tracer that hangs would keep the reader here
     try:
         if last is None:
             with banner, st.spinner("Asking the tracer ..."):
@@ -54,6 +65,8 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
         return last
     # One slot for all questions: typing a search asks many, and their answers would pile up.
     st.session_state[LAST] = (key, answer)
+    if again_s is not None:
+        refresh_every(again_s(answer))
     return answer
 
 

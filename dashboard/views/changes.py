@@ -49,7 +49,7 @@ def page(at_ns: int) -> None:
     def ask() -> Row:
         return tracer().changes(at_ns=at_ns, **shown.query)
 
-    answer = read(ask, key=f"changes {shown.field()} {at_ns}")
+    answer = read(ask, key=f"changes {shown.field()} {at_ns}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
     names, found = answer["engine_names"] | answer.get("tenant_names", {}), answer["changes"]

@@ -7,11 +7,12 @@ import time
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import compare, phases, request_charts
+from kvtrail.dashboard.content import compare, phases, refresh, request_charts
 from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import address, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
+from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request, which_request
@@ -66,7 +67,11 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     def ask() -> list[compare.Side | None]:
         return [side(request_id, engine), side(other_id, other_engine)]
 
-    answer = read(ask, key=f"compare {request_id} {engine} {other_id} {other_engine}")
+    def again_s(sides: list[compare.Side | None]) -> float | None:
+        known = [each.request for each in sides if each is not None]
+        return refresh.of_requests(known, now_ns=time.time_ns()) if len(known) == len(sides) else EVERY_S
+
+    answer = read(ask, key=f"compare {request_id} {engine} {other_id} {other_engine}", again_s=again_s)
     if answer is None:
         return
     a, b = answer
@@ -133,10 +138,12 @@ def charts(a: compare.Side, b: compare.Side) -> None:
     # Row by row, so that the same part of both is at the same height.
     for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
         chart = request_charts.timeline_chart(each.timeline, style, each.parts)
-        column.altair_chart(chart, key=f"timeline_{letter}_{axis}")
+        with column:
+            draw_chart(chart, key=f"timeline_{letter}_{axis}")
     st.html(legend([*request_charts.mark_legend(timelines, dark=dark), *request_charts.measure_legend(dark=dark)]))
     for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
-        column.altair_chart(request_charts.account_chart(each.timeline, style), key=f"account_{letter}_{axis}")
+        with column:
+            draw_chart(request_charts.account_chart(each.timeline, style), key=f"account_{letter}_{axis}")
 
 
 def steps(a: compare.Side, b: compare.Side) -> None:

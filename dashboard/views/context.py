@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import streamlit as st
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime.scriptrunner import get_script_run_ctx
-from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext
+from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext, ThreadState
 
 
 def this_run() -> object:
@@ -25,6 +26,21 @@ def is_refresh() -> bool:
 def is_step_of_history() -> bool:
     """Whether the browser went back or forward."""
     return _context().is_history_navigation
+
+
+def refresh_every(seconds: float | None) -> None:
+    """From now on, have the browser refresh this part of the page at this interval; None: no more, until the whole page runs.
+
+    Streamlit itself knows one interval only, and goes on for as long as a tab is open.
+    """
+    part, message = ThreadState.get().fragment_id, ForwardMsg()
+    if part is None:
+        return
+    if seconds is None:
+        message.stop_auto_rerun.fragment_ids.append(part)
+    else:
+        message.auto_rerun.fragment_id, message.auto_rerun.interval = part, seconds
+    _context().enqueue(message)
 
 
 def is_dark() -> bool:

@@ -14,6 +14,7 @@ from kvtrail.dashboard.content.time_range import of_query
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
+from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar
 from kvtrail.dashboard.views.links import link
@@ -49,7 +50,7 @@ def page(filters: dict[str, str]) -> None:
             source.markers(**own, **shown.query),
         )
 
-    answer = read(ask, key=f"efficiency {shown.field()} {filters}")
+    answer = read(ask, key=f"efficiency {shown.field()} {filters}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
     savings, engines, marked = answer
@@ -102,7 +103,7 @@ def token_sources(savings: Row, marked: list[Row]) -> None:
         picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), marked, key="sources")
     with right:
         st.subheader("By epoch", anchor=False, help=TERMS["epoch"])
-        st.altair_chart(trends.by_epoch(savings, dark=is_dark()), key="epochs")
+        draw_chart(trends.by_epoch(savings, dark=is_dark()), key="epochs")
         st.caption("vLLM's own metrics count external hits of the first run only.")
 
 
@@ -126,7 +127,7 @@ def reasons(savings: Row, models: dict[str, str], marked: list[Row]) -> None:
     with right:
         groups = causes.groups(savings, models)
         chosen = st.selectbox("Grouped by", list(groups), key="causes_by", bind="query-params")
-        st.altair_chart(trends.causes_by(groups[chosen], dark=is_dark()), key="causes_by_chart")
+        draw_chart(trends.causes_by(groups[chosen], dark=is_dark()), key="causes_by_chart")
 
 
 def more_memory(savings: Row, engines: list[Row]) -> None:
@@ -160,7 +161,7 @@ def more_memory(savings: Row, engines: list[Row]) -> None:
         )
     )
     if curve["points"]:
-        st.altair_chart(trends.what_memory_buys(curve, limit=limit, given=given, dark=is_dark()), key="memory")
+        draw_chart(trends.what_memory_buys(curve, limit=limit, given=given, dark=is_dark()), key="memory")
         dot = "; the dot is this store's measured share" if memory.today(curve, limit) else ""
         st.caption(
             f"The line is an estimate for a store with LRU eviction{dot}."

@@ -79,7 +79,7 @@ def page(given: dict[str, str], order: str) -> None:
             markers=source.markers(**{name: given[name] for name in OF_ENGINE if name in given}, **shown.query),
         )
 
-    answer = read(ask, key=f"findings {shown.field()} {given} {order}")
+    answer = read(ask, key=f"findings {shown.field()} {given} {order}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
     if sentence := fleet.missing_spans(answer.recorders):

@@ -12,6 +12,11 @@ from kvtrail.dashboard.content import runbook
 from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
 
+Link = tuple[str, Mapping[str, str]]
+"""A page, and the query of its address."""
+CLICKED = "clicked"
+"""The session's key for the link of the row that was clicked."""
+
 
 def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | None = None) -> None:
     """A link to a page, with one of Google's Material icons."""
@@ -29,6 +34,14 @@ def runbook_link(rule: str) -> None:
     """A link to the rule's runbook; none if only a newer tracer knows the rule."""
     if rule in runbook.names():
         link("runbook", "Runbook", icon="menu_book", query={"name": rule})
+
+
+def follow_click() -> bool:
+    """Whether a row was clicked; if so, go to its page."""
+    clicked: Link | None = st.session_state.pop(CLICKED, None)
+    if clicked is not None:
+        follow(*clicked)
+    return clicked is not None
 
 
 def follow(page: str, query: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
+from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.links import link
 from kvtrail.dashboard.views.tables import rule_columns, table
@@ -52,7 +53,7 @@ def ask(shown: TimeRange) -> Answer:
 def page() -> None:
     """Draw the page, again at each refresh."""
     shown = picker.current()
-    answer = read(lambda: ask(shown), key=f"overview {shown.field()}")
+    answer = read(lambda: ask(shown), key=f"overview {shown.field()}", again_s=picker.again_s(EVERY_S))
     if answer is None:
         return
     if not answer.totals["totals"]["requests"]:
@@ -132,7 +133,7 @@ def by_rule(rules: list[Row], shown: TimeRange) -> None:
 def by_outcome(counts: Row) -> None:
     """The requests by outcome."""
     st.subheader("Requests", anchor=False)
-    st.altair_chart(trends.by_outcome(counts, dark=is_dark()), key="outcomes")
+    draw_chart(trends.by_outcome(counts, dark=is_dark()), key="outcomes")
     st.caption(f"{some(sum(counts.values()), 'request')} began in this range.")
 
 

@@ -15,7 +15,7 @@ import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import markers, text, trends
+from kvtrail.dashboard.content import markers, refresh, text, trends
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
 from kvtrail.dashboard.scripts import COPYING, joined
 from kvtrail.dashboard.views import address
@@ -50,6 +50,11 @@ def current() -> TimeRange:
 def show(chosen: TimeRange) -> None:
     """Make this the page's range."""
     address.change(chosen.address)
+
+
+def again_s(every_s: float) -> Callable[[object], float | None]:
+    """In how many seconds a page about the range asks again, whatever the answer: never, if the range is long over."""
+    return lambda _: refresh.of_range(current(), now_ns=time.time_ns(), every_s=every_s)
 
 
 def chart_over_time(chart: trends.Chart, marked: Sequence[Row], *, key: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import request_charts
+from kvtrail.dashboard.content import refresh, request_charts
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.replay import changes, clamped, facts, neighbours, title
@@ -19,6 +19,7 @@ from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
+from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
@@ -36,7 +37,14 @@ KEYS = "replay_keys"
 @st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str) -> None:
     """Draw the page, again at each refresh: a running request gets more steps."""
-    answer = read(lambda: (tracer().request(request_id, engine=engine),), key=f"replay {request_id} {engine}")
+
+    def again_s(answer: tuple[Row | None]) -> float | None:
+        (timeline,) = answer
+        return EVERY_S if timeline is None else refresh.of_requests([timeline["request"]], now_ns=time.time_ns())
+
+    answer = read(
+        lambda: (tracer().request(request_id, engine=engine),), key=f"replay {request_id} {engine}", again_s=again_s
+    )
     if answer is None:
         return
     (timeline,) = answer
@@ -51,7 +59,9 @@ def page(request_id: str, engine: str) -> None:
     findings = findings_by_step(timeline)
     heading(timeline)
     controls(step, steps, list(findings))
-    address.change({"step": str(step)})
+    # Only a step that the reader chose: otherwise the way back would lead to the address without it, and from there to here.
+    if step != clamped(address.query().get("step", ""), steps=steps):
+        address.change({"step": str(step)})
     # All on one screen: words on the left, charts on the right. On a phone the words come first.
     left, right = st.columns([6, 7], gap="large")
     with left:
@@ -157,10 +167,10 @@ def proofs(timeline: Row, step: int, findings: dict[int, list[Row]]) -> None:
 def charts(timeline: Row, step: int) -> None:
     """All steps, with a line at this one, and the account on the same axis."""
     style = request_charts.Style(frame=request_charts.frame(timeline), dark=is_dark(), by_step=True, at=step)
-    st.altair_chart(request_charts.timeline_chart(timeline, style), key="replay_timeline")
+    draw_chart(request_charts.timeline_chart(timeline, style), key="replay_timeline")
     marks = request_charts.mark_legend([timeline], dark=style.dark)
     st.html(legend([*marks, *request_charts.measure_legend(dark=style.dark)]))
-    st.altair_chart(request_charts.account_chart(timeline, style, height=180), key="replay_account")
+    draw_chart(request_charts.account_chart(timeline, style, height=180), key="replay_account")
     st.caption("The line marks the step. Counts are tokens.")
 
 

@@ -11,7 +11,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
-from kvtrail.dashboard.content import causes, pair, palette, phases, request_charts, tokens
+from kvtrail.dashboard.content import causes, pair, palette, phases, refresh, request_charts, tokens
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import Entry, bar, legend
 from kvtrail.dashboard.content.request import (
@@ -28,6 +28,7 @@ from kvtrail.dashboard.content.unknown import of_request as why_unknown
 from kvtrail.dashboard.views import address, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
+from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
@@ -52,7 +53,7 @@ FILES = (
 
 @st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str, trace_id: str) -> None:
-    """Draw the page at each refresh: even a request that has ended may get late spans."""
+    """Draw the page at each refresh: even a request that has ended may get late spans, for a while."""
 
     def ask() -> tuple[Row | None, list[phases.Stretch], list[pair.Pair], list[Row]]:
         of_trace = [] if request_id else tracer().requests_of_trace(trace_id)
@@ -61,7 +62,14 @@ def page(request_id: str, engine: str, trace_id: str) -> None:
         parts = phases_of(timeline)
         return timeline, parts, pairs_of(timeline, parts), of_trace
 
-    answer = read(ask, key=f"request {request_id} {engine} {trace_id}")
+    def again_s(answer: tuple[Row | None, list[phases.Stretch], list[pair.Pair], list[Row]]) -> float | None:
+        timeline, _, pairs, of_trace = answer
+        if timeline is None or len(of_trace) > 1:  # others may come
+            return EVERY_S
+        shown = [timeline, *(side for each in pairs for side in (each.given, each.taken))]
+        return refresh.of_requests([each["request"] for each in shown], now_ns=time.time_ns())
+
+    answer = read(ask, key=f"request {request_id} {engine} {trace_id}", again_s=again_s)
     if answer is None:
         return
     timeline, parts, pairs, of_trace = answer
@@ -221,9 +229,8 @@ def handoff_links(timeline: Row) -> None:
 
 def links(request: Row) -> None:
     """Links to other views of the request; its ids and files."""
-    query = request_query(request)
-    link("replay", "Replay", icon="play_arrow", query=query)
-    link("compare", "Compare", icon="compare_arrows", query=query)
+    link("replay", "Replay", icon="play_arrow", query=request_query(request, step=1))
+    link("compare", "Compare", icon="compare_arrows", query=request_query(request))
     if template := os.environ.get(TRACES_VARIABLE, ""):
         address = template.replace(TRACE_ID, request["trace_id"])
         st.page_link(address, label="Trace", icon=":material/open_in_new:", help=address)
@@ -263,7 +270,7 @@ def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:
     if text := pair.first_token_text(parts, known.link):
         st.markdown(plain(text))
         st.html(legend(pair.stage_legend(parts, dark=dark)))
-    st.altair_chart(pair.pair_chart(known, parts, dark=dark), key=f"pair_{number}")
+    draw_chart(pair.pair_chart(known, parts, dark=dark), key=f"pair_{number}")
     st.caption(plain(pair.alignment(known.link)))
     tables.table(
         pair.computed_rows(known),
@@ -290,11 +297,11 @@ def charts(timeline: Row, parts: list[phases.Stretch]) -> None:
     dark = is_dark()
     style = request_charts.Style(frame=request_charts.frame(timeline, parts=parts), dark=dark, by_step=axis == BY_STEP)
     st.html(legend(request_charts.phase_legend(parts, dark=dark)))
-    st.altair_chart(request_charts.timeline_chart(timeline, style, parts), key=f"timeline_{axis}")
+    draw_chart(request_charts.timeline_chart(timeline, style, parts), key=f"timeline_{axis}")
     st.html(legend(request_charts.mark_legend([timeline], dark=dark)))
     st.subheader("Its account, in tokens", anchor=False)
     st.html(legend(request_charts.measure_legend(dark=dark)))
-    st.altair_chart(request_charts.account_chart(timeline, style), key=f"account_{axis}")
+    draw_chart(request_charts.account_chart(timeline, style), key=f"account_{axis}")
 
 
 def phases_of(timeline: Row | None) -> list[phases.Stretch]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import groups, latency, palette, requests
+from kvtrail.dashboard.content import groups, latency, palette, refresh, requests
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import conditions, picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer
@@ -39,7 +39,12 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
         found = tracer().requests(search=search, sort=order, limit=MOST, **requests.filters(chosen), **window)
         return found, others_shown(found, search, chosen)
 
-    answer = read(ask, key=f"requests {search!r} {order} {chosen} {picker.current().field()}")
+    def again_s(answer: tuple[list[Row], list[Row]]) -> float | None:
+        now_ns = time.time_ns()
+        of_range = EVERY_S if search else refresh.of_range(picker.current(), now_ns=now_ns)
+        return refresh.soonest(of_range, refresh.of_requests(answer[0], now_ns=now_ns))
+
+    answer = read(ask, key=f"requests {search!r} {order} {chosen} {picker.current().field()}", again_s=again_s)
     if answer is None:
         return
     found, others = answer

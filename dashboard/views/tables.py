@@ -19,11 +19,9 @@ from kvtrail.dashboard.content.palette import Meaning
 from kvtrail.dashboard.content.requests import STATUS
 from kvtrail.dashboard.content.table_state import TableState, disambiguated
 from kvtrail.dashboard.views.answers import question
-from kvtrail.dashboard.views.links import follow
+from kvtrail.dashboard.views.links import CLICKED, Link
 from kvtrail.tracer.model import words
 
-Link = tuple[str, Mapping[str, str]]
-"""A page, and the query of its address."""
 _Shown = tuple[Row, Link]
 _COUNTS = {
     "Findings": "finding", "Prompt": "prompt", "Loaded": "loaded tokens", "Loads": "loads", "Recomputed": "recomputed tokens",
@@ -71,14 +69,13 @@ def table(
                 st.caption(note)
             _draw(rows, key=f"{key}_rows", most_rows=most_rows, columns=columns)
             return
-        _follow_click(key)
         names = disambiguated(ids if ids is not None else [(page, *sorted(query.items())) for page, query in links])
         answer = dict(zip(names, zip(rows, links, strict=True), strict=True))
         state = _state(key, answer, appends=appends)
         _heading(key, note, waiting=state.waiting)
         shown = [row for row, _ in state.rows.values()]
         table_key = _table_key(key, state.number)
-        _draw(shown, key=table_key, most_rows=most_rows, columns=columns, on_select=_opener(key, table_key, state))
+        _draw(shown, key=table_key, most_rows=most_rows, columns=columns, on_select=_opener(table_key, state))
 
 
 def shown(key: str) -> Iterable[Hashable]:
@@ -145,24 +142,16 @@ def _draw(
     )
 
 
-def _opener(key: str, table_key: str, state: TableState[_Shown]) -> Callable[[], None]:
-    """The callback of a click on the table."""
+def _opener(table_key: str, state: TableState[_Shown]) -> Callable[[], None]:
+    """The callback of a click on the table. `read` opens the row's page: a callback may not, since no page runs then."""
 
     def click() -> None:
         cells = st.session_state[table_key]["selection"]["cells"]
         links = [link for _, link in state.rows.values()]
         if cells and cells[0][0] < len(links):
-            st.session_state[f"{key}_clicked"] = links[cells[0][0]]
+            st.session_state[CLICKED] = links[cells[0][0]]
 
     return click
-
-
-def _follow_click(key: str) -> None:
-    """Open the clicked row's page: a callback may not, since the page is not running then."""
-    clicked: Link | None = st.session_state.pop(f"{key}_clicked", None)
-    if clicked is not None:
-        page, query = clicked
-        follow(page, query)
 
 
 def label_column(meanings: Mapping[str, Meaning], *, term: str, width: int | None = None) -> Any:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import trustme
 
-from kvtrail.dashboard.client import Tracer, TracerAway
+from kvtrail.dashboard.client import HEALTH_S, Tracer, TracerAway
 
 URL = "http://tracer.test:4318"
 
@@ -61,6 +61,28 @@ def test_no_answer_names_the_address_and_the_command(error: httpx.TransportError
     with pytest.raises(TracerAway) as away:
         tracer(answer).health()
     assert str(away.value) == f"The tracer at {URL} does not answer. Start it with `kvtrail serve`."
+
+
+def test_a_tracer_that_hung_is_first_asked_whether_it_is_alive() -> None:
+    """Each click waited for it, twice for three seconds."""
+    asked: list[tuple[str, float]] = []
+    hangs = True
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.path, request.extensions["timeout"]["read"]))
+        if hangs:
+            raise httpx.ReadTimeout("hangs")
+        return httpx.Response(200, json=[])
+
+    client = tracer(answer)
+    for _ in range(2):
+        with pytest.raises(TracerAway):
+            client.requests()
+    assert asked == [("/api/requests", 3.0), ("/api/health", HEALTH_S)]
+    hangs = False
+    asked.clear()
+    assert client.requests() == client.requests() == []
+    assert [path for path, _ in asked] == ["/api/health", "/api/requests", "/api/requests"]
 
 
 def test_an_error_of_the_tracer_is_said() -> None:

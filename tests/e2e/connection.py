@@ -54,6 +54,11 @@ class Connection:
             drawn = self._drawn
             self._until(lambda: self._drawn > drawn)
 
+    @property
+    def refreshes(self) -> int:
+        """How often the page has asked for a part of itself."""
+        return self._asked.total()
+
     @contextmanager
     def handles_input(self) -> Iterator[None]:
         """What is done in it is input. Streamlit has handled it when this ends, though its answer may be held up."""

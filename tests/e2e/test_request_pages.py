@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from browser import (
@@ -22,11 +24,12 @@ from browser import (
     switch_scheme,
 )  # fmt: skip
 from connection import Connection, delay_input
-from history import history
+from history import START_NS, history
 from live_traffic import chatting
+from msgspec.structs import replace
 from processes import SharedDashboard, Tracer, until
 from stories import HEALTHY, STALE, feed, now
-from wire import as_request
+from wire import as_request, encoded
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
@@ -113,6 +116,39 @@ def test_a_search_that_is_sent_late_keeps_no_other_rows(page: playwright.Page, u
     page.get_by_role("searchbox", name="Search").fill("healed-1")
     see(page, "1 request, latest first")
     until(lambda: [cells[0] for cells in rows(page, "requests_table")] == ["healed-1-0123abcd"])
+
+
+def test_a_tab_of_what_is_over_asks_for_nothing(page: playwright.Page, tracer: Tracer, url: str) -> None:
+    """A finished request that was left open cost as much as a running one."""
+    long_ago_ns = time.time_ns() - 3600 * 10**9 - START_NS
+    ended = history(HEALTHY, request="ended-1-0123abcd", engine="engine-of-old", recorder="recorder-of-old")
+    tracer.post(encoded([replace(e, start_ns=e.start_ns + long_ago_ns, end_ns=e.end_ns + long_ago_ns) for e in ended]))
+    over = Connection(page)
+    for path in ("request?id=ended-1-0123abcd", "replay?id=ended-1-0123abcd"):
+        page.goto(f"{url}/{path}")
+        see(page, "engine-of-old" if path.startswith("request") else "Step 1 of")
+        drawn(page)
+        before = over.refreshes
+        with closing(page.context.new_page()) as other:
+            live = Connection(other)
+            other.goto(f"{url}/requests")
+            live.wait_for_refreshes(3)
+        assert over.refreshes == before, "meanwhile another tab refreshed"
+
+
+def test_the_way_back_from_a_replay_is_one_step(page: playwright.Page, url: str) -> None:
+    """The replay wrote its first step into the address, which was a step of the browser's history."""
+    page.goto(f"{url}/request?id=healed-1-0123abcd")
+    page.get_by_role("link", name="Replay", exact=True).click()
+    see(page, "Step 1 of")
+    drawn(page)
+    page.go_back()
+    see(page, "Every step")
+    page.goto(f"{url}/replay?id=healed-1-0123abcd")  # as from a bookmark, without a step
+    see(page, "Step 1 of")
+    drawn(page)
+    page.go_back()
+    see(page, "Every step")
 
 
 def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, url: str) -> None:

@@ -49,7 +49,7 @@ class WastedTokens(NamedTuple):
     admissions: int
 
 
-class By(StrEnum):
+class WastedBy(StrEnum):
     """What wasted tokens are summed up by."""
 
     ENGINE = "engine"

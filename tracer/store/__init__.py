@@ -20,7 +20,7 @@ from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.silences import Place, Sighting, Silence
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
-from kvtrail.tracer.savings.waste import By, WastedTokens, WasteFilter, WasteSum
+from kvtrail.tracer.savings.waste import WastedBy, WastedTokens, WasteFilter, WasteSum
 from kvtrail.tracer.store.handoffs import HandoffRow
 
 MAX_RECEIPTS = 65_536
@@ -287,7 +287,7 @@ class Reader(Protocol):
         `stretch_s` asks for longer ones, which are multiples of these.
         """
 
-    def wasted(self, by: Sequence[By], which: WasteFilter, *, limit: int) -> list[WasteSum]:
+    def wasted(self, by: Sequence[WastedBy], which: WasteFilter, *, limit: int) -> list[WasteSum]:
         """What admissions computed again, summed up by one or more labels, the most tokens first."""
 
     def wasted_from(self, which: WasteFilter, *, limit: int) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrail.tracer.savings.waste import By, WasteFilter, WasteSum
+from kvtrail.tracer.savings.waste import WastedBy, WasteFilter, WasteSum
 from kvtrail.tracer.store.clickhouse.database import Database, where
 
 
 class WasteReader(Database):
     """The part of `Reader` that is about wasted tokens."""
 
-    def wasted(self, by: Sequence[By], which: WasteFilter, *, limit: int) -> list[WasteSum]:
+    def wasted(self, by: Sequence[WastedBy], which: WasteFilter, *, limit: int) -> list[WasteSum]:
         columns = ", ".join(by)
         conditions, values = where(
             {
