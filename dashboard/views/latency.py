@@ -37,22 +37,24 @@ def page(of: str, chosen: dict[str, str]) -> None:
         st.rerun()
     shown, area = picker.current(), latency.area_of(address.query().get(latency.AREA, ""))
 
-    def ask() -> tuple[Row, Row, list[Row]]:
+    def ask() -> tuple[Row, Row, list[Row], list[Row]]:
         source = tracer()
+        own = {name: value for name, value in chosen.items() if name == "engine"}  # markers are about engines
         over_time = source.latency(of=of, **chosen, **shown.query)
         in_area = [] if area is None else source.requests(sort="duration", limit=MOST, **area.filters(of, chosen))
-        return over_time, source.latency_measures(**chosen, **shown.query), in_area
+        marked = source.markers(**own, **shown.query)
+        return over_time, source.latency_measures(**chosen, **shown.query), in_area, marked
 
-    answer = read(ask, key=f"latency {shown.field()} {of} {chosen} {area}")
+    answer = read(ask, key=f"latency {shown.field()} {of} {chosen} {area}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
-    over_time, measures, in_area = answer
+    over_time, measures, in_area, marked = answer
     if not over_time["requests"]:
         st.info("No request began in this range that meets the filters. Choose a longer range, or remove a filter.")
         return
     st.markdown(latency.summary(over_time))
     if over_time["whole"]["requests"]:
-        picker.chart_over_time(latency.percentiles_over_time(over_time, dark=is_dark()), key="percentiles")
+        picker.chart_over_time(latency.percentiles_over_time(over_time, dark=is_dark()), marked, key="percentiles")
         heat_map(over_time, area)
     if area is not None:
         requests_of(in_area, area, of, chosen)

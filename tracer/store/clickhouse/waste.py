@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrail.tracer.savings.waste import WastedBy, WasteFilter, WasteSum
-from kvtrail.tracer.store.clickhouse.database import Database, where
+from kvtrail.tracer.store.clickhouse.database import Database, all_of
 
 
 class WasteReader(Database):
@@ -13,7 +13,7 @@ class WasteReader(Database):
 
     def wasted(self, by: Sequence[WastedBy], which: WasteFilter, *, limit: int) -> list[WasteSum]:
         columns = ", ".join(by)
-        conditions, values = where(
+        conditions, values = all_of(
             {
                 "at_ns >= {since_ns:Int64}": which.since_ns,
                 "at_ns < {until_ns:Int64}": which.until_ns,
