@@ -93,6 +93,7 @@ class Silencing:
         # Of several that cover a finding, the one that lasts longest is named.
         self._active = sorted(active, key=lambda each: -(LATEST_NS + 1 if each.ends_ns is None else each.ends_ns))
         self._engines = engines
+        self._of_rule: dict[str, list[Silence]] = {}
         self._known: dict[Place, Silence | None] = {}
         self.until_ns = min((each.ends_ns for each in active if each.ends_ns is not None), default=LATEST_NS)
         """When the first of them ends."""
@@ -101,7 +102,10 @@ class Silencing:
         """The silence that covers the findings of a place; None if none does."""
         if place not in self._known:
             about = self._engines.get(place.engine, {})
-            self._known[place] = next((each for each in self._active if each.covers(place, about)), None)
+            if (candidates := self._of_rule.get(place.rule)) is None:
+                candidates = [each for each in self._active if each.rule in ("", place.rule)]
+                self._of_rule[place.rule] = candidates
+            self._known[place] = next((each for each in candidates if each.covers(place, about)), None)
         return self._known[place]
 
     def about(self, engine: str) -> int:

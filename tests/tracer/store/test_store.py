@@ -194,3 +194,25 @@ def test_what_cannot_be_stored_is_kept_for_the_next_batch(tmp_path: Path) -> Non
     pipeline.ingest(batch, transport="grpc")  # the sender tries again
     (account,) = reader.requests()
     assert (account["lookups"], account["verdict"], len(reader.findings())) == (2, "drift", 1)
+
+
+def test_a_store_from_before_there_were_sightings_has_them_when_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    writer, reader, pipeline = filled(path, STORY, STORY)
+    known = reader.sightings()
+    (place, first_ns, last_ns) = known[0]
+    findings = reader.findings()
+    assert (place.rule, place.engine) == (findings[0]["rule"], findings[0]["engine"])
+    assert first_ns == min(each["first_ns"] for each in findings)
+    assert last_ns == max(each["last_ns"] for each in findings)
+    pipeline.close()
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE finding_sightings")
+        db.execute("DROP TABLE silences")
+    db.close()
+    writer = SqliteWriter(path)
+    assert SqliteReader(path).sightings() == known
+    assert SqliteReader(path).silences() == []
+    writer.forget_derived()
+    assert SqliteReader(path).sightings() == [], "as the findings, which are made again"
+    writer.close()

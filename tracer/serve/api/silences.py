@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, Field
 
-from kvtrail.tracer.model.silences import Sighting, Silence, Silencing, proposed
+from kvtrail.tracer.model.silences import Sighting, Silence, proposed
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.store import Reader
@@ -64,12 +64,16 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
     def listed(silences: Iterable[Silence]) -> list[ListedSilence]:
-        sightings, engines, now_ns = reader.sightings(), reader.engines(), time.time_ns()
+        engines, now_ns = reader.engines(), time.time_ns()
+        by_rule: dict[str, list[Sighting]] = {}
+        for sighting in reader.sightings():
+            by_rule.setdefault(sighting.place.rule, []).append(sighting)
+            by_rule.setdefault("", []).append(sighting)
         return [
             ListedSilence(
                 **each.as_dict(),
                 is_active=each.is_active(now_ns),
-                last_seen_ns=_last_seen(sightings, Silencing([replace(each, ends_ns=None)], engines, at_ns=now_ns)),
+                last_seen_ns=_last_seen(each, by_rule.get(each.rule, ()), engines),
             )
             for each in silences
         ]
@@ -127,5 +131,6 @@ async def _asked(request: Request) -> dict[str, Any]:
     return asked
 
 
-def _last_seen(sightings: Sequence[Sighting], silencing: Silencing) -> int | None:
-    return max((each.last_ns for each in sightings if silencing.of(each.place) is not None), default=None)
+def _last_seen(silence: Silence, sightings: Sequence[Sighting], engines: Mapping[str, Mapping[str, Any]]) -> int | None:
+    covered = (each for each in sightings if silence.covers(each.place, engines.get(each.place.engine, {})))
+    return max((each.last_ns for each in covered), default=None)

@@ -45,7 +45,9 @@ _BRIEF = {
 }
 """What is read of each finding where many are counted; NULL where that is damaged."""
 _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
-_PLACE, _LISTED = "(rule, engine, connector)", "(SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(?))"
+_PLACE = "json_array(rule, engine, connector)"
+"""One value, which SQLite looks for among many four times as fast as for a row of three."""
+_LISTED = "(SELECT json_array(value ->> 0, value ->> 1, value ->> 2) FROM json_each(?))"
 _PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
 
 
@@ -90,19 +92,22 @@ class FindingReader(Database):
     def findings(
         self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
     ) -> list[dict[str, Any]]:
+        return readable(self._some("body", which, limit, "ASC" if oldest_first else "DESC"), _finding, of="findings")
+
+    def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
+        rows = self._some(", ".join(_BRIEF.values()), which, limit, "DESC")
+        return [dict(zip(_BRIEF, row, strict=True)) for row in rows if None not in row]
+
+    def _some(self, columns: str, which: FindingFilter, limit: int, order: str) -> list[Any]:
+        """These columns of the first findings by when they were last seen."""
         # A request has few findings. Otherwise the index alone is read, from the end of the range until enough match.
-        order = "ASC" if oldest_first else "DESC"
         index = "findings_by_request" if which.request else "findings_in_time"
         conditions, values = _conditions(which)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        latest = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns {order} LIMIT {int(limit)}"
-        rows = self.query("SELECT body FROM findings", [f"id IN ({latest})"], values, f"ORDER BY +last_ns {order}")
-        return readable(rows, _finding, of="findings")
-
-    def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
-        latest = f"ORDER BY last_ns DESC LIMIT {int(limit)}"
-        rows = self.query(f"SELECT {', '.join(_BRIEF.values())} FROM findings", *_conditions(which), latest)
-        return [dict(zip(_BRIEF, row, strict=True)) for row in rows if None not in row]
+        chosen = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns {order} LIMIT {int(limit)}"
+        return self.query(
+            f"SELECT {columns} FROM findings", [f"id IN ({chosen})"], values, f"ORDER BY +last_ns {order}"
+        )
 
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         step_ns = int(step_ns)
