@@ -100,6 +100,10 @@ class Tracer:
         """What was computed although a cache had held it; `parameters` are those of `/api/waste`."""
         return self._object("/api/waste", **parameters)
 
+    def search(self, text: str) -> Row:
+        """What a pasted line of a log is about."""
+        return self._object("/api/search", text=text)
+
     def fleet(self) -> Row:
         """The engines and their recorders."""
         return self._object("/api/fleet")

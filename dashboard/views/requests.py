@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import palette, requests
+from kvtrail.dashboard.content import palette, pasted, requests
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.filters import choose, filter_bar, one_of
 from kvtrail.dashboard.views.links import request_query
+from kvtrail.dashboard.views.pasted import about_text
 from kvtrail.dashboard.views.tables import number_column, request_labels
 from kvtrail.tracer.model.words import some
 
@@ -134,7 +135,7 @@ def filters() -> tuple[str, str, dict[str, str]]:
             bind="query-params",
             type="search",
             live=True,
-            placeholder="Part of an id, or a whole trace id",
+            placeholder="Part of an id, a trace id, or a line of a log",
             label_visibility="collapsed",
         )
         chosen = {}
@@ -146,4 +147,8 @@ def filters() -> tuple[str, str, dict[str, str]]:
 
 
 picker.heading("Requests")
-page(*filters())
+search, order, chosen = filters()
+if pasted.is_text(search):
+    about_text(search)
+else:
+    page(search, order, chosen)

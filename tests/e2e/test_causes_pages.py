@@ -61,3 +61,29 @@ def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page,
     page.get_by_role("option", name="connector").click()
     page.wait_for_url(re.compile("causes_by=connector"))
     shoot(page, "causes-efficiency")
+
+
+def test_waste_leads_from_a_prefix_to_its_requests(page: playwright.Page, site: str) -> None:
+    page.goto(f"{site}/efficiency")
+    page.get_by_role("link", name="What was computed again").click()
+    see(page, "32 of 152 computed tokens (21.1 %) had been held by a cache before")
+    see(page, "Most expensive prefixes")
+    shoot(page, "waste")
+    field = page.get_by_role("combobox", name="Prefix")
+    field.click()
+    page.get_by_role("option").nth(1).click()
+    page.wait_for_url(re.compile(r"prefix=[0-9a-f]{16}"))
+    see(page, "Requests that computed most again")
+    page.get_by_role("button", name="Without filters").click()
+    page.wait_for_url(re.compile(r"/waste\?(?!.*prefix)"))
+
+
+def test_a_pasted_line_of_a_log_names_its_request_and_leads_to_its_time(page: playwright.Page, site: str) -> None:
+    page.goto(f"{site}/requests")
+    line = "INFO 11-20 14:59:37 [async_llm.py:348] Added request b-cmpl-1-0-0123abcd."
+    page.get_by_role("searchbox", name="Search").fill(line)
+    see(page, "The text names 1 request.")
+    shoot(page, "pasted-line")
+    page.get_by_role("button", name="Requests at that time").click()
+    page.wait_for_url(re.compile(r"from=\d{4}-11-20T14%3A58%3A37Z&to=\d{4}-11-20T15%3A00%3A37Z$"))
+    playwright.expect(page.get_by_role("searchbox", name="Search")).to_have_value("")
