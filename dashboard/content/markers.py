@@ -7,6 +7,7 @@ the pointer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvtrail.dashboard.client import Row
@@ -70,9 +71,9 @@ def _lowered(base: dict[str, Any]) -> dict[str, Any]:
     return {**base, "encoding": {**base["encoding"], "color": lower}}
 
 
-def marker_rows(markers: Iterable[Row], domain: Sequence[float] | None, *, dark: bool) -> list[Row]:
-    """The markers within a domain (Unix milliseconds), as data of a chart."""
-    low, high = (float("-inf"), float("inf")) if domain is None else (domain[0], domain[-1])
+def marker_rows(markers: Iterable[Row], domain: Sequence[Any] | None, *, dark: bool) -> list[Row]:
+    """The markers within a domain of Vega-Lite (its date-times in UTC, or Unix milliseconds), as data of a chart."""
+    low, high = (float("-inf"), float("inf")) if domain is None else (_unix_ms(domain[0]), _unix_ms(domain[-1]))
     return [
         {
             "at": each["at_ns"] // 10**6,
@@ -85,6 +86,14 @@ def marker_rows(markers: Iterable[Row], domain: Sequence[float] | None, *, dark:
         for each in markers
         if low <= each["at_ns"] / 10**6 <= high
     ]
+
+
+def _unix_ms(bound: float | Mapping[str, int]) -> float:
+    if not isinstance(bound, Mapping):
+        return bound
+    day = datetime(bound["year"], bound["month"], bound["date"], tzinfo=UTC)
+    time = {unit: bound[unit] for unit in ("hours", "minutes", "seconds", "milliseconds")}
+    return (day + timedelta(**time)).timestamp() * 1000
 
 
 def what(marker: Row) -> str:

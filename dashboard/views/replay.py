@@ -23,7 +23,7 @@ from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.request_parts import account_table, unknown_request, which_request
+from kvtrail.dashboard.views.request_parts import account_table, block_table, unknown_request, which_request
 from kvtrail.tracer.model.words import described, some
 
 STEP = "replay_step"
@@ -67,6 +67,7 @@ def page(request_id: str, engine: str) -> None:
     with left:
         current_step(timeline, step)
         account(timeline, step)
+        block_table(timeline["steps"][step - 1], timeline)
     with right:
         charts(timeline, step)
         proofs(timeline, step, findings)

@@ -12,6 +12,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
 from kvtrail.dashboard.content import causes, pair, palette, phases, refresh, request_charts, tokens
+from kvtrail.dashboard.content.blocks import latest_allocation
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import Entry, bar, legend
 from kvtrail.dashboard.content.request import (
@@ -32,7 +33,14 @@ from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request, which_request
+from kvtrail.dashboard.views.request_parts import (
+    BY_STEP,
+    axis_switch,
+    block_table,
+    request_badges,
+    unknown_request,
+    which_request,
+)
 from kvtrail.dashboard.views.tables import request_labels
 from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.cause_words import headline
@@ -113,6 +121,8 @@ def show(timeline: Row, parts: list[phases.Stretch], pairs: list[pair.Pair]) -> 
     for number, each in enumerate(pairs):
         both_engines(each, number, is_alone=len(pairs) == 1)
     charts(timeline, parts)
+    if (allocation := latest_allocation(timeline)) is not None:
+        block_table(allocation, timeline, title="Its block tables, at the latest allocation")
     st.subheader("Every step", anchor=False)
     rows = step_rows(timeline)
     longest = max((row["To next"] or 0.0 for row in rows), default=0.0) or 1.0

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import text
+from kvtrail.dashboard.content import blocks, text
 from kvtrail.dashboard.content.requests import status
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.links import link
@@ -43,6 +43,14 @@ def account_table(rows: Iterable[Row], *, headings: tuple[str, str], other: str 
             name, value, beside = f"**{name}**", f"**{value}**", other.format(beside)
         table.append({"": name, headings[0]: value, headings[1]: beside})
     st.table(table, border="horizontal", hide_index=True, **options)
+
+
+def block_table(step: Row, timeline: Row, *, title: str = "Its blocks") -> None:
+    """The blocks that a step names, by KV cache group; nothing for a step that names none."""
+    rows = blocks.rows(step, timeline.get("groups") or ())
+    if rows:
+        with st.expander(f"{title}: {blocks.summary(step)}"):
+            st.table(rows, border="horizontal", hide_index=True)
 
 
 def unknown_request(request_id: str, *, trace_id: str = "") -> None:

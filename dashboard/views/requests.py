@@ -8,12 +8,13 @@ from typing import NamedTuple
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import groups, latency, palette, refresh, requests
+from kvtrail.dashboard.content import groups, latency, palette, pasted, refresh, requests
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import conditions, picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer
 from kvtrail.dashboard.views.filters import choose, filter_bar, one_of
 from kvtrail.dashboard.views.links import request_query
+from kvtrail.dashboard.views.pasted import about_text
 from kvtrail.dashboard.views.tables import number_column, request_columns
 from kvtrail.tracer.model.words import some
 
@@ -155,7 +156,7 @@ def filters() -> tuple[str, str, str, str, dict[str, str]]:
             bind="query-params",
             type="search",
             live=True,
-            placeholder="Part of an id, or a whole trace id",
+            placeholder="Part of an id, a trace id, or a line of a log",
             label_visibility="collapsed",
         )
         chosen = {}
@@ -174,7 +175,9 @@ def filters() -> tuple[str, str, str, str, dict[str, str]]:
 
 picker.heading("Requests")
 searched, sort, grouping, measure, in_use = filters()
-if conditions.are_valid(in_use.get(conditions.NAME, "")):
+if pasted.is_text(searched):
+    about_text(searched)
+elif conditions.are_valid(in_use.get(conditions.NAME, "")):
     if grouping:
         grouped(grouping, measure, in_use)
     else:

@@ -8,10 +8,10 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import waste
-from kvtrail.dashboard.views import picker
+from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.filters import choose, filter_bar
-from kvtrail.dashboard.views.links import link, request_query
+from kvtrail.dashboard.views.links import request_query
 from kvtrail.dashboard.views.tables import number_column, table
 
 FILTERS = (*waste.KINDS, waste.PREFIX)
@@ -54,7 +54,9 @@ def page(given: dict[str, str]) -> None:
         )
         return
     if given:
-        link("waste", "Without filters", icon="filter_alt_off", query=shown.address)
+        icon = ":material/filter_alt_off:"
+        args = (shown.address,)
+        st.button("Without filters", icon=icon, key="all_waste", type="tertiary", on_click=address.replace, args=args)
         requests(answer)
     query = {**shown.address, **{waste.ADDRESS.get(name, name): value for name, value in given.items()}}
     prefixes(answer, query)

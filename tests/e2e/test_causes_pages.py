@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import pytest
 from browser import holds, needs_chromium, playwright, query_of, see, shoot
 from evicted_story import ABOUT, CHUNK, STORY
-from history import goodbyes, history
+from history import goodbyes, groups_declared, history
 from processes import SharedDashboard
 from stories import now
 from wire import encoded
+
+from kvtrail.tracer.events import semconv
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
@@ -23,6 +25,11 @@ def site(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> It
     with pages.showing(tmp_path_factory.mktemp("causes")) as tracer:
         events = history(STORY, chunk=CHUNK)
         tracer.post(encoded(now([*events, *goodbyes(events)]), ABOUT))
+        hybrid = history(
+            "L 96 c0 h64 -> 64\nA 64 [1-3 | 0 20-21]\nS 64+32\nend", request="hybrid-0123abcd", engine="h", recorder="h"
+        )
+        groups = {semconv.GROUPS.key: groups_declared("full 32, window 32 64") or ""}
+        tracer.post(encoded(now([*hybrid, *goodbyes(hybrid)]), groups))
         yield pages.url
 
 
@@ -61,3 +68,40 @@ def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page,
     page.get_by_role("option", name="connector").click()
     page.wait_for_url(re.compile("causes_by=connector"))
     shoot(page, "causes-efficiency")
+
+
+def test_waste_leads_from_a_prefix_to_its_requests(page: playwright.Page, site: str) -> None:
+    page.goto(f"{site}/efficiency")
+    page.get_by_role("link", name="What was computed again").click()
+    see(page, re.compile(r"32 of \d+ computed tokens \(\d+\.\d %\) had been held by a cache before"))
+    see(page, "Most expensive prefixes")
+    shoot(page, "waste")
+    field = page.get_by_role("combobox", name="Prefix")
+    field.click()
+    page.get_by_role("option").nth(1).click()
+    page.wait_for_url(re.compile(r"prefix=[0-9a-f]{16}"))
+    see(page, "Requests that computed most again")
+    page.get_by_role("button", name="Without filters").click()
+    page.wait_for_url(re.compile(r"/waste\?(?!.*prefix)"))
+
+
+def test_a_pasted_line_of_a_log_names_its_request_and_leads_to_its_time(page: playwright.Page, site: str) -> None:
+    page.goto(f"{site}/requests")
+    line = "INFO 11-20 14:59:37 [async_llm.py:348] Added request b-cmpl-1-0-0123abcd."
+    page.get_by_role("searchbox", name="Search").fill(line)
+    see(page, "The text names 1 request.")
+    shoot(page, "pasted-line")
+    page.get_by_role("button", name="Requests at that time").click()
+    page.wait_for_url(re.compile(r"from=\d{4}-11-20T14%3A58%3A37Z&to=\d{4}-11-20T15%3A00%3A37Z$"))
+    playwright.expect(page.get_by_role("searchbox", name="Search")).to_have_value("")
+
+
+def test_the_blocks_of_a_hybrid_model_are_listed_by_kv_cache_group(page: playwright.Page, site: str) -> None:
+    page.goto(f"{site}/request?id=hybrid-0123abcd")
+    page.get_by_text("Its block tables, at the latest allocation: 5 blocks in 2 KV cache groups").click()
+    see(page, "1 (sliding window)")
+    see(page, "20-21")
+    shoot(page, "blocks-by-group")
+    page.goto(f"{site}/replay?id=hybrid-0123abcd&step=3")
+    page.get_by_text("Its blocks: 5 blocks in 2 KV cache groups").click()
+    see(page, "0 (full attention)")

@@ -13,6 +13,7 @@ from msgspec import convert
 from pydantic import BaseModel
 
 from kvtrail.tracer.events import ids
+from kvtrail.tracer.events.cache_groups import declared, groups_of
 from kvtrail.tracer.events.events import Event, Handoff, Side, Unfamiliar
 from kvtrail.tracer.events.semconv import SCOPE
 from kvtrail.tracer.events.spans import Span
@@ -102,6 +103,9 @@ class Timeline(BaseModel):
     findings: list[dict[str, Any]]
     missing: int
     """Events of this request that have not arrived, by the gaps in their numbers."""
+    groups: list[dict[str, Any]] = []
+    """The KV cache groups that its engine declared, in order, each with its `kind` and what else is known of it; empty with
+    one group of full attention."""
 
 
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
@@ -231,7 +235,9 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
             continue
         steps.append(_step(span, event, replayed))
     missing = missing_of(event for _, event in ordered)
-    return Timeline(request=account, steps=steps, findings=findings, missing=missing)
+    declared_groups = next((event.groups for _, event in ordered if event is not None and event.groups), None)
+    groups = [] if declared_groups is None else declared(groups_of(declared_groups))
+    return Timeline(request=account, steps=steps, findings=findings, missing=missing, groups=groups)
 
 
 def handoffs_of(events: Iterable[Event | None], known: HandOffs) -> list[HandoffLink]:

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from kvtrail import __version__
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
-from kvtrail.tracer.serve.api import lanes, latency, markers, ranges, requests, silences, status_route, waste
+from kvtrail.tracer.serve.api import lanes, latency, markers, ranges, requests, search, silences, status_route, waste
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -173,6 +173,7 @@ def application(
     names = tenants or TenantNames()
     ranges.add_routes(api, process, reader, names)
     waste.add_routes(api, reader, names)
+    search.add_routes(api, process, reader)
     status_route.add_routes(api, process, reader)
     lanes.add_routes(api, process, reader)
     silences.add_routes(api, process, reader)
