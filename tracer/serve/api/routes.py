@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from kvtrail import __version__
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
-from kvtrail.tracer.serve.api import lanes, markers, ranges, requests, status_route
+from kvtrail.tracer.serve.api import changes, lanes, markers, ranges, requests, status_route
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -172,6 +172,7 @@ def application(
     status_route.add_routes(api, process, reader)
     lanes.add_routes(api, process, reader)
     markers.add_routes(api, process, reader)
+    changes.add_routes(api, process, reader)
     app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
