@@ -11,7 +11,7 @@ from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import changes, markers, text, trends
 from kvtrail.dashboard.content.time_range import EXAMPLES, TimeRange, parsed, typed
 from kvtrail.dashboard.views import address, picker, tables
-from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
+from kvtrail.dashboard.views.answers import read, tracer
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import one_of
 from kvtrail.dashboard.views.links import link
@@ -22,6 +22,8 @@ from kvtrail.tracer.model.words import some
 AT, BEFORE, MEASURE = "at", "before", "measure"
 """Names in the address, and the session's keys of their fields: the moment; the earlier range; the measure of the table."""
 MODES = {"moment": "Around a moment", "ranges": "With another range"}
+EVERY_S = 30
+"""How often the page asks again where its range moves with the clock: sums are by the minute."""
 MOST_DRAWN_NS = 14 * 24 * 3600 * 10**9
 """Ranges that lie further apart are not drawn as one picture."""
 
@@ -40,6 +42,14 @@ class Question(NamedTuple):
             return {"at_ns": self.at_ns, "since_ns": self.before.since_ns, "until_ns": self.after.until_ns}
         before = {"before_since_ns": self.before.since_ns, "before_until_ns": self.before.until_ns}
         return {**before, **self.after.query}
+
+    def moved_to(self, shown: TimeRange) -> Question:
+        """The same question when the picker's range has moved with the clock."""
+        if self.at_ns is None:
+            return self._replace(after=shown)
+        if not shown.since_ns < self.at_ns < shown.until_ns:
+            return self
+        return Question(TimeRange(shown.since_ns, self.at_ns), TimeRange(self.at_ns, shown.until_ns), self.at_ns)
 
     @property
     def around(self) -> TimeRange:
@@ -145,9 +155,9 @@ class Answer(NamedTuple):
     markers: list[Row]
 
 
-@st.fragment(run_every=SLOW_S)
-def page(asked: Question) -> None:
+def page(first_asked: Question) -> None:
     """Draw the page, again at each refresh."""
+    asked = first_asked.moved_to(picker.current())
 
     def ask() -> Answer:
         source, around = tracer(), asked.around
@@ -158,7 +168,7 @@ def page(asked: Question) -> None:
             markers=source.markers(**around.query) if is_near else [],
         )
 
-    answer = read(ask, key=f"changes {asked.parameters}")
+    answer = read(ask, key=f"changes {address.query()}")
     if answer is None:
         return
     report = answer.report
@@ -222,4 +232,6 @@ def groups(found: list[Row], report: Row, asked: Question) -> None:
 
 
 picker.heading("What changed")
-page(ask_for_ranges(picker.current()))
+chosen = picker.current()
+# What is over does not change.
+st.fragment(page, run_every=EVERY_S if chosen.relative else None)(ask_for_ranges(chosen))
