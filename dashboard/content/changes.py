@@ -1,6 +1,6 @@
 """What changed at a moment, in sentences and rows: how much each amount did, and the requests of which group explain it.
 
-A `change` is one measure as `/api/changes` returns it, defined in tracer/savings/changes.py.
+A `change` is one measure as `/api/changes` returns it, defined in tracer/savings/changes.py and request_changes.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.causes import tenant_name
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
+from kvtrail.tracer.model.words import count
 
 Link = tuple[str, Mapping[str, str]]
 """A page, and the query of its address."""
@@ -19,9 +20,28 @@ MEASURES = {
     "computed": "Prompt tokens computed", "asked": "Prompt tokens asked for", "local": "Tokens in vLLM's own cache",
     "loaded": "Tokens loaded", "failed": "Tokens of failed loads", "waited_s": "Seconds of waiting for loads",
     "postponed_s": "Seconds held up by 'ask me later'", "lookup_s": "Seconds in lookups", "preemptions": "Preemptions",
-    "admissions": "Admissions",
+    "admissions": "Admissions", "failures": "Failed and lost requests",
 }  # fmt: skip
-"""What each measure is, for people; all are per minute."""
+"""What each amount is, for people; all are per minute."""
+OF_A_REQUEST = {
+    "duration_s": "Duration of a request", "wait_s": "A request's wait for KV", "queue_s": "Time to a request's first step",
+    "first_token_s": "Time to a request's first token",
+}  # fmt: skip
+"""What the mean of each is, for people; all are seconds."""
+LABELS = {"prompt": "prompts of"}
+"""What stands before a group of a dimension, where that is not its name."""
+BY = {"prompt": "length of prompt", "cause": "why computed"}
+"""Dimensions that have another name for people."""
+FILTERS = {"engine": "on", "model": "model", "outcome": "status"}
+"""The dimensions that the page of requests has a filter of its own for, and its name in the address."""
+SORTS = {"waited_s": "waiting", "wait_s": "waiting", "duration_s": "duration", "loaded": "loads"}
+"""What the requests of a group are sorted by, where a sort order of the page is about the measure."""
+TENANT_DIGITS = 8
+ICONS = {
+    "death": "error", "contact lost": "error", "deploy": "rocket_launch", "restart": "restart_alt", "reset": "delete_sweep",
+    "end": "stop_circle", "note": "edit_note", "evictions": "delete", "new tenant": "person_add", "traffic": "trending_up",
+}  # fmt: skip
+"""Of likely causes, by their kind."""
 FIRST = "computed"
 """The measure that the others explain."""
 EXPLAINS = 0.3
@@ -32,8 +52,18 @@ SMALL = 0.05
 
 def sentences(changes: Iterable[Row], engine_names: Mapping[str, str]) -> list[str]:
     """One for each amount that changed by more than a little, the computed tokens first."""
-    ordered = sorted(changes, key=lambda each: (each["measure"] != FIRST, -_times(each["whole"])))
-    return [sentence(each, engine_names) for each in ordered if is_large(each)]
+    return [sentence(each, engine_names) for each in in_order(changes) if is_large(each)]
+
+
+def in_order(changes: Iterable[Row]) -> list[Row]:
+    """The computed tokens first, then what changed most."""
+    return sorted(changes, key=lambda each: (each["measure"] != FIRST, -_times(each["whole"])))
+
+
+def title(change: Row) -> str:
+    """What changed."""
+    measure = str(change["measure"])
+    return {**MEASURES, **OF_A_REQUEST}.get(measure, measure)
 
 
 def is_large(change: Row) -> bool:
@@ -45,8 +75,9 @@ def is_large(change: Row) -> bool:
 def sentence(change: Row, engine_names: Mapping[str, str]) -> str:
     """How a measure changed, how much of that is traffic, and which groups explain it."""
     before, after = change["whole"]["before"], change["whole"]["after"]
-    what = MEASURES.get(change["measure"], change["measure"])
-    parts = [f"**{what}** went from {_amount(before)} to {_amount(after)} a minute{_ratio(before, after)}."]
+    rate = "" if change["measure"] in OF_A_REQUEST else " a minute"
+    from_, to = (_amount(each, change["measure"]) for each in (before, after))
+    parts = [f"**{title(change)}** went from {from_} to {to}{rate}{_ratio(change)}."]
     if (traffic := change["of_traffic"]) is not None and after != before:
         share = traffic / (after - before)
         if share < EXPLAINS:
@@ -67,7 +98,7 @@ def rows(change: Row, engine_names: Mapping[str, str]) -> list[Row]:
     """The groups that explain a change, the largest shares first."""
     return [
         {
-            "Grouped by": each["dimension"],
+            "Grouped by": BY.get(each["dimension"], each["dimension"]),
             "Group": group_name(each, engine_names, dimension=False),
             "Before": each["amount"]["before"],
             "After": each["amount"]["after"],
@@ -78,14 +109,24 @@ def rows(change: Row, engine_names: Mapping[str, str]) -> list[Row]:
 
 
 def links(change: Row, after: TimeRange) -> list[Link]:
-    """The requests of each group, in the second range."""
-    filters = {"engine": "on", "model": "model", "connector": ""}
-    return [
-        ("requests", {**after.address, filters[each["dimension"]]: each["group"]})
-        if filters.get(each["dimension"])
-        else ("efficiency", {**after.address})
-        for each in change["groups"]
-    ]
+    """The requests of each group, in the second range, those first that the measure is about."""
+    sort = SORTS.get(change["measure"])
+    sorting = {"sort": sort} if sort else {}
+    return [("requests", {**after.address, **sorting, **filters(each)}) for each in change["groups"]]
+
+
+def filters(group: Row) -> dict[str, str]:
+    """What the page of requests filters by to show a group, in its address."""
+    by, value = group["dimension"], group["group"]
+    if by in FILTERS:
+        return {FILTERS[by]: value} if value else {}
+    if by == "prompt":
+        least, _, below = value.partition("-")
+        conditions = [f"prompt >= {least}"] * bool(least) + [f"prompt < {below}"] * bool(below)
+        return {"where": " and ".join(conditions)} if conditions else {}
+    if by == "cause":
+        return {"where": f"{value.partition(':')[0]} > 0"}
+    return {"where": f"{by} = {value}"} if value else {}
 
 
 def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool = True) -> str:
@@ -93,6 +134,9 @@ def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool =
     by, value = group["dimension"], group["group"]
     if by == "engine":
         shown = engine_names.get(value, value)
+    elif by == "prompt":
+        least, _, below = value.partition("-")
+        shown = f"{least} to {below} tokens" if below else f"{least} tokens and more" if least else "not known"
     elif by == "tenant":
         shown = tenant_name(value, engine_names)
     elif by == "cause":
@@ -100,20 +144,56 @@ def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool =
         shown = f"{name(cause)}{f' ({cache(tier)})' if tier and cause != 'unknown' else ''}"
     else:
         shown = value or "not known"
-    return f"{by} {text.plain(shown)}" if dimension else shown
+    return f"{LABELS.get(by, by)} {text.plain(shown)}" if dimension else shown
+
+
+def rests_on(report: Row, *, now_ns: int) -> str:
+    """What was compared with what, and how the numbers are to be read."""
+    before, after = (
+        f"{text.clock(each['since_ns'], now_ns=now_ns)[:-4]} to {text.clock(each['until_ns'], now_ns=now_ns)[:-4]}"
+        for each in (report["before"], report["after"])
+    )
+    seen = " and ".join(count(report[name]["requests_seen"]) for name in ("before", "after"))
+    return (
+        f"{before} against {after} UTC. Amounts are by the minute, over all requests; durations are means over {seen}"
+        " requests, from all parts of each range. A share is what a group adds to the change of the whole; those of one kind"
+        " of group add up to 100 %."
+    )
+
+
+def unit(change: Row) -> str:
+    """What its amounts are, for people."""
+    if change["measure"] in OF_A_REQUEST:
+        return "Seconds that the group adds to the mean of all requests: its own mean, by its share of the requests."
+    return f"{title(change)}, a minute."
+
+
+def cause_icon(kind: str) -> str:
+    """The icon of a likely cause, one of Google's Material icons."""
+    return ICONS.get(kind, "arrow_right")
+
+
+def of_cause(cause: Row, after: TimeRange, around: TimeRange) -> Link:
+    """Where a likely cause leads: to the requests of its engine, or else to why tokens were computed."""
+    if cause["engine"] and cause["kind"] in ("death", "contact lost", "end"):
+        return "requests", {**around.address, "on": cause["engine"], "status": "lost"}
+    if cause["engine"]:
+        return "requests", {**after.address, "on": cause["engine"]}
+    return "efficiency", after.address
 
 
 def _leaders(groups: Iterable[Row]) -> list[Row]:
-    """Of each dimension the group with the largest share, if that is much. Where there is only one, it explains nothing."""
+    """Of each dimension the group with the largest share, if that is much, and the one that went most the other way, if it
+    outweighs much of that. Where there is only one, it explains nothing."""
     by_dimension: dict[str, list[Row]] = {}
     for each in groups:
         by_dimension.setdefault(each["dimension"], []).append(each)
-    found = [
-        max(of, key=lambda each: each["share"])
-        for dimension, of in by_dimension.items()
-        if len(of) > 1 or dimension == "cause"
-    ]
-    return [each for each in found if each["share"] >= EXPLAINS]
+    found = []
+    for dimension, of in by_dimension.items():
+        ordered = sorted(of, key=lambda each: -each["share"])
+        if (len(of) > 1 or dimension == "cause") and ordered[0]["share"] >= EXPLAINS:
+            found += [ordered[0], *(each for each in ordered[:0:-1][:1] if each["share"] <= -EXPLAINS)]
+    return found
 
 
 def _times(whole: Row) -> float:
@@ -121,11 +201,16 @@ def _times(whole: Row) -> float:
     return float(abs(whole["after"] - whole["before"]) / (max(whole["before"], whole["after"]) or 1))
 
 
-def _ratio(before: float, after: float) -> str:
+def _ratio(change: Row) -> str:
+    before, after = change["whole"]["before"], change["whole"]["after"]
     if not before or not after or 0.5 < after / before < 2:
         return ""
-    return f" ({after / before:.3g} times as many)"
+    if after < before:
+        return f" ({text.percent(after / before)} of that)"
+    return f" ({after / before:.3g} times as {'long' if change['measure'].endswith('_s') else 'many'})"
 
 
-def _amount(number: float) -> str:
+def _amount(number: float, measure: str) -> str:
+    if measure.endswith("_s"):
+        return text.seconds(number)
     return text.short(number) if number >= 100 or number == int(number) else f"{number:.2g}"

@@ -107,6 +107,16 @@ def sentence(marker: Row, *, longest: int | None = None) -> str:
     return said if longest is None or len(said) <= longest else f"{said[: longest - 1]}…"
 
 
+def in_a_line(marker: Row, *, now_ns: int) -> str:
+    """A marker for a list."""
+    return f"{text.clock(marker['at_ns'], now_ns=now_ns).partition('.')[0]} {what(marker)}: {sentence(marker)}"
+
+
+def moment(at_ns: int) -> Row:
+    """A marker where a range is divided in two."""
+    return {"kind": "compared", "at_ns": at_ns, "engine_name": "", "text": "before it against after it", "count": 1}
+
+
 def present(markers: Iterable[Row]) -> list[str]:
     """The kinds of these markers, in the palette's order."""
     kinds = {each["kind"] for each in markers}

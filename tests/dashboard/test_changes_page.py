@@ -8,8 +8,10 @@ import pytest
 from history import START_NS
 
 from kvtrail.dashboard.content import changes
+from kvtrail.dashboard.content.requests import ORDERS
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import name
+from kvtrail.tracer.model.markers import MarkerKind
 from kvtrail.tracer.savings.changes import MEASURES
 
 NAMES = {"a-1": "alpha", "b-1": "beta"}
@@ -27,7 +29,8 @@ def change(
 
 
 def test_every_measure_has_words() -> None:
-    assert changes.MEASURES.keys() == MEASURES.keys()
+    assert changes.MEASURES.keys() == {*MEASURES, "failures"}
+    assert not changes.MEASURES.keys() & changes.OF_A_REQUEST.keys()
 
 
 @pytest.mark.parametrize(
@@ -60,13 +63,82 @@ def test_what_hardly_changed_has_no_sentence() -> None:
     assert [each.split("**")[1] for each in said] == ["Prompt tokens computed", "Tokens of failed loads"]
 
 
-def test_a_row_leads_to_the_requests_of_its_group_after_the_moment() -> None:
-    after = TimeRange(START_NS, START_NS + 60 * 10**9)
+AFTER = TimeRange(START_NS, START_NS + 60 * 10**9)
+
+
+def test_a_row_has_the_amounts_of_its_group() -> None:
     found = change(1, 2, group("engine", "a-1", 1.0, before=1, after=2), group("cause", "new:", 0.4))
-    (engine, cause), links = changes.rows(found, NAMES), changes.links(found, after)
+    engine, cause = changes.rows(found, NAMES)
     assert (engine["Group"], engine["Before"], engine["After"], engine["Share of the change"]) == ("alpha", 1, 2, 100)
-    assert cause["Group"] == name("new")
-    assert links == [("requests", {**after.address, "on": "a-1"}), ("efficiency", {**after.address})]
+    assert (cause["Grouped by"], cause["Group"]) == ("why computed", name("new"))
+
+
+@pytest.mark.parametrize(
+    ("dimension", "value", "shown", "query"),
+    [
+        ("engine", "a-1", "alpha", {"on": "a-1"}),
+        ("model", "llama", "llama", {"model": "llama"}),
+        ("outcome", "lost", "lost", {"status": "lost"}),
+        ("connector", "Offload", "Offload", {"where": "connector = Offload"}),
+        ("tenant", "0123456789abcdef", "01234567", {"where": "tenant = 0123456789abcdef"}),
+        ("prompt", "1024-4096", "1024 to 4096 tokens", {"where": "prompt >= 1024 and prompt < 4096"}),
+        ("prompt", "65536-", "65536 tokens and more", {"where": "prompt >= 65536"}),
+        ("prompt", "", "not known", {}),
+        ("cause", "evicted:gpu", "evicted (vLLM's cache)", {"where": "evicted > 0"}),
+        ("model", "", "not known", {}),
+    ],
+)
+def test_a_row_leads_to_the_requests_of_its_group(
+    dimension: str, value: str, shown: str, query: dict[str, str]
+) -> None:
+    found = change(1, 2, group(dimension, value, 1.0))
+    assert changes.rows(found, NAMES)[0]["Group"] == shown
+    assert changes.links(found, AFTER) == [("requests", {**AFTER.address, **query})]
+
+
+def test_requests_are_sorted_by_what_changed() -> None:
+    found = change(1, 2, group("engine", "a-1", 1.0), measure="duration_s")
+    assert changes.links(found, AFTER) == [("requests", {**AFTER.address, "sort": "duration", "on": "a-1"})]
+    assert set(changes.SORTS.values()) <= set(ORDERS)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "measure", "said"),
+    [
+        (0.004, 0.02, "duration_s", "**Duration of a request** went from 4 ms to 20 ms (5 times as long)."),
+        (90, 30, "preemptions", "**Preemptions** went from 90 to 30 a minute (33.3 % of that)."),
+        (1.5, 6, "waited_s", "**Seconds of waiting for loads** went from 1.50 s to 6.00 s a minute (4 times as long)."),
+        (0, 0.5, "failures", "**Failed and lost requests** went from 0 to 0.5 a minute."),
+    ],
+)
+def test_amounts_have_their_units(before: float, after: float, measure: str, said: str) -> None:
+    assert changes.sentence(change(before, after, measure=measure), NAMES) == said
+
+
+def test_a_group_that_went_the_other_way_is_named_where_it_weighs() -> None:
+    groups = [group("engine", "a-1", 3.0), group("engine", "b-1", -2.0), group("engine", "c", 0.0)]
+    assert "Of the change: engine alpha 300 %, engine beta -200 %." in changes.sentence(change(1, 9, *groups), NAMES)
+
+
+def test_a_likely_cause_leads_to_what_shows_it() -> None:
+    around = TimeRange(START_NS - 60 * 10**9, START_NS + 60 * 10**9)
+    causes = [
+        {"kind": "death", "engine": "a-1"},
+        {"kind": "deploy", "engine": "a-1"},
+        {"kind": "evictions", "engine": ""},
+    ]
+    assert [changes.of_cause(each, AFTER, around) for each in causes] == [
+        ("requests", {**around.address, "on": "a-1", "status": "lost"}),
+        ("requests", {**AFTER.address, "on": "a-1"}),
+        ("efficiency", AFTER.address),
+    ]
+    assert changes.ICONS.keys() >= {*MarkerKind} - {"drop"}
+
+
+def test_what_the_page_rests_on_is_said() -> None:
+    sides = {"since_ns": START_NS, "until_ns": START_NS + 60 * 10**9, "requests_seen": 1200}
+    said = changes.rests_on({"before": sides, "after": {**sides, "requests_seen": 3}}, now_ns=START_NS)
+    assert "means over 1,200 and 3 requests" in said
 
 
 def test_a_tenant_has_its_name() -> None:

@@ -125,6 +125,28 @@ def test_prometheus_accepts_grafanas_expressions(tmp_path: Path) -> None:
     checked("promtool", "check", "rules", str(path))
 
 
+def test_every_dashboard_draws_markers_from_metrics_that_prometheus_has(tmp_path: Path) -> None:
+    """The moment is the metric's value, in milliseconds; what it needs is in the dashboard's own datasource."""
+    exprs: dict[str, str] = {}
+    for board in map(_json, BOARDS):
+        marked = {each["name"]: each for each in board["annotations"]["list"]}
+        assert set(marked) == {"Engines", "Notes"}
+        for name, each in marked.items():
+            assert each["enable"]
+            assert each["useValueForTime"]
+            assert each["datasource"]["uid"] == "$datasource"
+            assert each["expr"].startswith("1000 * ")
+            exprs[name] = each["expr"].replace("$engine", ".*")
+    rules = [{"record": name, "expr": expr} for name, expr in exprs.items()]
+    path = tmp_path / "annotations.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "annotations", "rules": rules}]}))
+    checked("promtool", "check", "rules", str(path))
+    metrics = (ROOT / "docs" / "metrics.md").read_text()
+    for expr in exprs.values():
+        (metric,) = set(re.findall(r"kvtrail_\w+_timestamp_seconds", expr))
+        assert f"| `{metric}` |" in metrics
+
+
 def _rules() -> Any:
     return yaml.safe_load(RULES.read_text())
 

@@ -11,7 +11,7 @@ from kvtrail.tracer.events.events import CacheReset, Event, Heartbeat, Reset
 from kvtrail.tracer.events.semconv import NO_GOODBYE
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.model.markers import MOST_TEXT, Marker, MarkerKind
-from kvtrail.tracer.model.words import duration, some
+from kvtrail.tracer.model.words import duration, size, some
 
 MOST_DIFFERENCES = 4
 """Differing versions and settings that are named; the rest are counted."""
@@ -77,8 +77,15 @@ def of_launches(
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """The versions and settings that differ, in words, where both say them."""
     return [
-        f"{name} {before[name]} → {value}" for name, value in after.items() if name in before and before[name] != value
+        f"{name} {_shown(name, before[name])} → {_shown(name, value)}"
+        for name, value in after.items()
+        if name in before and before[name] != value
     ]
+
+
+def _shown(name: str, value: str) -> str:
+    """A setting's value: bytes have a unit."""
+    return size(int(value)) if "bytes" in name and value.isdecimal() else value
 
 
 def _beginning(

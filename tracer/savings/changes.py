@@ -20,10 +20,10 @@ Sums = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """An amount of two ranges, per minute of each.
+    """An amount of two ranges, per minute of each or for each request.
 
     Attributes:
-        before, after: tokens, requests or seconds for each minute.
+        before, after: tokens, requests or seconds.
     """
 
     before: float
@@ -39,7 +39,8 @@ class GroupChange:
     """A group of requests, and its part in the change of the whole.
 
     Attributes:
-        dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, or `cause` of computed tokens.
+        dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, `prompt` (its length), `outcome`,
+            or `cause` of computed tokens.
         group: the engine's id, the model's name, ...; of a cause, `CAUSE:TIER`.
         amount: its part of the whole.
         share: its change as a share of the whole's; negative where it changed the other way.
@@ -62,7 +63,7 @@ class MeasureChange:
         measure: one of `MEASURES`.
         whole: over all requests.
         of_traffic: as for a group.
-        groups: those that changed at all; at most `MAX_GROUPS` of a dimension.
+        groups: at most `MAX_GROUPS` of a dimension.
     """
 
     measure: str
@@ -132,7 +133,7 @@ def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[Measur
         for dimension, (earlier, later) in groups.items():
             if dimension == "tenant" and measure not in ("computed", "asked"):
                 continue
-            parts += _ranked(
+            parts += ranked(
                 GroupChange(dimension, name, amount, amount.change / whole.change, of_traffic)
                 for name in earlier.keys() | later.keys()
                 for amount, of_traffic in [
@@ -155,7 +156,7 @@ def _by_cause(earlier: Sums, later: Sums, before: Side, after: Side, whole: Amou
         name: Amount(causes[0].get(name, 0) / before.minutes, causes[1].get(name, 0) / after.minutes)
         for name in causes[0].keys() | causes[1].keys()
     }
-    return _ranked(GroupChange("cause", name, each, each.change / whole.change) for name, each in amounts.items())
+    return ranked(GroupChange("cause", name, each, each.change / whole.change) for name, each in amounts.items())
 
 
 def _compared(
@@ -172,10 +173,10 @@ def _compared(
     return amount, (asked_later / after.minutes - asked / before.minutes) * share
 
 
-def _ranked(groups: Iterable[GroupChange]) -> list[GroupChange]:
-    """Those that changed, the largest shares first."""
-    changed = (each for each in groups if each.amount.change)
-    return sorted(changed, key=lambda each: (-abs(each.share), each.group))[:MAX_GROUPS]
+def ranked(groups: Iterable[GroupChange]) -> list[GroupChange]:
+    """The largest shares first. One that did not change is named as well: where it is the only one, it explains nothing."""
+    present = (each for each in groups if each.amount.before or each.amount.after)
+    return sorted(present, key=lambda each: (-abs(each.share), each.group))[:MAX_GROUPS]
 
 
 def _grouped(side: Side, of: Callable[[SavingsRow], str]) -> dict[str, Sums]:

@@ -127,6 +127,11 @@ def test_an_engine_that_was_never_seen_has_no_beginning() -> None:
     assert said(Launch(engine="a", launch="", state=EngineState.NOT_OBSERVED, began_ns=0)) == []
 
 
+def test_bytes_have_a_unit() -> None:
+    one, other = {"cpu_bytes_to_use": "134217728", "n": "1"}, {"cpu_bytes_to_use": "67108864", "n": "2"}
+    assert differences(one, other) == ["cpu_bytes_to_use 128 MiB → 64 MiB", "n 1 → 2"]
+
+
 def test_many_differences_are_counted() -> None:
     one, other = ({f"s{number}": text for number in range(7)} for text in ("1", "2"))
     assert len(differences(one, other)) == 7

@@ -87,20 +87,25 @@ def markers_of(
     engine: str = "",
     chosen: Collection[str] | None = None,
 ) -> list[MarkerRow]:
-    """The markers of a range, by time; those of an engine or of chosen ones, with the notes about no engine."""
+    """The markers of a range, by time; those of an engine or of chosen ones, with the notes about no engine. Those of one
+    kind that are close to each other are joined."""
     names = {id_: str(about["name"]) for id_, about in resolver.engines.items()}
+    every = every_marker(resolver, reader, since_ns=since_ns, until_ns=until_ns, chosen=chosen)
+    wanted = (each for each in every if engine in ("", each.engine) or not each.engine)
+    together = joined(wanted, names, step_ns=max(1, (until_ns - since_ns) // STEPS))
+    return [_row(each, names) for each in sorted(together, key=lambda each: each.at_ns)]
+
+
+def every_marker(
+    resolver: OutcomeResolver, reader: Reader, *, since_ns: int, until_ns: int, chosen: Collection[str] | None = None
+) -> list[Marker]:
+    """The markers of a range, one by one; with `chosen`, those of these engines, and of no engine."""
     launches = {(each.engine, each.launch): each for each in (*reader.launches(), *resolver.launches.values())}
     every = [
         *of_launches(launches.values(), resolver.engines, since_ns=since_ns, until_ns=until_ns),
         *reader.markers(since_ns=since_ns, until_ns=until_ns, limit=MOST_OF_A_KIND),
     ]
-    wanted = [
-        each
-        for each in every
-        if not each.engine or (engine in ("", each.engine) and (chosen is None or each.engine in chosen))
-    ]
-    together = joined(wanted, names, step_ns=max(1, (until_ns - since_ns) // STEPS))
-    return [_row(each, names) for each in sorted(together, key=lambda each: each.at_ns)]
+    return [each for each in every if not each.engine or chosen is None or each.engine in chosen]
 
 
 def _marker(note: Note, names: dict[str, str], *, now_ns: int) -> Marker:

@@ -92,7 +92,7 @@ class OutcomeResolver:
             **account,
             "engine_name": self.name(account["engine"]),
             **{name: about.get(name, "") for name in _OF_ENGINE},
-            "outcome": self._outcome(account["engine"], account["status"], account["outcome"]),
+            "outcome": self.outcome_of(account["engine"], account["status"], account["outcome"]),
             "reason": account["outcome"],
         }
 
@@ -134,7 +134,7 @@ class OutcomeResolver:
         for engine, status, reason, count in self._reader.outcome_counts(
             since_ns=since_ns, before_ns=before_ns, engines=engines
         ):
-            counts[self._outcome(engine, status, reason)] += count
+            counts[self.outcome_of(engine, status, reason)] += count
         return counts
 
     def requests_with(
@@ -163,9 +163,10 @@ class OutcomeResolver:
 
     def _outcomes(self, requests: Collection[Key]) -> dict[Key, Outcome]:
         known = self._reader.outcomes(requests) if requests else {}
-        return {(engine, request): self._outcome(engine, *about) for (engine, request), about in known.items()}
+        return {(engine, request): self.outcome_of(engine, *about) for (engine, request), about in known.items()}
 
-    def _outcome(self, engine: str, status: str, reason: str | None) -> Outcome:
+    def outcome_of(self, engine: str, status: str, reason: str | None) -> Outcome:
+        """The outcome of a request of this engine, by the `status` and `outcome` of its account."""
         return outcome_of(status, reason, self.state(engine))
 
 

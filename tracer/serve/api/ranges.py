@@ -19,8 +19,7 @@ from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.model.silences import Silencing
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
-from kvtrail.tracer.savings.cells import MINUTE_NS, interval_s
-from kvtrail.tracer.savings.changes import MeasureChange, Side, changes
+from kvtrail.tracer.savings.cells import interval_s
 from kvtrail.tracer.savings.sums import Savings, SavingsRow, prefill_rates, savings_of
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -90,21 +89,6 @@ class SavingsReport(BaseModel):
     """The names of those tenants that have one (`kvtrail serve --tenants`), by digest."""
 
 
-class ChangesReport(BaseModel):
-    """What changed from the range that ends at `at_ns` to the one that begins there."""
-
-    since_ns: int
-    at_ns: int
-    until_ns: int
-    """The ranges that were compared: whole minutes, or whole hours if one of them is longer than six hours. By default the
-    first one is as long as the second."""
-    changes: list[MeasureChange]
-    engine_names: dict[str, str]
-    """The engines' names for people, by id."""
-    tenant_names: dict[str, str]
-    """The names of the tenants among the groups that have one (`kvtrail serve --tenants`), by digest."""
-
-
 def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
     """Add the routes to the router of `/api`."""
 
@@ -171,39 +155,6 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         report.tenant_names = tenants.among(report.by_tenant)
         report.choices["models"] = sorted({each["model"] for each in of_range.values() if each["model"]})
         return report
-
-    @api.get("/changes", summary="What changed between two ranges of time, and which requests explain it")
-    def changed(
-        chosen: ChosenEngines,
-        at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="Where the second range begins, Unix nanoseconds")],
-        engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None,
-    ) -> ChangesReport:  # fmt: skip
-        until = time.time_ns() if until_ns is None else until_ns
-        since = max(0, at_ns - (until - at_ns)) if since_ns is None else since_ns
-        if not since < at_ns < until:
-            raise HTTPException(422, f"at_ns {at_ns} is not between since_ns {since} and until_ns {until}")
-        step_ns = max(interval_s(since, at_ns), interval_s(at_ns, until)) * 10**9
-        since, at, until = since // step_ns * step_ns, at_ns // step_ns * step_ns, -(-until // step_ns) * step_ns
-        known = reader.engines()
-
-        def side(begin: int, end: int) -> Side:
-            rows = reader.savings(since_ns=begin, until_ns=end) if begin < end else []
-            if chosen is not None:
-                rows = [row for row in rows if row.engine in chosen]
-            rows = [row for row in rows if engine in ("", row.engine) and connector in ("", row.connector)]
-            return Side(rows, max(end - begin, step_ns) / MINUTE_NS)
-
-        found = changes(side(since, at), side(at, until), {name: each["model"] for name, each in known.items()})
-        return ChangesReport(
-            since_ns=since,
-            at_ns=at,
-            until_ns=until,
-            changes=found,
-            engine_names={name: each["name"] for name, each in known.items()},
-            tenant_names=tenants.among(
-                {part.group: part for each in found for part in each.groups if part.dimension == "tenant"}
-            ),
-        )
 
 
 def savings_report(

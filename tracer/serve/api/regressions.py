@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
-from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.model.cause_words import in_sums
 from kvtrail.tracer.model.causes import REUSED, Cause
+from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.words import count, percent, some
 from kvtrail.tracer.savings.cause_sums import CAUSE, causes_of
 from kvtrail.tracer.savings.sums import SavingsRow
@@ -33,13 +34,16 @@ BEFORE_S = 120
 """How long before a change the event may lie that is named with it."""
 GREW = 0.05
 """A cause is named if its share of the tokens asked for grew by this much."""
-_HAPPENED = {
-    EngineState.DIED: "died",
-    EngineState.LOST_CONTACT: "lost contact",
-    EngineState.REPLACED: "stopped reporting and was replaced",
-    EngineState.DRAINED: "ended",
+_HAPPENED: Mapping[MarkerKind, str | None] = {
+    MarkerKind.DEATH: "died",
+    MarkerKind.CONTACT_LOST: "lost contact",
+    MarkerKind.DEPLOY: None,
+    MarkerKind.RESET: None,
+    MarkerKind.RESTART: None,
+    MarkerKind.END: "ended",
+    MarkerKind.NOTE: None,
 }
-"""What happened to an engine; those first that explain a change best."""
+"""What is named with a change, in a few words where the marker's own text is long; those first that explain one best."""
 _MEASURES = frozenset({"asked", "local", "taken", "store_tokens"})
 _NO_HIT_POSSIBLE = (Cause.NEW, Cause.UNALIGNED)
 
@@ -101,7 +105,7 @@ class Split:
 def of_sums(
     rows: Iterable[SavingsRow],
     range_: Range,
-    launches: Sequence[Launch],
+    markers: Sequence[Marker],
     place: Place,
     *,
     models: Mapping[str, str],
@@ -110,7 +114,7 @@ def of_sums(
     """Statements about the sums of a range: what changed over all engines and of single ones, and engines without hits.
 
     Args:
-        launches: of the engines, for what happened to them.
+        markers: what happened in the range.
         models: the engines' models, by id.
         step_s: how long a row is, in seconds.
     """
@@ -118,7 +122,7 @@ def of_sums(
     by_engine: dict[str, list[SavingsRow]] = {}
     for row in rows:
         by_engine.setdefault(row.engine, []).append(row)
-    watch = _Watch(range_, launches, place, step_s)
+    watch = _Watch(range_, markers, place, step_s)
     engines = {engine: list(_splits(of, step_s)) for engine, of in by_engine.items()}
     every = list(_splits(rows, step_s))
     changes = [_fall(watch, every, engines), _rise(watch, every, engines)]
@@ -131,7 +135,7 @@ class _Watch:
     """What a sentence needs besides the sums."""
 
     range_: Range
-    launches: Sequence[Launch]
+    markers: Sequence[Marker]
     place: Place
     step_s: int
 
@@ -140,20 +144,22 @@ class _Watch:
         return self.range_.at(at_s * 10**9)[: -len(":00")]
 
     def event(self, at_s: int) -> str:
-        """What happened to an engine at a change, in words; empty if nothing is known to have."""
+        """What happened at a change, in words; empty if nothing is known to have."""
         since_ns, until_ns = (at_s - BEFORE_S) * 10**9, (at_s + self.step_s) * 10**9
-        for state, verb in _HAPPENED.items():
-            for launch in self.launches:
-                if launch.state is state and launch.ended_ns and since_ns <= launch.ended_ns < until_ns:
-                    return f", as engine {self.place(launch.engine)} {verb} ({self.range_.at(launch.ended_ns)})"
-        for launch in self.launches:
-            if since_ns <= launch.began_ns < until_ns:
-                return f", as engine {self.place(launch.engine)} was started ({self.range_.at(launch.began_ns)})"
-        return ""
+        near = [each for each in self.markers if each.kind in _HAPPENED and since_ns <= each.at_ns < until_ns]
+        order = [*_HAPPENED]
+        best = min(near, key=lambda each: (order.index(each.kind), each.at_ns), default=None)
+        if best is None:
+            return ""
+        at = self.range_.at(best.at_ns)
+        if best.kind is MarkerKind.NOTE:
+            return f", at the note “{best.text}” ({at})"
+        return f", as engine {self.place(best.engine)} {_HAPPENED[best.kind] or best.text} ({at})"
 
     def statement(self, kind: str, text: str, at_s: int, level: Level = Level.WARNING) -> Statement:
         """A statement about a change."""
-        return Statement(kind=kind, level=level, text=text, at_ns=at_s * 10**9, page="efficiency")
+        at = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return Statement(kind=kind, level=level, text=text, at_ns=at_s * 10**9, page="changes", query={"at": at})
 
 
 def _needed(measures: Mapping[str, int]) -> dict[str, int]:

@@ -23,7 +23,18 @@ from starlette.types import Receive, Scope, Send
 from kvtrail import __version__
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
-from kvtrail.tracer.serve.api import lanes, latency, markers, ranges, requests, search, silences, status_route, waste
+from kvtrail.tracer.serve.api import (
+    changes,
+    lanes,
+    latency,
+    markers,
+    ranges,
+    requests,
+    search,
+    silences,
+    status_route,
+    waste,
+)
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -179,6 +190,7 @@ def application(
     silences.add_routes(api, process, reader)
     markers.add_routes(api, process, reader)
     latency.add_routes(api, reader)
+    changes.add_routes(api, process, reader, names)
     app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")

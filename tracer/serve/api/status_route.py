@@ -12,6 +12,7 @@ from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.savings.cells import HOUR_S, interval_s
 from kvtrail.tracer.serve.api import regressions, status
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.ranges import Moment, Silenced, by_silence, moments
@@ -78,7 +79,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             *regressions.of_sums(
                 rows,
                 range_,
-                [*unique.values(), *resolver.launches.values()],
+                every_marker(
+                    resolver, reader, since_ns=since - regressions.BEFORE_S * 10**9, until_ns=until, chosen=chosen
+                ),
                 place,
                 models={engine: str(about["model"]) for engine, about in resolver.engines.items()},
                 step_s=interval_s(since, until),

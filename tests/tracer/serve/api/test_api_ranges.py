@@ -76,9 +76,10 @@ def test_what_changed_at_a_moment(api: Tracer) -> None:
         "engine": "change-engine",
     }
     answer = api.get("/api/changes", **asked)
-    assert (answer["since_ns"], answer["at_ns"], answer["until_ns"]) == (
-        began_ns, began_ns + 60 * 10**9, began_ns + 120 * 10**9,
-    )  # fmt: skip
+    before, after = answer["before"], answer["after"]
+    assert (before["since_ns"], before["until_ns"]) == (began_ns, began_ns + 60 * 10**9)
+    assert (after["since_ns"], after["until_ns"]) == (began_ns + 60 * 10**9, began_ns + 120 * 10**9)
+    assert before["requests_seen"] == 2, "both began in the first minute"
     changed = {each["measure"]: each["whole"] for each in answer["changes"]}
     assert changed["loaded"] == {"before": 928, "after": 0}
     assert changed["computed"] == {"before": 1499 - 96 - 928, "after": 749 - 96}
@@ -86,12 +87,33 @@ def test_what_changed_at_a_moment(api: Tracer) -> None:
     assert [(each["group"], each["share"]) for each in computed["groups"] if each["dimension"] == "engine"] == [
         ("change-engine", 1.0)
     ]
+    both = {"since_ns": asked["at_ns"], "until_ns": asked["until_ns"], "engine": "change-engine"}
+    apart = api.get("/api/changes", **both, before_since_ns=began_ns, before_until_ns=asked["at_ns"])
+    for name in ("before", "after", "changes", "requests"):
+        assert apart[name] == answer[name], "the same two ranges, given by their ends"
 
 
-def test_a_change_lies_between_its_ranges(api: Tracer) -> None:
-    answer = httpx.get(f"{api.url}/api/changes", params={"at_ns": 5, "until_ns": 5}, timeout=SLOW_S)
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"at_ns": 5, "until_ns": 5}, "at_ns 5 is not between"),
+        ({}, "at_ns is missing, or before_since_ns and before_until_ns"),
+        ({"before_since_ns": 5}, "before_since_ns and before_until_ns are given together, or neither"),
+        ({"before_since_ns": 5, "before_until_ns": 9}, "since_ns is missing"),
+        (
+            {"since_ns": 1, "before_since_ns": 9, "before_until_ns": 5},
+            "before_since_ns 9 is not before before_until_ns 5",
+        ),
+        (
+            {"since_ns": 9, "until_ns": 5, "before_since_ns": 1, "before_until_ns": 5},
+            "since_ns 9 is not before until_ns 5",
+        ),
+    ],
+)
+def test_two_ranges_are_compared_or_the_answer_says_what_is_wrong(api: Tracer, asked: dict[str, int], why: str) -> None:
+    answer = httpx.get(f"{api.url}/api/changes", params=asked, timeout=SLOW_S)
     assert answer.status_code == 422
-    assert "at_ns 5 is not between" in answer.text
+    assert why in answer.text
 
 
 def test_findings_are_narrowed_down_by_everything_that_the_page_offers(api: Tracer) -> None:

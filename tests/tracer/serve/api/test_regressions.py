@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvtrail.tracer.liveness.engine import EngineState, Launch
+from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.api import regressions
 from kvtrail.tracer.serve.api.status import Level, Range
@@ -23,12 +23,8 @@ def minute(
     return SavingsRow(at_s=60 * number, engine=engine, connector=connector, epoch=0, measures=measures)
 
 
-def ended(state: EngineState, engine: str, at_s: int) -> Launch:
-    return Launch(engine=engine, launch="l", state=state, began_ns=0, ended_ns=at_s * S, lost=1)
-
-
-def started(engine: str, at_s: int) -> Launch:
-    return Launch(engine=engine, launch="l", state=EngineState.RUNNING, began_ns=at_s * S)
+def marker(kind: MarkerKind, engine: str, at_s: int, text: str = "was started") -> Marker:
+    return Marker(id=f"{kind} {engine}", kind=kind, at_ns=at_s * S, engine=engine, text=text)
 
 
 FALLS = [minute(n, asked=10_000, taken=4_100 if n < 20 else 300) for n in range(40)]
@@ -42,7 +38,7 @@ class Situation(NamedTuple):
     name: str
     rows: list[SavingsRow]
     said: list[str]
-    launches: tuple[Launch, ...] = ()
+    markers: tuple[Marker, ...] = ()
     models: tuple[tuple[str, str], ...] = ()
 
 
@@ -62,7 +58,7 @@ HEALTHY = [
         "an engine died, and nothing fell",
         [minute(n, asked=10_000, taken=4_000) for n in range(9)],
         [],
-        (ended(EngineState.DIED, "b", 240),),
+        (marker(MarkerKind.DEATH, "b", 240),),
     ),
     Situation(
         "the third engine hits as well",
@@ -99,25 +95,54 @@ WRONG = [
         "as an engine died",
         FALLS,
         ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine B died (00:19:10)"],
-        (started("c", 20 * 60), ended(EngineState.DRAINED, "d", 20 * 60), ended(EngineState.DIED, "b", 19 * 60 + 10)),
+        (
+            marker(MarkerKind.DEPLOY, "c", 20 * 60),
+            marker(MarkerKind.END, "d", 20 * 60),
+            marker(MarkerKind.DEATH, "b", 19 * 60 + 10),
+        ),
     ),
     Situation(
         "as contact was lost",
         FALLS,
         ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine B lost contact (00:20:30)"],
-        (ended(EngineState.LOST_CONTACT, "b", 20 * 60 + 30),),
+        (marker(MarkerKind.CONTACT_LOST, "b", 20 * 60 + 30),),
     ),
     Situation(
         "as an engine was started",
         FALLS,
         ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine A was started (00:20:05)"],
-        (started("a", 20 * 60 + 5),),
+        (marker(MarkerKind.DEPLOY, "a", 20 * 60 + 5),),
+    ),
+    Situation(
+        "as an engine ended and another version took its place",
+        FALLS,
+        [
+            "Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine B was started with vLLM 0.11 → 0.12"
+            " (00:19:30)"
+        ],
+        (
+            marker(MarkerKind.END, "a", 19 * 60 + 10),
+            marker(MarkerKind.DEPLOY, "b", 19 * 60 + 30, "was started with vLLM 0.11 → 0.12"),
+            marker(MarkerKind.NOTE, "", 20 * 60, "load test"),
+        ),
+    ),
+    Situation(
+        "at a note",
+        FALLS,
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, at the note “load test” (00:20:00)"],
+        (marker(MarkerKind.NOTE, "", 20 * 60, "load test"), marker(MarkerKind.DROP, "a", 20 * 60)),
+    ),
+    Situation(
+        "as a cache was reset",
+        FALLS,
+        ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20, as engine A reset it (00:20:00)"],
+        (marker(MarkerKind.RESET, "a", 20 * 60, "reset it"),),
     ),
     Situation(
         "a death long before is not named",
         FALLS,
         ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20"],
-        (ended(EngineState.DIED, "b", 600),),
+        (marker(MarkerKind.DEATH, "b", 600),),
     ),
     Situation(
         "with the cause that grew",
@@ -155,7 +180,7 @@ WRONG = [
         "a deploy that tripled prefill, and not the connector's hit rate",
         [minute(n, asked=10_000, local=8_000 if n < 20 else 4_000, taken=0) for n in range(40)],
         ["Prefill rose from 20 % to 60 % of the tokens asked for at 00:20, as engine A was started (00:20:05)"],
-        (started("a", 20 * 60 + 5),),
+        (marker(MarkerKind.DEPLOY, "a", 20 * 60 + 5),),
     ),
     Situation(
         "prefill of one engine, hidden among the others",
@@ -198,7 +223,7 @@ CALM = [
 
 def said(situation: Situation, level: Level) -> list[str]:
     found = regressions.of_sums(
-        situation.rows, RANGE, situation.launches, str.upper, models=dict(situation.models), step_s=60
+        situation.rows, RANGE, situation.markers, str.upper, models=dict(situation.models), step_s=60
     )
     assert {each.level for each in found} <= {level}, situation.name
     return [each.text for each in found]
@@ -216,4 +241,5 @@ def test_more_traffic_is_no_fault(situation: Situation) -> None:
 
 def test_a_change_has_its_moment_and_leads_to_the_page_about_it() -> None:
     (statement,) = regressions.of_sums(FALLS, RANGE, (), str, models={}, step_s=60)
-    assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "efficiency")
+    assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "changes")
+    assert statement.query == {"at": "1970-01-01T00:20:00Z"}

@@ -1,0 +1,137 @@
+"""What probably caused a change: a table of situations, and what is named first in each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from kvtrail.tracer.model.markers import Marker, MarkerKind
+from kvtrail.tracer.savings.changes import Side, changes
+from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.serve.api.likely_causes import MOST, NEAR_BEFORE_NS, likely_causes
+
+S = 10**9
+AT_NS = 20 * 60 * S
+
+
+def row(engine: str, **measures: int) -> SavingsRow:
+    named = {name.replace("__", ":"): value for name, value in measures.items()}
+    return SavingsRow(at_s=0, engine=engine, connector="C", epoch=0, measures=named)
+
+
+def marker(kind: MarkerKind, engine: str, *, later_s: int = 0, text: str = "was started") -> Marker:
+    return Marker(id=f"{kind} {engine}", kind=kind, at_ns=AT_NS + later_s * S, engine=engine, text=text)
+
+
+BOTH = [row("a", asked=1000, taken=800), row("b", asked=1000, taken=800)]
+B_LOST = [row("a", asked=1000, taken=800), row("b", asked=1000)]
+MORE = [row("a", asked=3000, taken=2400), row("b", asked=3000, taken=2400)]
+EVICTING = [row("a", asked=1000, taken=0, cause__new__=200, cause__evicted__gpu=800)]
+HELD = [row("a", asked=1000, taken=800, cause__loaded__host=800, cause__new__=200)]
+RESET = [row("a", asked=1000, taken=0, cause__new__=200, cause__reset__host=800)]
+TENANT = [*HELD, row("a", asked=2000, cause__new__=2000, tenant__0123456789ab__new=2000)]
+
+
+class Situation(NamedTuple):
+    name: str
+    before: list[SavingsRow]
+    after: list[SavingsRow]
+    markers: list[Marker]
+    said: list[str]
+
+
+SITUATIONS = [
+    Situation("nothing is known", BOTH, B_LOST, [], []),
+    Situation("nothing changed", BOTH, BOTH, [], []),
+    Situation(
+        "the deploy of the engine that changed, before the death of another",
+        BOTH,
+        B_LOST,
+        [
+            marker(MarkerKind.DEATH, "a", later_s=-60, text="died of KeyError"),
+            marker(MarkerKind.DEPLOY, "b", later_s=-30, text="was started with vLLM 0.11 → 0.12"),
+        ],
+        [
+            "Engine B was started with vLLM 0.11 → 0.12 (00:19:30, 30.00 s before the change): 100 % of the change is of its"
+            " own requests",
+            "Engine A died of KeyError (00:19:00, 1 min 00 s before the change)",
+        ],
+    ),
+    Situation(
+        "a death, whose requests went elsewhere",
+        BOTH,
+        [row("a", asked=4000, taken=800)],
+        [marker(MarkerKind.DEATH, "b", later_s=5, text="died")],
+        ["Engine B died (00:20:05, 5.00 s after the change): it was asked for 1,000 tokens a minute before, 0 after"],
+    ),
+    Situation(
+        "traffic",
+        BOTH,
+        MORE,
+        [marker(MarkerKind.NOTE, "", text="load test")],
+        [
+            "More was asked for: 2,000 tokens a minute before, 6,000 after, at the same reuse",
+            "Note: “load test” (00:20:00, then)",
+        ],
+    ),
+    Situation(
+        "an eviction storm",
+        HELD,
+        EVICTING,
+        [],
+        ["Evictions: 100 % of what is computed more had been held and evicted: 0 tokens a minute before, 800 after"],
+    ),
+    Situation(
+        "a reset",
+        HELD,
+        RESET,
+        [marker(MarkerKind.RESET, "a", later_s=-1, text="reset vLLM's own prefix cache")],
+        [
+            "Engine A reset vLLM's own prefix cache (00:19:59, 1.00 s before the change): 100 % of the change is tokens held"
+            " until a reset"
+        ],
+    ),
+    Situation(
+        "a new tenant",
+        HELD,
+        TENANT,
+        [],
+        ["Tenant 01234567 is new: 100 % of the change is computed for it, 2,000 tokens a minute"],
+    ),
+    Situation(
+        "long before, and what explains nothing",
+        BOTH,
+        B_LOST,
+        [
+            marker(MarkerKind.DEATH, "b", later_s=-NEAR_BEFORE_NS // S - 1),
+            marker(MarkerKind.DROP, "b"),
+        ],
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.name)
+def test_what_is_named(situation: Situation) -> None:
+    found = changes(Side(situation.before, 1), Side(situation.after, 1), {})
+    causes = likely_causes(found, situation.markers, at_ns=AT_NS, name=str.upper)
+    assert [each.text for each in causes] == situation.said
+
+
+def test_between_two_ranges_that_are_apart_all_markers_count() -> None:
+    deploy = marker(MarkerKind.DEPLOY, "a", later_s=-900)
+    assert likely_causes([], [deploy], at_ns=AT_NS, name=str.upper) == []
+    between = likely_causes([], [deploy], at_ns=AT_NS, since_ns=AT_NS - 1000 * S, name=str.upper)
+    assert [each.text for each in between] == ["Engine A was started (00:05:00, 15 min 00 s before the change)"]
+
+
+def test_an_end_is_part_of_the_launch_in_its_place() -> None:
+    markers = [marker(MarkerKind.END, "a", text="ended"), marker(MarkerKind.END, "b"), marker(MarkerKind.DEPLOY, "a")]
+    found = likely_causes([], markers, at_ns=AT_NS, name=str)
+    assert [(each.kind, each.engine) for each in found] == [("deploy", "a"), ("end", "b")]
+
+
+def test_only_so_many_are_named() -> None:
+    markers = [marker(MarkerKind.RESTART, f"e{number}") for number in range(2 * MOST)]
+    assert len(likely_causes([], markers, at_ns=AT_NS, name=str)) == MOST
