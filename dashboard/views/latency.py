@@ -104,7 +104,7 @@ def requests_of(found: list[Row], area: latency.Area, of: str, chosen: Mapping[s
         sides = {"a": where, "b": area.quicker(of, others), OF: of}
         engines = {f"on_{side}": chosen["engine"] for side in "ab" if "engine" in chosen}
         link(
-            "groups",
+            "compare_groups",
             "Compare with quicker ones",
             icon="compare_arrows",
             query={**area.range.address, **sides, **engines},
