@@ -22,8 +22,8 @@ PAGES = {
 }
 # Reached by links only: most need an id in the address.
 LINKED_PAGES = [
-    st.Page(f"views/{name}.py", title=name.capitalize(), url_path=name)
-    for name in ("request", "compare", "replay", "runbook", "changes", "silences", "waste")
+    st.Page(f"views/{name}.py", title=name.replace("_", " ").capitalize(), url_path=name)
+    for name in ("request", "compare", "compare_groups", "replay", "runbook", "changes", "silences", "waste")
 ]
 EVERY_S = 2
 

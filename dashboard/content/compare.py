@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, tokens
-from kvtrail.dashboard.content.phases import Stretch, times
+from kvtrail.dashboard.content.phases import Stretch
 from kvtrail.dashboard.content.request import step_text
 from kvtrail.dashboard.content.requests import status
 from kvtrail.tracer.events.semconv import Kind
@@ -24,15 +24,6 @@ _OWN = {
     "request_priority", "limit",
 }  # fmt: skip
 """Numbers that differ between any two requests."""
-_WAITS = {
-    "waiting for remote KV": "Waited for a load", "lookup": "Waited for an answer", "queued": "Queued",
-    "preempted": "Preempted for",
-}  # fmt: skip
-"""The phases in which a request makes no progress, and the names of the time in them."""
-_LEAST_MS = 1.0
-"""Shorter waits do not count as a difference."""
-_MUCH = 2.0
-"""Times differ if one is at least this many times the other."""
 _Numbered = tuple[int, Row]
 """A step with its number on its request's page."""
 
@@ -74,17 +65,10 @@ class Difference:
 
 
 def differences(a: Side, b: Side) -> list[Difference]:
-    """What differs, the most important first: outcomes, findings, the connector's answers and the guard's refusals, waits,
-    recomputed tokens; lengths come last."""
-    before, after = (
-        [Difference(name, of(a), of(b)) for name, of in aspects.items()] for aspects in (_BEFORE_WAITS, _AFTER_WAITS)
-    )
-    waits = [Difference(name, _spent(a, phase), _spent(b, phase)) for phase, name in _WAITS.items()]
-    return [
-        *(each for each in before if each.a.compared != each.b.compared),
-        *(each for each in waits if _is_noticed(each.a.compared, each.b.compared)),
-        *(each for each in after if each.a.compared != each.b.compared),
-    ]
+    """What differs, the most important first: outcomes, findings, the connector's answers and the guard's refusals,
+    recomputed tokens; lengths come last. `slower` has the differences in time."""
+    found = (Difference(aspect, of(a), of(b)) for aspect, of in _ASPECTS.items())
+    return [each for each in found if each.a.compared != each.b.compared]
 
 
 def step_rows(a: Row, b: Row) -> list[Row]:
@@ -107,6 +91,9 @@ def offer_rows(offers: Iterable[Row], to: Row) -> list[Row]:
         {
             "Request": offer["request"],
             "Started": _time_between(offer["started_ns"] - to["started_ns"]),
+            "Duration": _seconds(offer, "duration"),
+            "First token": _seconds(offer, "first_token"),
+            "Waited": offer["waited_ns"] / 1e9,
             "Prompt": offer["prompt"],
             "Status": [status(offer)],
             "Verdict": [offer["verdict"]],
@@ -118,6 +105,11 @@ def offer_rows(offers: Iterable[Row], to: Row) -> list[Row]:
         }
         for offer in offers
     ]
+
+
+def _seconds(offer: Row, of: str) -> float | None:
+    ns = offer.get("times", {}).get(of)
+    return None if ns is None else ns / 1e9
 
 
 def _time_between(ns: int) -> str:
@@ -162,16 +154,6 @@ def _postponed(side: Side) -> Aspect:
     return Aspect(len(later), some(len(later), "answer"), later[0] if later else None)
 
 
-def _spent(side: Side, phase: str) -> Aspect:
-    ms = times(side.parts).get(phase, 0.0)
-    return Aspect(ms, duration(round(ms * 1e6)) if ms else "none")
-
-
-def _is_noticed(a_ms: float, b_ms: float) -> bool:
-    low, high = sorted((a_ms, b_ms))
-    return high >= _LEAST_MS and high >= _MUCH * low
-
-
 def _recomputed(side: Side) -> Aspect:
     return Aspect(side.request["recomputed"], some(side.request["recomputed"], "token"))
 
@@ -200,14 +182,12 @@ def _length(side: Side) -> Aspect:
     return Aspect(side.request["prompt"], some(side.request["prompt"] or 0, "token"))
 
 
-_BEFORE_WAITS: dict[str, Callable[[Side], Aspect]] = {
+_ASPECTS: dict[str, Callable[[Side], Aspect]] = {
     "Outcome": _outcome,
     "Findings": _rules,
     "The connector's answers": _answers,
     "Refused answers": _refusals,
     f"Answers {LATER}": _postponed,
-}
-_AFTER_WAITS: dict[str, Callable[[Side], Aspect]] = {
     "Recomputed after preemptions": _recomputed,
     "Preemptions": _preemptions,
     "Loaded": _moved("loaded", Kind.LOAD),
@@ -215,7 +195,7 @@ _AFTER_WAITS: dict[str, Callable[[Side], Aspect]] = {
     "Where the prompt came from": _sources,
     "Prompt's length": _length,
 }
-"""The compared aspects before and after the waits, the most important first."""
+"""The compared aspects, the most important first."""
 
 
 def _pairs(a: Row, b: Row) -> list[tuple[_Numbered | None, _Numbered | None]]:

@@ -39,6 +39,7 @@ TERMS = {
     "wrong blocks": "Compared blocks whose bytes differ from the reference.",
     "status": "Where the request is: queued, admitted, loading, running, preempted, or how it ended.",
     "duration": "From the request's arrival to its end, or up to now.",
+    "first token": "From the request's arrival to its first token, where the step after its prompt is recorded.",
     "took": "How long the call itself lasted.",
     "to next": "Time to the next event of the request. If it is long, the request waited or was computed.",
     "lookup": "Before it admits a request, the scheduler asks the connector how many more tokens it can load.",

@@ -36,12 +36,13 @@ _LEGEND = alt.Legend(
     orient="none", direction="horizontal", legendX=0, legendY=-40, padding=0, offset=0, symbolType="stroke",
 )  # fmt: skip
 _ABOVE = 24
-_TICKS_S = [digit * 10.0**power for power in range(-6, 6) for digit in (1, 2, 5)]
-_LABELS = (
+TICKS_S = [digit * 10.0**power for power in range(-6, 6) for digit in (1, 2, 5)]
+"""Where an axis of durations may have labels."""
+LABELS = (
     "datum.value < 1 ? format(datum.value * 1000, '.3~g') + ' ms' : datum.value < 120 ? format(datum.value, '.3~g') + ' s' :"
     " format(datum.value / 60, '.3~g') + ' min'"
 )
-"""Durations at an axis, which has seconds."""
+"""The text of a label; the axis has seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class Area:
         """The parameters of `/api/requests` that select its requests, with other filters."""
         where = self.where(of, chosen.get("where", ""))
         return {**chosen, "where": where, "since_ns": self.since_ns, "before_ns": self.until_ns}
+
+    def quicker(self, of: str, others: str = "") -> str:
+        """The conditions that select the requests that took less, as `where`."""
+        own = f"{of} < {self.low_ns}ns"
+        return f"{others} and {own}" if others else own
 
     @property
     def range(self) -> TimeRange:
@@ -161,7 +167,7 @@ def measures_shown(answer: Row) -> list[str]:
 def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
     """A line for each percentile, by when requests started."""
     rows = [
-        {MOMENT: (each["at_ns"] + answer["step_ns"] / 2) / 10**6, "share": words, "seconds": _seconds(each[share]),
+        {MOMENT: (each["at_ns"] + answer["step_ns"] / 2) / 10**6, "share": words, "seconds": seconds_shown(each[share]),
          "took": duration(each[share]), "requests": count(each["requests"])}
         for each in answer["trend"]
         for share, words in PERCENTILES.items()
@@ -192,9 +198,10 @@ def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:
     most = max(answer["cells"]["requests"], default=1)
     step_ns = answer["step_ns"]
     rows = [
-        {MOMENT: cell["at_ns"] / 10**6, "to": (cell["at_ns"] + step_ns) / 10**6, "low": _seconds(cell["low_ns"]),
-         "high": _seconds(cell["high_ns"]), "requests": cell["requests"], "is_chosen": area is None or _is_in(cell, area),
-         "took": f"{duration(cell['low_ns'])} to {duration(cell['high_ns'])}"}
+        {MOMENT: cell["at_ns"] / 10**6, "to": (cell["at_ns"] + step_ns) / 10**6, "low": seconds_shown(cell["low_ns"]),
+         "high": seconds_shown(cell["high_ns"]), "requests": cell["requests"],
+         "took": f"{duration(cell['low_ns'])} to {duration(cell['high_ns'])}",
+         "is_chosen": area is None or _is_in(cell, area)}
         for cell in cells(answer)
     ]  # fmt: skip
     colours = alt.Scale(domain=[True, False], range=[BLUE.on(dark=dark), GREY.on(dark=dark)])
@@ -224,16 +231,19 @@ def _is_in(cell: Mapping[str, int], area: Area) -> bool:
     )
 
 
-def _duration_axis(field: str, seconds: Iterable[float]) -> alt.Y:
-    """A logarithmic axis for these durations. Its ends are given, since the rows come after the spec."""
+def duration_scale(seconds: Iterable[float]) -> alt.Scale:
+    """A logarithmic scale for these durations. Its ends are given, since the rows come after the spec."""
     known = sorted(seconds)
     low, high = (known[0], known[-1]) if known else (0.001, 1.0)
-    scale = alt.Scale(type="log", nice=False, domain=[low, max(high, low * 2)])
-    axis = alt.Axis(values=_TICKS_S, minExtent=52, maxExtent=52, labelPadding=6, labelExpr=_LABELS)
-    return alt.Y(f"{field}:Q", title=None, scale=scale, axis=axis)
+    return alt.Scale(type="log", nice=False, domain=[low, max(high, low * 2)])
 
 
-def _seconds(ns: int) -> float:
+def _duration_axis(field: str, seconds: Iterable[float]) -> alt.Y:
+    axis = alt.Axis(values=TICKS_S, minExtent=52, maxExtent=52, labelPadding=6, labelExpr=LABELS)
+    return alt.Y(f"{field}:Q", title=None, scale=duration_scale(seconds), axis=axis)
+
+
+def seconds_shown(ns: int) -> float:
     """For an axis that has no zero."""
     return max(ns, 1000) / 1e9
 

@@ -7,7 +7,7 @@ import time
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import compare, phases, refresh, request_charts
+from kvtrail.dashboard.content import compare, phases, refresh, request_charts, slower
 from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import address, tables
@@ -16,10 +16,12 @@ from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request, which_request
-from kvtrail.dashboard.views.tables import request_labels
+from kvtrail.dashboard.views.tables import number_column, request_labels
 from kvtrail.dashboard.views.widgets import set_to, when_chosen
 
 OFFERED = 20
+TIMES = {"Duration": "duration", "First token": "first token", "Waited": "waited for KV"}
+"""Columns of times, and their terms in the glossary."""
 FIELD = "compare_with"
 """The session's key for the field."""
 
@@ -56,7 +58,7 @@ def choose(request_id: str, engine: str, search: str) -> None:
         else "Near in time and alike. Click one, or type an id.",
         most_rows=OFFERED,
         numbers=("Prompt", "Findings", "Loaded", "Recomputed", "Preemptions"),
-        formats=request_labels(),
+        formats={**request_labels(), **{name: number_column(term, format="%.3f s") for name, term in TIMES.items()}},
     )
 
 
@@ -79,6 +81,7 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
         unknown_request(request_id if a is None else other_id)
         return
     heads(a, b)
+    slower_phases(a, b)
     verdict(a, b)
     charts(a, b)
     steps(a, b)
@@ -104,12 +107,26 @@ def heads(a: compare.Side, b: compare.Side) -> None:
             link("request", f"Open {letter}", icon="arrow_forward", query=request_query(each.request))
 
 
+def slower_phases(a: compare.Side, b: compare.Side) -> None:
+    """Which of the two was slower, in which phases, and why."""
+    sentence = slower.summary(a, b)
+    if not sentence:
+        return
+    st.subheader("Why was one slower", anchor=False)
+    st.markdown(sentence)
+    tables.table(
+        slower.rows(a, b),
+        key="slower",
+        widths={"Phase": 170, "A": 100, "B": 100, "A longer by": 110, "Why": 700},
+    )
+
+
 def verdict(a: compare.Side, b: compare.Side) -> None:
     """The differences, the most important first."""
     st.subheader("What differs", anchor=False)
     found = compare.differences(a, b)
     if not found:
-        st.success("Nothing that matters: both were answered, waited and ended alike.")
+        st.success("Nothing else that matters: both were answered and ended alike.")
         return
     rows = [{"": each.name, "A": each.a.text, "B": each.b.text} for each in found]
     links = []

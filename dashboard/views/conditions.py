@@ -16,7 +16,7 @@ HELP = (
 )
 
 
-def field(label: str = "Conditions", *, name: str = NAME) -> str:
+def field(label: str = "Conditions", *, name: str = NAME, example: str = "duration > 2s and evicted >= 100") -> str:
     """The field, and its text."""
     key = f"conditions_{name}"
     set_to(key, address.query().get(name, ""))
@@ -28,7 +28,7 @@ def field(label: str = "Conditions", *, name: str = NAME) -> str:
         label,
         key=key,
         on_change=when_chosen(key, write),
-        placeholder="duration > 2s and evicted >= 100",
+        placeholder=example,
         help=HELP,
         label_visibility="collapsed",
     )

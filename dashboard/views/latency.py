@@ -58,7 +58,9 @@ def page(of: str, chosen: dict[str, str]) -> None:
         heat_map(over_time, area)
     if area is not None:
         requests_of(in_area, area, of, chosen)
-    st.subheader("Where the time went", anchor=False)
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.subheader("Where the time went", anchor=False, width="content")
+        link("compare_groups", "Compare groups", icon="compare_arrows", query={**shown.address, OF: of})
     tables.table(
         latency.measure_rows(measures),
         key="measures",
@@ -100,6 +102,15 @@ def requests_of(found: list[Row], area: latency.Area, of: str, chosen: Mapping[s
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.subheader("In this area", anchor=False, width="content")
         link("requests", "All of them", icon="arrow_forward", query=query({**chosen, "where": where}, area.range))
+        others = chosen.get("where", "")
+        sides = {"a": where, "b": area.quicker(of, others), OF: of}
+        engines = {f"on_{side}": chosen["engine"] for side in "ab" if "engine" in chosen}
+        link(
+            "compare_groups",
+            "Compare with quicker ones",
+            icon="compare_arrows",
+            query={**area.range.address, **sides, **engines},
+        )
         clear = when_pressed(lambda: address.change({latency.AREA: ""}))
         st.button("Clear", icon=":material/close:", type="tertiary", on_click=clear)
     longest = "The longest " if len(found) == MOST else ""

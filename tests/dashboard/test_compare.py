@@ -53,13 +53,6 @@ def test_refused_answers_are_not_passed_over() -> None:
     assert list(found).index("Refused answers") < 2
 
 
-def test_waits_differ_only_if_people_would_say_so() -> None:
-    assert names(side(HIT, queued=40.0), side(HIT, queued=50.0)) == []
-    assert names(side(HIT, queued=0.1), side(HIT, queued=0.9)) == []
-    assert names(side(HIT, waiting_for_remote_KV=40.0), side(HIT, waiting_for_remote_KV=140.0)) == ["Waited for a load"]
-    assert names(side(HIT), side(LONGER, queued=140.0)) == ["Queued", "Prompt's length"]
-
-
 def test_steps_are_beside_those_after_the_same_preemption() -> None:
     short = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nP\nL 750 c0 h512 -> 512"
     long = "L 750 c0 h0 -> 0\nA 0\nS 0+400\nS 400+350\nS 750+1\nP\nL 751 c0 h512 -> 512"

@@ -171,13 +171,6 @@ class By(StrEnum):
     TENANT = "tenant"
 
 
-class Tokens(NamedTuple):
-    """How many requests there are, and the tokens of their prompts by cause, over all admissions."""
-
-    requests: int
-    by_cause: dict[str, int]
-
-
 @dataclass(slots=True)
 class Group:
     """The requests with the same `name`: how many; the tokens of their prompts (`asked`), those of them from vLLM's own cache
@@ -230,8 +223,11 @@ class Reader(Protocol):
     def durations_of(self, which: Selection, *, of: Sequence[str]) -> dict[str, dict[int, int]]:
         """For each of these measures of time, the number of requests by bin."""
 
-    def tokens(self, which: Selection) -> Tokens:
-        """How many requests these are, and the tokens of their prompts by cause."""
+    def count(self, which: Selection) -> int:
+        """How many requests these are."""
+
+    def tokens(self, which: Selection) -> dict[str, int]:
+        """The tokens of these requests' prompts by cause, over all admissions."""
 
     def groups(self, which: Selection, *, by: By, of: str, limit: int) -> list[Group]:
         """The largest groups of these requests, with this measure of time, the largest first."""

@@ -155,14 +155,14 @@ def test_old_requests_leave_and_findings_stay(tmp_path: Path) -> None:
 def test_measures_move_and_leave_with_their_request(tmp_path: Path) -> None:
     writer, reader, _ = filled(tmp_path / "s.db", STORY, STORY)
     ever = Selection(since_ns=0, before_ns=2**62)
-    assert reader.tokens(ever).requests == 2
+    assert reader.count(ever) == 2
     with writer._transaction():
         writer._db.execute("UPDATE requests SET started_ns = started_ns - 5 WHERE number = 1")
-    assert reader.tokens(ever).requests == 1, "an earlier event has come; the row that follows is written with it"
+    assert reader.count(ever) == 1, "an earlier event has come; the row that follows is written with it"
     rows = reader.query("SELECT started_ns, number FROM requests", ["number = 2"])
     assert reader.query("SELECT started_ns, number FROM request_measures") == rows
     list(writer.prune(before_ns=time.time_ns()))
-    assert reader.tokens(ever).requests == 0
+    assert reader.count(ever) == 0
 
 
 def test_engines_that_left_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

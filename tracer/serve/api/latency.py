@@ -139,20 +139,20 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
         which = selection(where, chosen, engine, since_ns, until_ns)
         step_ns = max(1, -(-(which.before_ns - which.since_ns) // MAX_STRETCHES))
         counted = reader.durations(which, of=of, step_ns=step_ns)
-        return latency_of(counted, which, of=of, step_ns=step_ns, requests=reader.tokens(which).requests)
+        return latency_of(counted, which, of=of, step_ns=step_ns, requests=reader.count(which))
 
     @api.get("/latency/measures", summary="How long requests spent in each phase, and why their tokens were computed")
     def measures(
         where: Where, chosen: ChosenEngines, engine: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> Measures:
         which = selection(where, chosen, engine, since_ns, until_ns)
-        counts, tokens = reader.durations_of(which, of=TIMES), reader.tokens(which)
+        counts = reader.durations_of(which, of=TIMES)
         return Measures(
             since_ns=which.since_ns,
             until_ns=which.before_ns,
-            requests=tokens.requests,
+            requests=reader.count(which),
             times=[Measured(of=name, bins=_bins(bins), **_distribution(bins)) for name, bins in counts.items()],
-            tokens=dict(sorted(tokens.by_cause.items())),
+            tokens=dict(sorted(reader.tokens(which).items())),
         )
 
     @api.get("/latency/groups", summary="Requests by engine, model, connector or tenant: percentiles and hit rates")
@@ -175,7 +175,7 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
             until_ns=which.before_ns,
             by=by,
             of=of,
-            requests=reader.tokens(which).requests,
+            requests=reader.count(which),
             groups=[_group(group, names) for group in found[:MAX_GROUPS]],
         )
 

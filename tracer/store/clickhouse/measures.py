@@ -7,7 +7,7 @@ from typing import Any
 
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.conditions import COUNTS, TEXTS, TIMES, UNKNOWN, Condition
-from kvtrail.tracer.store import LARGEST, By, Group, Selection, Tokens
+from kvtrail.tracer.store import LARGEST, By, Group, Selection
 from kvtrail.tracer.store.clickhouse.database import Database
 from kvtrail.tracer.store.duration_bins import bin_sql
 
@@ -63,10 +63,15 @@ class MeasureReader(Database):
             for name in of
         }
 
-    def tokens(self, which: Selection) -> Tokens:
+    def count(self, which: Selection) -> int:
         selected, values = _selected(which)
-        ((requests, by_cause),) = self.query(f"SELECT count(), sumMap(tokens) {selected}", **values)
-        return Tokens(requests, dict(by_cause))
+        ((count,),) = self.query(f"SELECT count() {selected}", **values)
+        return int(count)
+
+    def tokens(self, which: Selection) -> dict[str, int]:
+        selected, values = _selected(which)
+        ((by_cause,),) = self.query(f"SELECT sumMap(tokens) {selected}", **values)
+        return dict(by_cause)
 
     def groups(self, which: Selection, *, by: By, of: str, limit: int) -> list[Group]:
         selected, values = _selected(which)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.conditions import COUNTS, TEXTS, TIMES, UNKNOWN, Condition
-from kvtrail.tracer.store import LARGEST, By, Group, Selection, Tokens
+from kvtrail.tracer.store import LARGEST, By, Group, Selection
 from kvtrail.tracer.store.duration_bins import bin_sql
 from kvtrail.tracer.store.sqlite.database import Database, to_text, whole_sum
 
@@ -87,16 +87,20 @@ class MeasureReader(Database):
             )
         return counts
 
-    def tokens(self, which: Selection) -> Tokens:
+    def count(self, which: Selection) -> int:
         conditions, values = _selected(which)
-        ((requests,),) = self.query("SELECT count(*) FROM request_measures", conditions, values)
+        ((count,),) = self.query("SELECT count(*) FROM request_measures", conditions, values)
+        return int(count)
+
+    def tokens(self, which: Selection) -> dict[str, int]:
+        conditions, values = _selected(which)
         sums = self.query(
             f"SELECT t.key, {whole_sum('t.value')} FROM request_measures CROSS JOIN json_each({_TOKENS}) AS t",
             conditions,
             values,
             "GROUP BY 1",
         )
-        return Tokens(requests, dict(sums))
+        return dict(sums)
 
     def groups(self, which: Selection, *, by: By, of: str, limit: int) -> list[Group]:
         conditions, values = _selected(which)

@@ -1,0 +1,197 @@
+"""Why one of two requests was slower: by phase, the difference in time, and what the recorded events say of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content.compare import LATER, Side
+from kvtrail.dashboard.content.phases import BESIDE, times
+from kvtrail.dashboard.content.text import percent
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.model.cause_words import name
+from kvtrail.tracer.model.causes import REUSED, Cause
+from kvtrail.tracer.model.words import count, duration, size, some
+
+LEAST_SHARE = 0.02
+"""A phase that differs by a smaller share of the longer request has no row."""
+LEAST_MS = 0.5
+FEW_CAUSES = 2
+"""Causes of computed tokens that are named."""
+_ORDER = ("queued", "lookup", "waiting for remote KV", "prefill", "decode", "running", "preempted")
+"""The phases in the order of a request's life."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseDifference:
+    """A phase in which two requests spent a different time, in milliseconds, and why; empty if nothing recorded shows it."""
+
+    phase: str
+    a_ms: float
+    b_ms: float
+    why: str
+
+    @property
+    def longer_ms(self) -> float:
+        """How much longer A was in it."""
+        return self.a_ms - self.b_ms
+
+
+def phase_differences(a: Side, b: Side) -> list[PhaseDifference]:
+    """The phases in which the two differ, the largest difference first."""
+    spent_a, spent_b = (_spent(each) for each in (a, b))
+    least = max(LEAST_MS, LEAST_SHARE * max(sum(spent_a.values()), sum(spent_b.values())))
+    found = []
+    for phase in _ORDER:
+        ours, theirs = spent_a.get(phase, 0.0), spent_b.get(phase, 0.0)
+        if abs(ours - theirs) >= least:
+            why = _WHY[phase](a, b) if phase in _WHY else ""
+            found.append(PhaseDifference(phase, ours, theirs, why))
+    return sorted(found, key=lambda each: -abs(each.longer_ms))
+
+
+def summary(a: Side, b: Side) -> str:
+    """Which request was slower, by how much, and in which phase mostly, in a sentence; empty if neither is."""
+    whole_a, whole_b = (sum(_spent(each).values()) for each in (a, b))
+    found = phase_differences(a, b)
+    if not found or not (whole_a and whole_b):
+        return ""
+    slower, faster = ("A", "B") if whole_a >= whole_b else ("B", "A")
+    longer = abs(whole_a - whole_b)
+    both = f"{_ms(max(whole_a, whole_b))} against {_ms(min(whole_a, whole_b))}"
+    ours = [each for each in found if (each.longer_ms > 0) == (slower == "A")]
+    if not ours or longer < LEAST_MS:
+        return f"**Both took about as long**, {both}, but not in the same phases."
+    most = ours[0]
+    less = abs(most.longer_ms)
+    more = f" {most.why[0].upper()}{most.why[1:]}." if most.why else ""
+    of = f"{percent(less / longer)} of that is" if less <= longer else f"It was {_ms(less)} longer in"
+    return f"**{slower} took {_ms(longer)} longer than {faster}**: {both}. {of} {most.phase}.{more}"
+
+
+def rows(a: Side, b: Side) -> list[Row]:
+    """The phases in which the two differ, as rows."""
+    return [
+        {
+            "Phase": each.phase,
+            "A": _ms(each.a_ms) if each.a_ms else "none",
+            "B": _ms(each.b_ms) if each.b_ms else "none",
+            "A longer by": f"{'-' if each.longer_ms < 0 else '+'}{_ms(abs(each.longer_ms))}",
+            "Why": each.why or "no recorded event shows why",
+        }
+        for each in phase_differences(a, b)
+    ]
+
+
+def _spent(side: Side) -> dict[str, float]:
+    return {phase: ms for phase, ms in times(side.parts).items() if phase not in BESIDE}
+
+
+def _queued(a: Side, b: Side) -> str:
+    """The scheduler looks a request up again in each step in which it has no blocks for it."""
+    asked = [_lookups(each) for each in (a, b)]
+    if asked[0] == asked[1]:
+        return ""
+    return f"A was looked up {_times(asked[0])} before it was given blocks, B {_times(asked[1])}"
+
+
+def _lookups(side: Side) -> int:
+    """The answered lookups of the first epoch, by one connector."""
+    return max(_of_first_epoch(side, is_answered=True).values(), default=0)
+
+
+def _lookup(a: Side, b: Side) -> str:
+    later = [max(_of_first_epoch(each, is_answered=False).values(), default=0) for each in (a, b)]
+    return _both(f"was answered {LATER}", *map(_times, later)) if later[0] != later[1] else ""
+
+
+def _of_first_epoch(side: Side, *, is_answered: bool) -> Counter[str]:
+    """The lookups of the first epoch with an answer, or with 'ask me later', by connector."""
+    return Counter(
+        str(step["numbers"].get("connector", ""))
+        for _, step in side.steps(Kind.LOOKUP)
+        if not step["epoch"] and (step["numbers"].get("returned") is not None) is is_answered
+    )
+
+
+def _load(a: Side, b: Side) -> str:
+    return _both("waited for a load of", *(_loaded(each) for each in (a, b)))
+
+
+def _loaded(side: Side) -> str:
+    asked = sum(step["numbers"].get("allocated") or 0 for _, step in side.steps(Kind.ALLOC))
+    moved = sum(step["numbers"].get("bytes") or 0 for _, step in side.steps(Kind.LOAD))
+    if not asked:
+        return "nothing"
+    return some(asked, "token") + (f", {size(moved)}" if moved else "")
+
+
+def _prefill(a: Side, b: Side) -> str:
+    ours, theirs = (_computed(each) for each in (a, b))
+    if ours is None or theirs is None:
+        return ""
+    whole = [some(sum(each.values()), "token") for each in (ours, theirs)]
+    if whole[0] == whole[1]:
+        return f"both computed {whole[0]}"
+    more = ours - theirs if sum(ours.values()) > sum(theirs.values()) else theirs - ours
+    reasons = [f"{count(number)} {_of_cause(cause)}" for cause, number in more.most_common(FEW_CAUSES)]
+    return f"{_both('computed', *whole)}; of the difference, {' and '.join(reasons)}"
+
+
+def _of_cause(cause: str) -> str:
+    return "of unknown cause" if cause == Cause.UNKNOWN else name(cause)
+
+
+def _computed(side: Side) -> Counter[str] | None:
+    """The computed tokens of all admissions by cause; None if they are not known."""
+    causes = side.request.get("causes") or ()
+    if not causes:
+        return None
+    found: Counter[str] = Counter()
+    for admission in causes:
+        for part in admission["parts"]:
+            if part["cause"] not in REUSED:
+                found[part["cause"]] += part["tokens"]
+    return found
+
+
+def _decode(a: Side, b: Side) -> str:
+    made = [max(0, (each.request["total"] or 0) - (each.request["prompt"] or 0)) for each in (a, b)]
+    return _both("generated", *(some(number, "token") for number in made)) if made[0] != made[1] else ""
+
+
+def _running(a: Side, b: Side) -> str:
+    return "; ".join(filter(None, (_prefill(a, b), _decode(a, b))))
+
+
+def _preempted(a: Side, b: Side) -> str:
+    epochs = [each.request["epoch"] for each in (a, b)]
+    again = [each.request["recomputed"] for each in (a, b)]
+    both = _both("was preempted", *map(_times, epochs))
+    return f"{both}; {_both('recomputed', *(some(number, 'token') for number in again))}" if any(again) else both
+
+
+_WHY: dict[str, Callable[[Side, Side], str]] = {
+    "queued": _queued,
+    "lookup": _lookup,
+    "waiting for remote KV": _load,
+    "prefill": _prefill,
+    "decode": _decode,
+    "running": _running,
+    "preempted": _preempted,
+}
+"""What the events say of a difference in each phase."""
+
+
+def _both(what: str, a: str, b: str) -> str:
+    return f"A {what} {a}, B {b}"
+
+
+def _times(number: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{count(number)} times")
+
+
+def _ms(ms: float) -> str:
+    return duration(round(ms * 1e6))

@@ -1,0 +1,89 @@
+"""Two groups of requests side by side: their times, and why their tokens were reused or computed."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.content import compare_groups, latency, requests
+from kvtrail.dashboard.content.legend import legend
+from kvtrail.dashboard.views import conditions, picker, tables
+from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
+from kvtrail.dashboard.views.context import is_dark
+from kvtrail.dashboard.views.filters import ANY, choose, filter_bar, one_of
+from kvtrail.dashboard.views.links import link
+from kvtrail.dashboard.views.tables import number_column
+
+OF = "of"
+"""The name of the measure in the address."""
+EXAMPLES = {"a": "A: duration > 2s", "b": "B: duration <= 2s"}
+"""The names of the groups' conditions in the address, and what their fields show while they are empty."""
+
+
+@st.fragment(run_every=SLOW_S)
+def page(of: str, a: dict[str, str], b: dict[str, str]) -> None:
+    """Draw the page, again at each refresh."""
+    shown = picker.current()
+
+    def ask() -> tuple[Row, Row]:
+        source = tracer()
+        return source.latency_measures(**a, **shown.query), source.latency_measures(**b, **shown.query)
+
+    answer = read(ask, key=f"groups {shown.field()} {of} {a} {b}")
+    if answer is None:
+        return
+    st.markdown(compare_groups.summary(*answer))
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.html(legend(compare_groups.legend_entries(*answer, dark=is_dark())))
+        for letter, chosen in zip(compare_groups.LETTERS, (a, b), strict=True):
+            names = {"on" if name == "engine" else name: value for name, value in chosen.items()}
+            link("requests", f"Requests of {letter}", icon="arrow_forward", query={**shown.address, **names})
+    if not all(each["requests"] for each in answer):
+        return
+    st.caption(f"The share of each group that took less than this long: {latency.MEASURES[of]}.")
+    st.altair_chart(compare_groups.cumulative(*answer, of, dark=is_dark()), key=f"cumulative {of}")
+    st.subheader("Times", anchor=False)
+    tables.table(
+        compare_groups.time_rows(*answer), key="times", note="Each time by itself, of the requests that have it."
+    )
+    st.subheader("Why tokens were reused or computed", anchor=False)
+    shares = {f"{letter}: share": number_column("cause", format="%.1f %%") for letter in compare_groups.LETTERS}
+    tables.table(
+        compare_groups.cause_rows(*answer),
+        key="causes",
+        note="Shares of the tokens asked for, over all admissions; the largest difference first.",
+        most_rows=20,
+        numbers=[f"{letter}: tokens" for letter in compare_groups.LETTERS],
+        formats=shares,
+    )
+
+
+def filters() -> tuple[str, dict[str, str], dict[str, str]]:
+    """The measure that is drawn, and the filters of both groups, as the API's parameters."""
+    try:
+        engines = requests.choices(tracer().fleet()["engines"])["engine"]
+    except TracerAway:
+        engines = {}  # the page below shows the error
+    sides = []
+    with filter_bar():
+        for name, example in EXAMPLES.items():
+            texts = {engine: f"{name.upper()}: {text}" for engine, text in {ANY: "any engine", **engines}.items()}
+            chosen = {
+                "engine": choose(f"Engine of {name.upper()}", list(engines), name=f"on_{name}", shown=texts),
+                "where": conditions.field(f"Conditions of {name.upper()}", name=name, example=example),
+            }
+            sides.append({key: value for key, value in chosen.items() if value})
+        times = latency.MEASURES
+        of = one_of("Time", list(times), name=OF, default=latency.FIRST, text=times.__getitem__)
+    return of, sides[0], sides[1]
+
+
+picker.heading("Compare groups")
+measure, group_a, group_b = filters()
+if conditions.are_valid(group_a.get("where", ""), group_b.get("where", "")):
+    if group_a == group_b:
+        st.info(
+            "Both groups have the same filters. Give one of them another engine, or conditions such as `duration > 2s`."
+        )
+    else:
+        page(measure, group_a, group_b)

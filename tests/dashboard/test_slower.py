@@ -1,0 +1,51 @@
+"""Why one of two requests was slower: each phase that differs, and what the events say of it."""
+
+from __future__ import annotations
+
+import pytest
+from test_compare import HIT, MISS, side
+
+from kvtrail.dashboard.content import slower
+
+AGAIN = "L 750 c0 h512 -> 512\n" * 3 + "A 512\nS 512+238\nend"
+LATER = "L 750 c0 -> later\n" * 2 + HIT
+LOADED = "L 750 c0 h512 -> 512 async\nA 512\nload 512/512\nR\nS 512+238\nend"
+COMPUTED = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nend"
+
+
+@pytest.mark.parametrize(
+    ("phase", "one", "other", "why"),
+    [
+        ("queued", AGAIN, HIT, "A was looked up 3 times before it was given blocks, B once"),
+        ("queued", HIT, HIT, ""),
+        ("lookup", LATER, HIT, "A was answered 'ask me later' twice, B never"),
+        ("waiting for remote KV", LOADED, COMPUTED, "A waited for a load of 512 tokens, B nothing"),
+        ("prefill", COMPUTED, HIT, "A computed 750 tokens, B 238 tokens; of the difference, 512 of unknown cause"),
+        ("prefill", HIT, HIT, "both computed 238 tokens"),
+        ("preempted", MISS, HIT, "A was preempted once, B never"),
+    ],
+)
+def test_each_phase_has_what_explains_it(phase: str, one: str, other: str, why: str) -> None:
+    a, b = (side(text, **{phase.replace(" ", "_"): ms}) for text, ms in ((one, 900.0), (other, 100.0)))
+    (found,) = slower.phase_differences(a, b)
+    assert (found.phase, found.longer_ms) == (phase, 800.0)
+    assert found.why.startswith(why) if why else found.why == ""
+
+
+def test_the_largest_difference_comes_first_and_small_ones_not_at_all() -> None:
+    a, b = side(HIT, queued=50.0, prefill=900.0, decode=101.0), side(HIT, queued=150.0, prefill=300.0, decode=100.0)
+    assert [each.phase for each in slower.phase_differences(a, b)] == ["prefill", "queued"]
+    said = slower.summary(a, b)
+    assert said.startswith("**A took 501 ms longer than B**: 1.05 s against 550 ms. It was 600 ms longer in prefill.")
+    assert slower.summary(b, a).startswith("**B took 501 ms longer than A**")
+    assert [row["A longer by"] for row in slower.rows(a, b)] == ["+600 ms", "-100 ms"]
+
+
+def test_requests_that_took_as_long_say_so_or_nothing() -> None:
+    assert slower.summary(side(HIT, prefill=40.0), side(HIT, prefill=40.2)) == ""
+    swapped = slower.summary(side(HIT, prefill=40.0, decode=60.0), side(HIT, prefill=60.0, decode=40.0))
+    assert swapped == "**Both took about as long**, 100 ms against 100 ms, but not in the same phases."
+
+
+def test_a_transfer_is_beside_the_phases_and_not_added_to_them() -> None:
+    assert slower.summary(side(HIT, prefill=40.0, store=500.0), side(HIT, prefill=40.0)) == ""
