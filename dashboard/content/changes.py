@@ -11,6 +11,7 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
+from kvtrail.tracer.model.words import significant
 
 Link = tuple[str, Mapping[str, str]]
 """A page, and the query of its address."""
@@ -121,8 +122,8 @@ def _times(whole: Row) -> float:
 def _ratio(before: float, after: float) -> str:
     if not before or not after or 0.5 < after / before < 2:
         return ""
-    return f" ({after / before:.3g} times as many)"
+    return f" ({significant(after / before)} times as many)"
 
 
 def _amount(number: float) -> str:
-    return text.short(number) if number >= 100 or number == int(number) else f"{number:.2g}"
+    return text.short(number) if number >= 100 or number == int(number) else significant(number, 2)

@@ -149,10 +149,15 @@ def readable(chart: AnyChart, *, dark: bool, above: int = 0) -> AnyChart:
     return drawn
 
 
+def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """A chart's spec; not compared with its schema, since that takes long at each refresh, and the tests do it."""
+    return chart.to_dict(validate=False)
+
+
 def spec_and_rows(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
-    """A chart's spec and its rows, separated; not compared with the schema, since that takes long and the tests do it."""
-    spec = chart.to_dict(validate=False)
-    return spec, spec.pop("data")["values"]
+    """A chart's spec and its rows, separated."""
+    whole = spec(chart)
+    return whole, whole.pop("data")["values"]
 
 
 def _shares(
@@ -210,9 +215,11 @@ def _over_time(
     """Stacked bars over a range of whole steps, so that the axis stands still within a step. `extent` has the range's
     ends and the length of a step, in nanoseconds."""
     since_ns, until_ns, step_ns = extent
-    domain = [since_ns // step_ns * step_ns // 10**6, -(-until_ns // step_ns) * step_ns // 10**6]
-    shown = "%b %d" if domain[1] - domain[0] > _TWO_DAYS_MS else "%H:%M:%S" if step_ns < 10**10 else "%H:%M"
+    ends = [since_ns // step_ns * step_ns // 10**6, -(-until_ns // step_ns) * step_ns // 10**6]
+    shown = "%b %d" if ends[1] - ends[0] > _TWO_DAYS_MS else "%H:%M:%S" if step_ns < 10**10 else "%H:%M"
     axis = alt.Axis(format=shown, tickCount=6, grid=False, labelPadding=4)
+    # Plain numbers would become moments for x and stay numbers for x2, and Vega warns of that at each step.
+    domain = alt.ExprRef(f"[{ends[0]}, {ends[1]}]")
     x = alt.X(f"{MOMENT}:T", title=None, scale=alt.Scale(type="utc", domain=domain), axis=axis)
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])

@@ -73,7 +73,8 @@ def chart_over_time(chart: trends.Chart, *, key: str) -> None:
             st.session_state[f"{key}_drawn"] = narrowed
 
     spec, rows = trends.spec_and_rows(chart)
-    st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
+    with st.container(key=f"over_time_{key}"):
+        st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
 
 
 def _quick_choices(shown: TimeRange) -> None:
