@@ -1,12 +1,10 @@
 """The Streamlit entry: navigation, and the page that the address names."""
 
 import os
-from pathlib import Path
 
 import streamlit as st
 
 from kvtrail.dashboard.command import LOGIN_VARIABLE
-from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.login import LOGOUT
 from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
@@ -39,7 +37,6 @@ def navigation() -> None:
 
 
 st.set_page_config(page_title="kvtrail", layout="wide")
-st.html(f"<style>{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}</style>")
 page = st.navigation([*PAGES.values(), *LINKED_PAGES], position="hidden")
 # Only the live view changes its range without a run of the whole page.
 st.fragment(navigation, run_every=EVERY_S if page is PAGES["Live"] else None)()

@@ -111,8 +111,7 @@ def dashboard(
         raise click.BadParameter(f"{traces!r} is not an address with {TRACE_ID} in it", param_hint="--traces")
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together")
-    with_login = bool(login_token_file or login_header)
-    if with_login:
+    if login_token_file or login_header:
         _check_login(login_token_file, login_header, login_proxy)
     elif not (insecure or is_local(host)):
         raise Refused(
@@ -128,12 +127,10 @@ def dashboard(
     environment |= {HEADER_VARIABLE: login_header, PROXIES_VARIABLE: " ".join(login_proxy)}
     environment["FORWARDED_ALLOW_IPS"] = ""  # uvicorn's: otherwise it trusts a proxy's headers for the client's address
     environment |= {name: str(path.absolute()) for name, path in files.items() if path is not None}
-    os.execve(sys.executable, arguments(host, port, with_login=with_login, tls=(tls_cert, tls_key)), environment)
+    os.execve(sys.executable, arguments(host, port, tls=(tls_cert, tls_key)), environment)
 
 
-def arguments(
-    host: str, port: int, *, with_login: bool = False, tls: tuple[Path | None, Path | None] = (None, None)
-) -> list[str]:
+def arguments(host: str, port: int, *, tls: tuple[Path | None, Path | None] = (None, None)) -> list[str]:
     """Streamlit's command line. `tls` has the files of the certificate and its key."""
     options = {
         "server.address": host,
@@ -153,9 +150,9 @@ def arguments(
     }
     names = ("server.sslCertFile", "server.sslKeyFile")
     options |= {name: str(path.absolute()) for name, path in zip(names, tls, strict=True) if path is not None}
-    app = Path(__file__).with_name("app_with_login.py" if with_login else "app.py")
+    app = Path(__file__).with_name("server.py")
     flags = [text for name, value in options.items() for text in (f"--{name}", value)]
-    return [sys.executable, "-m", "streamlit", "run", str(app), *flags]
+    return [sys.executable, "-m", "kvtrail.dashboard.run", "run", str(app), *flags]
 
 
 def _check_login(token_file: Path | None, header: str, proxies: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.causes import tenant_name
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
-from kvtrail.tracer.model.words import count
+from kvtrail.tracer.model.words import count, significant
 
 Link = tuple[str, Mapping[str, str]]
 """A page, and the query of its address."""
@@ -207,10 +207,10 @@ def _ratio(change: Row) -> str:
         return ""
     if after < before:
         return f" ({text.percent(after / before)} of that)"
-    return f" ({after / before:.3g} times as {'long' if change['measure'].endswith('_s') else 'many'})"
+    return f" ({significant(after / before)} times as {'long' if change['measure'].endswith('_s') else 'many'})"
 
 
 def _amount(number: float, measure: str) -> str:
     if measure.endswith("_s"):
         return text.seconds(number)
-    return text.short(number) if number >= 100 or number == int(number) else f"{number:.2g}"
+    return text.short(number) if number >= 100 or number == int(number) else significant(number, 2)

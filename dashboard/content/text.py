@@ -9,7 +9,7 @@ import re
 
 from kvtrail.tracer.model.findings import clock as time_of_day
 from kvtrail.tracer.model.findings import day
-from kvtrail.tracer.model.words import NOTHING, duration, size
+from kvtrail.tracer.model.words import NOTHING, duration, significant, size
 
 WORD_JOINER = "\u2060"
 _ADDRESS = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp)\\?:|www|@")
@@ -32,8 +32,8 @@ def rate(per_second: float) -> str:
 def short(number: float) -> str:
     """A large count: 940, 12.3 k, 4.56 M."""
     for unit in ("", " k", " M", " G"):
-        if number < 1000:
-            return f"{number:,.0f}" if not unit else f"{number:.3g}{unit}"
+        if number < 999.5:
+            return f"{number:,.0f}" if not unit else f"{significant(number)}{unit}"
         number /= 1000
     return f"{number:,.1f} T"
 

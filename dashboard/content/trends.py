@@ -168,10 +168,15 @@ def readable(chart: AnyChart, *, dark: bool, above: int = 0) -> AnyChart:
     return drawn
 
 
+def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """A chart's spec; not compared with its schema, since that takes long at each refresh, and the tests do it."""
+    return chart.to_dict(validate=False)
+
+
 def spec_and_rows(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
-    """A chart's spec and its rows, separated; not compared with the schema, since that takes long and the tests do it."""
-    spec = chart.to_dict(validate=False)
-    return spec, spec.pop("data")["values"]
+    """A chart's spec and its rows, separated."""
+    whole = spec(chart)
+    return whole, whole.pop("data")["values"]
 
 
 def _shares(

@@ -8,6 +8,8 @@ import altair as alt
 import streamlit as st
 from altair.utils import schemapi
 
+from kvtrail.dashboard.content import trends
+
 # Altair would check each part of a chart against its schema, twice, at every refresh: half of the time of a page with charts.
 # The tests do it once.
 schemapi.disable_debug_mode()
@@ -25,5 +27,5 @@ class _Unchecked:
         self._chart = chart
 
     def to_dict(self) -> dict[str, Any]:
-        """The chart in Vega-Lite's words, not compared with its schema."""
-        return self._chart.to_dict(validate=False)
+        """The chart in Vega-Lite's words."""
+        return trends.spec(self._chart)

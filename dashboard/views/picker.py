@@ -76,7 +76,8 @@ def chart_over_time(chart: trends.Chart, marked: Sequence[Row], *, key: str) -> 
 
     spec, rows = trends.spec_and_rows(chart)
     spec = markers.drawn(spec, marked, dark=is_dark())
-    st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
+    with st.container(key=f"over_time_{key}"):
+        st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
 
 
 def _quick_choices(shown: TimeRange) -> None:

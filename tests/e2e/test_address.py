@@ -107,14 +107,14 @@ def test_a_typed_range_is_not_undone(page: playwright.Page, url: str) -> None:
     see(page, "By rule")
     field = page.get_by_role("textbox", name="Time range")
     with connection.held_up():
-        field.fill(DAY)
+        field.fill("now-3h to now-2h")
         field.press("Enter")
         connection.wait_for_refreshes()
-    see(page, f"No findings from {DAY} UTC")
+    see(page, "No findings from")
     connection.wait_for_refreshes()
-    see(page, f"No findings from {DAY} UTC")
-    assert query_of(page) == {"from": ["2020-11-20T20:11:25Z"], "to": ["2020-11-21T20:11:25Z"]}
-    playwright.expect(field).to_have_value(DAY)
+    see(page, "No findings from")
+    assert query_of(page) == {"from": ["now-3h"], "to": ["now-2h"]}
+    playwright.expect(field).to_have_value("now-3h to now-2h")
     page.go_back()
     playwright.expect(field).to_have_value("now-1h to now")
     see(page, "By rule")
@@ -148,7 +148,7 @@ def test_each_of_three_presses_counts(page: playwright.Page, url: str) -> None:
             with connection.handles_input():
                 page.get_by_role("button", name="Half a range earlier").click()
     playwright.expect(page).to_have_url(re.compile("from=2026-11-20T09"))
-    connection.wait_for_refreshes()
+    see(page, re.compile("No findings from 2026-11-20 09:00:00"))
     assert query_of(page) == {"from": ["2026-11-20T09:00:00Z"], "to": ["2026-11-20T11:00:00Z"]}
 
 
@@ -200,3 +200,13 @@ def test_a_page_that_comes_late_is_not_gone_to(page: playwright.Page, url: str) 
     page.wait_for_url(f"{url}/fleet")
     page.go_back()
     see(page, "By rule")
+
+
+def test_a_page_that_is_opened_by_its_address_looks_for_nothing_in_vain(page: playwright.Page, url: str) -> None:
+    """The browser looked for the server below the page's address, and drew the page before it had its styles."""
+    failed: list[str] = []
+    page.on("response", lambda answer: failed.append(answer.url) if answer.status >= 400 else None)
+    page.goto(f"{url}/findings?from=now-2h&to=now")
+    see(page, "By rule")
+    assert failed == []
+    assert ".st-key-nav" in page.locator("head style").all_inner_texts()[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from math import floor, log10
 from typing import Any
 
 from kvtrail.tracer.events.events import Direction, Side, XferOp
@@ -26,6 +28,27 @@ def some(number: int, what: str) -> str:
     return f"{count(number)} {what}{'' if number == 1 else 's'}"
 
 
+_ONE = re.compile(
+    r"(?<![\w.,-])(?<![-+] )(?<!block )(?<!group )(?<!step )(?<!rank )(?<!load )(?<!store )(?<!transfer )"
+    r"1 (token|block|request|second|chunk|finding|lookup|load|step|object|message|time)s\b( were| are| have)?"
+)
+_OF_ONE = {"": "", " were": " was", " are": " is", " have": " has"}
+
+
+def singular(text: str) -> str:
+    """A sentence that was made of a template for several, where there is one: 1 tokens were, 1 token was."""
+    return _ONE.sub(lambda found: f"1 {found[1]}{_OF_ONE[found[2] or '']}", text)
+
+
+def significant(number: float, digits: int = 3) -> str:
+    """A number with so many digits that matter, and never in the notation of a machine: 2.31, 1,240, 0.00012."""
+    if not number:
+        return "0"
+    after = max(0, digits - 1 - floor(log10(abs(number))))
+    text = f"{number:,.{after}f}"
+    return text.rstrip("0").rstrip(".") if after else text
+
+
 def percent(share: float) -> str:
     """A share without digits after the point: 38 %."""
     return f"{share * 100:.0f} %"
@@ -35,17 +58,17 @@ def size(number: float) -> str:
     """Bytes with a binary unit: 256 KiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if number < 1024:
-            return f"{number:,.4g} {unit}"
+            return f"{significant(number, 4)} {unit}"
         number /= 1024
     return f"{number:,.1f} TiB"
 
 
 def duration(ns: int) -> str:
     """A length of time with its unit: 9 µs, 2.31 ms, 1.24 s, 2 min 03 s, 2 h 05 min."""
-    if ns < 10**6:
+    if ns < 999.5e3:
         return f"{ns / 1e3:,.0f} µs"
-    if ns < 10**9:
-        return f"{ns / 1e6:.3g} ms"
+    if ns < 999.5e6:  # a millisecond less would be read as 1,000 ms
+        return f"{significant(ns / 1e6)} ms"
     seconds = ns / 1e9
     if seconds < 60:
         return f"{seconds:.2f} s"

@@ -24,6 +24,7 @@ from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.deadline_clocks import CountedTime
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict, witnesses
+from kvtrail.tracer.model.words import singular
 
 
 class KnownBy(StrEnum):
@@ -119,7 +120,8 @@ class Rule(ABC):
 
     def explain(self, finding: Finding) -> str:
         """The contradiction in sentences, from the finding's data alone."""
-        return self.template(finding).format(*finding.witness, **{**finding.numbers, **self.values(finding)})
+        text = self.template(finding).format(*finding.witness, **{**finding.numbers, **self.values(finding)})
+        return singular(text)
 
     def template(self, finding: Finding) -> str:
         """The explanation's format string, for a rule that has several. No text of an event may be part of it."""

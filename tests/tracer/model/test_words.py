@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,45 @@ def test_the_root_of_an_interrupted_request_in_words() -> None:
 )
 def test_what_concerns_a_group_names_it(kind: Kind, numbers: dict[str, Any], text: str) -> None:
     assert words.described(kind, numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "said"),
+    [
+        (0, 3, "0"), (2.314, 3, "2.31"), (12.0, 3, "12"), (99.96, 3, "100"), (99.7, 2, "100"), (1240.4, 3, "1,240"),
+        (0.000123, 2, "0.00012"), (-1.25, 3, "-1.25"), (1e9, 2, "1,000,000,000"),
+    ],
+)  # fmt: skip
+def test_a_number_is_never_in_a_machines_notation(number: float, digits: int, said: str) -> None:
+    """`(1e+02 %)` stood on a page, and `1e+03 ms`."""
+    assert words.significant(number, digits) == said
+
+
+@pytest.mark.parametrize(
+    ("ns", "said"),
+    [(999_400, "999 µs"), (999_700, "1 ms"), (999_400_000, "999 ms"), (999_700_000, "1.00 s"), (2_310_000, "2.31 ms")],
+)
+def test_a_duration_goes_on_to_the_next_unit(ns: int, said: str) -> None:
+    assert words.duration(ns) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("At L1 1 tokens were computed", "At L1 1 token was computed"),
+        ("1 requests in a row; 1 blocks have ended", "1 request in a row; 1 block has ended"),
+        ("11 tokens, 1,001 tokens, 2.1 seconds, -1 tokens", "11 tokens, 1,001 tokens, 2.1 seconds, -1 tokens"),
+        ("those of the last 64 - 1 tokens", "those of the last 64 - 1 tokens"),
+        ("of block 1 tokens are missing", "of block 1 tokens are missing"),
+    ],
+)
+def test_one_is_not_several(text: str, said: str) -> None:
+    assert words.singular(text) == said
+
+
+def test_no_other_place_rounds_to_significant_digits() -> None:
+    """A format of Python's that does is a machine's notation from some size on."""
+    rounds = re.compile(r"\{[^{}]*:[,.\d]*g\}")
+    root = Path(__file__).parents[3]
+    files = [path for part in ("tracer", "dashboard") for path in (root / part).rglob("*.py")]
+    assert [path.name for path in files if rounds.search(path.read_text())] == []

@@ -303,7 +303,7 @@ def test_an_exception_says_what_happened_to_the_request_before() -> None:
     ("text", "rule", "sentence"),
     [
         ("L 600 c0 -> later\nA 64", "alloc-mismatch", "which answered 'ask me later'. At A1"),
-        ("plan store 0+64 keys a\nL 600 c0 -> 64 keys b", "phantom-hit", "claimed 1 chunks. Its store does not hold 1"),
+        ("plan store 0+64 keys a\nL 600 c0 -> 64 keys b", "phantom-hit", "claimed 1 chunk. Its store does not hold 1"),
         (
             "L 2000 c0 -> 512\nL 2000 c0 -> 512\nA 512\nS 512+700\nplan store 1024+256",
             "retried-lookup",
