@@ -96,7 +96,7 @@ def test_replicated_tables_are_asked_for_by_the_address(monkeypatch: pytest.Monk
     connection = Connection(Address.of(str(clickhouse()) + "?replicated=1"), create=True)
     schema.prepare(connection, retain_hours=72, now_ns=1)
     engines = [line for statement in said for line in statement.splitlines() if "ENGINE = " in line]
-    assert len(engines) == 11
+    assert len(engines) == 12
     assert all("ENGINE = Replicated" in line for line in engines)
 
 
