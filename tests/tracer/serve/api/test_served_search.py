@@ -9,12 +9,12 @@ from processes import SLOW_S, Tracer
 from wire import encoded
 
 S = 10**9
-ID = "chatcmpl-5ea4c4-0123abcd"
+ID, CALLERS = "chatcmpl-5ea4c4-0123abcd", "job_7-0123abcd"
 
 
 @pytest.fixture(scope="module")
 def fed(api: Tracer) -> Tracer:
-    for request, engine in ((ID, "search-0"), ("chatcmpl-0the4-0123abcd", "search-1")):
+    for request, engine in ((ID, "search-0"), ("chatcmpl-0the4-0123abcd", "search-1"), (CALLERS, "search-2")):
         events = history("L 749 c0 h256 -> 256\nA 256\nS 256+48\nend", request=request, engine=engine, recorder=engine)
         api.post(encoded(events))
     return api
@@ -33,6 +33,12 @@ def test_a_line_of_a_log_finds_its_request(fed: Tracer, text: str) -> None:
     found = fed.get("/api/search", text=text)
     assert [(each["engine"], each["request"]) for each in found["requests"]] == [("search-0", ID)]
     assert found["looked_for"]
+
+
+def test_an_id_that_a_caller_chose_is_found_whatever_it_looks_like(fed: Tracer) -> None:
+    found = fed.get("/api/search", text="the request job_7 was slow, job_8 was not")
+    assert [each["request"] for each in found["requests"]] == [CALLERS]
+    assert found["looked_for"] == []
 
 
 def test_a_trace_finds_its_request(fed: Tracer) -> None:
