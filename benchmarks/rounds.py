@@ -49,10 +49,12 @@ def compare(
 
 
 @contextmanager
-def answering(url: str, *arguments: str, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def answering(
+    url: str, *arguments: str, stderr: int | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process of a Python module with these arguments, from the moment it answers at the address."""
     command = [sys.executable, "-m", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)
     try:
         while True:
             assert process.poll() is None, f"{' '.join(arguments[:2])} has ended"

@@ -17,7 +17,6 @@ from kvtrail.dashboard.content import palette
 VIEWS = Path(__file__).with_name("views")
 _OF_ANOTHER_ANSWER = (b"accept-encoding", b"if-none-match", b"if-modified-since")
 """Headers to which Streamlit would answer with a compressed page, or with none."""
-END_OF_HEAD = b"</head>"
 _FIND_SERVER = """
 const pages = {pages}, path = location.pathname.split("/").filter(Boolean);
 if (pages.includes(path.at(-1))) path.pop();
@@ -26,18 +25,19 @@ window.__streamlit = {{ ...window.__streamlit, BACKEND_BASE_URL: [location.origi
 """The server is where the address without the page's name leads, also below a prefix of a proxy."""
 
 
-def head() -> bytes:
-    """What comes into the page's head."""
+def additions() -> dict[bytes, bytes]:
+    """What comes before each of these ends. The styles are in the body, since Streamlit's own come into the head one by one:
+    of two rules that are equally specific the later one counts."""
     style = f"{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}"
     script = _FIND_SERVER.format(pages=json.dumps(sorted(path.stem for path in VIEWS.glob("*.py"))))
-    return f"<style>{style}</style><script>{script}</script>".encode()
+    return {b"</head>": f"<script>{script}</script>".encode(), b"</body>": f"<style>{style}</style>".encode()}
 
 
 class IndexPage:
-    """Adds `head` to each page of HTML. Pages are small; everything else passes as it is."""
+    """Makes `additions` to each page of HTML. Pages are small; everything else passes as it is."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app, self._head = app, head()
+        self._app, self._additions = app, additions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted = Headers(scope=scope).get("accept", "") if scope["type"] == "http" else ""
@@ -57,7 +57,9 @@ class IndexPage:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body"):
-                    whole = body.replace(END_OF_HEAD, self._head + END_OF_HEAD, 1)
+                    whole = body
+                    for end, addition in self._additions.items():
+                        whole = whole.replace(end, addition + end, 1)
                     headers = MutableHeaders(raw=start["headers"])
                     headers["content-length"] = str(len(whole))
                     for name in ("etag", "last-modified"):

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from kvtrail.dashboard.index_page import IndexPage, head
+from kvtrail.dashboard.index_page import IndexPage, additions
 
 PAGE = f"<html><head><title>Streamlit</title></head><body>{'a' * 5000}</body></html>"
 AS_PAGE = {"accept": "text/html,application/xhtml+xml"}
@@ -42,10 +42,14 @@ def client() -> TestClient:
 
 
 @pytest.mark.parametrize("path", ["/request", "/parts"])
-def test_a_page_has_its_styles_in_its_head(client: TestClient, path: str) -> None:
+def test_a_page_has_its_styles_from_the_beginning_and_after_those_of_streamlit(client: TestClient, path: str) -> None:
     answer = client.get(path, headers={**AS_PAGE, "accept-encoding": "gzip", "if-none-match": "of another text"})
     assert answer.status_code == 200
-    assert answer.text == PAGE.replace("</head>", f"{head().decode()}</head>")
+    expected = PAGE
+    for end, addition in additions().items():
+        expected = expected.replace(end.decode(), (addition + end).decode())
+    assert answer.text == expected
+    assert answer.text.index("<script>") < answer.text.index("<body>") < answer.text.index("<style>")
     assert int(answer.headers["content-length"]) == len(answer.content)
     assert "etag" not in answer.headers
     assert ".st-key-nav" in answer.text
@@ -59,6 +63,6 @@ def test_other_answers_pass_as_they_are(client: TestClient) -> None:
 
 
 def test_the_server_is_looked_for_where_the_page_names_end() -> None:
-    text = head().decode()
+    text = additions()[b"</head>"].decode()
     for name in ("request", "replay", "live"):
         assert f'"{name}"' in text

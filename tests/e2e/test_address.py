@@ -209,4 +209,5 @@ def test_a_page_that_is_opened_by_its_address_looks_for_nothing_in_vain(page: pl
     page.goto(f"{url}/findings?from=now-2h&to=now")
     see(page, "By rule")
     assert failed == []
-    assert ".st-key-nav" in page.locator("head style").all_inner_texts()[0]
+    size = page.locator(".stHeading h2").first.evaluate("heading => getComputedStyle(heading).fontSize")
+    assert size == "22.4px", "Streamlit's own styles come first"

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from history import goodbyes, heartbeats, history
 from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 from wire import encoded
 
 from kvtrail.tracer.events.events import Event
@@ -146,6 +147,37 @@ def test_numbers_agree_on_every_route(tracer: Tracer, monkeypatch: pytest.Monkey
     assert rule["findings"] == len(findings) == tracer.get("/api/overview")["totals"]["findings"]
     assert rule["requests"] == len({(each["engine"], each["request"]) for each in findings})
     assert (rule["healed"], rule["harmed"]) == (1, 1)
+
+
+def test_the_metrics_count_as_the_pages_do(tracer: Tracer) -> None:
+    """Requests, findings and deaths, in /metrics, in the api and so on every page."""
+    tracer.hear(DIED, dies=True, ended_by="AssertionError: Mismatch")
+    tracer.hear(HEALED, "c")
+    for number, end in enumerate(("end", "end aborted", "end error")):
+        tracer.hear(WELL.replace("end", end), f"e{number}")
+    families = [*text_string_to_metric_families(tracer.client.get("/metrics").text)]
+
+    def total(name: str, **labels: str) -> float:
+        samples = [each for family in families for each in family.samples if each.name == name]
+        assert samples, name
+        return sum(each.value for each in samples if labels.items() <= each.labels.items())
+
+    answer, totals = tracer.get("/api/status"), tracer.get("/api/overview")["totals"]
+    assert (
+        total("kvtrail_findings_total") == totals["findings"] == sum(each["findings"] for each in answer["rules"]) == 2
+    )
+    for rule in answer["rules"]:
+        assert total("kvtrail_findings_total", rule=rule["rule"]) == rule["findings"]
+    engines = tracer.get("/api/fleet")["engines"]
+    died = [each for each in engines if each["state"] == "died"]
+    deaths = [each for each in answer["statements"] if each["kind"] == "death"]
+    assert len(died) == len(deaths) == 1
+    assert total("kvtrail_engine_deaths_total") == len(died)
+    assert total("kvtrail_engine_lost_requests_total") == sum(each["lost"] for each in died)
+    for outcome, reason in (("finished", "stopped"), ("aborted", "aborted")):
+        assert total("kvtrail_requests_total", outcome=reason) == answer["outcomes"][outcome] > 0, outcome
+    # A call about the request of the engine that died raised: it has failed, and vLLM has not ended it.
+    assert answer["outcomes"]["failed"] == total("kvtrail_requests_total", outcome="error") + len(died)
 
 
 def test_what_very_old_findings_did_is_not_made_up(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
