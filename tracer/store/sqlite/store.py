@@ -105,8 +105,7 @@ class SqliteWriter:
                 pass
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
             (lambda descriptions: engines.put(self._db, dict(descriptions)), list(batch.engines.items())),
-            (partial(requests.put, self._db), batch.accounts),
-            (partial(measures.put, self._db), batch.accounts),
+            (self._put_accounts, batch.accounts),
             (partial(findings.put, self._db), batch.findings),
             (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
@@ -276,6 +275,10 @@ class SqliteWriter:
             if descriptor >= 0:
                 os.close(descriptor)
         self._claim = self._lock = -1
+
+    def _put_accounts(self, accounts: Sequence[Mapping[str, Any]]) -> None:
+        requests.put(self._db, accounts)
+        measures.put(self._db, accounts)
 
     def _put_out(self, batch: Batch) -> None:
         if self._outbox is not None:
