@@ -101,7 +101,7 @@ def test_is_the_offload_worth_its_memory(person: Person) -> None:
 
 def test_a_request_by_a_part_of_its_id(person: Person) -> None:
     person.go("Requests")
-    person.page.get_by_placeholder("Part of an id, or a whole trace id").fill("bug-0")
+    person.page.get_by_placeholder("Part of an id, a trace id, or a line of a log").fill("bug-0")
     until(lambda: {row[0][:5] for row in rows(person.page, "requests_table")} == {"bug-0"})
     person.open_row("requests_table")
     person.page.wait_for_url(re.compile("/request.*id=bug-0"))

@@ -35,6 +35,8 @@ VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 FOREIGN = "raise ImportError('this is somebody else')\n"
 REQUIRED = {"api": ("--store", "clickhouse://localhost")}
 """Options without which a command says nothing else."""
+NEED_NO_MORE = {"config", "note", "silence", "tenant"}
+"""Commands that need nothing, or only what the dashboard needs."""
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +374,7 @@ def test_the_dashboard_alone_runs_and_says_what_the_others_need(wheel: Path, tmp
     assert "--tracer" in printed([python.parent / "kvtrail", "dashboard", "--help"], tmp_path)
     code = "import kvtrail.dashboard.client, kvtrail.dashboard.views.answers; print('ok')"
     assert printed([python, "-c", code], tmp_path) == "ok\n"
-    for command in COMMANDS.keys() - EXTRAS.keys() - {"config"}:  # which needs nothing
+    for command in COMMANDS.keys() - EXTRAS.keys() - NEED_NO_MORE:
         said = re.escape(f"`kvtrail {command}` needs") + r" [\w.]+: pip install 'kvtrail\[tracer\]'"
         assert re.search(said, refused(python, command, *REQUIRED.get(command, ())))
     assert "vLLM" in refused(python, "demo")

@@ -139,6 +139,7 @@ def test_steps_say_what_changed_of_the_account() -> None:
 def test_every_number_of_an_account_can_be_seen_to_change() -> None:
     """A field that is added to the account must be shown, or be named here."""
     who_and_when = {
+        "identity",
         "engine",
         "request",
         "external",
