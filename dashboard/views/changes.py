@@ -77,13 +77,9 @@ def _moment(shown: TimeRange) -> int:
     at_ns = named if is_inside and named is not None else (shown.since_ns + shown.until_ns) // 2
     set_to(AT, text.clock(at_ns, now_ns=now_ns).partition(".")[0])
 
-    def write() -> None:
-        address.change({AT: st.session_state[AT]})
-
-    st.text_input(
+    _field(
+        AT,
         "At (UTC)",
-        key=AT,
-        on_change=when_chosen(AT, write),
         help=f"A moment inside the range: what was before it is compared with what came after. Type {EXAMPLES}.",
         width=220,
     )
@@ -91,6 +87,15 @@ def _moment(shown: TimeRange) -> int:
     if named is not None and not is_inside:
         st.caption("The moment lies outside the range: its middle is taken.")
     return at_ns
+
+
+def _field(name: str, label: str, *, help: str, width: int) -> None:
+    """A text field; what is typed becomes the part `name` of the address."""
+
+    def write() -> None:
+        address.change({name: st.session_state[name]})
+
+    st.text_input(label, key=name, on_change=when_chosen(name, write), help=help, width=width)
 
 
 def _choose_marker(shown: TimeRange) -> None:
@@ -132,13 +137,9 @@ def _earlier_range(shown: TimeRange) -> TimeRange:
         found, why = directly, str(error)
     set_to(BEFORE, found.field())
 
-    def write() -> None:
-        address.change({BEFORE: st.session_state[BEFORE]})
-
-    st.text_input(
+    _field(
+        BEFORE,
         "The range above, against (UTC)",
-        key=BEFORE,
-        on_change=when_chosen(BEFORE, write),
         help=f"Any other range, such as the same hour of yesterday. Type {EXAMPLES}.",
         width=390,
     )
