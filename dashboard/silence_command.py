@@ -30,7 +30,7 @@ def _user() -> str:
 @click.option("--engine", default="", help="Findings of the engine with this id or display name.")
 @click.option("--connector", default="", help="Findings of this connector.")
 @click.option("--vllm-version", default="", help="Findings of engines that report this version of vLLM.")
-@click.option("--kvtrail-version", default="", help="Findings of engines whose recorder is of this version.")
+@click.option("--kvtrail-version", default="", help="Findings of engines with a recorder of this version.")
 @click.option("--for", "lasts", type=Duration(), help="How long it lasts, such as 8h or 7d.")
 @click.option("--until-ended", is_flag=True, help="It lasts until somebody ends it.")
 @click.option("--why", default="", help="Why these findings are known: the issue, and what fixes it.")

@@ -3,7 +3,7 @@ group of requests explains how much of it.
 
 The mean over all requests is the sum of what each group adds to it: its own mean, times its share of the requests. So the
 shares of a dimension's groups add up to 1, as those of sums do (`changes`), and a group may explain a change because its
-requests became slower, or because there are more of them.
+requests are slower, or because there are more of them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Two engines with vLLM's own NIXL connector: each token that the engine that decodes computes has a cause, and it says what
-became of the hand-off."""
+"""Two engines with vLLM's own NIXL connector: each token that the engine that decodes computes has a cause, and it says how
+the hand-off ended."""
 
 from __future__ import annotations
 
