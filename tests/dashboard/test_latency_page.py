@@ -9,7 +9,8 @@ from history import START_NS
 
 from kvtrail.dashboard.content import groups, latency, trends
 from kvtrail.tracer.model.conditions import TIMES, parsed
-from kvtrail.tracer.serve.api.latency import Dimension, latency_of
+from kvtrail.tracer.model.grouping import OF_REQUESTS
+from kvtrail.tracer.serve.api.latency import latency_of
 from kvtrail.tracer.store import Selection
 from kvtrail.tracer.store.duration_bins import BOUNDS_NS
 
@@ -31,7 +32,7 @@ def answer(*cells: tuple[int, int, int], requests: int = 0) -> dict[str, Any]:
 
 def test_every_measure_has_words_and_so_has_every_dimension() -> None:
     assert {*latency.MEASURES} == {*TIMES}
-    assert {*groups.DIMENSIONS} == {*map(str, Dimension)}
+    assert {*groups.DIMENSIONS} == {*map(str, OF_REQUESTS)}
 
 
 def test_the_summary_has_the_percentiles_and_those_without() -> None:

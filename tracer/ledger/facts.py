@@ -30,6 +30,7 @@ from kvtrail.tracer.events.events import (
     TransferEnd,
 )
 from kvtrail.tracer.model.causes import Part
+from kvtrail.tracer.model.prefixes import prefix_of
 
 
 class Offer(Struct, eq=False):
@@ -204,10 +205,17 @@ class Breakdown(Struct, eq=False):
             end += part.tokens
         return end == self.lookup.total
 
+    @property
+    def prefix(self) -> str:
+        """The prefix of the prompt, as `prefix_of` has it. Empty where hashes are not known, and after a preemption: then
+        outputs are part of the chain."""
+        return "" if self.event.epoch else prefix_of(self.chain or (), self.block_size)
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""
         event = self.event
         return {
+            **({"prefix": self.prefix} if self.prefix else {}),
             "epoch": event.epoch,
             "total": self.lookup.total,
             "at_ns": event.end_ns,

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.phases import Phase
+from kvtrail.tracer.model.conditions import Condition
 
 
 class Lane(Struct, frozen=True, kw_only=True, gc=False):
@@ -44,16 +45,17 @@ class Window:
     Attributes:
         from_ns, to_ns: Unix nanoseconds.
         limit: most lanes.
-        engine, connector, status: exact values.
+        connector, status: exact values.
         engines: any of these engines; None means any.
+        where: conditions, all of which are met; a request whose measures are not known meets none.
         search: a part of the request's id or external id.
     """
 
     from_ns: int
     to_ns: int
     limit: int = 1000
-    engine: str = ""
     engines: Sequence[str] | None = None
+    where: Sequence[Condition] = ()
     connector: str = ""
     status: str = ""
     search: str = ""

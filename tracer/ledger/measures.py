@@ -25,18 +25,20 @@ OTHERWISE = ("aborted", "error")
 """The outcomes of requests that finished before their output was complete."""
 
 
-def measures_of(account: Account, causes: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def measures_of(account: Account, causes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The measures of a request, as JSON-ready data; `causes` are its admissions, as `Account.as_dict` gives them.
 
     `times` has nanoseconds: `duration` of a request that has ended, `first_token` where it is recorded when the prompt was
     computed, and the time in each phase that it has been in and left. `tokens` are those of its prompts, over all
-    admissions, by cause.
+    admissions, by cause. `prefix` names the beginning of its prompt, and is empty where that is not known.
     """
     tokens: Counter[str] = Counter()
+    prefix = ""
     for admission in causes:
+        prefix = prefix or admission.get("prefix", "")
         for part in admission["parts"]:
             tokens[part["cause"]] += part["tokens"]
-    return {"times": times_of(account), "tokens": dict(tokens)}
+    return {"times": times_of(account), "tokens": dict(tokens), "prefix": prefix}
 
 
 def times_of(account: Account) -> dict[str, int]:

@@ -16,8 +16,6 @@ ABORTED, ERROR = "aborted", "error"
 """vLLM's own words for how a request finished."""
 FINISHED, FAILED, ABANDONED = "finished", "failed", "abandoned"
 """The statuses of an account that has ended."""
-OPEN = ("queued", "admitted", "loading", "running", "preempted")
-"""The statuses of an account that has not."""
 
 
 class Outcome(StrEnum):
@@ -49,27 +47,32 @@ _OF_OPEN = {
     EngineState.LOST_CONTACT: Outcome.LOST_CONTACT,
 }
 """The outcome of a request that has not ended, by the state of its engine."""
-STATUSES = {
-    Outcome.FINISHED: (FINISHED,),
-    Outcome.ABORTED: (FINISHED,),
-    Outcome.FAILED: (FAILED, FINISHED),
-    Outcome.LOST: (ABANDONED, *OPEN),
-    Outcome.LOST_CONTACT: (ABANDONED, *OPEN),
-    Outcome.RUNNING: OPEN,
-}
-"""The statuses that a request of each outcome may have."""
 
 
 def outcome_of(status: str, reason: str | None, engine: EngineState) -> Outcome:
     """The outcome of a request, by its account's `status` and `outcome` (the reason), and by the state of its engine."""
+    return of_ending(ending_of(status, reason), engine)
+
+
+def ending_of(status: str, reason: str | None) -> Outcome:
+    """The outcome of a request as far as its account alone says: of one that has not ended, or with whose engine contact was
+    lost, it depends on the engine, too."""
     if has_failed(status) or reason == ERROR:
         return Outcome.FAILED
     if status == FINISHED:
         return Outcome.ABORTED if reason == ABORTED else Outcome.FINISHED
     if status == ABANDONED:
-        lost_contact = reason == UNHEARD and engine is EngineState.LOST_CONTACT
-        return Outcome.LOST_CONTACT if lost_contact else Outcome.LOST
-    return _OF_OPEN[engine]
+        return Outcome.LOST_CONTACT if reason == UNHEARD else Outcome.LOST
+    return Outcome.RUNNING
+
+
+def of_ending(ending: Outcome, engine: EngineState) -> Outcome:
+    """The outcome of a request with this ending, on an engine of this state."""
+    if ending is Outcome.RUNNING:
+        return _OF_OPEN[engine]
+    if ending is Outcome.LOST_CONTACT and engine is not EngineState.LOST_CONTACT:
+        return Outcome.LOST
+    return ending
 
 
 def described(status: str, reason: str | None, error: str | None) -> str:

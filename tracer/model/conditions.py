@@ -33,10 +33,15 @@ COUNTS = ("prompt", "computed", "recomputed", "preemptions")
 """The measures that are counts: tokens, or preemptions."""
 CAUSES = tuple(map(str, Cause))
 """The tokens of a cause."""
-TEXTS = ("tenant", "connector")
-"""What is compared with as a whole."""
+TEXTS = ("tenant", "connector", "prefix")
+"""What is compared with as a whole; the prefix as `model.prefixes` names it."""
 UNKNOWN = "unknown"
-"""The tenant or connector of requests with which it is not recorded."""
+"""The tenant, connector or prefix of requests with which it is not recorded."""
+ENDING = "ending"
+"""How a request ended as far as its account says (`liveness.outcome.ending_of`): no name that anybody may write, since the
+outcome depends on the engine, too."""
+AMONG = "in"
+"""The operator of a condition on the `ENDING`, whose value is a tuple of texts, each an engine and an ending."""
 NAMES = (*TIMES, *COUNTS, *CAUSES, *TEXTS)
 OPERATORS = (">=", "<=", ">", "<", "=")
 LARGEST = 2**62
@@ -55,14 +60,14 @@ class Condition:
     """One condition.
 
     Attributes:
-        name: what is compared, one of `NAMES`.
-        operator: one of `OPERATORS`.
-        value: nanoseconds, a count, or a text.
+        name: what is compared, one of `NAMES`, or `ENDING`.
+        operator: one of `OPERATORS`, or `AMONG`.
+        value: nanoseconds, a count, or a text; of the ending, those that meet the condition.
     """
 
     name: str
     operator: str
-    value: int | str
+    value: int | str | tuple[str, ...]
 
 
 def parsed(text: str) -> tuple[Condition, ...]:

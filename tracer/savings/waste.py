@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause
+from kvtrail.tracer.model.prefixes import name_of
 from kvtrail.tracer.savings.cause_sums import tenant_of
 
 WASTED = (Cause.EVICTED, Cause.RESET, Cause.STRANDED, Cause.REFUSED, Cause.FAILED_LOAD)
 """The causes of tokens that a cache of the engine holds or has held, and that were computed all the same. What another engine
 has computed (`elsewhere`), and what every prompt computes by rule (`last-token`, `unaligned`), is none."""
-PREFIX_BYTES = 8
-"""Of the hash of a block: enough to tell prefixes apart."""
 
 
 class WastedTokens(NamedTuple):
@@ -47,17 +45,6 @@ class WastedTokens(NamedTuple):
     start: int
     tokens: int
     admissions: int
-
-
-class WastedBy(StrEnum):
-    """What wasted tokens are summed up by."""
-
-    ENGINE = "engine"
-    TENANT = "tenant"
-    CAUSE = "cause"
-    TIER = "tier"
-    PREFIX = "prefix"
-    REQUEST = "request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +105,7 @@ def wasted_of(breakdown: Breakdown) -> list[WastedTokens]:
             cause=cause,
             tier=tier,
             tenant=tenant_of(breakdown.identity),
-            prefix=chain[block][:PREFIX_BYTES].hex() if is_known else "",
+            prefix=name_of(chain[block]) if is_known else "",
             start=block * size if is_known else lost[0].start,
             tokens=count,
             admissions=int(number == 0),

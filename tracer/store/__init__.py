@@ -16,11 +16,12 @@ from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.silences import Place, Sighting, Silence
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
-from kvtrail.tracer.savings.waste import WastedBy, WastedTokens, WasteFilter, WasteSum
+from kvtrail.tracer.savings.waste import WastedTokens, WasteFilter, WasteSum
 from kvtrail.tracer.store.handoffs import HandoffRow
 
 MAX_RECEIPTS = 65_536
@@ -163,14 +164,6 @@ class Selection:
     where: Sequence[Condition] = ()
 
 
-class By(StrEnum):
-    """What requests are grouped by in a store."""
-
-    ENGINE = "engine"
-    CONNECTOR = "connector"
-    TENANT = "tenant"
-
-
 @dataclass(slots=True)
 class Group:
     """The requests with the same `name`: how many; the tokens of their prompts (`asked`), those of them from vLLM's own cache
@@ -229,8 +222,10 @@ class Reader(Protocol):
     def tokens(self, which: Selection) -> dict[str, int]:
         """The tokens of these requests' prompts by cause, over all admissions."""
 
-    def groups(self, which: Selection, *, by: By, of: str, limit: int) -> list[Group]:
-        """The largest groups of these requests, with this measure of time, the largest first."""
+    def groups(
+        self, which: Selection, *, by: By, of: str, limit: int, names: Collection[str] | None = None
+    ) -> list[Group]:
+        """The largest groups of these requests, with this measure of time, the largest first; with `names`, of these."""
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         """One request by its engine's or external id; the latest one if an external id was used twice."""
@@ -283,7 +278,7 @@ class Reader(Protocol):
         `stretch_s` asks for longer ones, which are multiples of these.
         """
 
-    def wasted(self, by: Sequence[WastedBy], which: WasteFilter, *, limit: int) -> list[WasteSum]:
+    def wasted(self, by: Sequence[By], which: WasteFilter, *, limit: int) -> list[WasteSum]:
         """What admissions computed again, summed up by one or more labels, the most tokens first."""
 
     def wasted_from(self, which: WasteFilter, *, limit: int) -> int:

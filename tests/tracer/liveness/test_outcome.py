@@ -6,7 +6,7 @@ import pytest
 
 from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.outcome import OPEN, STATUSES, Impact, Outcome, described, impact_of, outcome_of
+from kvtrail.tracer.liveness.outcome import Impact, Outcome, described, impact_of, of_ending, outcome_of
 
 RUNNING, DIED, LOST_CONTACT = EngineState.RUNNING, EngineState.DIED, EngineState.LOST_CONTACT
 
@@ -30,12 +30,11 @@ def test_the_outcome_of_a_request(status: str, reason: str | None, engine: Engin
     assert outcome_of(status, reason, engine) is outcome
 
 
-def test_each_outcome_is_searched_for_among_all_statuses_that_may_have_it() -> None:
-    for status in (*OPEN, "finished", "failed", "abandoned"):
-        for reason in (None, "stopped", "aborted", "error", CUT_OFF, UNHEARD):
-            if (reason in ("stopped", "aborted", "error")) == (status == "finished") or reason is None:
-                for engine in EngineState:
-                    assert status in STATUSES[outcome_of(status, reason, engine)], (status, reason, engine)
+def test_only_what_depends_on_the_engine_is_left_open_by_an_ending() -> None:
+    decided = {outcome: {of_ending(outcome, engine) for engine in EngineState} for outcome in Outcome}
+    assert decided.pop(Outcome.RUNNING) == {Outcome.RUNNING, Outcome.LOST, Outcome.LOST_CONTACT}
+    assert decided.pop(Outcome.LOST_CONTACT) == {Outcome.LOST, Outcome.LOST_CONTACT}
+    assert decided == {outcome: {outcome} for outcome in decided}
 
 
 def test_how_a_request_ended_in_words() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from evicted_story import ABOUT, CHUNK
 from evicted_story import STORY as EVICTED
-from history import history
+from history import hash_of, history
 from msgspec.structs import replace
 from wire import encoded
 
@@ -21,6 +21,7 @@ from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import recovery
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.serve.receive.rebuild import rebuild
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.sqlite import opening, room
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -156,17 +157,18 @@ def test_an_older_store_is_copied_before_it_is_changed(
 ) -> None:
     path = tmp_path / "s.db"
     filled(path, 3)
-    monkeypatch.setattr(opening, "SCHEMA_VERSION", 5)
-    monkeypatch.setattr(opening, "CHANGES", {4: change})
+    today = opening.SCHEMA_VERSION
+    monkeypatch.setattr(opening, "SCHEMA_VERSION", today + 1)
+    monkeypatch.setattr(opening, "CHANGES", {today: change})
     if change is fail:
         with pytest.raises(StoreError, match="no such table: nowhere"):
             SqliteWriter(path)
     else:
         SqliteWriter(path).close()
-    copy = tmp_path / "s.db.schema-4"
+    copy = tmp_path / f"s.db.schema-{today}"
     for file, is_changed in ((path, change is add_column), (copy, False)):
         db = sqlite3.connect(file)
-        assert db.execute("PRAGMA user_version").fetchone() == (5 if is_changed else 4,)
+        assert db.execute("PRAGMA user_version").fetchone() == (today + 1 if is_changed else today,)
         assert ("rack" in [column[1] for column in db.execute("PRAGMA table_info(engines)")]) is is_changed
         assert db.execute("SELECT count(*) FROM requests").fetchone() == (3,)
         db.close()
@@ -178,6 +180,7 @@ def test_a_store_of_schema_3_gets_the_settings_of_launches(tmp_path: Path) -> No
     db = sqlite3.connect(path)
     db.execute("ALTER TABLE launches DROP COLUMN settings")
     db.execute("DROP TABLE markers")
+    db.execute("DROP TABLE request_measures")
     db.execute("PRAGMA user_version=3")
     db.commit()
     db.close()
@@ -188,6 +191,34 @@ def test_a_store_of_schema_3_gets_the_settings_of_launches(tmp_path: Path) -> No
     assert [launch.settings for launch in writer.launches()] == [{"vLLM": "0.12"}]
     writer.close()
     assert SqliteReader(path).markers(since_ns=0, until_ns=10, limit=9) == [note]
+
+
+def test_a_store_of_schema_4_has_how_requests_ended_and_after_a_rebuild_their_prefixes(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    pipeline = Pipeline(SqliteWriter(path), Metrics())
+    for number, end in enumerate(("end", "end aborted", "L 96 c0 -> !OSError")):
+        hear(pipeline, f"r{number}", f"start 96 of a b c\nL 96 c0 h64 -> 64\nA 64 [1-6]\n{end}")
+    pipeline.close()
+    prefix, ended = hash_of("b").hex(), ("finished", "aborted", "failed")
+    assert _measured(path) == [(prefix, each) for each in ended]
+    db = sqlite3.connect(path)
+    for column in ("prefix", "ending"):
+        db.execute(f"ALTER TABLE request_measures DROP COLUMN {column}")
+    db.execute("PRAGMA user_version=4")
+    db.commit()
+    db.close()
+    SqliteWriter(path).close()
+    assert _measured(path) == [("unknown", each) for each in ended]
+    rebuild(path)
+    assert _measured(path) == [(prefix, each) for each in ended]
+
+
+def _measured(path: Path) -> list[tuple[str, str]]:
+    db = sqlite3.connect(path)
+    try:
+        return db.execute("SELECT prefix, ending FROM request_measures ORDER BY number").fetchall()
+    finally:
+        db.close()
 
 
 def test_the_oldest_leave_when_the_store_is_too_large_and_the_disk_gets_its_room_back(

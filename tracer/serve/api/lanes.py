@@ -12,9 +12,9 @@ from kvtrail.tracer.ledger.lanes import Lane, Window, segments
 from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.outcome import is_over
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver, deaths
 from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.request_filter import Where
 from kvtrail.tracer.serve.api.requests import MAX_NS
 from kvtrail.tracer.store import Reader
 
@@ -71,10 +71,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     def lanes(
         from_ns: Moment,
         to_ns: Moment,
-        chosen: ChosenEngines,
+        which: Where,
         limit: Annotated[int, Query(ge=1, le=5000, description="at most so many requests")] = 1000,
         points: Annotated[int, Query(ge=100, le=20_000, description="resolution: moments across the window")] = 2000,
-        engine: str = "",
         connector: str = "",
         status: str = "",
         q: Annotated[str, Query(description="part of the engine's or the external id")] = "",
@@ -82,8 +81,8 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         if not 0 < to_ns - from_ns <= LONGEST_NS:
             raise HTTPException(422, "to_ns must lie after from_ns, and at most 400 days after it")
         window = Window(
-            from_ns=from_ns, to_ns=to_ns, limit=limit, engine=engine, engines=chosen, connector=connector, status=status,
-            search=q,
+            from_ns=from_ns, to_ns=to_ns, limit=limit, engines=which.engines, where=which.where, connector=connector,
+            status=status, search=q,
         )  # fmt: skip
         return _columns(reader, window, process, points=points)
 

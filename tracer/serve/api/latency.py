@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel
 
+from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.conditions import TIMES, Time
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.model.grouping import By, OfRequests
 from kvtrail.tracer.serve.api.ranges import Moment, moments
 from kvtrail.tracer.serve.api.request_filter import Where
-from kvtrail.tracer.store import By, Group, Reader, Selection
+from kvtrail.tracer.store import Group, Reader, Selection
 from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentile
 
 MAX_STRETCHES = 60
@@ -26,17 +26,9 @@ MAX_STRETCHES = 60
 MAX_GROUPS = 50
 """The largest groups that are shown."""
 PERCENTILES = (50, 90, 99)
+_SUMS = ("requests", "asked", "held", "loaded")
 _MERGED = 2 ** (SCALE - 1)
 """Bins of the stores that make up one of the heat map: two in each octave."""
-
-
-class Dimension(StrEnum):
-    """What requests may be grouped by."""
-
-    ENGINE = "engine"
-    MODEL = "model"
-    CONNECTOR = "connector"
-    TENANT = "tenant"
 
 
 Of = Annotated[Time, Query(description="the measure of time")]
@@ -118,34 +110,30 @@ class Groups(BaseModel):
     requests: int
     """All requests of the range that meet the filters, in whichever group."""
     groups: list[RequestGroup]
+    others: RequestGroup | None
+    """All requests of smaller groups together; None where all groups are shown."""
+
+
+def _selected(which: Where, since_ns: Moment = None, until_ns: Moment = None) -> Selection:
+    since, until = moments(since_ns, until_ns)
+    return Selection(since_ns=since, before_ns=until, engines=which.engines, where=which.where)
+
+
+Selected = Annotated[Selection, Depends(_selected)]
+"""The requests of a range that meet the filters."""
 
 
 def add_routes(api: APIRouter, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
-    def selection(
-        where: Where, chosen: ChosenEngines, engine: str = "", since_ns: Moment = None, until_ns: Moment = None
-    ) -> Selection:
-        since, until = moments(since_ns, until_ns)
-        if engine:
-            chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
-        return Selection(since_ns=since, before_ns=until, engines=chosen, where=where)
-
     @api.get("/latency", summary="How long requests took, over time: percentiles and a heat map")
-    def latency(
-        where: Where, chosen: ChosenEngines, engine: str = "", of: Of = Time.DURATION, since_ns: Moment = None,
-        until_ns: Moment = None,
-    ) -> Latency:  # fmt: skip
-        which = selection(where, chosen, engine, since_ns, until_ns)
+    def latency(which: Selected, of: Of = Time.DURATION) -> Latency:
         step_ns = max(1, -(-(which.before_ns - which.since_ns) // MAX_STRETCHES))
         counted = reader.durations(which, of=of, step_ns=step_ns)
         return latency_of(counted, which, of=of, step_ns=step_ns, requests=reader.count(which))
 
     @api.get("/latency/measures", summary="How long requests spent in each phase, and why their tokens were computed")
-    def measures(
-        where: Where, chosen: ChosenEngines, engine: str = "", since_ns: Moment = None, until_ns: Moment = None
-    ) -> Measures:
-        which = selection(where, chosen, engine, since_ns, until_ns)
+    def measures(which: Selected) -> Measures:
         counts = reader.durations_of(which, of=TIMES)
         return Measures(
             since_ns=which.since_ns,
@@ -155,28 +143,31 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
             tokens=dict(sorted(reader.tokens(which).items())),
         )
 
-    @api.get("/latency/groups", summary="Requests by engine, model, connector or tenant: percentiles and hit rates")
-    def groups(
-        where: Where, chosen: ChosenEngines, by: Dimension, engine: str = "", of: Of = Time.DURATION,
-        since_ns: Moment = None, until_ns: Moment = None,
-    ) -> Groups:  # fmt: skip
-        which = selection(where, chosen, engine, since_ns, until_ns)
+    @api.get(
+        "/latency/groups",
+        summary="Requests by engine, model, connector, tenant or prefix of the prompt: percentiles and hit rates",
+    )
+    def groups(which: Selected, by: OfRequests, of: Of = Time.DURATION) -> Groups:
         known = reader.engines()
         models = {name: str(about["model"]) for name, about in known.items()}
-        in_store = By.ENGINE if by is Dimension.MODEL else By(by)
+        in_store = By.ENGINE if by is By.MODEL else by
         # A model's engines may be many and small: all of them are read, and added up.
-        limit = max(MAX_GROUPS, len(known)) if by is Dimension.MODEL else MAX_GROUPS
+        limit = max(MAX_GROUPS, len(known)) if by is By.MODEL else MAX_GROUPS
         found = reader.groups(which, by=in_store, of=of, limit=limit)
-        if by is Dimension.MODEL:
+        if by is By.MODEL:
             found = merged(found, models)
-        names = {name: str(about["name"]) for name, about in known.items()} if by is Dimension.ENGINE else {}
+        names = {name: str(about["name"]) for name, about in known.items()} if by is By.ENGINE else {}
+        found, requests = found[:MAX_GROUPS], reader.count(which)
+        has_others = requests > sum(group.requests for group in found)
+        others = rest(reader, which, found, of=of, requests=requests) if has_others else None
         return Groups(
             since_ns=which.since_ns,
             until_ns=which.before_ns,
             by=by,
             of=of,
-            requests=reader.count(which),
-            groups=[_group(group, names) for group in found[:MAX_GROUPS]],
+            requests=requests,
+            groups=[_group(group, names) for group in found],
+            others=None if others is None else _group(others, names),
         )
 
 
@@ -215,10 +206,23 @@ def merged(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
     for group in groups:
         name = names.get(group.name, "")
         into = found.setdefault(name, Group(name, 0, 0, 0, 0))
-        for what in ("requests", "asked", "held", "loaded"):
+        for what in _SUMS:
             setattr(into, what, getattr(into, what) + getattr(group, what))
         into.bins = dict(Counter(into.bins) + Counter(group.bins))
     return sorted(found.values(), key=lambda group: (-group.requests, group.name))
+
+
+def rest(reader: Reader, which: Selection, shown: Iterable[Group], *, of: str, requests: int) -> Group:
+    """The requests that are in none of these groups, as one."""
+    tokens, bins = reader.tokens(which), Counter(reader.durations_of(which, of=[of])[of])
+    held, loaded = (tokens.get(cause, 0) for cause in REUSED)
+    others = Group("", requests, sum(tokens.values()), held, loaded)
+    for group in shown:
+        bins.subtract(group.bins)
+        for what in _SUMS:
+            setattr(others, what, max(0, getattr(others, what) - getattr(group, what)))  # some may have come in between
+    others.bins = dict(+bins)
+    return others
 
 
 def _group(group: Group, names: Mapping[str, str]) -> RequestGroup:

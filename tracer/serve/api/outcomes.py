@@ -4,28 +4,22 @@ filtered by their outcome. `liveness/` has the rules; no store knows an outcome,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.liveness.deploys import last_deploys
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
-from kvtrail.tracer.liveness.outcome import OPEN, STATUSES, Outcome, impact_of, outcome_of
+from kvtrail.tracer.liveness.outcome import Outcome, impact_of, of_ending, outcome_of
+from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
 from kvtrail.tracer.model.silences import Silencing, place_of
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
-from kvtrail.tracer.store import Reader, Sort
+from kvtrail.tracer.store import Reader
 
-MOST = 20_000
-"""So many requests of a status are searched for those of an outcome."""
 _OF_ENGINE = ("service", "model")
 """What a request says of its engine."""
-_COUNTS = {Sort.WAITING: "waited_ns", Sort.RECOMPUTED: "recomputed", Sort.LOADS: "loads", Sort.FINDINGS: "findings"}
-
-Ask = Callable[..., Sequence[dict[str, Any]]]
-"""A reader's `requests`, some of whose arguments are given already."""
 
 
 class OutcomeResolver:
@@ -137,29 +131,15 @@ class OutcomeResolver:
             counts[self.outcome_of(engine, status, reason)] += count
         return counts
 
-    def requests_with(
-        self, outcome: Outcome, ask: Ask, *, status: str, engines: Sequence[str] | None, sort: Sort, limit: int
-    ) -> list[dict[str, Any]]:
-        """The first `limit` requests that have this outcome, sorted."""
-        found: list[dict[str, Any]] = []
-        for each in STATUSES[outcome]:
-            if status in ("", each):
-                of = engines
-                if each in OPEN:  # all open requests of an engine have the same outcome
-                    known = self.engines if engines is None else engines
-                    of = [engine for engine in known if outcome_of(each, None, self.state(engine)) is outcome]
-                found += self._first_with(outcome, partial(ask, status=each, engines=of, sort=sort), limit)
-        return sorted(found, key=lambda request: _rank(request, sort), reverse=True)[:limit]
-
-    def _first_with(self, outcome: Outcome, ask: Ask, limit: int) -> list[dict[str, Any]]:
-        """The first `limit` of one status: ever more are asked for, until enough of them have the outcome."""
-        most = limit
-        while True:
-            asked = ask(limit=most)
-            found = [request for request in map(self.request, asked) if request["outcome"] is outcome]
-            if len(found) >= limit or len(asked) < most or most >= MOST:
-                return found[:limit]
-            most = min(MOST, 4 * most)
+    def condition(self, outcome: Outcome) -> Condition:
+        """What requests with this outcome meet in a store, which knows their endings."""
+        meant = (
+            f"{engine} {ending}"
+            for engine in self.engines
+            for ending in Outcome
+            if of_ending(ending, self.state(engine)) is outcome
+        )
+        return Condition(ENDING, AMONG, tuple(meant))
 
     def _outcomes(self, requests: Collection[Key]) -> dict[Key, Outcome]:
         known = self._reader.outcomes(requests) if requests else {}
@@ -168,14 +148,6 @@ class OutcomeResolver:
     def outcome_of(self, engine: str, status: str, reason: str | None) -> Outcome:
         """The outcome of a request of this engine, by the `status` and `outcome` of its account."""
         return outcome_of(status, reason, self.state(engine))
-
-
-def _rank(request: Mapping[str, Any], sort: Sort) -> tuple[int, int]:
-    """Its place in the order of the stores."""
-    started_ns = int(request["started_ns"])
-    if sort is Sort.DURATION:
-        return request["last_ns"] - started_ns, started_ns
-    return request.get(_COUNTS.get(sort, "")) or 0, started_ns
 
 
 def deaths(launches: Iterable[Launch]) -> list[dict[str, Any]]:

@@ -1,12 +1,16 @@
-"""Which requests an answer of the api is about, by conditions on their durations, tokens and tenant."""
+"""Which requests an answer of the api is about: by engine, model, tenant, outcome, and conditions on durations and tokens."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, HTTPException, Query
+from fastapi import Depends, HTTPException, Query, Request
 
+from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.conditions import NAMES, BadCondition, Condition, parsed
+from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 
 _ABOUT = (
     "conditions on the requests, joined by `and`: `duration > 2s and evicted >= 100`. Times have a unit; a cause means its"
@@ -14,12 +18,40 @@ _ABOUT = (
 )
 
 
-def _where(where: Annotated[str, Query(max_length=1000, description=_ABOUT)] = "") -> tuple[Condition, ...]:
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """Selects requests.
+
+    Attributes:
+        engines: of any of these engines; None means any.
+        where: conditions, all of which are met.
+    """
+
+    engines: list[str] | None
+    where: tuple[Condition, ...]
+
+
+def _filter(
+    request: Request,
+    chosen: ChosenEngines,
+    engine: str = "",
+    tenant: Annotated[str, Query(description="as the tenants' digests name it")] = "",
+    outcome: Annotated[Outcome | None, Query(description="how they ended")] = None,
+    where: Annotated[str, Query(max_length=1000, description=_ABOUT)] = "",
+) -> RequestFilter:
+    if engine:
+        chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
     try:
-        return parsed(where)
+        conditions = parsed(where)
     except BadCondition as error:
         raise HTTPException(400, f"where: {error}") from error
+    if tenant:
+        conditions += (Condition("tenant", "=", tenant),)
+    if outcome is not None:
+        state = request.app.state
+        conditions += (OutcomeResolver(state.process, state.reader).condition(outcome),)
+    return RequestFilter(chosen, conditions)
 
 
-Where = Annotated[tuple[Condition, ...], Depends(_where)]
-"""The conditions of a request of the api. One that is none is answered with 400, and the reason."""
+Where = Annotated[RequestFilter, Depends(_filter)]
+"""The filter of a request of the api. Conditions that are none are answered with 400, and the reason."""

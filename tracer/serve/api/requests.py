@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -23,10 +22,8 @@ from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger import handoff_clocks
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
-from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.serve.api.download import part_about
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.request_filter import Where
@@ -122,15 +119,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
 
     @api.get("/requests", summary="Requests, latest first, or sorted otherwise, or those similar to another")
     def requests(
-        chosen: ChosenEngines,
-        where: Where,
+        which: Where,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
-        outcome: Annotated[
-            Outcome | None, Query(description="how it ended; of a status, the latest 20,000 are looked at")
-        ] = None,
         verdict: str = "",
-        engine: str = "",
         since_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started at or after")] = None,
         before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
         sort: Annotated[
@@ -147,19 +139,17 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             same = [name for name, about in resolver.engines.items() if about["model"] == model]
             found = similar_requests(reader, one, engines=same, limit=limit)
         else:
-            if engine:
-                chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
-            ask = partial(
-                reader.requests,
+            found = reader.requests(
                 search=ids.bounded(search),
+                status=status,
                 verdict=verdict,
+                engines=which.engines,
+                where=which.where,
                 since_ns=since_ns,
                 before_ns=before_ns,
-                where=where,
+                sort=sort,
+                limit=limit,
             )
-            if outcome is not None:
-                return resolver.requests_with(outcome, ask, status=status, engines=chosen, sort=sort, limit=limit)
-            found = ask(status=status, engines=chosen, sort=sort, limit=limit)
         return [resolver.request(account) for account in found]
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")

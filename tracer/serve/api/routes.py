@@ -175,7 +175,7 @@ def application(
         process.errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
 
-    app.state.reader = reader
+    app.state.reader, app.state.process = reader, process
     api = APIRouter(prefix="/api", tags=["Reading"], dependencies=fresh)
     _add_routes(api, process, shipper, reader)
     if isinstance(process, Pipeline):

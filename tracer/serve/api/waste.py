@@ -11,10 +11,11 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
 from kvtrail.tracer.model.causes import REUSED
+from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.savings.cause_sums import causes_of
 from kvtrail.tracer.savings.cells import interval_s
 from kvtrail.tracer.savings.sums import prefill_rates
-from kvtrail.tracer.savings.waste import WASTED, Waste, WastedBy, WasteFilter, WasteSum, grouped
+from kvtrail.tracer.savings.waste import WASTED, Waste, WasteFilter, WasteSum, grouped
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.ranges import Moment, moments
 from kvtrail.tracer.serve.tenants import TenantNames
@@ -85,7 +86,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         )
         names = {name: each["name"] for name, each in known.items()}
         models = {name: each["model"] for name, each in known.items()}
-        by = [WastedBy.ENGINE, WastedBy.TENANT, WastedBy.CAUSE, WastedBy.TIER]
+        by = [By.ENGINE, By.TENANT, By.CAUSE, By.TIER]
         every = reader.wasted(by, answer.which, limit=MOST_GROUPS)
 
         def groups(labels: Sequence[str], *places: int) -> list[dict[str, Any]]:
@@ -118,15 +119,15 @@ class _Answer:
 
     def prefixes(self) -> list[dict[str, Any]]:
         """The most expensive prefixes. Those of unknown hashes are left out."""
-        top = [each.of[0] for each in self._reader.wasted([WastedBy.PREFIX], self.which, limit=MOST_PREFIXES + 1)]
+        top = [each.of[0] for each in self._reader.wasted([By.PREFIX], self.which, limit=MOST_PREFIXES + 1)]
         top = [name for name in top if name][:MOST_PREFIXES]
         which = replace(self.which, prefixes=top)
-        parts = self._reader.wasted([WastedBy.ENGINE, WastedBy.PREFIX], which, limit=MOST_GROUPS) if top else []
+        parts = self._reader.wasted([By.ENGINE, By.PREFIX], which, limit=MOST_GROUPS) if top else []
         return _listed(["prefix"], grouped(parts, lambda of: (of[1],), engine=0, rates=self.rates))
 
     def requests(self) -> list[dict[str, Any]]:
         """The requests that computed most again."""
-        by = [WastedBy.ENGINE, WastedBy.REQUEST, WastedBy.PREFIX]
+        by = [By.ENGINE, By.REQUEST, By.PREFIX]
         found: list[WasteSum] = self._reader.wasted(by, self.which, limit=MOST_REQUESTS)
         return _listed(["engine", "request", "prefix"], grouped(found, lambda of: of, engine=0, rates=self.rates))
 

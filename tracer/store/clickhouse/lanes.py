@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
+from kvtrail.tracer.store.clickhouse import measures
 from kvtrail.tracer.store.clickhouse.database import Database, all_of
 
 FIELDS = (
@@ -39,13 +40,15 @@ class LaneReader(Database):
         conditions, values = all_of(
             {
                 "started_ns <= {to_ns:Int64}": window.to_ns,
-                "engine = {engine:String}": window.engine,
                 "engine IN {engines:Array(String)}": None if window.engines is None else [*window.engines],
                 "connector = {connector:String}": window.connector,
                 "status = {status:String}": window.status,
                 "(position(request, {search:String}) > 0 OR position(external, {search:String}) > 0)": window.search,
             }
         )
+        if window.where:
+            condition, compared = measures.met(window.where)
+            conditions, values = f"{conditions} AND {condition}", values | compared
         overlapping = (
             f"FROM kvtrail_lanes FINAL {conditions}"
             " AND (last_ns >= {from_ns:Int64} OR (ended_ns IS NULL AND engine IN {live:Array(String)}))"

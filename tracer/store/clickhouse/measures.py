@@ -1,18 +1,21 @@
-"""What requests are measured by, in ClickHouse: durations, tokens by cause, and the tenant."""
+"""What requests are measured by, in ClickHouse: durations, tokens by cause, the tenant, the prefix, and how
+they ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from kvtrail.tracer.liveness.outcome import ending_of
 from kvtrail.tracer.model.causes import REUSED
-from kvtrail.tracer.model.conditions import COUNTS, TEXTS, TIMES, UNKNOWN, Condition
-from kvtrail.tracer.store import LARGEST, By, Group, Selection
+from kvtrail.tracer.model.conditions import AMONG, COUNTS, ENDING, TEXTS, TIMES, UNKNOWN, Condition
+from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.store import LARGEST, Group, Selection
 from kvtrail.tracer.store.clickhouse.database import Database
 from kvtrail.tracer.store.duration_bins import bin_sql
 
 FIELDS = (
-    "request", "started_ns", "last_ns", *TEXTS, *(f"{name}_ns" for name in TIMES), *COUNTS, "tokens",
+    "request", "started_ns", "last_ns", *TEXTS, *(f"{name}_ns" for name in TIMES), *COUNTS, "tokens", ENDING,
 )  # fmt: skip
 """The columns of a row, besides those of its engine."""
 _SUMS = ("arraySum(mapValues(tokens))", *(f"tokens['{cause}']" for cause in REUSED))
@@ -26,15 +29,26 @@ def row_of(account: Mapping[str, Any]) -> tuple[Any, ...]:
     counts = (account["prompt"], computed, account["recomputed"], account["epoch"])
     return (
         account["request"], account["started_ns"], account["last_ns"], account["identity"] or UNKNOWN,
-        account["connector"] or UNKNOWN,
+        account["connector"] or UNKNOWN, account.get("prefix") or UNKNOWN,
         *(times.get(name) for name in TIMES), *(None if count is None else min(count, LARGEST) for count in counts), tokens,
+        str(ending_of(account["status"], account["outcome"])),
     )  # fmt: skip
 
 
 def chosen(where: Sequence[Condition]) -> tuple[list[str], dict[str, Any]]:
     """These conditions on the row of a request's measures, and the values by the name of their parameter."""
-    values = {f"value{number}": each.value for number, each in enumerate(where)}
+    values = {
+        f"value{number}": [*each.value] if isinstance(each.value, tuple) else each.value
+        for number, each in enumerate(where)
+    }
     return [_condition(each, name) for each, name in zip(where, values, strict=True)], values
+
+
+def met(where: Sequence[Condition], *others: str) -> tuple[str, dict[str, Any]]:
+    """A condition on a row of a request that its measures meet these and others, and the values by their parameters."""
+    conditions, values = chosen(where)
+    met_by = f"SELECT engine, request FROM kvtrail_request_measures FINAL WHERE {' AND '.join([*conditions, *others])}"
+    return f"(engine, request) IN ({met_by})", values
 
 
 class MeasureReader(Database):
@@ -73,8 +87,13 @@ class MeasureReader(Database):
         ((by_cause,),) = self.query(f"SELECT sumMap(tokens) {selected}", **values)
         return dict(by_cause)
 
-    def groups(self, which: Selection, *, by: By, of: str, limit: int) -> list[Group]:
+    def groups(
+        self, which: Selection, *, by: By, of: str, limit: int, names: Collection[str] | None = None
+    ) -> list[Group]:
         selected, values = _selected(which)
+        if names is not None:
+            selected += f" AND {by} IN {{wanted:Array(String)}}"
+            values["wanted"] = [*names]
         sums = ", ".join(f"sum({each})" for each in _SUMS)
         rows = self.query(
             f"SELECT {by} AS name, count() AS requests, {sums} {selected} GROUP BY name ORDER BY requests DESC, name"
@@ -107,6 +126,8 @@ def _selected(which: Selection) -> tuple[str, dict[str, Any]]:
 
 
 def _condition(each: Condition, parameter: str) -> str:
+    if each.operator == AMONG:
+        return f"concat(engine, ' ', {each.name}) IN {{{parameter}:Array(String)}}"
     if each.name in TEXTS:
         return f"{each.name} {each.operator} {{{parameter}:String}}"
     column = f"{each.name}_ns" if each.name in TIMES else each.name if each.name in COUNTS else f"tokens['{each.name}']"

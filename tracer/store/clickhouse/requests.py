@@ -71,14 +71,10 @@ class RequestReader(Database):
             }
         )
         if where:
-            of_measures, compared = measures.chosen(where)
+            begun = [] if since_ns is None else ["started_ns >= {since_ns:Int64}"]
+            condition, compared = measures.met(where, *begun)
             values |= compared
-            if since_ns is not None:
-                of_measures.append("started_ns >= {since_ns:Int64}")
-            conditions += (
-                " AND (engine, request) IN (SELECT engine, request FROM kvtrail_request_measures FINAL"
-                f" WHERE {' AND '.join(of_measures)})"
-            )
+            conditions += f" AND {condition}"
         order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC, request LIMIT {{limit:UInt32}}"
         # First who it is, from narrow columns; then the accounts of these few.
         rows = self.query(

@@ -13,11 +13,11 @@ seconds (`_s`).
 from __future__ import annotations
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.model.conditions import COUNTS, TEXTS, TIMES
+from kvtrail.tracer.model.conditions import COUNTS, ENDING, TIMES, UNKNOWN
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 
-VERSION = 4
+VERSION = 5
 _LONGEST_HOURS = 20 * 366 * 24
 """ClickHouse's DateTime ends in 2106, and wraps around after it."""
 
@@ -102,7 +102,7 @@ ORDER BY (engine, request)"""
 
 MEASURES = f"""CREATE TABLE IF NOT EXISTS kvtrail_request_measures (
     {_DIMENSIONS}, request String, started_ns Int64, last_ns Int64,
-    {", ".join(f"{name} LowCardinality(String)" for name in TEXTS)},
+    tenant LowCardinality(String), connector LowCardinality(String),
     {", ".join(f"{name}_ns Nullable(Int64)" for name in TIMES)},
     {", ".join(f"{name} Nullable(Int64)" for name in COUNTS)},
     tokens Map(LowCardinality(String), Int64), written UInt64,
@@ -111,6 +111,10 @@ MEASURES = f"""CREATE TABLE IF NOT EXISTS kvtrail_request_measures (
 {_DAY_OF.format("started_ns")}
 ORDER BY (engine, request)"""
 """What requests are filtered, counted and grouped by; `tokens` are those of their prompts by cause."""
+
+MEASURES_LATER = f"""ALTER TABLE kvtrail_request_measures
+    ADD COLUMN IF NOT EXISTS prefix String DEFAULT '{UNKNOWN}' CODEC(ZSTD(1)),
+    ADD COLUMN IF NOT EXISTS {ENDING} LowCardinality(String) DEFAULT '{UNKNOWN}'"""
 
 FINDINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_findings (
     id String, {_DIMENSIONS}, request String, connector LowCardinality(String),
@@ -205,6 +209,7 @@ ORDER BY tuple()"""
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, WASTE, ACTIVITY, ENGINES,
     LAUNCHES, LAUNCH_SETTINGS, HANDOFFS, SILENCES, MARKERS, MEASURES,
+    MEASURES_LATER,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrail.tracer.savings.waste import WastedBy, WasteFilter, WasteSum
+from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.savings.waste import WasteFilter, WasteSum
 from kvtrail.tracer.store.clickhouse.database import Database, all_of
 
 
 class WasteReader(Database):
     """The part of `Reader` that is about wasted tokens."""
 
-    def wasted(self, by: Sequence[WastedBy], which: WasteFilter, *, limit: int) -> list[WasteSum]:
+    def wasted(self, by: Sequence[By], which: WasteFilter, *, limit: int) -> list[WasteSum]:
         columns = ", ".join(by)
         conditions, values = all_of(
             {

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
+from kvtrail.tracer.store.sqlite import measures
 from kvtrail.tracer.store.sqlite.database import from_text, readable, to_text, whatever_texts
 from kvtrail.tracer.store.sqlite.requests import RequestReader
 
@@ -176,9 +177,11 @@ def _tier(
 
 
 def _filters(window: Window) -> tuple[str, list[Any]]:
-    wanted = {"engine": window.engine, "connector": window.connector, "status": window.status}
-    conditions = [f" AND lanes.{name} = ?" for name, value in wanted.items() if value]
-    values: list[Any] = [value for value in wanted.values() if value]
+    wanted: dict[str, Any] = {"connector": window.connector, "status": window.status}
+    wanted = {f"lanes.{name} = ?": value for name, value in wanted.items() if value}
+    wanted |= measures.met(window.where, by="lanes")
+    conditions = [f" AND {condition}" for condition in wanted]
+    values = [*wanted.values()]
     if window.engines is not None:
         conditions.append(" AND lanes.engine IN (SELECT value FROM json_each(?))")
         values.append(to_text([*window.engines]))

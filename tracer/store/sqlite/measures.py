@@ -1,4 +1,5 @@
-"""What requests are measured by, in a narrow table in the order of their start: durations, tokens by cause, and the tenant.
+"""What requests are measured by, in a narrow table in the order of their start: durations, tokens by cause, the tenant, the
+prefix, and how they ended.
 
 A request's row is beside its account, so a range of time is counted by any of these without reading accounts.
 """
@@ -6,23 +7,29 @@ A request's row is beside its account, so a range of time is counted by any of t
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from kvtrail.tracer.liveness.outcome import ending_of
 from kvtrail.tracer.model.causes import REUSED
-from kvtrail.tracer.model.conditions import COUNTS, TEXTS, TIMES, UNKNOWN, Condition
-from kvtrail.tracer.store import LARGEST, By, Group, Selection
+from kvtrail.tracer.model.conditions import AMONG, COUNTS, ENDING, TEXTS, TIMES, UNKNOWN, Condition
+from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.store import LARGEST, Group, Selection
 from kvtrail.tracer.store.duration_bins import bin_sql
-from kvtrail.tracer.store.sqlite.database import Database, to_text, whole_sum
+from kvtrail.tracer.store.sqlite.database import Database, member, to_text, whole_sum
 
 _NOTED = (*COUNTS, *map(str, REUSED), "asked")
-_COLUMNS = ("started_ns", "engine", *TEXTS, *(f"{name}_ns" for name in TIMES), *_NOTED, "tokens")
+_LATER = ("prefix", ENDING)
+"""Columns that schema 5 added. What a store before it had is `UNKNOWN`, until it is filled in."""
+_EARLIER = tuple(name for name in TEXTS if name not in _LATER)
+_COLUMNS = ("started_ns", "engine", *_EARLIER, *(f"{name}_ns" for name in TIMES), *_NOTED, "tokens", *_LATER)
+_ADDED = tuple(f"{name} TEXT NOT NULL DEFAULT '{UNKNOWN}'" for name in _LATER)
 SCHEMA = (
     f"""CREATE TABLE IF NOT EXISTS request_measures (
     number INTEGER NOT NULL,  -- the request's
-    started_ns INTEGER NOT NULL, engine TEXT NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in TEXTS)},
+    started_ns INTEGER NOT NULL, engine TEXT NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in _EARLIER)},
     {", ".join(f"{name}_ns INTEGER" for name in TIMES)},
-    {", ".join(f"{name} INTEGER" for name in _NOTED)}, tokens TEXT NOT NULL,
+    {", ".join(f"{name} INTEGER" for name in _NOTED)}, tokens TEXT NOT NULL, {", ".join(_ADDED)},
     PRIMARY KEY (started_ns, number)
 ) WITHOUT ROWID""",
     """CREATE TRIGGER IF NOT EXISTS request_measures_move AFTER UPDATE OF started_ns ON requests
@@ -40,6 +47,20 @@ _PUT = (
 _TOKENS = "CASE WHEN json_valid(tokens) THEN tokens ELSE '{}' END"
 
 
+def add_columns(db: sqlite3.Connection) -> None:
+    """Make schema 5 of schema 4, within the open transaction. How requests ended is in their rows; only a rebuild knows
+    their prefixes."""
+    if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'request_measures'").fetchall():
+        return
+    for column in _ADDED:
+        db.execute(f"ALTER TABLE request_measures ADD COLUMN {column}")
+    db.create_function("ending_of", 2, lambda status, reason: str(ending_of(status, reason)), deterministic=True)
+    of_row = (
+        f"SELECT ending_of(status, {member('outcome')}) FROM requests AS r WHERE r.number = request_measures.number"
+    )
+    db.execute(f"UPDATE request_measures SET {ENDING} = coalesce(({of_row}), {ENDING})")
+
+
 def put(db: sqlite3.Connection, accounts: Iterable[Mapping[str, Any]]) -> None:
     """Store the measures of new and changed accounts, within the open transaction; their requests are there already."""
     db.executemany(_PUT, (_row(account) for account in accounts if "times" in account))
@@ -50,11 +71,11 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
     db.execute("DELETE FROM request_measures WHERE started_ns >= ?", (since_ns,))
 
 
-def met(where: Iterable[Condition]) -> dict[str, int | str]:
-    """Conditions on a row of `requests` that its measures meet these, each with its value."""
-    of_row = "m.started_ns = requests.started_ns AND m.number = requests.number"
+def met(where: Iterable[Condition], *, by: str = "requests") -> dict[str, int | str]:
+    """Conditions on a row of this table that its request's measures meet these, each with its value."""
+    of_row = f"m.started_ns = {by}.started_ns AND m.number = {by}.number"
     return {
-        f"EXISTS (SELECT 1 FROM request_measures AS m WHERE {of_row} AND {_condition(each)})": each.value
+        f"EXISTS (SELECT 1 FROM request_measures AS m WHERE {of_row} AND {_condition(each, 'm.')})": _value(each)
         for each in where
     }
 
@@ -102,8 +123,13 @@ class MeasureReader(Database):
         )
         return dict(sums)
 
-    def groups(self, which: Selection, *, by: By, of: str, limit: int) -> list[Group]:
+    def groups(
+        self, which: Selection, *, by: By, of: str, limit: int, names: Collection[str] | None = None
+    ) -> list[Group]:
         conditions, values = _selected(which)
+        if names is not None:
+            conditions.append(f"{by} IN (SELECT value FROM json_each(?))")
+            values.append(to_text([*names]))
         sums = ", ".join(whole_sum(each) for each in ("asked", *REUSED))
         groups = {
             row[0]: Group(*row)
@@ -132,15 +158,22 @@ def _selected(which: Selection) -> tuple[list[str], list[Any]]:
     if which.engines is not None:
         conditions.append("engine IN (SELECT value FROM json_each(?))")
         values.append(to_text([*which.engines]))
-    return [*conditions, *map(_condition, which.where)], [*values, *(each.value for each in which.where)]
+    return [*conditions, *map(_condition, which.where)], [*values, *map(_value, which.where)]
 
 
-def _condition(each: Condition) -> str:
+def _condition(each: Condition, row: str = "") -> str:
+    """A condition on a row of measures, which is named where those of another table are beside it."""
+    if each.operator == AMONG:
+        return f"{row}engine || ' ' || {row}{each.name} IN (SELECT value FROM json_each(?))"
     if each.name in TIMES:
         return f"{each.name}_ns {each.operator} ?"
     if each.name in _NOTED or each.name in TEXTS:
         return f"{each.name} {each.operator} ?"
     return f"coalesce({_TOKENS} ->> '{each.name}', 0) {each.operator} ?"
+
+
+def _value(each: Condition) -> int | str:
+    return to_text([*each.value]) if isinstance(each.value, tuple) else each.value
 
 
 def _row(account: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -159,6 +192,8 @@ def _row(account: Mapping[str, Any]) -> tuple[Any, ...]:
         *spent,
         *sums,
         to_text(tokens),
+        account.get("prefix") or UNKNOWN,
+        ending_of(account["status"], account["outcome"]),
         account["request"],
         account["engine"],
     )

@@ -155,7 +155,7 @@ _FIRST = {
 
 
 _WHOLE = f"{', '.join(_COLUMNS)}, account"
-_NOTHING = to_text({**Account("", "").as_dict(), "unknown": None, "times": {}, "tokens": {}})
+_NOTHING = to_text({**Account("", "").as_dict(), "unknown": None, "times": {}, "tokens": {}, "prefix": ""})
 """An empty account. What has no column and differs from this is stored."""
 
 

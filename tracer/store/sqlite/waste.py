@@ -6,7 +6,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvtrail.tracer.savings.waste import WastedBy, WastedTokens, WasteFilter, WasteSum
+from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.savings.waste import WastedTokens, WasteFilter, WasteSum
 from kvtrail.tracer.store import LARGEST
 from kvtrail.tracer.store.sqlite.database import Database, whole_sum
 
@@ -42,7 +43,7 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
 class WasteReader(Database):
     """The part of `Reader` that is about wasted tokens."""
 
-    def wasted(self, by: Sequence[WastedBy], which: WasteFilter, *, limit: int) -> list[WasteSum]:
+    def wasted(self, by: Sequence[By], which: WasteFilter, *, limit: int) -> list[WasteSum]:
         columns, (conditions, values) = ", ".join(by), _conditions(which)
         rows = self.query(
             f"SELECT {columns}, {whole_sum('tokens')} AS summed, {whole_sum('admissions')}, min(start), max(at_ns)"

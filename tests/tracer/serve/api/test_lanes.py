@@ -106,9 +106,9 @@ def test_filters_fit_a_part_of_either_id_and_the_whole_of_the_rest(put: Callable
     assert found(reader, 0, 1, search="r-2") == ["r-2"]
     assert found(reader, 0, 1, search="x-3") == ["r-3"]
     assert found(reader, 0, 1, search="%") == []
-    assert found(reader, 0, 1, engine="f") == ["r-2"]
+    assert found(reader, 0, 1, engines=["f"]) == ["r-2"]
     assert found(reader, 0, 1, status="failed") == ["r-3"]
-    assert found(reader, 0, 1, connector="D", engine="e") == ["r-4"]
+    assert found(reader, 0, 1, connector="D", engines=["e"]) == ["r-4"]
 
 
 @pytest.mark.parametrize("search", ["r-", "x-1", "r-77", "r-1234", "77", "nobody"])
@@ -121,7 +121,7 @@ def test_a_search_shows_the_same_lanes_whether_they_are_looked_up_or_looked_for(
     reader = put(*many, lane(3001, 10, None), lane(3002, 10, None, engine="silent"))
     for window in (
         Window(from_ns=0, to_ns=1000 * S, search=search, limit=40),
-        Window(from_ns=500 * S, to_ns=600 * S, search=search, engine="e"),
+        Window(from_ns=500 * S, to_ns=600 * S, search=search, engines=["e"]),
         Window(from_ns=0, to_ns=1000 * S, search=search, status="failed", limit=40),
     ):
         looked_up = reader.lanes(window, live=("e",))

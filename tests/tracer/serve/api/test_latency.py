@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from typing import Any
 
 import httpx
 import pytest
-from history import START_NS
+from history import START_NS, hash_of
 from processes import SLOW_S, Tracer
 from test_api_ranges import feed
 
+from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.serve.api import latency
+from kvtrail.tracer.store import Selection
+from kvtrail.tracer.store.sqlite.store import SqliteReader
+
 QUICK = "start 749 as lora-a\nL 749 c0 h256 -> 256\nA 256 [1-47]\nS 256+493\nS 749+1 [48]\nwait 2\nend"
 SLOW = "start 749\nL 749 c0 h512 -> 512 async\nA 512 [1-47]\nwait 1\nR\nS 512+237 []\nwait 2\nS 749+1 [48]\nwait 9\nend"
+RANGE = {"since_ns": START_NS - 10**9, "before_ns": START_NS + 600 * 10**9}
 EVER = {"since_ns": START_NS - 10**9, "until_ns": START_NS + 600 * 10**9}
 
 
@@ -20,6 +28,11 @@ def fed(api: Tracer) -> Tracer:
     for number in range(4):
         feed(api, QUICK, request=f"quick-{number}-0123abcd", recorder=f"lat-a-{number}", engine="lat-a", connector="C")
     feed(api, SLOW, request="slow-0123abcd", recorder="lat-b", engine="lat-b", connector="C")
+    for number, (blocks, end) in enumerate(
+        [("x y z", "end"), ("x y w", "end aborted"), ("x v z", "L 96 c0 -> !OSError")]
+    ):
+        told = f"start 96 of {blocks}\nL 96 c0 h64 -> 64\nA 64 [1-3]\nS 64+32\n{end}"
+        feed(api, told, request=f"told-{number}-0123abcd", recorder=f"lat-c-{number}", engine="lat-c", connector="C")
     return api
 
 
@@ -71,11 +84,49 @@ def test_groups_add_up_and_each_selects_its_requests(fed: Tracer) -> None:
     assert by_name["lora-a"]["hit_rate"] == pytest.approx(256 / 749)
     found = of_ours(fed, "/api/requests", where="tenant = lora-a")
     assert len(found) == 4
-    for by in ("engine", "model", "connector", "tenant"):
+    for by in ("engine", "model", "connector", "tenant", "prefix"):
         groups = of_ours(fed, "/api/latency/groups", by=by)
         assert sum(group["all_requests"] for group in groups["groups"]) == groups["requests"], by
     engines = {group["name"]: group for group in of_ours(fed, "/api/latency/groups", by="engine")["groups"]}
     assert engines["lat-b"]["p50_ns"] > 3 * engines["lat-a"]["p50_ns"]
+
+
+def test_prompts_that_begin_alike_are_one_group_and_lead_to_their_requests(fed: Tracer) -> None:
+    """Blocks of 32 tokens: the second one ends the first 64."""
+    groups = fed.get("/api/latency/groups", by="prefix", engine="lat-c", **EVER)
+    assert groups["others"] is None
+    assert [(group["name"], group["all_requests"], group["asked"], group["loaded"]) for group in groups["groups"]] == [
+        (hash_of("y").hex(), 2, 192, 128), (hash_of("v").hex(), 1, 96, 64),
+    ]  # fmt: skip
+    found = fed.get("/api/requests", where=f"prefix = {hash_of('y').hex()}", **RANGE)
+    assert sorted(row["request"] for row in found) == ["told-0-0123abcd", "told-1-0123abcd"]
+    assert {row["prefix"] for row in found} == {hash_of("y").hex()}
+    assert of_ours(fed, "/api/latency/groups", by="prefix")["groups"][0]["name"] == "unknown", "no hash is recorded"
+
+
+def test_groups_beyond_the_largest_are_one(fed: Tracer) -> None:
+    reader = SqliteReader(fed.store)
+    which = Selection(since_ns=EVER["since_ns"], before_ns=EVER["until_ns"], engines=["lat-a", "lat-b", "lat-c"])
+    shown = reader.groups(which, by=By.ENGINE, of="duration", limit=1)
+    others = latency.rest(reader, which, shown, of="duration", requests=reader.count(which))
+    theirs = reader.groups(dataclasses.replace(which, engines=["lat-b", "lat-c"]), by=By.ENGINE, of="duration", limit=9)
+    assert (others.requests, sum(others.bins.values())) == (4, 3), "one that failed has no duration"
+    for what in ("requests", "asked", "held", "loaded"):
+        assert getattr(others, what) == sum(getattr(group, what) for group in theirs), what
+    assert Counter(others.bins) == sum((Counter(group.bins) for group in theirs), Counter())
+
+
+@pytest.mark.parametrize("outcome", ["finished", "aborted", "failed", "lost"])
+def test_all_routes_about_requests_filter_by_outcome(fed: Tracer, outcome: str) -> None:
+    which = {"engine": "lat-c", "outcome": outcome, "tenant": "unknown", "where": "prompt = 96"}
+    names = {row["request"] for row in fed.get("/api/requests", **which, **RANGE)}
+    number = {"finished": 0, "aborted": 1, "failed": 2}.get(outcome)
+    assert names == (set() if number is None else {f"told-{number}-0123abcd"})
+    for route in ("/api/latency", "/api/latency/measures", "/api/latency/groups"):
+        by = {"by": "prefix"} if route.endswith("groups") else {}
+        assert fed.get(route, **which, **by, **EVER)["requests"] == len(names), route
+    drawn = fed.get("/api/lanes", from_ns=EVER["since_ns"], to_ns=EVER["until_ns"], **which)
+    assert {*drawn["requests"]["request"]} == names
 
 
 @pytest.mark.parametrize(

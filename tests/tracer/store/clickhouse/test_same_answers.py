@@ -17,8 +17,11 @@ from wire import as_payload
 
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Window
+from kvtrail.tracer.liveness.engine import EngineState
+from kvtrail.tracer.liveness.outcome import Outcome, of_ending, outcome_of
 from kvtrail.tracer.model import conditions
-from kvtrail.tracer.store import By, FindingFilter, Reader, Selection, Sort
+from kvtrail.tracer.model.grouping import OF_REQUESTS, By
+from kvtrail.tracer.store import FindingFilter, Reader, Selection, Sort
 from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.duration_bins import percentile
@@ -144,6 +147,24 @@ def test_requests_and_their_measures_by_conditions(both: Both, text: str) -> Non
             assert percentile(bins, share) == pytest.approx(max(1000, exact), rel=2**0.125 - 1)
 
 
+@pytest.mark.parametrize("outcome", Outcome)
+def test_requests_and_their_measures_by_outcome(both: Both, outcome: Outcome) -> None:
+    states = dict(zip(("engine-0", "engine-1", "engine-2"), EngineState, strict=False))
+    meant = [
+        f"{engine} {end}" for engine, state in states.items() for end in Outcome if of_ending(end, state) is outcome
+    ]
+    where = [conditions.Condition(conditions.ENDING, conditions.AMONG, tuple(meant))]
+    rows = both.agree("requests", where=where, limit=1000, put=_keys)
+    assert rows == _keys(
+        [
+            each
+            for each in both.own.requests(limit=1000)
+            if outcome_of(each["status"], each["outcome"], states[each["engine"]]) is outcome
+        ]
+    )
+    assert both.agree("count", Selection(since_ns=0, before_ns=2**62, where=where)) == len(rows)
+
+
 def _keys(accounts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return sorted((account["engine"], account["request"]) for account in accounts)
 
@@ -174,7 +195,7 @@ def test_durations_over_time_and_groups(both: Both) -> None:
         starts = {each["started_ns"] // (20 * S) for each in accounts if "duration" in each["times"]}
         assert {stretch for stretch, _, _ in cells} == starts
         assert len(starts) > 5
-        for by in By:
+        for by in (each for each in OF_REQUESTS if each is not By.MODEL):
             groups = both.agree("groups", which, by=by, of="duration", limit=10)
             assert sum(group.requests for group in groups) == len(accounts)
             assert sum(group.asked for group in groups) == sum(sum(each["tokens"].values()) for each in accounts)
@@ -309,7 +330,7 @@ def test_engines_totals_and_activity(both: Both) -> None:
     "filters",
     [
         {},
-        {"engine": "engine-1"},
+        {"engines": ["engine-1"], "where": conditions.parsed("duration > 100ms and prompt > 0")},
         {"engines": ["engine-0", "engine-1"]},
         {"status": "finished"},
         {"connector": "none"},

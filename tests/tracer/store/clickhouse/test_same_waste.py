@@ -13,7 +13,8 @@ from history import START_NS, history
 from stores import FleetTracer, clickhouse
 from wire import encoded
 
-from kvtrail.tracer.savings.waste import WastedBy, WasteFilter, WasteSum
+from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.savings.waste import WasteFilter, WasteSum
 from kvtrail.tracer.store import Reader
 from kvtrail.tracer.store.sqlite.store import SqliteReader
 
@@ -43,15 +44,15 @@ def reader(request: pytest.FixtureRequest, tracer: FleetTracer) -> Reader:
     return tracer.local if request.param == "own" else tracer.fleet
 
 
-def by(reader: Reader, *labels: WastedBy, which: WasteFilter = EVER, limit: int = 100) -> dict[tuple[str, ...], int]:
+def by(reader: Reader, *labels: By, which: WasteFilter = EVER, limit: int = 100) -> dict[tuple[str, ...], int]:
     return {each.of: each.tokens for each in reader.wasted(labels, which, limit=limit)}
 
 
 def test_it_is_summed_up_by_any_labels_the_most_first(reader: Reader) -> None:
-    assert by(reader, WastedBy.TENANT) == {(RED,): 64, (BLUE,): 32, ("plain",): 32}
-    assert [each.of for each in reader.wasted([WastedBy.TENANT], EVER, limit=2)] == [(RED,), (BLUE,)]
-    assert by(reader, WastedBy.CAUSE, WastedBy.TIER) == {("evicted", "store"): 128}
-    (prefix,) = reader.wasted([WastedBy.PREFIX], EVER, limit=100)
+    assert by(reader, By.TENANT) == {(RED,): 64, (BLUE,): 32, ("plain",): 32}
+    assert [each.of for each in reader.wasted([By.TENANT], EVER, limit=2)] == [(RED,), (BLUE,)]
+    assert by(reader, By.CAUSE, By.TIER) == {("evicted", "store"): 128}
+    (prefix,) = reader.wasted([By.PREFIX], EVER, limit=100)
     assert (prefix.tokens, prefix.admissions, prefix.start) == (128, 4, 64)
     assert len(prefix.of[0]) == 16
     assert START_NS < prefix.last_ns < START_NS + S
@@ -66,7 +67,7 @@ def test_it_is_summed_up_by_any_labels_the_most_first(reader: Reader) -> None:
     ],
 )  # fmt: skip
 def test_a_filter_selects_it(reader: Reader, given: dict[str, Any], engines: set[str]) -> None:
-    assert {of[0] for of in by(reader, WastedBy.ENGINE, which=replace(EVER, **given))} == engines
+    assert {of[0] for of in by(reader, By.ENGINE, which=replace(EVER, **given))} == engines
 
 
 def test_the_latest_rows_of_a_range_begin_somewhere(reader: Reader) -> None:
@@ -77,7 +78,7 @@ def test_the_latest_rows_of_a_range_begin_somewhere(reader: Reader) -> None:
 
 def test_nothing_counts_twice_however_often_it_is_sent_or_judged(tmp_path: Path, tracer: FleetTracer) -> None:
     def sums(of: Reader) -> list[WasteSum]:
-        return of.wasted([WastedBy.ENGINE, WastedBy.REQUEST], EVER, limit=100)
+        return of.wasted([By.ENGINE, By.REQUEST], EVER, limit=100)
 
     before = sums(tracer.local)
     tracer.writer.forget_derived()
@@ -95,7 +96,7 @@ def test_it_leaves_with_the_requests(tmp_path: Path) -> None:
     made = FleetTracer(tmp_path, clickhouse())
     feed(made, "one")
     made.pipeline.storage.write_rows()
-    assert by(made.local, WastedBy.ENGINE)
+    assert by(made.local, By.ENGINE)
     for _ in made.writer.prune(before_ns=START_NS + S):
         pass
-    assert by(SqliteReader(made.path), WastedBy.ENGINE) == {}
+    assert by(SqliteReader(made.path), By.ENGINE) == {}
