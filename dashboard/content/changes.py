@@ -28,9 +28,9 @@ OF_A_REQUEST = {
     "first_token_s": "Time to a request's first token",
 }  # fmt: skip
 """What the mean of each is, for people; all are seconds."""
-LABELS = {"prompt": "prompts of"}
+LABELS = {"prompt": "prompts of", "prefix": "prompts that begin with"}
 """What stands before a group of a dimension, where that is not its name."""
-BY = {"prompt": "length of prompt", "cause": "why computed"}
+BY = {"prompt": "length of prompt", "prefix": "beginning of prompt", "cause": "why computed"}
 """Dimensions that have another name for people."""
 FILTERS = {"engine": "on", "model": "model", "outcome": "status"}
 """The dimensions that the page of requests has a filter of its own for, and its name in the address."""
@@ -40,6 +40,7 @@ TENANT_DIGITS = 8
 ICONS = {
     "death": "error", "contact lost": "error", "deploy": "rocket_launch", "restart": "restart_alt", "reset": "delete_sweep",
     "end": "stop_circle", "note": "edit_note", "evictions": "delete", "new tenant": "person_add", "traffic": "trending_up",
+    "new prefix": "short_text",
 }  # fmt: skip
 """Of likely causes, by their kind."""
 FIRST = "computed"

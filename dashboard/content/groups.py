@@ -7,16 +7,23 @@ from typing import Any
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.latency import MEASURES
-from kvtrail.tracer.model.words import some
+from kvtrail.tracer.model.words import duration, percent, some
 
-DIMENSIONS = {"engine": "Engine", "model": "Model", "connector": "Connector", "tenant": "Tenant"}
-"""What requests are grouped by."""
+DIMENSIONS = {
+    "engine": "Engine",
+    "model": "Model",
+    "connector": "Connector",
+    "tenant": "Tenant",
+    "prefix": "Prompt prefix",
+}
+"""What requests are grouped by. A prefix is a hash, which stands for the first 64 tokens of a prompt."""
 CHOICES = {name: f"By {text.lower()}" for name, text in DIMENSIONS.items()}
 PERCENTILES = ("Half within", "90 % within", "99 % within")
 SHARES = ("Hit rate", "vLLM's own")
 _FILTERS = {"engine": "on", "model": "model"}
 """The dimensions that the page of requests filters by name; the others are conditions."""
-_TENANT_DIGITS = 8
+_DIGITS = {"tenant": 8}
+"""So many digits of a digest tell its like apart."""
 
 
 def rows(answer: Row) -> list[Row]:
@@ -48,16 +55,22 @@ def filters(answer: Row, others: Mapping[str, str]) -> list[dict[str, str]]:
 
 def note(answer: Row) -> str:
     """What the table shows, in a sentence."""
-    shown = sum(group["all_requests"] for group in answer["groups"])
-    rest = answer["requests"] - shown
-    more = f" {some(rest, 'request')} of smaller groups {'is' if rest == 1 else 'are'} not shown." if rest else ""
+    more = ""
+    if others := answer["others"]:
+        count = others["all_requests"]
+        more = f" {some(count, 'request')} of smaller groups {'is' if count == 1 else 'are'} not shown"
+        if others["p50_ns"] is not None:
+            more += f", half of them within {duration(others['p50_ns'])}"
+        if others["hit_rate"] is not None:
+            more += f"; their hit rate is {percent(others['hit_rate'])}"
+        more += "."
     times = f"The times are “{MEASURES[answer['of']]}”, within 4.5 %."
     return f"{some(answer['requests'], 'request')}. {times} Click a row to see its requests.{more}"
 
 
 def _name(by: str, group: Mapping[str, Any]) -> str:
     name = str(group["text"]) or "not known"
-    return name[:_TENANT_DIGITS] if by == "tenant" else name
+    return name[: _DIGITS.get(by)]
 
 
 def _seconds(ns: int | None) -> float | None:

@@ -18,6 +18,8 @@ ORDERS = {
     "duration": "longest",
 }
 """The API's sort orders, in words."""
+ENDS = {name: palette.label(name) for name in palette.OUTCOME if name != "running"}
+"""The outcomes of requests that have ended, for people."""
 STATUS = {**palette.STATUS, **palette.OUTCOME}
 """The words for a request: its status while it runs, then its outcome."""
 
@@ -33,8 +35,14 @@ def filters(chosen: Mapping[str, str]) -> dict[str, str]:
     word = chosen.get("status")
     if word is None:
         return given
-    is_end = word in palette.OUTCOME and word != "running"
-    return given | ({"outcome": word} if is_end else {"status": word, "outcome": "running"})
+    return given | ({"outcome": word} if word in ENDS else {"status": word, "outcome": "running"})
+
+
+def filters_of_groups(chosen: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The choices by which groups and times are filtered, as the API has them; and those that they are not filtered by: the
+    verdict, and the status of a request that has not ended."""
+    ignored = [name for name in ("status", "verdict") if name in chosen and chosen[name] not in ENDS]
+    return filters({name: value for name, value in chosen.items() if name not in ignored}), ignored
 
 
 def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:

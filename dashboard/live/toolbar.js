@@ -4,7 +4,8 @@ import { copyLink } from "../copying.js";
 import { linkTo, rangeText } from "./address.js";
 import { TRANSFERS } from "./model.js";
 
-const STATUSES = ["queued", "admitted", "loading", "running", "preempted", "finished", "failed", "abandoned"];
+// Of a request that goes on, its status; of others, how they ended.
+const STATUSES = ["queued", "admitted", "loading", "running", "preempted", "finished", "aborted", "failed", "lost", "unheard"];
 
 /** Show the view in the toolbar. */
 export function showControls(find, view, answer, model, now_ms) {
@@ -21,7 +22,7 @@ export function showControls(find, view, answer, model, now_ms) {
   const connectors = answer?.connectors ?? [];
   showOptions(find(".connector"), "All connectors", connectors, view.connector);
   find(".connector").hidden = connectors.length < 2 && !view.connector; // nothing to choose
-  showOptions(find(".status"), "Any status", STATUSES, view.status);
+  showOptions(find(".status"), "Any status", STATUSES, view.status, { unheard: "contact lost" });
   const heads = model?.heads ?? [];
   find(".folds").hidden = heads.length < 2;
   find(".folds").textContent = heads.every((head) => head.isFolded) ? "Unfold all" : "Fold all";

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvtrail.dashboard.content.requests import filters
+
 DEFAULT_SPAN_MS = 300_000.0
 FIT_MS = 900_000.0
 """The longest range of a view that fits its contents."""
@@ -33,7 +35,7 @@ class View:
         paused: whether refreshes are paused.
         paused_ms: when it was paused.
         q: part of a request's id.
-        engine, connector, status: filters; empty for all.
+        engine, connector, status: filters, as on the page of requests; empty for all.
         folded: the engines whose rows are folded into one.
         select: the selected range.
     """
@@ -121,7 +123,8 @@ def span(value: Any) -> float:
 def _parameters(view: View, from_ms: float, to_ms: float) -> dict[str, int | str]:
     from_ns = int(max(0.0, from_ms) * 1e6)
     to_ns = max(int(to_ms * 1e6), from_ns + 1_000_000)
-    return {"from_ns": from_ns, "to_ns": to_ns, **{name: getattr(view, name) for name in FILTERS}}
+    chosen = {name: value for name in FILTERS if (value := getattr(view, name))}
+    return {"from_ns": from_ns, "to_ns": to_ns, **filters(chosen)}
 
 
 def _is_positive(value: Any) -> bool:

@@ -27,7 +27,8 @@ def page(of: str, a: dict[str, str], b: dict[str, str]) -> None:
 
     def ask() -> tuple[Row, Row]:
         source = tracer()
-        return source.latency_measures(**a, **shown.query), source.latency_measures(**b, **shown.query)
+        measures = (source.latency_measures(**requests.filters(each), **shown.query) for each in (a, b))
+        return next(measures), next(measures)
 
     answer = read(ask, key=f"groups {shown.field()} {of} {a} {b}")
     if answer is None:
@@ -59,7 +60,7 @@ def page(of: str, a: dict[str, str], b: dict[str, str]) -> None:
 
 
 def filters() -> tuple[str, dict[str, str], dict[str, str]]:
-    """The measure that is drawn, and the filters of both groups, as the API's parameters."""
+    """The measure that is drawn, and the filters of both groups, as `content.requests.filters` takes them."""
     try:
         engines = requests.choices(tracer().fleet()["engines"])["engine"]
     except TracerAway:
@@ -67,15 +68,22 @@ def filters() -> tuple[str, dict[str, str], dict[str, str]]:
     sides = []
     with filter_bar():
         for name, example in EXAMPLES.items():
-            texts = {engine: f"{name.upper()}: {text}" for engine, text in {ANY: "any engine", **engines}.items()}
             chosen = {
-                "engine": choose(f"Engine of {name.upper()}", list(engines), name=f"on_{name}", shown=texts),
+                "engine": _of_side(name, "engine", engines, parameter="on"),
+                "status": _of_side(name, "status", requests.ENDS, parameter="status"),
                 "where": conditions.field(f"Conditions of {name.upper()}", name=name, example=example),
             }
             sides.append({key: value for key, value in chosen.items() if value})
         times = latency.MEASURES
         of = one_of("Time", list(times), name=OF, default=latency.FIRST, text=times.__getitem__)
     return of, sides[0], sides[1]
+
+
+def _of_side(side: str, what: str, texts: dict[str, str], *, parameter: str) -> str:
+    """The choice for one of the groups."""
+    shown = {value: f"{side.upper()}: {text}" for value, text in {ANY: f"any {what}", **texts}.items()}
+    label = f"{what.capitalize()} of {side.upper()}"
+    return choose(label, list(texts), name=f"{parameter}_{side}", shown=shown)
 
 
 picker.heading("Compare groups")

@@ -36,14 +36,15 @@ def page(of: str, chosen: dict[str, str]) -> None:
         address.change({latency.AREA: drawn.text})
         st.rerun()
     shown, area = picker.current(), latency.area_of(address.query().get(latency.AREA, ""))
+    asked = requests.filters(chosen)
 
     def ask() -> tuple[Row, Row, list[Row], list[Row]]:
         source = tracer()
         own = {name: value for name, value in chosen.items() if name == "engine"}  # markers are about engines
-        over_time = source.latency(of=of, **chosen, **shown.query)
-        in_area = [] if area is None else source.requests(sort="duration", limit=MOST, **area.filters(of, chosen))
+        over_time = source.latency(of=of, **asked, **shown.query)
+        in_area = [] if area is None else source.requests(sort="duration", limit=MOST, **area.filters(of, asked))
         marked = source.markers(**own, **shown.query)
-        return over_time, source.latency_measures(**chosen, **shown.query), in_area, marked
+        return over_time, source.latency_measures(**asked, **shown.query), in_area, marked
 
     answer = read(ask, key=f"latency {shown.field()} {of} {chosen} {area}", again_s=picker.again_s(SLOW_S))
     if answer is None:
@@ -104,12 +105,17 @@ def requests_of(found: list[Row], area: latency.Area, of: str, chosen: Mapping[s
         link("requests", "All of them", icon="arrow_forward", query=query({**chosen, "where": where}, area.range))
         others = chosen.get("where", "")
         sides = {"a": where, "b": area.quicker(of, others), OF: of}
-        engines = {f"on_{side}": chosen["engine"] for side in "ab" if "engine" in chosen}
+        same = {
+            f"{ENGINE if name == 'engine' else name}_{side}": chosen[name]
+            for side in "ab"
+            for name in ("engine", "status")
+            if name in chosen
+        }
         link(
             "compare_groups",
             "Compare with quicker ones",
             icon="compare_arrows",
-            query={**area.range.address, **sides, **engines},
+            query={**area.range.address, **sides, **same},
         )
         clear = when_pressed(lambda: address.change({latency.AREA: ""}))
         st.button("Clear", icon=":material/close:", type="tertiary", on_click=clear)
@@ -126,7 +132,7 @@ def requests_of(found: list[Row], area: latency.Area, of: str, chosen: Mapping[s
 
 
 def filters() -> tuple[str, dict[str, str]]:
-    """The measure, and the filters in use, as the API's parameters; the page's address holds them all."""
+    """The measure, and the filters in use, as `content.requests.filters` takes them; the page's address holds them all."""
     try:
         choices = requests.choices(tracer().fleet()["engines"])
     except TracerAway:
@@ -135,7 +141,7 @@ def filters() -> tuple[str, dict[str, str]]:
         of = one_of("Time", list(latency.MEASURES), name=OF, default=latency.FIRST, text=latency.MEASURES.__getitem__)
         chosen = {
             name: choose(name.capitalize(), list(texts), name=ENGINE if name == "engine" else name, shown=texts)
-            for name, texts in choices.items()
+            for name, texts in {"status": requests.ENDS, **choices}.items()
         }
         chosen["where"] = conditions.field()
     return of, {name: value for name, value in chosen.items() if value}

@@ -71,7 +71,7 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
 def grouped(by: str, of: str, chosen: dict[str, str]) -> None:
     """Draw the requests in groups, again at each refresh."""
     shown = picker.current()
-    filters = {name: value for name, value in chosen.items() if name in (*IMMUTABLE, conditions.NAME)}
+    filters, ignored = requests.filters_of_groups(chosen)
 
     def ask() -> Row:
         return tracer().latency_groups(by=by, of=of, **filters, **shown.query)
@@ -82,9 +82,9 @@ def grouped(by: str, of: str, chosen: dict[str, str]) -> None:
     if not answer["groups"]:
         no_match("", chosen)
         return
-    if ignored := [name for name in ("status", "verdict") if name in chosen]:
+    if ignored:
         st.caption(f"Groups are of all requests, whatever their {' and '.join(ignored)}.")
-    address = {ADDRESS.get(name, name): value for name, value in filters.items()}
+    address = {ADDRESS.get(name, name): value for name, value in chosen.items() if name not in ignored}
     seconds = number_column("duration", format="%.3f s")
     terms = zip(groups.SHARES, ("hit rate", "vLLM's own hit rate"), strict=True)
     shares = {name: number_column(term, format="%.1f %%") for name, term in terms}

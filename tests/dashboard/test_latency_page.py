@@ -8,7 +8,7 @@ import pytest
 from history import START_NS
 
 from kvtrail.dashboard.content import groups, latency, trends
-from kvtrail.tracer.model.conditions import TIMES, parsed
+from kvtrail.tracer.model.conditions import TIMES, Condition, parsed
 from kvtrail.tracer.model.grouping import OF_REQUESTS
 from kvtrail.tracer.serve.api.latency import latency_of
 from kvtrail.tracer.store import Selection
@@ -83,11 +83,21 @@ def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
         "name": "a1b2c3d4e5f6", "text": "a1b2c3d4e5f6", "all_requests": 3, "asked": 200, "held": 20, "loaded": 100,
         "p50_ns": 10**9, "p90_ns": None, "p99_ns": None,
     }  # fmt: skip
-    result = {"by": "tenant", "of": "first_token", "requests": 5, "groups": [group]}
+    result = {
+        "by": "tenant",
+        "of": "first_token",
+        "requests": 5,
+        "groups": [group],
+        "others": {**group, "all_requests": 2, "hit_rate": 0.25},
+    }
     (row,) = groups.rows(result)
     assert (row["Tenant"], row["Requests"], row["Half within"], row["90 % within"]) == ("a1b2c3d4", 3, 1.0, None)
     assert (row["Hit rate"], row["vLLM's own"]) == (50.0, 10.0)
     (chosen,) = groups.filters(result, {"where": "new > 5"})
     assert [each.value for each in parsed(chosen["where"])] == [5, "a1b2c3d4e5f6"]
     assert groups.filters({**result, "by": "engine"}, {}) == [{"on": "a1b2c3d4e5f6"}]
-    assert "2 requests of smaller groups are not shown" in groups.note(result)
+    (begun,) = groups.filters({**result, "by": "prefix"}, {})
+    assert parsed(begun["where"]) == (Condition("prefix", "=", "a1b2c3d4e5f6"),)
+    said = "2 requests of smaller groups are not shown, half of them within 1.00 s; their hit rate is 25 %."
+    assert said in groups.note(result)
+    assert "not shown" not in groups.note({**result, "others": None})

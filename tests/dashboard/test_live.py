@@ -136,8 +136,10 @@ def test_more_than_the_range_is_asked_for() -> None:
     from_ns, to_ns = (int(asked[name]) for name in ("from_ns", "to_ns"))
     assert (to_ns - from_ns) / 1e6 == pytest.approx(20_000, abs=1)
     assert asked == {
-        "from_ns": from_ns, "to_ns": to_ns, "engine": "e", "connector": "", "status": "", "q": "chat",
+        "from_ns": from_ns, "to_ns": to_ns, "engine": "e", "q": "chat",
     }  # fmt: skip
+    assert {"outcome": "lost"}.items() <= question(View(status="lost"), end_ms=0).items()
+    assert {"outcome": "running", "status": "queued"}.items() <= question(View(status="queued"), end_ms=0).items()
     following = question(View(fit=False), end_ms=AT_MS)
     assert int(following["from_ns"]) < (AT_MS - DEFAULT_SPAN_MS) * 1e6 < AT_MS * 1e6 < int(following["to_ns"])
     early = question(View(fit=False, span_ms=10_000, to_ms=1.0), end_ms=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrail.dashboard.content.requests import filters
+from kvtrail.dashboard.content.requests import filters, filters_of_groups
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,10 @@ def test_a_status_is_where_a_request_is_or_what_became_of_it(word: str, asked: d
 def test_nothing_chosen_is_nothing_asked() -> None:
     assert filters({}) == {}
     assert filters({"verdict": "drift"}) == {"verdict": "drift"}
+
+
+def test_groups_and_times_are_filtered_by_the_outcome_and_not_by_what_changes() -> None:
+    assert filters_of_groups({"status": "lost", "engine": "a"}) == ({"outcome": "lost", "engine": "a"}, [])
+    assert filters_of_groups({"status": "preempted", "verdict": "drift", "where": "new > 5"}) == (
+        {"where": "new > 5"}, ["status", "verdict"],
+    )  # fmt: skip

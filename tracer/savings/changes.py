@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.savings.cause_sums import causes_of, tenants_of
@@ -39,8 +39,8 @@ class GroupChange:
     """A group of requests, and its part in the change of the whole.
 
     Attributes:
-        dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, `prompt` (its length), `outcome`,
-            or `cause` of computed tokens.
+        dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, `prompt` (its length), `prefix`
+            (its beginning), `outcome`, or `cause` of computed tokens.
         group: the engine's id, the model's name, ...; of a cause, `CAUSE:TIER`.
         amount: its part of the whole.
         share: its change as a share of the whole's; negative where it changed the other way.
@@ -96,6 +96,8 @@ MEASURES: Mapping[str, Callable[[Sums], float]] = {
     "admissions": lambda sums: _of(sums, "admissions"),
 }
 """What is compared, from the sums of a range: tokens, or seconds where the name says so, or counts."""
+_KNOWN_OF = {"tenant": ("computed", "asked"), "prefix": ("computed", "asked", "local", "loaded")}
+"""The measures that are known by a dimension, where these are not all."""
 PARTS_OF_ASKED = frozenset({"computed", "local", "loaded"})
 """Measures that are a part of the tokens asked for, so that traffic and reuse can be told apart."""
 
@@ -107,10 +109,12 @@ class Side:
     Attributes:
         rows: its rows.
         minutes: its length.
+        prefixes: of the requests that began in it and have one of some prefixes, `asked`, `local` and `taken` tokens.
     """
 
     rows: Sequence[SavingsRow]
     minutes: float
+    prefixes: Mapping[str, Sums] = field(default_factory=dict)
 
 
 def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[MeasureChange]:
@@ -124,6 +128,7 @@ def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[Measur
     wholes = (_total(before), _total(after))
     by_tenant = tuple({name: _as_sums(causes) for name, causes in tenants_of(whole).items()} for whole in wholes)
     groups["tenant"] = (by_tenant[0], by_tenant[1])
+    groups["prefix"] = (before.prefixes, after.prefixes)
     found = []
     for measure, value in MEASURES.items():
         whole, of_traffic = _compared(measure, value, *wholes, before, after)
@@ -131,7 +136,7 @@ def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[Measur
             continue
         parts: list[GroupChange] = []
         for dimension, (earlier, later) in groups.items():
-            if dimension == "tenant" and measure not in ("computed", "asked"):
+            if measure not in _KNOWN_OF.get(dimension, MEASURES):
                 continue
             parts += ranked(
                 GroupChange(dimension, name, amount, amount.change / whole.change, of_traffic)

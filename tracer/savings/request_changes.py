@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.ledger.phases import Phase
+from kvtrail.tracer.model.conditions import UNKNOWN
 from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, ranked
 
 LENGTHS = (1024, 4096, 16_384, 65_536)
@@ -43,7 +44,8 @@ def of_account(account: Mapping[str, Any], model: str) -> Observed:
     if account["ended_ns"]:
         seconds["duration_s"] = max(0, account["ended_ns"] - account["started_ns"]) / 1e9
     groups = {"engine": account["engine"], "model": model, "connector": account["connector"]}
-    return Observed({**groups, "prompt": length_class(account["prompt"])}, seconds)
+    prompt = {"prompt": length_class(account["prompt"]), "prefix": account.get("prefix") or UNKNOWN}
+    return Observed(groups | prompt, seconds)
 
 
 def of_lane(lane: Lane, model: str) -> Observed:

@@ -85,6 +85,16 @@ def test_causes_and_tenants_are_compared() -> None:
     }
 
 
+def test_prefixes_are_compared_by_their_tokens() -> None:
+    before = Side([row("a", asked=2000, taken=1600)], 1, {"1a": {"asked": 1000, "taken": 800}})
+    after = Side([row("a", asked=2000, taken=800)], 1, {"1a": {"asked": 1000}, "2b": {"asked": 500, "taken": 400}})
+    found = {each.measure: each for each in changes(before, after, MODELS)}
+    parts = {each.group: each for each in found["computed"].groups if each.dimension == "prefix"}
+    assert (parts["1a"].share, parts["1a"].of_traffic) == (1.0, 0)
+    assert (parts["2b"].amount.before, parts["2b"].amount.after) == (0, 100)
+    assert first(found["loaded"], "prefix") == ("1a", 1.0)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_groups_of_a_dimension_add_up_to_the_whole(seed: int) -> None:
     rng = random.Random(seed)

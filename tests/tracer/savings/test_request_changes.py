@@ -37,10 +37,11 @@ def test_what_is_known_on_one_side_only_is_not_compared() -> None:
 def test_a_request_by_its_account() -> None:
     account: dict[str, Any] = {
         "engine": "a", "connector": "C", "prompt": 2000, "waited_ns": 5 * 10**8, "started_ns": 10**9, "ended_ns": 3 * 10**9,
+        "prefix": "1a2b",
     }  # fmt: skip
     found = of_account(account, "m")
     assert found.seconds == {"wait_s": 0.5, "duration_s": 2.0}
-    assert found.groups == {"engine": "a", "model": "m", "connector": "C", "prompt": "1024-4096"}
+    assert found.groups == {"engine": "a", "model": "m", "connector": "C", "prompt": "1024-4096", "prefix": "1a2b"}
     assert "duration_s" not in of_account({**account, "ended_ns": None}, "m").seconds
 
 

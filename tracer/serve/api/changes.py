@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
@@ -11,8 +12,10 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.ledger.lanes import Window
 from kvtrail.tracer.liveness.outcome import Outcome
+from kvtrail.tracer.model.conditions import UNKNOWN, Condition, Time
+from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.savings.cells import MINUTE_NS, interval_s
-from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, changes, ranked
+from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, Sums, changes, ranked
 from kvtrail.tracer.savings.request_changes import Observed, of_account, of_lane, request_changes
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.likely_causes import NEAR_AFTER_NS, NEAR_BEFORE_NS, LikelyCause, likely_causes
@@ -22,11 +25,12 @@ from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.ranges import Moment
 from kvtrail.tracer.serve.api.requests import MAX_NS
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store import Group, Reader, Selection
 
 SLICES, OF_A_SLICE = 8, 100
 """Single requests of a range are looked at in this many equal parts of it, and this many of each: those that began last."""
 MOST_LANES = 1_000
+MOST_PREFIXES = 50
 _FAILURES = frozenset({Outcome.FAILED, Outcome.LOST, Outcome.LOST_CONTACT})
 Ends = tuple[int, int]
 
@@ -74,12 +78,17 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         models = {name: str(about["model"]) for name, about in resolver.engines.items()}
         wanted = [name for name in models if engine in ("", name) and (chosen is None or name in chosen)]
 
-        def side(ends: Ends) -> Side:
+        prefixes = _prefixes(reader, (first, second), wanted, connector)
+
+        def side(ends: Ends, prefixes: Mapping[str, Sums]) -> Side:
             rows = reader.savings(since_ns=ends[0], until_ns=ends[1]) if ends[0] < ends[1] else []
             rows = [row for row in rows if row.engine in wanted and connector in ("", row.connector)]
-            return Side(rows, _minutes(ends))
+            return Side(rows, _minutes(ends), prefixes)
 
-        found = [*changes(side(first), side(second), models), *_failures(resolver, reader, first, second, wanted)]
+        found = [
+            *changes(side(first, prefixes[0]), side(second, prefixes[1]), models),
+            *_failures(resolver, reader, first, second, wanted),
+        ]
         earlier, later = (_accounts(reader, ends, wanted, models) for ends in (first, second))
         lanes = [_lanes(reader, ends, wanted, models) for ends in (first, second)]
         moment = second[0]
@@ -146,6 +155,24 @@ def _accounts(reader: Reader, ends: Ends, engines: list[str], models: dict[str, 
         for account in reader.requests(
             since_ns=since, before_ns=min(end, since + length), engines=engines, limit=OF_A_SLICE
         )
+    ]
+
+
+def _prefixes(reader: Reader, ranges: Sequence[Ends], engines: list[str], connector: str) -> list[dict[str, Sums]]:
+    """The tokens of the requests that began in each range, by prefix: of those that most requests of either have, and more
+    than one."""
+    where = (Condition("connector", "=", connector),) if connector else ()
+    selections = [Selection(since_ns=begin, before_ns=end, engines=engines, where=where) for begin, end in ranges]
+
+    def groups(which: Selection, names: Collection[str] | None = None) -> list[Group]:
+        return reader.groups(which, by=By.PREFIX, of=Time.DURATION, limit=2 * MOST_PREFIXES, names=names)
+
+    names = {each.name for which in selections for each in groups(which)[:MOST_PREFIXES] if each.requests > 1}
+    if names <= {UNKNOWN}:
+        return [{} for _ in selections]
+    return [
+        {each.name: {"asked": each.asked, "local": each.held, "taken": each.loaded} for each in groups(which, names)}
+        for which in selections
     ]
 
 

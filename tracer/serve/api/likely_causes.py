@@ -29,11 +29,14 @@ _ORDER = [
 """The markers that may explain a change, those first that do so best where nothing else decides."""
 
 
+_NEW = {"tenant": ("Tenant {} is new", "it"), "prefix": ("Prompts that begin with {} are new", "them")}
+
+
 class LikelyCause(BaseModel):
     """What may have made numbers change."""
 
     kind: str
-    """That of a marker, or `evictions`, `new tenant` or `traffic`."""
+    """That of a marker, or `evictions`, `new tenant`, `new prefix` or `traffic`."""
     text: str
     """What happened, and what speaks for it."""
     at_ns: int | None = None
@@ -62,7 +65,7 @@ def likely_causes(
     near = [each for each in near if each.kind is not MarkerKind.END or each.engine not in launched]
     found = [(_score(each, computed), _of_marker(each, computed, asked, at_ns, name)) for each in near]
     if computed is not None:
-        found += [*_evictions(computed), *_new_tenants(computed), *_traffic(computed, asked)]
+        found += [*_evictions(computed), *_new_groups(computed), *_traffic(computed, asked)]
     return [cause for _, cause in sorted(found, key=lambda each: -each[0])][:MOST]
 
 
@@ -125,13 +128,17 @@ def _evictions(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
     return [(share, LikelyCause(kind="evictions", text=text))]
 
 
-def _new_tenants(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
+def _new_groups(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
+    """A tenant, or prompts that begin as none did before."""
     found = []
     for each in computed.groups:
-        if each.dimension == "tenant" and each.share >= EXPLAINS and not each.amount.before:
+        if each.dimension in _NEW and each.share >= EXPLAINS and not each.amount.before:
             amount = f"{count(each.amount.after)} tokens a minute"
-            text = f"Tenant {each.group[:8]} is new: {percent(each.share)} of the change is computed for it, {amount}"
-            found.append((each.share, LikelyCause(kind="new tenant", text=text)))
+            what, them = _NEW[each.dimension]
+            text = (
+                f"{what.format(each.group[:8])}: {percent(each.share)} of the change is computed for {them}, {amount}"
+            )
+            found.append((each.share, LikelyCause(kind=f"new {each.dimension}", text=text)))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from history import START_NS, history
+from history import START_NS, hash_of, history
 from processes import SLOW_S, Tracer
 from wire import as_request, encoded
 
@@ -91,6 +91,21 @@ def test_what_changed_at_a_moment(api: Tracer) -> None:
     apart = api.get("/api/changes", **both, before_since_ns=began_ns, before_until_ns=asked["at_ns"])
     for name in ("before", "after", "changes", "requests"):
         assert apart[name] == answer[name], "the same two ranges, given by their ends"
+
+
+def test_what_changed_by_the_beginnings_of_prompts(api: Tracer) -> None:
+    """Blocks of 32 tokens: the second one ends the first 64. One begins as no other: it is no group."""
+    began_ns = START_NS // (60 * 10**9) * 60 * 10**9
+    for number, blocks in enumerate(("p q r", "p q s", "p t r")):
+        text = f"start 96 of {blocks}\nL 96 c0 h32 -> 32\nA 32 [1-3]\nS 32+64\nend"
+        feed(api, text, request=f"begin-{number}-0123abcd", recorder=f"begin-{number}", engine="begin", connector="C")
+    answer = api.get(
+        "/api/changes", at_ns=began_ns, since_ns=began_ns - 60 * 10**9, until_ns=began_ns + 60 * 10**9, engine="begin"
+    )
+    (computed,) = (each for each in answer["changes"] if each["measure"] == "computed")
+    (group,) = (each for each in computed["groups"] if each["dimension"] == "prefix")
+    assert (group["group"], group["amount"]) == (hash_of("q").hex(), {"before": 0, "after": 128})
+    assert "new prefix" in {each["kind"] for each in answer["likely"]}
 
 
 @pytest.mark.parametrize(

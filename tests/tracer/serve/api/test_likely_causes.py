@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -39,6 +41,7 @@ class Situation(NamedTuple):
     after: list[SavingsRow]
     markers: list[Marker]
     said: list[str]
+    prefixes: Mapping[str, dict[str, int]] = MappingProxyType({})
 
 
 SITUATIONS = [
@@ -100,6 +103,14 @@ SITUATIONS = [
         ["Tenant 01234567 is new: 100 % of the change is computed for it, 2,000 tokens a minute"],
     ),
     Situation(
+        "prompts that begin as none did",
+        HELD,
+        [*HELD, row("a", asked=2000)],
+        [],
+        ["Prompts that begin with 01234567 are new: 100 % of the change is computed for them, 2,000 tokens a minute"],
+        {"0123456789abcdef": {"asked": 2000}},
+    ),
+    Situation(
         "long before, and what explains nothing",
         BOTH,
         B_LOST,
@@ -114,7 +125,7 @@ SITUATIONS = [
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.name)
 def test_what_is_named(situation: Situation) -> None:
-    found = changes(Side(situation.before, 1), Side(situation.after, 1), {})
+    found = changes(Side(situation.before, 1), Side(situation.after, 1, situation.prefixes), {})
     causes = likely_causes(found, situation.markers, at_ns=AT_NS, name=str.upper)
     assert [each.text for each in causes] == situation.said
 
