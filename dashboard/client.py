@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import httpx
 
-DEFAULT_URL = "http://127.0.0.1:4318"
 UNAUTHORIZED, FORBIDDEN = 401, 403
 HEALTH_S = 0.5
 """In this time a tracer that had hung must answer that it is alive, before it is asked anything else."""
@@ -107,6 +106,11 @@ class Tracer:
         """What changed at a moment, and which requests explain it; `parameters` are those of `/api/changes`."""
         return self._object("/api/changes", **parameters)
 
+    def note(self, asked: Row) -> Row:
+        """Write a note; `asked` is what `POST /api/markers` takes. Raises TracerRefused if it cannot be written."""
+        written: Row = self._decoded(self._changed("POST", "/api/markers", json=asked), dict)
+        return written
+
     def silences(self) -> list[Row]:
         """The silences, those that end last first; the ended ones stay listed."""
         return self._list("/api/silences")
@@ -183,7 +187,7 @@ class Tracer:
         response = self._answered(method, path, **content)
         if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
             raise TracerRefused(
-                f"The token for the tracer at {self.url} may not change silences. Give --token-file one of the role `change`."
+                f"The token for the tracer at {self.url} may not change anything. Give --token-file one of the role `change`."
             )
         if response.is_error:
             try:

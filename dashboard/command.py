@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from kvtrail.dashboard.client import DEFAULT_URL
+from kvtrail.dashboard.asking import FILE, tracer_options
 from kvtrail.dashboard.content import palette
 from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve.bind_address import is_local
@@ -31,7 +31,7 @@ TRACE_ID = "{trace_id}"
 
 
 @click.command()
-@click.option("--tracer", default=DEFAULT_URL, show_default=True, metavar="URL", help="The tracer's HTTP address.")
+@tracer_options("the token for the tracer")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 @click.option(
@@ -43,18 +43,8 @@ TRACE_ID = "{trace_id}"
     f"  [env: {TRACES_VARIABLE}]",
 )
 @click.option(
-    "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="File with the token for the tracer in its first line (`kvtrail serve --token-file`).",
-)
-@click.option(
-    "--tracer-ca",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="PEM file of the CA of the tracer's certificate, if the system does not trust it.",
-)
-@click.option(
     "--login-token-file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=FILE,
     help="File of tokens, one per line: a visitor enters one of them, once in twelve hours. A token that is removed from the"
     " file stops working at once.",
 )
@@ -74,10 +64,10 @@ TRACE_ID = "{trace_id}"
 )
 @click.option(
     "--tls-cert",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=FILE,
     help="PEM file of the dashboard's certificate. Needs --tls-key.",
 )
-@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="PEM file of its key.")
+@click.option("--tls-key", type=FILE, help="PEM file of its key.")
 @click.option(
     "--insecure",
     is_flag=True,

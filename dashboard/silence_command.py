@@ -9,11 +9,10 @@ from pathlib import Path
 
 import click
 
+from kvtrail.dashboard.asking import asking, tracer_options
 from kvtrail.tracer.commands.options import Duration, known_rule
 
 ACTIONS = ("list", "add", "expire")
-DEFAULT_URL = "http://127.0.0.1:4318"
-_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 def _user() -> str:
@@ -35,11 +34,7 @@ def _user() -> str:
 @click.option("--until-ended", is_flag=True, help="It lasts until somebody ends it.")
 @click.option("--why", default="", help="Why these findings are known: the issue, and what fixes it.")
 @click.option("--by", default=_user, show_default="your user name", help="Who silences them.")
-@click.option("--tracer", default=DEFAULT_URL, show_default=True, metavar="URL", help="The tracer's HTTP address.")
-@click.option(
-    "--token-file", type=_FILE, help="File with a token of the role `change` (for list, `read`) in its first line."
-)
-@click.option("--tracer-ca", type=_FILE, help="PEM file of the CA of the tracer's certificate.")
+@tracer_options("a token of the role `change` (for list, `read`)")
 def silence(
     action: str,
     silence_id: str | None,
@@ -64,7 +59,6 @@ def silence(
 
     Example: kvtrail silence list
     """
-    from kvtrail.dashboard.client import Tracer, TracerAway, TracerRefused
     from kvtrail.dashboard.content import silences
 
     matchers = {name: value or "" for name, value in given.items()}
@@ -81,8 +75,7 @@ def silence(
             raise click.UsageError("say why these findings are known: --why")
         if not by.strip():
             raise click.UsageError("say who silences them: --by")
-    client = Tracer(tracer, token_file=token_file, ca=tracer_ca)
-    try:
+    with asking(tracer, token_file, tracer_ca) as client:
         if action == "add":
             asked = silences.asked(matchers, lasts=lasts, why=why, by=by, now_ns=time.time_ns())
             shown = [client.silence(asked)]
@@ -90,9 +83,5 @@ def silence(
             shown = [client.end_silence(silence_id)]
         else:
             shown = client.silences()
-    except (TracerAway, TracerRefused) as error:
-        raise click.ClickException(str(error)) from error
-    finally:
-        client.close()
     for line in silences.lines(shown) or ["There are no silences."]:
         click.echo(line)

@@ -56,7 +56,7 @@ COMMANDS = {
         "kvtrail.tracer.commands.tenant:tenant",
         "Print the digest by which a tenant is recorded, to give it a name.",
     ),
-    "note": ("kvtrail.tracer.commands.note:note", "Write a note that all charts over time show."),
+    "note": ("kvtrail.dashboard.note_command:note", "Write a note that all charts over time show."),
     "store": (
         "kvtrail.tracer.commands.store:store",
         "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from processes import SharedDashboard, Tracer
 from wire import encoded
 
-from kvtrail.tracer.commands.note import note
+from kvtrail.dashboard.note_command import note
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 

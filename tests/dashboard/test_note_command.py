@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from click.testing import CliRunner
 from fastapi.testclient import TestClient
 
-from kvtrail.tracer.commands.note import note
+from kvtrail.dashboard import client
+from kvtrail.dashboard.note_command import note
 from kvtrail.tracer.serve.access import Access
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -30,13 +31,13 @@ def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteRe
         (tmp_path / role).write_text(f"{role}-token\n")
     pipeline, reader = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics()), SqliteReader(tmp_path / "s.db")
     tokens = Access([TokenFile.of(f"{role}={tmp_path / role}") for role in ("change", "read")])
-    client = TestClient(application(pipeline, reader, pipeline.metrics, tokens=tokens))
+    asking = TestClient(application(pipeline, reader, pipeline.metrics, tokens=tokens))
 
-    def post(self: object, url: str, **about: Any) -> Any:
-        return client.post(url.replace("http://127.0.0.1:4318", ""), **about)
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = asking.request(request.method, str(request.url), content=request.content, headers=dict(request.headers))
+        return httpx.Response(found.status_code, content=found.content, headers=dict(found.headers))
 
-    monkeypatch.setattr(httpx.Client, "post", post)
-    monkeypatch.setattr(TestClient, "post", lambda self, url, **about: self.request("POST", url, **about))
+    monkeypatch.setattr(client, "Tracer", partial(client.Tracer, transport=httpx.MockTransport(answer)))
     yield reader
     pipeline.close()
 
@@ -67,7 +68,7 @@ def test_a_note_is_kept_at_its_moment(tracer: SqliteReader, tmp_path: Path) -> N
     [
         (["x", "--engine", "nobody"], "change", "no engine has the id or the name 'nobody'"),
         ([" "], "change", "the note has no text"),
-        (["x"], "read", "this token may not change: show one that may"),
+        (["x"], "read", "may not change anything. Give --token-file one of the role `change`."),
         (["x", "--at", "noon"], "change", "'noon' is not a time such as 2026-11-24T14:59"),
         (["x", "--at", "2026-11-20", "--ago", "5m"], "change", "--at and --ago say the same: give one of them"),
     ],
@@ -85,5 +86,5 @@ def test_what_is_wrong_with_a_note_is_said(
 def test_a_tracer_that_is_away_is_named(address: str) -> None:
     done = CliRunner().invoke(note, ["x", "--tracer", address])
     assert done.exit_code == 1
-    assert "the note is not written" in done.output
+    assert f"tracer at {address}" in done.output
     assert "Traceback" not in done.output
