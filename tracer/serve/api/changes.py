@@ -22,8 +22,7 @@ from kvtrail.tracer.serve.api.likely_causes import NEAR_AFTER_NS, NEAR_BEFORE_NS
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.ranges import Moment
-from kvtrail.tracer.serve.api.requests import MAX_NS
+from kvtrail.tracer.serve.api.time_range import MAX_NS, Moment
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 

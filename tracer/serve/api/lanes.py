@@ -15,7 +15,7 @@ from kvtrail.tracer.liveness.outcome import is_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver, deaths
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.request_filter import Where
-from kvtrail.tracer.serve.api.requests import MAX_NS
+from kvtrail.tracer.serve.api.time_range import MAX_NS
 from kvtrail.tracer.store import Reader
 
 MAX_MARKS = 2000

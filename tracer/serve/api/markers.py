@@ -15,8 +15,7 @@ from kvtrail.tracer.model.markers import MOST_TEXT, Marker, MarkerKind
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.ranges import Moment, moments
-from kvtrail.tracer.serve.api.requests import MAX_NS
+from kvtrail.tracer.serve.api.time_range import MAX_NS, Moment, moments
 from kvtrail.tracer.store import Reader
 
 MOST_OF_A_KIND = 2_000

@@ -5,36 +5,29 @@ An answer grows with the resolution of the range, not with the size of the store
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter
 from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.model.findings import Severity
-from kvtrail.tracer.model.silences import Silencing
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.cells import interval_s
 from kvtrail.tracer.savings.sums import Savings, SavingsRow, prefill_rates, savings_of
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
+from kvtrail.tracer.serve.api.finding_filter import Findings
+from kvtrail.tracer.serve.api.requests import Limit
+from kvtrail.tracer.serve.api.time_range import DAY_NS, Moment, moments
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import FindingFilter, Reader
+from kvtrail.tracer.store import Reader
 
-DAY_NS = 24 * 3600 * 10**9
 MAX_STRETCHES = 60
 """The most stretches of time that make up a trend."""
-Moment = Annotated[int | None, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
-
-
-Silenced = Annotated[bool | None, Query(description="only the silenced ones, or only the others")]
 
 
 class FindingOrder(StrEnum):
@@ -89,49 +82,28 @@ class SavingsReport(BaseModel):
     """The names of those tenants that have one (`kvtrail serve --tenants`), by digest."""
 
 
-def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
+def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     """Add the routes to the router of `/api`."""
 
     @api.get("/findings", summary="Findings, latest or oldest first")
     def findings(
-        chosen: ChosenEngines, request: str = "", rule: str = "", severity: str = "", connector: str = "", engine: str = "",
-        silenced: Silenced = None, since_ns: Moment = None, until_ns: Moment = None,
-        order: FindingOrder = FindingOrder.LATEST, limit: Limit = 100,
-    ) -> list[dict[str, Any]]:  # fmt: skip
-        asked = FindingFilter(
-            request=request, rule=rule, severity=severity, connector=connector, engine=engine, engines=chosen,
-            since_ns=since_ns, until_ns=until_ns,
-        )  # fmt: skip
-        resolver = OutcomeResolver(process, reader)
-        asked = by_silence(asked, reader, resolver.silencing, silenced)
-        return resolver.findings(reader.findings(asked, limit=limit, oldest_first=order is FindingOrder.OLDEST))
+        asked: Findings, request: str = "", order: FindingOrder = FindingOrder.LATEST, limit: Limit = 100
+    ) -> list[dict[str, Any]]:
+        which = replace(asked.which, request=request)
+        return asked.resolver.findings(reader.findings(which, limit=limit, oldest_first=order is FindingOrder.OLDEST))
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
-    def trend(
-        chosen: ChosenEngines, rule: str = "", severity: str = "", connector: str = "", engine: str = "",
-        silenced: Silenced = None, since_ns: Moment = None, until_ns: Moment = None,
-    ) -> FindingsTrend:  # fmt: skip
-        since, until = moments(since_ns, until_ns)
+    def trend(asked: Findings) -> FindingsTrend:
+        which, since, until = asked.in_range(length_ns=DAY_NS)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
-        asked = FindingFilter(
-            rule=rule,
-            severity=severity,
-            connector=connector,
-            engine=engine,
-            engines=chosen,
-            since_ns=since,
-            until_ns=until,
-        )
-        known = reader.engines()
-        silencing = Silencing(reader.silences(), known, at_ns=time.time_ns())
-        asked = by_silence(asked, reader, silencing, silenced)
+        known = asked.resolver.engines
         places = reader.findings_places()
         models = sorted({known[e]["model"] for e in places["engines"] if e in known and known[e]["model"]})
         return FindingsTrend(
             since_ns=since,
             until_ns=until,
             step_ns=step_ns,
-            counts=reader.findings_trend(asked, step_ns=step_ns),
+            counts=reader.findings_trend(which, step_ns=step_ns),
             choices={**places, "severities": [*Severity], "models": models},
             engine_names={engine: known[engine]["name"] for engine in places["engines"] if engine in known},
         )
@@ -196,20 +168,3 @@ def savings_report(
             "connectors": sorted({row.connector for row in every if row.connector}),
         },
     )
-
-
-def by_silence(which: FindingFilter, reader: Reader, silencing: Silencing, silenced: bool | None) -> FindingFilter:
-    """The filter, for findings that are silenced or those that are not, if either is wanted."""
-    if silenced is None:
-        return which
-    places = [each.place for each in reader.sightings() if silencing.of(each.place) is not None]
-    return replace(which, only=places) if silenced else replace(which, but=places)
-
-
-def moments(since_ns: int | None, until_ns: int | None, *, length_ns: int = DAY_NS) -> tuple[int, int]:
-    """The range asked for; by default, the one of this length that ends now."""
-    until = time.time_ns() if until_ns is None else until_ns
-    since = max(0, until - length_ns) if since_ns is None else since_ns
-    if since >= until:
-        raise HTTPException(422, f"since_ns {since} is not before until_ns {until}")
-    return since, until

@@ -27,14 +27,13 @@ from kvtrail.tracer.serve.api.download import part_about
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.request_filter import Where
+from kvtrail.tracer.serve.api.time_range import MAX_NS
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
 MAX_IN_TIME = 4
 """Hand-offs of one request that are shown in time, with the request on the other side."""
-MAX_NS = 2**62
-"""The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""
 ENOUGH_CANDIDATES, MAX_CANDIDATES = 50, 500
 """Among so many requests, the similar ones are chosen."""
 _AROUND_NS = (10**9, 10**10, 10**11, 10**12, 10**13, 10**14)

@@ -39,8 +39,9 @@ from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.requests import MAX_NS, Limit
+from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.api.tail import EVERY_S, Tail, numbered
+from kvtrail.tracer.serve.api.time_range import MAX_NS
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
 from kvtrail.tracer.serve.limits import DEFAULTS, RETRY_S, Limits
@@ -182,7 +183,7 @@ def application(
         _add_tail(api, process, metrics, limits, ending or threading.Event())
     requests.add_routes(api, process, reader)
     names = tenants or TenantNames()
-    ranges.add_routes(api, process, reader, names)
+    ranges.add_routes(api, reader, names)
     waste.add_routes(api, reader, names)
     search.add_routes(api, process, reader)
     status_route.add_routes(api, process, reader)

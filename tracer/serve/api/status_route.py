@@ -12,12 +12,13 @@ from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.savings.cells import HOUR_S, interval_s
 from kvtrail.tracer.serve.api import regressions, status
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.finding_filter import Findings
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.ranges import Moment, Silenced, by_silence, moments
 from kvtrail.tracer.serve.api.rule_summaries import rule_summaries
 from kvtrail.tracer.serve.api.status import Level, Range, RuleSummary, Statement
+from kvtrail.tracer.serve.api.time_range import Moment, moments
 from kvtrail.tracer.store import FindingFilter, Reader
 from kvtrail.tracer.store.sqlite import damage
 
@@ -41,23 +42,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
     @api.get("/findings/rules", summary="The findings of a range by rule, and what they did")
-    def by_rule(
-        chosen: ChosenEngines, rule: str = "", severity: str = "", connector: str = "", engine: str = "",
-        silenced: Silenced = None, since_ns: Moment = None, until_ns: Moment = None,
-    ) -> list[RuleSummary]:  # fmt: skip
-        since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
-        which = FindingFilter(
-            rule=rule,
-            severity=severity,
-            connector=connector,
-            engine=engine,
-            engines=chosen,
-            since_ns=since,
-            until_ns=until,
-        )
-        resolver = OutcomeResolver(process, reader)
-        which = by_silence(which, reader, resolver.silencing, silenced)
-        return rule_summaries(reader, resolver, which, Range(since_ns=since, until_ns=until))
+    def by_rule(asked: Findings) -> list[RuleSummary]:
+        which, since, until = asked.in_range(length_ns=HOUR_S * 10**9)
+        return rule_summaries(reader, asked.resolver, which, Range(since_ns=since, until_ns=until))
 
     @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
     def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
