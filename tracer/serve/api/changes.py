@@ -18,8 +18,9 @@ from kvtrail.tracer.savings.cells import MINUTE_NS, interval_s
 from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, Sums, changes, ranked
 from kvtrail.tracer.savings.request_changes import Observed, of_account, of_lane, request_changes
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
-from kvtrail.tracer.serve.api.likely_causes import NEAR_AFTER_NS, NEAR_BEFORE_NS, LikelyCause, likely_causes
+from kvtrail.tracer.serve.api.likely_causes import LikelyCause, likely_causes
 from kvtrail.tracer.serve.api.markers import every_marker
+from kvtrail.tracer.serve.api.near_markers import AFTER_NS, BEFORE_NS
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.time_range import MAX_NS, Moment
@@ -91,9 +92,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         earlier, later = (_accounts(reader, ends, wanted, models) for ends in (first, second))
         lanes = [_lanes(reader, ends, wanted, models) for ends in (first, second)]
         moment = second[0]
-        near = every_marker(
-            resolver, reader, since_ns=first[1] - NEAR_BEFORE_NS, until_ns=moment + NEAR_AFTER_NS, chosen=wanted
-        )
+        near = every_marker(resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted)
         return ChangesReport(
             before=Stretch(since_ns=first[0], until_ns=first[1], requests_seen=len(earlier)),
             after=Stretch(since_ns=second[0], until_ns=second[1], requests_seen=len(later)),

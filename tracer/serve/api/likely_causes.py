@@ -14,19 +14,13 @@ from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.words import count, duration, percent
 from kvtrail.tracer.savings.changes import GroupChange, MeasureChange
+from kvtrail.tracer.serve.api.near_markers import BEST_FIRST, near
 
-NEAR_BEFORE_NS, NEAR_AFTER_NS = 3 * 60 * 10**9, 60 * 10**9
-"""How long before and after a change a marker may lie: sums begin with a minute."""
 EXPLAINS = 0.3
 """A group with this share of the change is named as a cause."""
 MOSTLY = 0.7
 """With this share of the change, traffic explains it."""
 MOST = 5
-_ORDER = [
-    MarkerKind.DEATH, MarkerKind.CONTACT_LOST, MarkerKind.DEPLOY, MarkerKind.RESET, MarkerKind.RESTART, MarkerKind.END,
-    MarkerKind.NOTE,
-]  # fmt: skip
-"""The markers that may explain a change, those first that do so best where nothing else decides."""
 
 
 _NEW = {"tenant": ("Tenant {} is new", "it"), "prefix": ("Prompts that begin with {} are new", "them")}
@@ -58,12 +52,10 @@ def likely_causes(
     did, make up the change."""
     by_measure = {each.measure: each for each in changes}
     computed, asked = by_measure.get("computed"), by_measure.get("asked")
-    begin_ns, end_ns = (at_ns if since_ns is None else since_ns) - NEAR_BEFORE_NS, at_ns + NEAR_AFTER_NS
-    near = [each for each in markers if each.kind in _ORDER and begin_ns <= each.at_ns <= end_ns]
-    # An end is a part of the launch that follows it in the same place.
-    launched = {each.engine for each in near if each.kind in (MarkerKind.DEPLOY, MarkerKind.RESTART)}
-    near = [each for each in near if each.kind is not MarkerKind.END or each.engine not in launched]
-    found = [(_score(each, computed), _of_marker(each, computed, asked, at_ns, name)) for each in near]
+    found = [
+        (_score(each, computed), _of_marker(each, computed, asked, at_ns, name))
+        for each in near(markers, since_ns=at_ns if since_ns is None else since_ns, at_ns=at_ns)
+    ]
     if computed is not None:
         found += [*_evictions(computed), *_new_groups(computed), *_traffic(computed, asked)]
     return [cause for _, cause in sorted(found, key=lambda each: -each[0])][:MOST]
@@ -71,7 +63,7 @@ def likely_causes(
 
 def _score(marker: Marker, computed: MeasureChange | None) -> float:
     """A marker with nothing that speaks for it comes after what explains half of the change."""
-    return 0.5 - _ORDER.index(marker.kind) / 100 + max(0.0, _share_of(marker, computed))
+    return 0.5 - BEST_FIRST.index(marker.kind) / 100 + max(0.0, _share_of(marker, computed))
 
 
 def _share_of(marker: Marker, computed: MeasureChange | None) -> float:

@@ -18,6 +18,7 @@ from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.words import count, percent, some
 from kvtrail.tracer.savings.cause_sums import CAUSE, causes_of
 from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.serve.api.near_markers import near
 from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 
 ENOUGH_TOKENS = 10_000
@@ -30,20 +31,10 @@ MOSTLY_NEW = 0.9
 """Where this share of what an engine computed was new to it, no hit was possible."""
 LEAST_MINUTES = 5
 """The amount of prefill is compared over at least so many minutes before and after."""
-BEFORE_S = 120
-"""How long before a change the event may lie that is named with it."""
 GREW = 0.05
 """A cause is named if its share of the tokens asked for grew by this much."""
-_HAPPENED: Mapping[MarkerKind, str | None] = {
-    MarkerKind.DEATH: "died",
-    MarkerKind.CONTACT_LOST: "lost contact",
-    MarkerKind.DEPLOY: None,
-    MarkerKind.RESET: None,
-    MarkerKind.RESTART: None,
-    MarkerKind.END: "ended",
-    MarkerKind.NOTE: None,
-}
-"""What is named with a change, in a few words where the marker's own text is long; those first that explain one best."""
+_BRIEFLY = {MarkerKind.DEATH: "died", MarkerKind.CONTACT_LOST: "lost contact", MarkerKind.END: "ended"}
+"""What is named with a change, in a few words where the marker's own text is long."""
 _MEASURES = frozenset({"asked", "local", "taken", "store_tokens"})
 _NO_HIT_POSSIBLE = (Cause.NEW, Cause.UNALIGNED)
 
@@ -145,16 +136,15 @@ class _Watch:
 
     def event(self, at_s: int) -> str:
         """What happened at a change, in words; empty if nothing is known to have."""
-        since_ns, until_ns = (at_s - BEFORE_S) * 10**9, (at_s + self.step_s) * 10**9
-        near = [each for each in self.markers if each.kind in _HAPPENED and since_ns <= each.at_ns < until_ns]
-        order = [*_HAPPENED]
-        best = min(near, key=lambda each: (order.index(each.kind), each.at_ns), default=None)
-        if best is None:
+        at_ns = at_s * 10**9
+        found = near(self.markers, since_ns=at_ns, at_ns=at_ns, after_ns=self.step_s * 10**9)
+        if not found:
             return ""
+        best = found[0]
         at = self.range_.at(best.at_ns)
         if best.kind is MarkerKind.NOTE:
             return f", at the note “{best.text}” ({at})"
-        return f", as engine {self.place(best.engine)} {_HAPPENED[best.kind] or best.text} ({at})"
+        return f", as engine {self.place(best.engine)} {_BRIEFLY.get(best.kind, best.text)} ({at})"
 
     def statement(self, kind: str, text: str, at_s: int, level: Level = Level.WARNING) -> Statement:
         """A statement about a change."""

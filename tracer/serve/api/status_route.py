@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.savings.cells import HOUR_S, interval_s
-from kvtrail.tracer.serve.api import regressions, status
+from kvtrail.tracer.serve.api import near_markers, regressions, status
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.finding_filter import Findings
 from kvtrail.tracer.serve.api.markers import every_marker
@@ -66,9 +66,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             *regressions.of_sums(
                 rows,
                 range_,
-                every_marker(
-                    resolver, reader, since_ns=since - regressions.BEFORE_S * 10**9, until_ns=until, chosen=chosen
-                ),
+                every_marker(resolver, reader, since_ns=since - near_markers.BEFORE_NS, until_ns=until, chosen=chosen),
                 place,
                 models={engine: str(about["model"]) for engine, about in resolver.engines.items()},
                 step_s=interval_s(since, until),

@@ -11,7 +11,8 @@ import pytest
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.savings.changes import Side, changes
 from kvtrail.tracer.savings.sums import SavingsRow
-from kvtrail.tracer.serve.api.likely_causes import MOST, NEAR_BEFORE_NS, likely_causes
+from kvtrail.tracer.serve.api.likely_causes import MOST, likely_causes
+from kvtrail.tracer.serve.api.near_markers import BEFORE_NS
 
 S = 10**9
 AT_NS = 20 * 60 * S
@@ -115,7 +116,7 @@ SITUATIONS = [
         BOTH,
         B_LOST,
         [
-            marker(MarkerKind.DEATH, "b", later_s=-NEAR_BEFORE_NS // S - 1),
+            marker(MarkerKind.DEATH, "b", later_s=-BEFORE_NS // S - 1),
             marker(MarkerKind.DROP, "b"),
         ],
         [],
