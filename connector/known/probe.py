@@ -160,12 +160,14 @@ class Probe:
             asked; None where they would see nothing.
         report_calls: names of those of its methods on a worker that report what has ended, after which `reported` is asked.
         sees_ends: whether `ended` is asked.
+        sees_reports: whether `reported` is asked on the scheduler's side, too.
     """
 
     load_call: str | None = None
     store_call: str | None = None
     report_calls: tuple[str, ...] = ()
     sees_ends = False
+    sees_reports = False
 
     def made(self, connector: Any) -> None:
         """On each side, once, when the connector has been made."""
@@ -237,8 +239,8 @@ class Probe:
         return ()
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
-        """On a worker, after one of its `report_calls` has returned `report`, and on the scheduler's side, after
-        `update_connector_output` with this report: what other engines said, and what was done about it, in order."""
+        """On a worker, after one of its `report_calls` has returned `report`, and on the scheduler's side, if it
+        `sees_reports`, after `update_connector_output` with this report: what other engines said, and what was done about it, in order."""
         return ()
 
 

@@ -65,6 +65,7 @@ class Instrumentation:
 
     Attributes:
         sees_ends: whether the probe is asked for the transfers that a report of the workers ends.
+        sees_reports: whether it is asked what the connector made of such a report.
         unprobed: why the probe sees nothing; None while it works.
     """
 
@@ -85,6 +86,7 @@ class Instrumentation:
         self._is_shut_down = False
         self._last_held_bytes: int | None = None
         self.sees_ends = recorder is not None and self._probe.sees_ends
+        self.sees_reports = self._probe.sees_reports
         self.unprobed = None if probe is not None and type(probe) is not Probe else NO_PROBE
         if recorder is not None:
             recorder.join()
@@ -177,7 +179,7 @@ class Instrumentation:
         self._failing[question] = self._failing.get(question, 0) + 1
         if self._failing[question] >= MAX_PROBE_FAILURES:
             self._failing.clear()
-            self._probe, self.sees_ends = Probe(), False
+            self._probe, self.sees_ends, self.sees_reports = Probe(), False, False
             logger.error(
                 "kvtrail: the probe of %s failed %d times in a row and is switched off: what only it can see is absent from"
                 " now on",

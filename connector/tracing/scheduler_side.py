@@ -289,7 +289,8 @@ class SchedulerInstrumentation(Instrumentation):
         at_ns = monotonic_ns()
         self._record_ends(ended)
         self._record_load_errors(output, at_ns)
-        self._record_reported(connector, output, at_ns)
+        if self.sees_reports:
+            self._record_reported(connector, output, at_ns)
         self._record_completions(output, at_ns)
         self._record_evictions(connector, at_ns)
 

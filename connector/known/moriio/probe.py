@@ -24,6 +24,7 @@ MAX_WRITES = 65_536
 
 class MoriioProbe(Probe):
     report_calls = ("get_transfer_results", "get_finished")
+    sees_reports = True
 
     def __init__(self) -> None:
         self._messages = Messages()
