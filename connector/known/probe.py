@@ -240,7 +240,8 @@ class Probe:
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
         """On a worker, after one of its `report_calls` has returned `report`, and on the scheduler's side, if it
-        `sees_reports`, after `update_connector_output` with this report: what other engines said, and what was done about it, in order."""
+        `sees_reports`, after `update_connector_output` with this report: what other engines said, and what was done about it,
+        in order."""
         return ()
 
 

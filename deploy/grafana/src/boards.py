@@ -52,8 +52,8 @@ def overview() -> dashboards.Dashboard:
                                query(f"sum({found}{{{OURS}}}) or vector(0)"), alarm=1, links=(REQUESTS,)))
         .with_panel(stat_panel("Oldest open load", "A load that is never received hangs its request.",
                                query(f"max(kvtrail_open_load_oldest_seconds{{{OURS}}})"), unit="s"))
-        .with_panel(stat_panel("Overdue loads", "Loads that did not come within their deadline.",
-                               query(f"sum(kvtrail_overdue_loads{{{OURS}}}) or vector(0)"), alarm=1))
+        .with_panel(stat_panel("Overdue loads", "Unsilenced loads that did not come within their deadline.",
+                               query(f'sum(kvtrail_overdue_loads{{{OURS},silenced!="true"}}) or vector(0)'), alarm=1))
         .with_panel(stat_panel("Engines heard", "Engines with a recorder that has not closed.",
                                query(f"count(kvtrail_engine_recorders{{{OURS}}} > 0) or vector(0)")))
         .with_panel(graph("Findings", "New unsilenced contradictions by rule, over 15 minutes each.",

@@ -6,7 +6,7 @@ it, and the links lead from the finding to each call that proves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -20,21 +20,25 @@ from kvtrail.tracer.serve.forward.pieces import Origin, Piece
 TRACE_BYTES, SPAN_BYTES = 16, 8
 _SCOPE = ScopeSpans(scope=InstrumentationScope(name=semconv.FINDINGS_SCOPE, version=__version__)).SerializeToString()
 _SERVICE = "service.name"
+IsSilenced = Callable[[Finding], bool]
+"""Whether a silence covers a finding now."""
 
 
-def with_findings(root: bytes, findings: Iterable[Finding]) -> bytes:
+def with_findings(root: bytes, findings: Iterable[Finding], is_silenced: IsSilenced) -> bytes:
     """A root with an event for each finding. What is appended to an encoded message is added to its fields, so the root
     itself stays as it came."""
     events = [
         Span.Event(
-            time_unix_nano=each.last_ns, name=semconv.FINDING_SPAN, attributes=_attributes(_finding_attributes(each))
+            time_unix_nano=each.last_ns,
+            name=semconv.FINDING_SPAN,
+            attributes=_attributes(_finding_attributes(each, silenced=is_silenced(each))),
         )
         for each in findings
     ]
     return root + Span(events=events).SerializeToString()
 
 
-def as_piece(finding: Finding, *, trace_id: str, root_id: bytes, origin: Origin | None) -> Piece | None:
+def as_piece(finding: Finding, *, silenced: bool, trace_id: str, root_id: bytes, origin: Origin | None) -> Piece | None:
     """The span of a finding, in the trace of its request and below its root, or without a parent if that is not known. It has
     the resource of the request's spans. None if there is no trace that it could be in."""
     trace = _id(trace_id, TRACE_BYTES)
@@ -56,7 +60,9 @@ def as_piece(finding: Finding, *, trace_id: str, root_id: bytes, origin: Origin 
         kind=Span.SPAN_KIND_INTERNAL,
         start_time_unix_nano=min(times),
         end_time_unix_nano=max(times),
-        attributes=_attributes({key: value for key, value in about.items() if value} | _finding_attributes(finding)),
+        attributes=_attributes(
+            {key: value for key, value in about.items() if value} | _finding_attributes(finding, silenced=silenced)
+        ),
         links=[
             Span.Link(trace_id=of, span_id=id_, attributes=_attributes({semconv.FINDING_WITNESS.key: each.label}))
             for each, of, id_ in linked
@@ -68,7 +74,7 @@ def as_piece(finding: Finding, *, trace_id: str, root_id: bytes, origin: Origin 
     return Piece(_of_findings(origin, finding.engine), span.SerializeToString())
 
 
-def _finding_attributes(finding: Finding) -> dict[str, str | int]:
+def _finding_attributes(finding: Finding, *, silenced: bool) -> dict[str, str | int]:
     return {
         semconv.FINDING_RULE.key: finding.rule,
         semconv.FINDING_TITLE.key: finding.title,
@@ -77,15 +83,19 @@ def _finding_attributes(finding: Finding) -> dict[str, str | int]:
         semconv.FINDING_HINT.key: finding.hint,
         semconv.FINDING_COUNT.key: finding.count,
         semconv.FINDING_HEALED.key: finding.healed,
+        semconv.FINDING_SILENCED.key: silenced,
         semconv.EPOCH.key: finding.epoch,
     }
 
 
 def _attributes(values: Mapping[str, str | int]) -> list[KeyValue]:
-    return [
-        KeyValue(key=key, value=AnyValue(string_value=value) if isinstance(value, str) else AnyValue(int_value=value))
-        for key, value in values.items()
-    ]
+    return [KeyValue(key=key, value=_value(value)) for key, value in values.items()]
+
+
+def _value(value: str | int) -> AnyValue:
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    return AnyValue(string_value=value) if isinstance(value, str) else AnyValue(int_value=value)
 
 
 def _of_findings(origin: Origin | None, engine: str) -> Origin:

@@ -20,7 +20,7 @@ from kvtrail.tracer.events.events import Event, Heartbeat, RequestStart
 from kvtrail.tracer.ingest.protobuf import Parts
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.serve.forward.figures import LEFT_OUT, Figures, Reason
-from kvtrail.tracer.serve.forward.findings import as_piece, with_findings
+from kvtrail.tracer.serve.forward.findings import IsSilenced, as_piece, with_findings
 from kvtrail.tracer.serve.forward.pieces import OVERHEAD_BYTES, Cutter, Piece, size
 from kvtrail.tracer.serve.forward.request import ROOTS, STATE_BYTES, Request, is_sampled, went_wrong
 from kvtrail.tracer.serve.forward.sender import Sender
@@ -40,7 +40,13 @@ Key = tuple[str, str]
 
 
 class Forwarder:
-    """Sends on what matters. Its methods are called by one thread at a time, and none of them waits for the receiver."""
+    """Sends on what matters. Its methods are called by one thread at a time, and none of them waits for the receiver.
+
+    Attributes:
+        is_silenced: says whether a finding is known, by which it is labelled; a pipeline says it by its silences.
+    """
+
+    is_silenced: IsSilenced = staticmethod(lambda finding: False)
 
     def __init__(
         self, settings: Settings, sender: Sender, figures: Figures, *, clock: Callable[[], float] = time.monotonic
@@ -92,7 +98,13 @@ class Forwarder:
             self._keep(request, Reason.FINDING)
             if finding.id not in request.findings:
                 place = request.trace_id or finding.trace_id
-                piece = as_piece(finding, trace_id=place, root_id=request.root_id, origin=request.origin)
+                piece = as_piece(
+                    finding,
+                    silenced=self.is_silenced(finding),
+                    trace_id=place,
+                    root_id=request.root_id,
+                    origin=request.origin,
+                )
                 if piece is not None:
                     self._out.append(piece)
             request.findings[finding.id] = finding
@@ -187,7 +199,7 @@ class Forwarder:
         if request.reason is None and not is_guilty and not went_wrong(event):
             self._figures.left_out.inc()
         elif type(event) in ROOTS:
-            self._out.append(_rooted(request, piece))
+            self._out.append(self._rooted(request, piece))
         else:
             self._out.append(piece)
 
@@ -210,7 +222,7 @@ class Forwarder:
         if request.reason is None:
             self._figures.left_out.inc(len(held) + (root is not None))
         elif root is not None:
-            self._out.append(_rooted(request, root))
+            self._out.append(self._rooted(request, root))
         self._remember(request)
 
     def _remember(self, request: Request) -> Request:
@@ -254,9 +266,8 @@ class Forwarder:
         self._figures.held_spans.set(self._held_spans)
         self._figures.held_bytes.set(self._held_bytes)
 
-
-def _rooted(request: Request, root: Piece) -> Piece:
-    """The root with the request's findings as its events."""
-    if not request.findings:
-        return root
-    return Piece(root.origin, with_findings(root.span, request.findings.values()))
+    def _rooted(self, request: Request, root: Piece) -> Piece:
+        """The root with the request's findings as its events."""
+        if not request.findings:
+            return root
+        return Piece(root.origin, with_findings(root.span, request.findings.values(), self.is_silenced))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.kept import KeptFor, KeptHandOff
 from kvtrail.tracer.liveness.recorders import INFO, Contact, RecorderState
+from kvtrail.tracer.model.findings import Finding
+
+_LATE_LOAD, _LATE_FREE = "stuck-load", "late-free"
+"""The rules whose findings are shown as long as what they found lasts."""
 
 
 @dataclass(slots=True)
@@ -40,11 +45,11 @@ class EngineGauges:
         open_loads: asynchronous loads that have not been received.
         open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has stopped reporting does
             not age.
-        overdue_loads: open loads that the rule `stuck-load` has found.
+        overdue_loads: open loads that the rule `stuck-load` has found, by whether that is silenced.
         kept_requests: requests that have ended and whose blocks the connector still holds.
         kept_blocks: how many blocks those are, where the recorder names them.
         kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
-        overdue_frees: of those requests, the ones that the rule `late-free` has found.
+        overdue_frees: of those requests, the ones that the rule `late-free` has found, by whether that is silenced.
         kept: of the hand-offs whose blocks it keeps, by what for; empty for an engine that has never given any.
         pool_blocks: KV blocks of its pool; None where no recorder says.
         held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
@@ -60,11 +65,11 @@ class EngineGauges:
     probes_off: int = 0
     open_loads: int = 0
     open_load_oldest_ns: int = 0
-    overdue_loads: int = 0
+    overdue_loads: Counter[bool] = field(default_factory=Counter)
     kept_requests: int = 0
     kept_blocks: int = 0
     kept_oldest_ns: int = 0
-    overdue_frees: int = 0
+    overdue_frees: Counter[bool] = field(default_factory=Counter)
     kept: dict[KeptFor, KeptSum] = field(default_factory=dict)
     pool_blocks: int | None = None
     held_bytes: int | None = None
@@ -72,9 +77,13 @@ class EngineGauges:
 
 
 def engine_gauges(
-    recorders: Iterable[RecorderState], detector: Detector, kept: Iterable[KeptHandOff]
+    recorders: Iterable[RecorderState],
+    detector: Detector,
+    kept: Iterable[KeptHandOff],
+    is_silenced: Callable[[Finding], bool],
 ) -> list[EngineGauges]:
-    """The gauges of every engine that has a recorder; `kept` are the hand-offs whose blocks are kept."""
+    """The gauges of every engine that has a recorder; `kept` are the hand-offs whose blocks are kept, and `is_silenced` says
+    whether a finding is known."""
     states: dict[str, EngineGauges] = {}
     for recorder in recorders:
         state = states.setdefault(recorder.engine, EngineGauges(engine=recorder.engine))
@@ -92,17 +101,21 @@ def engine_gauges(
         if waiting is None:
             continue
         evidence = account.evidence
-        late = {finding.rule for finding in detector.findings.get((account.engine, account.request), {}).values()}
+        late = [
+            finding
+            for finding in detector.findings.get((account.engine, account.request), {}).values()
+            if finding.rule in (_LATE_LOAD, _LATE_FREE)
+        ]
         if evidence.loading is not None and account.ended_ns is None:
             waiting.open_loads += 1
             waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - evidence.loading.end_ns)
-            waiting.overdue_loads += "stuck-load" in late
+            waiting.overdue_loads.update({is_silenced(each) for each in late if each.rule == _LATE_LOAD})
         if evidence.end is not None:
             waiting.kept_requests += 1
             held = evidence.end.blocks_ids or ()
             waiting.kept_blocks += len(held) or (0 if evidence.blocks is None else evidence.blocks.held)
             waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
-            waiting.overdue_frees += "late-free" in late
+            waiting.overdue_frees.update({is_silenced(each) for each in late if each.rule == _LATE_FREE})
     for (giver, _), _ in detector.handoffs.flows.known():
         if giver in states:
             states[giver].kept = {kept_for: KeptSum() for kept_for in KeptFor}

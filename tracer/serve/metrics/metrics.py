@@ -289,14 +289,16 @@ class Metrics:
             ("recorder_probes_off", "Probes of connectors that have switched themselves off.", lambda s: s.probes_off),
             ("open_loads", "Asynchronous loads that have not been received.", lambda s: s.open_loads),
             ("open_load_oldest_seconds", "Age of the oldest open load, or 0.", lambda s: s.open_load_oldest_ns / 1e9),
-            ("overdue_loads", "Open loads that are late: findings of `stuck-load`.", lambda s: s.overdue_loads),
             ("kept_requests", "Ended requests whose blocks are still held.", lambda s: s.kept_requests),
             ("kept_blocks", "Blocks held for them, where the recorder names them.", lambda s: s.kept_blocks),
             ("kept_oldest_seconds", "Time since the oldest of them ended, or 0.", lambda s: s.kept_oldest_ns / 1e9),
-            ("overdue_frees", "Kept requests that are late: findings of `late-free`.", lambda s: s.overdue_frees),
             ("pool_blocks", "KV blocks of the engine's pool.", lambda s: s.pool_blocks),
             ("held_bytes", "Host memory that a connector holds, on each worker.", lambda s: s.held_bytes),
             ("held_limit_bytes", "Host memory that it may hold, on each worker.", lambda s: s.memory_limit),
+        )
+        overdue: tuple[tuple[str, str, Callable[[EngineGauges], Mapping[bool, int]]], ...] = (
+            ("overdue_loads", "Open loads that are late: findings of `stuck-load`.", lambda s: s.overdue_loads),
+            ("overdue_frees", "Kept requests that are late: findings of `late-free`.", lambda s: s.overdue_frees),
         )
         kept: tuple[tuple[str, str, Callable[[KeptSum], float]], ...] = (
             ("handoffs_kept", "Hand-offs whose blocks an engine keeps now, by what for.", lambda s: s.handoffs),
@@ -304,6 +306,7 @@ class Metrics:
             ("handoffs_kept_oldest_seconds", "Age of the oldest of them, or 0.", lambda s: s.oldest_ns / 1e9),
         )
         self._kept = [(gauge(name, text, ("engine", "state")), read) for name, text, read in kept]
+        self._overdue = [(gauge(name, text, ("engine", "silenced")), read) for name, text, read in overdue]
         self._states = [(gauge(name, text, ("engine",)), read) for name, text, read in states]
 
         # An alert sees no increase in a series that begins at 1.
@@ -556,6 +559,9 @@ class Metrics:
         for gauge, read in self._states:
             if (value := read(state)) is not None:  # what nobody knows has no series
                 self._series.at(gauge, state.engine).set(value)
+        for gauge, read_overdue in self._overdue:
+            for silenced, label in ((False, NOT_SILENCED), (True, SILENCED)):
+                self._series.at(gauge, state.engine, label).set(read_overdue(state).get(silenced, 0))
         for gauge, read_kept in self._kept if state.kept else ():
             for kept_for in KeptFor:
                 self._series.at(gauge, state.engine, kept_for).set(read_kept(state.kept.get(kept_for, KeptSum())))

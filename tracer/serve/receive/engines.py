@@ -25,6 +25,7 @@ from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, engine_gaug
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.metrics.series import OTHER
 from kvtrail.tracer.serve.receive.receiving import MAX_RECORDERS, ReceivedRequest
+from kvtrail.tracer.serve.receive.silenced import Silences
 
 logger = logging.getLogger("kvtrail")
 
@@ -103,8 +104,8 @@ class Engines:
                 self.recorders, detector.accounts.values(), detector.findings, at_ns=time.monotonic_ns()
             )
 
-    def show(self, detector: Detector, *, now_ns: int) -> None:
-        """Show the engines in the metrics."""
+    def show(self, detector: Detector, silences: Silences, *, now_ns: int) -> None:
+        """Show the engines in the metrics; what the silences cover is labelled so."""
         for engine, count in (detector.lost - self._lost).items():
             self._metrics.count_lost(engine, missing=count)
         self._lost = Counter(detector.lost)
@@ -113,7 +114,8 @@ class Engines:
             for name, last in self._shown.items()
         }
         self.kept = list(kept_handoffs(detector))
-        known = {gauges.engine: gauges for gauges in engine_gauges(self.recorders.values(), detector, self.kept)}
+        shown = engine_gauges(self.recorders.values(), detector, self.kept, silences.silences)
+        known = {gauges.engine: gauges for gauges in shown}
         for engine, gauges in (gone | known).items():
             if gauges.heard_ns < now_ns - SHOW_SILENT_NS:
                 self._metrics.retire(engine)

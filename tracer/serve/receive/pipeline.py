@@ -79,6 +79,8 @@ class Pipeline:
             grace_ns=grace_ns,
             clock=self._clock,
         )
+        if forwarder is not None:
+            forwarder.is_silenced = self.judge.silences.silences
         self.engines = Engines(writer.launches(), writer.heard(), metrics)
         self.storage = Storage(
             writer,
@@ -164,7 +166,7 @@ class Pipeline:
                 before_ns=before_ns, unwritten=self.judge.dirty.keys() | self.storage.due.keys(), gone=gone
             )
             with self.errors.caught(Where.TIDY):
-                self.engines.show(self.detector, now_ns=now_ns)
+                self.engines.show(self.detector, self.judge.silences, now_ns=now_ns)
         self.storage.write_launches()
 
     def resume(self, on_judged: Callable[[int], None] = lambda number: None) -> None:

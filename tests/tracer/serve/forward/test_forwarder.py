@@ -20,6 +20,7 @@ from kvtrail.connector.recording.encoder import field
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest.protobuf import attributes
+from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.forward.forwarder import HOLD_S, LINGER_S, Forwarder
 from kvtrail.tracer.serve.forward.pieces import Piece, joined
 from kvtrail.tracer.serve.forward.sender import Sender
@@ -136,6 +137,20 @@ def test_a_finding_is_an_event_of_the_root_and_a_span_that_links_to_its_witnesse
     assert {link.trace_id for link in finding.links} == {root.trace_id}
     assert finding.start_time_unix_nano == lookups[0].start_time_unix_nano
     assert finding.end_time_unix_nano == lookups[1].start_time_unix_nano
+
+
+@pytest.mark.parametrize("is_silenced", [False, True])
+def test_a_silenced_finding_is_forwarded_and_labelled(sidecar: Sidecar, is_silenced: bool) -> None:
+    rule = "stale-lookup" if is_silenced else "full-hit"
+    known = Silence(id="s", rule=rule, began_ns=1, ends_ns=None, why="known", by="me", written_ns=1)
+    sidecar.pipeline.put_silences([known])
+    sidecar.hear(named(DRIFT, "drift-0123abcd"))
+    sidecar.later()
+    (root,) = sidecar.roots()
+    (finding,) = sidecar.outbox.spans("kv.finding")
+    for each in (finding, *root.events):
+        assert attributes(each.attributes)[semconv.FINDING_SILENCED.key] is is_silenced
+    assert finding.status.code == Status.STATUS_CODE_ERROR, "it is an error all the same"
 
 
 def test_the_root_is_as_it_came_but_for_its_events(sidecar: Sidecar) -> None:

@@ -19,6 +19,7 @@ from kvtrail.tracer.detect.kept import KeptFor
 from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Side
 from kvtrail.tracer.events.semconv import ENGINE_SPAN, POOL_BLOCKS, Kind
 from kvtrail.tracer.ledger.handoff_flows import OF_SIDE
+from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.metrics.series import MAX_ENGINES, OTHER, Series
 from kvtrail.tracer.serve.receive import engines
@@ -100,6 +101,23 @@ def test_an_admission_is_counted_once_and_by_its_epoch(sidecar: Sidecar) -> None
     assert sidecar.value("kvtrail_hit_tokens_total", **resumed, source="external_unspecified") == 0
     assert sidecar.value("kvtrail_recomputed_tokens_total", **resumed) == 256 - 96
     assert sidecar.value("kvtrail_requests_total", outcome="stopped") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "gauge"),
+    [
+        ("L 600 c0 h512 -> 512 async\nA 512\nwait 600", "stuck-load", "kvtrail_overdue_loads"),
+        ("L 749 c0 h256 -> 256\nA 256\nS 256+493\nend delayed\nwait 2000", "late-free", "kvtrail_overdue_frees"),
+    ],
+)
+def test_what_is_overdue_and_known_is_counted_apart(sidecar: Sidecar, text: str, rule: str, gauge: str) -> None:
+    sidecar.hear(history(text))
+    assert [finding["rule"] for finding in SqliteReader(sidecar.store).findings()] == [rule]
+    assert (sidecar.value(gauge, silenced="false"), sidecar.value(gauge, silenced="true")) == (1, 0)
+    known = Silence(id="s", rule=rule, began_ns=1, ends_ns=None, why="known", by="me", written_ns=1)
+    sidecar.pipeline.put_silences([known])
+    sidecar.pipeline.tidy()
+    assert (sidecar.value(gauge, silenced="false"), sidecar.value(gauge, silenced="true")) == (0, 1)
 
 
 def test_an_engine_has_its_name_with_its_first_number(sidecar: Sidecar) -> None:
