@@ -45,7 +45,7 @@ from kvtrail.dashboard.views.request_parts import (
 from kvtrail.dashboard.views.tables import request_labels, text_column
 from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.cause_words import headline
-from kvtrail.tracer.model.words import count, duration, some
+from kvtrail.tracer.model.words import count, duration, run, some
 
 MAX_SUMS = 3
 """Sums shown number by number."""
@@ -156,7 +156,7 @@ def token_sums(timeline: Row) -> None:
         with column:
             token_sum(admission)
     for admission in rest:
-        st.caption(f"{tokens.run_name(admission.epoch).capitalize()}: {tokens.sum_line(admission)}")
+        st.caption(f"{run(admission.epoch).capitalize()}: {tokens.sum_line(admission)}")
 
 
 def token_sum(admission: tokens.Admission) -> None:
@@ -189,7 +189,7 @@ def causes_of(timeline: Row) -> None:
 
 def admission_causes(admission: Row, timeline: Row, *, is_alone: bool) -> None:
     """One admission: its headline, its legend, and a bar of its prompt whose parts are links."""
-    epoch = "" if is_alone else f"{tokens.run_name(admission['epoch']).capitalize()}: "
+    epoch = "" if is_alone else f"{run(admission['epoch']).capitalize()}: "
     st.markdown(f"{epoch}{headline(admission)}")
     dark = is_dark()
     st.html(legend(causes.names(admission, dark=dark)))

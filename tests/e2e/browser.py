@@ -17,7 +17,8 @@ from processes import until
 
 __all__ = [
     "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drag", "drawn",
-    "holds", "needs_chromium", "open_row", "playwright", "query_of", "rows", "see", "see_table", "shoot", "switch_scheme", "table",
+    "holds", "needs_chromium", "open_row", "playwright", "query_of", "rows", "see", "see_table", "shoot", "switch_scheme",
+    "table",
 ]  # fmt: skip
 
 CHROMIUM = Path("/usr/bin/chromium")
