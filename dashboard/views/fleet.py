@@ -22,10 +22,10 @@ from kvtrail.tracer.model.words import some
 @st.fragment(run_every=EVERY_S)
 def page() -> None:
     """Draw the page, again at each refresh."""
-    answer = read(tracer().fleet, key="fleet")
+    answer = read(tracer().fleet, key=f"fleet {picker.current().field()}")
     if answer is None:
         return
-    now_ns = time.time_ns()
+    now_ns, shown = time.time_ns(), picker.current()
     if not answer["engines"]:
         welcome(answer["tracer"])
         return
@@ -38,10 +38,12 @@ def page() -> None:
         if sentence:
             st.warning(sentence)
     with cards("small"):
-        for each in fleet.counts(answer):
+        for each in fleet.counts(answer, shown):
             card(*each)
-    engines = fleet.in_order(answer["engines"])
+    engines = fleet.in_order(fleet.since(answer["engines"], shown))
     engine_table(engines, now_ns=now_ns)
+    if earlier := fleet.earlier(answer["engines"], shown):
+        st.caption(earlier)
     pairs(answer)
     versions(engines)
     recorder_table(recorders, now_ns=now_ns)
@@ -142,5 +144,5 @@ def recorder_table(recorders: list[Row], *, now_ns: int) -> None:
     table(rows, key="recorders", widths={"Engine": 175, "State": 130}, formats=formats)
 
 
-picker.heading("Fleet", timed=False)
+picker.heading("Fleet")
 page()
