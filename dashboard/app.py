@@ -8,6 +8,7 @@ from kvtrail.dashboard.command import LOGIN_VARIABLE
 from kvtrail.dashboard.login import LOGOUT
 from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
+from kvtrail.dashboard.views.links import forget_followed_click
 
 PAGES = {
     "Overview": st.Page("views/overview.py", title="Overview", default=True),
@@ -37,6 +38,7 @@ def navigation() -> None:
 
 
 st.set_page_config(page_title="kvtrail", layout="wide")
+forget_followed_click()
 page = st.navigation([*PAGES.values(), *LINKED_PAGES], position="hidden")
 # Only the live view changes its range without a run of the whole page.
 st.fragment(navigation, run_every=EVERY_S if page is PAGES["Live"] else None)()

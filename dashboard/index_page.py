@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvtrail.dashboard.content import palette
 
 VIEWS = Path(__file__).with_name("views")
+STYLES = [Path(__file__).with_name("style.css"), Path(__file__).parent / "table" / "table.css"]
 _OF_ANOTHER_ANSWER = (b"accept-encoding", b"if-none-match", b"if-modified-since")
 """Headers to which Streamlit would answer with a compressed page, or with none."""
 _FIND_SERVER = """
@@ -28,7 +29,7 @@ window.__streamlit = {{ ...window.__streamlit, BACKEND_BASE_URL: [location.origi
 def additions() -> dict[bytes, bytes]:
     """What comes before each of these ends. The styles are in the body, since Streamlit's own come into the head one by one:
     of two rules that are equally specific the later one counts."""
-    style = f"{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}"
+    style = "\n".join([palette.style(), *(path.read_text() for path in STYLES)])
     script = _FIND_SERVER.format(pages=json.dumps(sorted(path.stem for path in VIEWS.glob("*.py"))))
     return {b"</head>": f"<script>{script}</script>".encode(), b"</body>": f"<style>{style}</style>".encode()}
 

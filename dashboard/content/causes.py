@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from heapq import nlargest
 from html import escape
-from urllib.parse import urlencode
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.legend import Entry
+from kvtrail.dashboard.content.link import Link, address
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import (
     VLLM,
@@ -43,8 +43,6 @@ LEAST_SHARE = 0.005
 """Shares that round to 0 % are omitted."""
 AROUND_NS = 5 * 10**9
 """The time that *Live* shows before and after an event."""
-Link = tuple[str, Mapping[str, str]]
-"""A page, and the query of its address."""
 
 
 def colour(cause: str, *, dark: bool) -> str:
@@ -68,7 +66,7 @@ def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
     explanation; style.css draws them."""
     found = runs(entry["parts"])
     labels = [_label(run, entry) for run in found]
-    hrefs = [escape(_address(link)) for link in links(found, entry, timeline)]
+    hrefs = [escape(address(link)) for link in links(found, entry, timeline)]
     colours = [escape(colour(run["cause"], dark=dark)) for run in found]
     bar = "".join(
         f'<a href="{href}" title="{escape(label)}" aria-label="{escape(label)}"'
@@ -101,12 +99,6 @@ def _label(run: Row, entry: Row) -> str:
 
 def _range(run: Row) -> str:
     return f"{count(run['start'])} to {count(run['start'] + run['tokens'])}"
-
-
-def _address(link: Link) -> str:
-    """A link as the address of another page beside this one."""
-    page, query = link
-    return f"{page}?{urlencode(query)}"
 
 
 def links(found: Iterable[Row], entry: Row, timeline: Row) -> list[Link]:

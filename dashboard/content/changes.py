@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.causes import tenant_name
+from kvtrail.dashboard.content.link import Link
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
 from kvtrail.tracer.model.words import count, significant
 
-Link = tuple[str, Mapping[str, str]]
-"""A page, and the query of its address."""
 MEASURES = {
     "computed": "Prompt tokens computed", "asked": "Prompt tokens asked for", "local": "Tokens in vLLM's own cache",
     "loaded": "Tokens loaded", "failed": "Tokens of failed loads", "waited_s": "Seconds of waiting for loads",

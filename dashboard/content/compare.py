@@ -16,7 +16,7 @@ from kvtrail.dashboard.content.phases import Stretch
 from kvtrail.dashboard.content.request import step_text
 from kvtrail.dashboard.content.requests import status
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.model.words import NOTHING, count, duration, kind, some
+from kvtrail.tracer.model.words import NOTHING, count, duration, kind, run, some
 
 LATER = "'ask me later'"
 _OWN = {
@@ -132,7 +132,7 @@ def _answers(side: Side) -> Aspect:
     for number, step in side.steps(Kind.LOOKUP):
         answers[step["epoch"]] = (number, step["numbers"])
     texts = [
-        f"{_answer(numbers)} of {some(numbers['total'], 'token')}" + (f" {tokens.run_name(epoch)}" if epoch else "")
+        f"{_answer(numbers)} of {some(numbers['total'], 'token')}" + (f" {run(epoch)}" if epoch else "")
         for epoch, (_, numbers) in answers.items()
     ]
     compared = [numbers.get("returned") for _, numbers in answers.values()]

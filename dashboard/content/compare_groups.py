@@ -15,7 +15,7 @@ from kvtrail.dashboard.content.latency import LABELS, MEASURES, TICKS_S, duratio
 from kvtrail.dashboard.content.legend import Entry
 from kvtrail.dashboard.content.palette import BLUE, ORANGE
 from kvtrail.dashboard.content.text import percent
-from kvtrail.dashboard.content.trends import Chart, readable
+from kvtrail.dashboard.content.trends import Chart, framed
 from kvtrail.tracer.model.cause_words import name
 from kvtrail.tracer.model.causes import REUSED, Cause
 from kvtrail.tracer.model.words import NOTHING, duration, some
@@ -119,7 +119,7 @@ def cumulative(a: Row, b: Row, of: str, *, dark: bool) -> Chart:
             ],
         )
     )
-    return readable(drawn.properties(height=_HEIGHT), dark=dark)
+    return framed(drawn.properties(height=_HEIGHT))
 
 
 def legend_entries(a: Row, b: Row, *, dark: bool) -> list[Entry]:

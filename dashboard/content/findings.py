@@ -11,9 +11,8 @@ from typing import Any
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.palette import SEVERITY
-from kvtrail.tracer.model.words import count, described, ending, kind, value
+from kvtrail.tracer.model.words import count, described, ending, kind, value, without_epochs
 
-_EPOCH = re.compile(r"\bepoch (\d+)\b")
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 _LET = re.compile(r"^Let (\w+) = ")
 
@@ -144,15 +143,10 @@ def _rank(severity: str) -> int:
     return order.index(severity) if severity in order else len(order)
 
 
-def _run(epoch: int) -> str:
-    """When in a request's life: before any preemption, or after which one."""
-    return "before any preemption" if not epoch else f"after it was preempted {ending(epoch)}"
-
-
 def sentences(finding: Row) -> list[str]:
     """A finding's explanation, sentence by sentence; it needs no glossary."""
     parts = _SENTENCE_END.split(finding["explanation"])
-    return [_LET.sub(r"\1 is ", _EPOCH.sub(lambda found: _run(int(found[1])), part)) for part in parts]
+    return [_LET.sub(r"\1 is ", without_epochs(part)) for part in parts]
 
 
 def sightings(finding: Row, *, now_ns: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
+from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.words import NOTHING, count, duration, some
 
 MUCH_KEPT = 0.25
@@ -61,24 +62,37 @@ def quiet_engines(recorders: Iterable[Row]) -> str:
     )
 
 
-def counts(fleet: Row) -> list[tuple[str, str, str, str]]:
-    """The cards at the top of the page: name, value, note, and the glossary's term."""
-    engines = fleet["engines"]
+def since(engines: Iterable[Row], shown: TimeRange) -> list[Row]:
+    """The engines without those that had ended before the range."""
+    return [each for each in engines if each["ended_ns"] is None or each["ended_ns"] >= shown.since_ns]
+
+
+def earlier(engines: Sequence[Row], shown: TimeRange) -> str:
+    """A sentence about the engines that had ended before the range, if any."""
+    number = len(engines) - len(since(engines, shown))
+    return f"Not listed: {some(number, 'engine')} that ended before this range." if number else ""
+
+
+def counts(fleet: Row, shown: TimeRange) -> list[tuple[str, str, str, str]]:
+    """The cards at the top of the page: name, value, note, and the glossary's term. An engine that has ended counts in the
+    range in which it did, as on the first page; what recorders lost, since each of them began."""
+    engines = since(fleet["engines"], shown)
     recorders = [recorder for engine in engines for recorder in engine["recorders"]]
     live = [recorder for recorder in recorders if is_live(recorder)]
     lag_ns = max((recorder["lag_ns"] for recorder in live), default=None)
     dropped, missing = (sum(recorder[name] for recorder in recorders) for name in ("dropped", "missing"))
-    states = Counter(engine["state"] for engine in engines)
-    lost = sum(engine["lost"] or 0 for engine in engines)
+    here = [each for each in engines if each["ended_ns"] is None or each["ended_ns"] <= shown.until_ns]
+    states = Counter(engine["state"] for engine in here)
+    lost = sum(engine["lost"] or 0 for engine in here)
     return [
-        ("Running", count(states["running"]), f"of {some(len(engines), 'engine')} ever", "state"),
+        ("Running", count(states["running"]), f"of {some(len(engines), 'engine')} in this range", "state"),
         ("Contact lost", count(states["silent"]), "no heartbeat", "state"),
-        ("Died", count(states["died"]), f"{some(lost, 'request')} lost", "state"),
-        ("Drained", count(states["drained"]), "said goodbye", "state"),
+        ("Died", count(states["died"]), f"in this range; {some(lost, 'request')} lost", "state"),
+        ("Drained", count(states["drained"]), "in this range", "state"),
         ("Open requests", count(fleet["tracer"]["open"]), "not ended", "open requests"),
         ("Longest lag", NOTHING if lag_ns is None else duration(lag_ns), "latest events", "lag"),
-        ("Dropped", count(dropped), "by the recorders", "dropped"),
-        ("Gaps", count(missing), "not arrived", "gaps"),
+        ("Dropped", count(dropped), "since recorders began", "dropped"),
+        ("Gaps", count(missing), "since recorders began", "gaps"),
     ]
 
 

@@ -11,7 +11,7 @@ import altair as alt
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.palette import BLUE, GREY, ORANGE, RED
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.dashboard.content.trends import BRUSH, HEIGHT, MOMENT, Chart, readable, time_axis
+from kvtrail.dashboard.content.trends import BRUSH, HEIGHT, MOMENT, Chart, framed, time_axis
 from kvtrail.tracer.model.words import count, duration, some
 
 MEASURES = {
@@ -190,7 +190,7 @@ def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
         ],
     )
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
-    return readable(drawn_.add_params(brush).properties(height=HEIGHT), dark=dark, above=_ABOVE)
+    return framed(drawn_.add_params(brush).properties(height=HEIGHT), above=_ABOVE)
 
 
 def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:
@@ -220,7 +220,7 @@ def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:
         )
     )
     brush = alt.selection_interval(name=AREA, encodings=["x", "y"])
-    return readable(drawn_.add_params(brush).properties(height=_HEIGHT), dark=dark)
+    return framed(drawn_.add_params(brush).properties(height=_HEIGHT))
 
 
 def _is_in(cell: Mapping[str, int], area: Area) -> bool:

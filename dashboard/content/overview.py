@@ -10,7 +10,7 @@ from kvtrail.dashboard.content import efficiency, findings, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.words import count, some
 
-TIMED = ("findings", "efficiency", "changes", "live", "requests")
+TIMED = ("findings", "efficiency", "changes", "live", "requests", "fleet")
 """The pages to which a sentence's link carries the time range."""
 LEAST_RATE = 0.1
 """A lower rate would be shown as 0.0."""

@@ -56,6 +56,8 @@ TEXT = Colour("#12151c", "#f4f5f7", "")
 BORDER = Colour("#dfe3ea", "#2f3542", "")
 PRIMARY = Colour("#1d5fd6", "#4d86f0", "")
 """Clickable and selected elements."""
+OF_PAGE = {"page": BACKGROUND, "secondary": SECONDARY, "line": BORDER, "muted": GREY, "clickable": PRIMARY}
+"""The page's own colours, by their names in CSS: also of text that says less, such as headings of columns."""
 
 LEVEL = {
     "lost": Meaning(RED, "something is lost: an engine, a request, a right answer"),
@@ -245,11 +247,8 @@ def streamlit_options() -> dict[str, str]:
 
 
 def style() -> str:
-    """The groups as CSS variables that follow the theme, such as `--level-lost`; and `--page` and `--line`, the background
-    and the borders."""
-    lines = [
-        f"--{name}: light-dark({each.light}, {each.dark});" for name, each in (("page", BACKGROUND), ("line", BORDER))
-    ]
+    """The groups as CSS variables that follow the theme, such as `--level-lost`; and those of the page itself."""
+    lines = [f"--{name}: light-dark({each.light}, {each.dark});" for name, each in OF_PAGE.items()]
     lines += [
         f"--{group}-{name.replace(' ', '-').replace(chr(39), '')}: light-dark({each.colour.light}, {each.colour.dark});"
         for group, meanings in GROUPS.items()

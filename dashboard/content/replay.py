@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.request import account_rows
-from kvtrail.dashboard.content.tokens import run_name
-from kvtrail.tracer.model.words import count, duration, kind
+from kvtrail.tracer.model.words import count, duration, kind, run
 
 _OMITTED = {
     **dict.fromkeys(("loads", "waited_ns", "recomputed", "rejected", "refused", "looked_at", "wrong_blocks"), 0),
@@ -53,7 +52,7 @@ def facts(timeline: Row, *, step: int, now_ns: int) -> list[str]:
         f"{text.clock(shown['start_ns'], now_ns=now_ns)} UTC",
         f"{duration(abs(since_ns))} {'before' if since_ns < 0 else 'after'} the arrival",
         f"took {duration(shown['end_ns'] - shown['start_ns'])}",
-        "" if shown["epoch"] is None else run_name(shown["epoch"]),
+        "" if shown["epoch"] is None else run(shown["epoch"]),
         shown["service"] if shown["foreign"] else f"{shown['role']} {shown['rank'] or 0}",
     ]
     return [fact for fact in facts if fact]

@@ -55,11 +55,6 @@ def admissions(timeline: Row) -> list[Admission]:
     return found
 
 
-def run_name(epoch: int) -> str:
-    """An epoch in words: first run, after preemption 2."""
-    return "first run" if not epoch else f"after preemption {count(epoch)}"
-
-
 def sum_line(admission: Admission) -> str:
     """The sum as text."""
     whole = "prompt" if not admission.epoch else "prompt and output so far"

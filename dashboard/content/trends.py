@@ -113,7 +113,7 @@ def what_memory_buys(
             measured = [alt.Tooltip("name:N", title="store"), alt.Tooltip("given:N", title="given, as measured")]
             dot = here.mark_point(color=palette.ORANGE.on(dark=dark), filled=True, size=80, opacity=1)
             layers.append(dot.encode(y="share:Q", tooltip=measured))
-    return readable(alt.layer(*layers).properties(height=_CURVE_HEIGHT), dark=dark, above=_ABOVE)
+    return framed(alt.layer(*layers).properties(height=_CURVE_HEIGHT), above=_ABOVE)
 
 
 def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt.FacetChart:
@@ -129,7 +129,7 @@ def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt
     base = alt.Chart(_data(rows, "outcomes")).encode(x=x, y=y)
     bars = base.mark_bar(height=12, cornerRadius=2).encode(color=_color("outcome:N", colours, legend=None))
     labels = base.mark_text(align="left", dx=6, color=GREY.on(dark=dark)).encode(text="label:N")
-    return readable(alt.layer(bars, labels).properties(height=22 * len(rows)), dark=dark)
+    return framed(alt.layer(bars, labels).properties(height=22 * len(rows)))
 
 
 def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
@@ -158,19 +158,36 @@ def _date(at_ms: int) -> alt.DateTime:
     )  # fmt: skip
 
 
-def readable(chart: AnyChart, *, dark: bool, above: int = 0) -> AnyChart:
-    """The chart with readable axes and legends, and without margins except `above` the plot. Streamlit's own have a contrast
-    of 3.72."""
+def words(*, dark: bool) -> dict[str, dict[str, str]]:
+    """The part of a chart's config by which its words can be read: Streamlit's own have a contrast of 3.72."""
     colour = GREY.on(dark=dark)
-    words: dict[str, Any] = {"labelColor": colour, "titleColor": colour}
+    return {part: {"labelColor": colour, "titleColor": colour} for part in ("axis", "legend", "header")}
+
+
+def readable(spec: dict[str, Any], *, dark: bool) -> dict[str, Any]:
+    """A chart's spec with words that can be read, unless it has colours of its own for them."""
+    config = spec.get("config", {})
+    return {
+        **spec,
+        "config": {**config, **{part: {**own, **config.get(part, {})} for part, own in words(dark=dark).items()}},
+    }
+
+
+def framed(chart: AnyChart, *, above: int = 0) -> AnyChart:
+    """The chart without margins except `above` the plot."""
     padding = {"left": 0, "right": 4, "top": above + 2, "bottom": 0}
-    drawn: AnyChart = chart.configure_axis(**words).configure_legend(**words).properties(padding=padding)
+    drawn: AnyChart = chart.properties(padding=padding)
     return drawn
+
+
+QUIET = {"embedOptions": {"logLevel": 1}}
+"""Vega's console has errors and no warnings: Streamlit draws each chart without its rows first, and Vega warns of every axis
+that has no extent then."""
 
 
 def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
     """A chart's spec; not compared with its schema, since that takes long at each refresh, and the tests do it."""
-    return chart.to_dict(validate=False)
+    return {**chart.to_dict(validate=False), "usermeta": QUIET}
 
 
 def spec_and_rows(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
@@ -192,7 +209,7 @@ def _shares(
         order="order:Q",
         tooltip=[*_tooltip(group, part), alt.Tooltip("share:N", title="tokens")],
     ).properties(height=30 * max(1, len(groups)) + 34)
-    return readable(drawn, dark=dark)
+    return framed(drawn)
 
 
 def _tokens_over_time(
@@ -236,7 +253,7 @@ def _over_time(
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn: Chart = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
-    return readable(drawn.add_params(brush).properties(height=HEIGHT), dark=dark, above=above)
+    return framed(drawn.add_params(brush).properties(height=HEIGHT), above=above)
 
 
 def _labels(width: int, **options: Any) -> alt.Axis:

@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.causes import tenant_name
+from kvtrail.dashboard.content.link import Link
 from kvtrail.tracer.model.cause_words import cache, name
 from kvtrail.tracer.model.words import count, some
 
-Link = tuple[str, Mapping[str, str]]
-"""A page, and the query of its address."""
 PREFIX = "prefix"
 KINDS = {
     "tenant": "By tenant", "model": "By model", "engine": "By engine", "cause": "By cause",

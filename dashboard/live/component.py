@@ -13,7 +13,7 @@ from kvtrail.dashboard.scripts import COPYING, joined
 FOLDER = Path(__file__).parent
 MODULES = (
     "time", "address", "theme", "rows", "model", "paint", "cursor", "card", "heads", "sentences", "minimap", "hover",
-    "toolbar", "input", "live",
+    "markers", "toolbar", "input", "live",
 )  # fmt: skip
 """Each module comes after its imports."""
 NAME = "kvtrail_live"

@@ -7,6 +7,7 @@ import { announce, foldedAfter, Heads, outOfSight } from "./heads.js";
 import { Hover } from "./hover.js";
 import { listenToKeys, listenToPointer, thingAt } from "./input.js";
 import { Minimap } from "./minimap.js";
+import { Markers } from "./markers.js";
 import { counts, extentOf, modelOf } from "./model.js";
 import { paint, Place, RULER } from "./paint.js";
 import { HEAD, rememberedRows, rememberRows, ROW } from "./rows.js";
@@ -26,6 +27,7 @@ class Live {
     this.pen = this.canvas.getContext("2d", { alpha: false });
     this.card = new Card(this.find(".card"), this.find(".field"));
     this.heads = new Heads(this.find(".heads"), (engine) => this.fold(engine));
+    this.markers = new Markers(this.find(".markers"));
     this.minimap = new Minimap(this.find(".map canvas"), this);
     this.rows = rememberedRows();
     this.view = { ...view, command: command.count };
@@ -338,6 +340,7 @@ class Live {
     this.scroll = Math.min(this.scroll, Math.max(0, model.height - room));
     const place = this.place();
     paint(pen, place, theme, { hovered: hover.thing.request, focused, chosen, select: view.select, end: this.end() });
+    this.markers.show(this.data.markers, place);
     this.heads.show(model, this.scroll, room, inside.heads);
     for (const [name, by] of [["above", -1], ["below", 1]]) {
       const out = outOfSight(model, place, inside.heads, room, by);

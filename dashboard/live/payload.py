@@ -11,7 +11,8 @@ from itertools import accumulate
 from typing import Any
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.content import palette, text
+from kvtrail.dashboard.content.markers import sentence, what
 from kvtrail.dashboard.live.view import View, ms_of
 
 BINS = 240
@@ -26,6 +27,7 @@ def payload(
     is_away: bool,
     overview: Row | None = None,
     elsewhere: Row | None = None,
+    markers: Sequence[Row] = (),
     command: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The component's data.
@@ -35,6 +37,7 @@ def payload(
         is_away: whether the tracer does not answer; `answer` is then its last one.
         overview: `busyness` of a longer range than the answer's.
         elsewhere: the search's results at other times, from `found`.
+        markers: of `/api/markers`, by time.
         command: the last view that the page commanded, and the `count` of commands; a view of None means that the typed
             time cannot be parsed.
     """
@@ -47,6 +50,7 @@ def payload(
         "is_away": is_away,
         "overview": overview,
         "elsewhere": elsewhere,
+        "markers": [marker(each) for each in markers],
         "command": {"count": command["count"], "view": command["view"] and asdict(command["view"])}
         if command
         else NO_COMMAND,
@@ -80,6 +84,12 @@ def busyness(answer: Row) -> Row:
 def deaths(answer: Row) -> list[Row]:
     """The engines that died in an answer's time."""
     return [{**death, "at_ms": ms_of(death["at_ns"])} for death in answer.get("deaths", ())]
+
+
+def marker(row: Row) -> Row:
+    """A marker, with the words of the other charts."""
+    at = f"{text.clock(row['at_ns']).partition('.')[0]} UTC"
+    return {"at_ms": ms_of(row["at_ns"]), "kind": row["kind"], "text": f"{at} {what(row)}: {sentence(row)}"}
 
 
 def found(q: str, requests: Sequence[Row]) -> Row:

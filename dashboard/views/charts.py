@@ -9,6 +9,7 @@ import streamlit as st
 from altair.utils import schemapi
 
 from kvtrail.dashboard.content import trends
+from kvtrail.dashboard.views.context import is_dark
 
 # Altair would check each part of a chart against its schema, twice, at every refresh: half of the time of a page with charts.
 # The tests do it once.
@@ -28,4 +29,4 @@ class _Unchecked:
 
     def to_dict(self) -> dict[str, Any]:
         """The chart in Vega-Lite's words."""
-        return trends.spec(self._chart)
+        return trends.readable(trends.spec(self._chart), dark=is_dark())

@@ -9,6 +9,7 @@ from kvtrail.dashboard.content import compare_groups, latency, requests
 from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.views import conditions, picker, tables
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
+from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import ANY, choose, filter_bar, one_of
 from kvtrail.dashboard.views.links import link
@@ -42,7 +43,7 @@ def page(of: str, a: dict[str, str], b: dict[str, str]) -> None:
     if not all(each["requests"] for each in answer):
         return
     st.caption(f"The share of each group that took less than this long: {latency.MEASURES[of]}.")
-    st.altair_chart(compare_groups.cumulative(*answer, of, dark=is_dark()), key=f"cumulative {of}")
+    draw_chart(compare_groups.cumulative(*answer, of, dark=is_dark()), key=f"cumulative {of}")
     st.subheader("Times", anchor=False)
     tables.table(
         compare_groups.time_rows(*answer), key="times", note="Each time by itself, of the requests that have it."

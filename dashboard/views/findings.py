@@ -11,6 +11,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import findings as content
 from kvtrail.dashboard.content import fleet, palette, text, trends
+from kvtrail.dashboard.table.columns import Moments
 from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
@@ -153,8 +154,8 @@ def one_by_one(findings: list[Row], *, matching: int, order: str) -> None:
     days = {
         datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (time.time_ns(), *(f["last_ns"] for f in findings))
     }
-    clock = "MM-DD HH:mm:ss" if len(days) > 1 else "HH:mm:ss"
-    seen = st.column_config.DatetimeColumn("Last seen (UTC)", format=clock, timezone="UTC", width=125)
+    clock = "%m-%d %H:%M:%S" if len(days) > 1 else "%H:%M:%S"
+    seen = Moments(label="Last seen (UTC)", format=clock, width=125)
     table(
         content.finding_rows(findings),
         key="one_by_one",

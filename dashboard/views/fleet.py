@@ -10,6 +10,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import fleet, palette
 from kvtrail.dashboard.content.glossary import TERMS
+from kvtrail.dashboard.table.columns import PERCENT, Column, Numbers
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
@@ -21,10 +22,10 @@ from kvtrail.tracer.model.words import some
 @st.fragment(run_every=EVERY_S)
 def page() -> None:
     """Draw the page, again at each refresh."""
-    answer = read(tracer().fleet, key="fleet")
+    answer = read(tracer().fleet, key=f"fleet {picker.current().field()}")
     if answer is None:
         return
-    now_ns = time.time_ns()
+    now_ns, shown = time.time_ns(), picker.current()
     if not answer["engines"]:
         welcome(answer["tracer"])
         return
@@ -37,10 +38,12 @@ def page() -> None:
         if sentence:
             st.warning(sentence)
     with cards("small"):
-        for each in fleet.counts(answer):
+        for each in fleet.counts(answer, shown):
             card(*each)
-    engines = fleet.in_order(answer["engines"])
+    engines = fleet.in_order(fleet.since(answer["engines"], shown))
     engine_table(engines, now_ns=now_ns)
+    if earlier := fleet.earlier(answer["engines"], shown):
+        st.caption(earlier)
     pairs(answer)
     versions(engines)
     recorder_table(recorders, now_ns=now_ns)
@@ -63,7 +66,7 @@ def engine_table(engines: list[Row], *, now_ns: int) -> None:
             "Open": number_column("open requests", width=60),
             "Lost": number_column("lost requests", width=60),
             "Silences": number_column("silences", width=75),
-            "Last seen": st.column_config.TextColumn("Last seen (UTC)"),
+            "Last seen": Column(label="Last seen (UTC)"),
         },
     )
 
@@ -91,7 +94,7 @@ def pairs(answer: Row) -> None:
             widths={"Prefills": 175, "Decodes": 175},
             formats={
                 "Leases expired": number_column("lease expired", width=110),
-                "Mean wait": text_column("mean wait", alignment="right", width=95),
+                "Mean wait": text_column("mean wait", right=True, width=95),
             },
         )
     if answer["kept"]:
@@ -107,8 +110,8 @@ def pairs(answer: Row) -> None:
             widths={"Engine": 175, "Which is": 200},
             formats={
                 "Keeps for": text_column("kept for", width=175),
-                "Of its pool": st.column_config.NumberColumn(format="percent", width=90),
-                "Oldest": text_column("oldest", alignment="right", width=80),
+                "Of its pool": Numbers(format=PERCENT, width=90),
+                "Oldest": text_column("oldest", right=True, width=80),
             },
         )
 
@@ -132,14 +135,14 @@ def recorder_table(recorders: list[Row], *, now_ns: int) -> None:
     st.caption(f"{some(len(rows), 'recorder')}, one for each process of an engine; those with losses come first.")
     formats = {
         "Recorder": text_column("recorder", width=150),
-        "Lag": text_column("lag", alignment="right", width=80),
+        "Lag": text_column("lag", right=True, width=80),
         "Received": number_column("received", width=90),
         "Dropped": number_column("dropped", width=80),
         "Gaps": number_column("gaps", width=70),
-        "Last seen": st.column_config.TextColumn("Last seen (UTC)"),
+        "Last seen": Column(label="Last seen (UTC)"),
     }
     table(rows, key="recorders", widths={"Engine": 175, "State": 130}, formats=formats)
 
 
-picker.heading("Fleet", timed=False)
+picker.heading("Fleet")
 page()

@@ -1,5 +1,12 @@
-// Clicks the link beside it, once.
+// Clicks the link beside it, once, as soon as it is there.
 
 export default function () {
-  document.querySelector(".st-key-follow a")?.click();
+  let waiting;
+  const click = () => {
+    const link = document.querySelector(".st-key-follow a");
+    if (link) link.click();
+    else waiting = requestAnimationFrame(click);
+  };
+  click();
+  return () => cancelAnimationFrame(waiting);
 }

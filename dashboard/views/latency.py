@@ -92,7 +92,9 @@ def heat_map(answer: Row, area: latency.Area | None) -> None:
             st.session_state[DRAWN] = found
 
     spec, rows = trends.spec_and_rows(latency.heat_map(answer, area, dark=is_dark()))
-    st.vega_lite_chart(rows, spec, key=key, on_select=draw, selection_mode=latency.AREA)
+    st.vega_lite_chart(
+        rows, trends.readable(spec, dark=is_dark()), key=key, on_select=draw, selection_mode=latency.AREA
+    )
 
 
 def requests_of(found: list[Row], area: latency.Area, of: str, chosen: Mapping[str, str]) -> None:

@@ -9,13 +9,13 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import runbook
+from kvtrail.dashboard.content.link import Link
 from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
+from kvtrail.dashboard.views.context import page_shown
 
-Link = tuple[str, Mapping[str, str]]
-"""A page, and the query of its address."""
 CLICKED = "clicked"
-"""The session's key for the link of the row that was clicked."""
+"""The session's key for the link of the row that was clicked, and the page on which it was."""
 
 
 def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | None = None) -> None:
@@ -36,12 +36,28 @@ def runbook_link(rule: str) -> None:
         link("runbook", "Runbook", icon="menu_book", query={"name": rule})
 
 
+def remember_click(link: Link) -> None:
+    """A row was clicked. `follow_click` follows its link: a callback may not, since no page runs then."""
+    st.session_state[CLICKED] = link, page_shown()
+
+
 def follow_click() -> bool:
-    """Whether a row was clicked; if so, go to its page."""
-    clicked: Link | None = st.session_state.pop(CLICKED, None)
+    """Whether a row was clicked; if so, go to its page.
+
+    Until the browser has gone there, each refresh draws the link that leads there: what one run draws, the next may remove
+    before the browser has seen it.
+    """
+    clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
     if clicked is not None:
-        follow(*clicked)
+        follow(*clicked[0])
     return clicked is not None
+
+
+def forget_followed_click() -> None:
+    """Forget the click once another page is shown."""
+    clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
+    if clicked is not None and clicked[1] != page_shown():
+        del st.session_state[CLICKED]
 
 
 def follow(page: str, query: Mapping[str, str]) -> None:
@@ -51,6 +67,7 @@ def follow(page: str, query: Mapping[str, str]) -> None:
     twice. A link to the current page changes nothing but its address, which is then written directly.
     """
     if urlsplit(st.context.url or "").path.rpartition("/")[2] == page:
+        st.session_state.pop(CLICKED, None)
         address.replace(query)
         st.rerun()
     with st.container(key="follow"):

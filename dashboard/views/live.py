@@ -21,10 +21,10 @@ from kvtrail.dashboard.views.links import follow, request_query
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
 """The session's keys for the component, the address's view, the view when the page was left, the last answer, and the
 clicked request."""
-OVERVIEW, FOUND, COMMAND = "live_overview", "live_found", "live_command"
-"""The same for the overview, a search's results at other times, and the last view that the page commanded."""
+OVERVIEW, FOUND, MARKERS, COMMAND = "live_overview", "live_found", "live_markers", "live_command"
+"""The same for the overview, a search's results at other times, markers, and the last view that the page commanded."""
 SLOW_MS = 10_000
-"""How often the overview and a search of all time are queried again."""
+"""How often the overview, markers and a search of all time are queried again."""
 MAX_FOUND = 6
 
 Answer = TypeVar("Answer")
@@ -46,6 +46,7 @@ def page() -> None:
             is_away=is_away,
             overview=None if answer is None else overview(view, answer),
             elsewhere=None if answer is None else elsewhere(view, answer),
+            markers=[] if answer is None else markers(view, answer),
             command=st.session_state[COMMAND],
         ),
         on_view_change=write_address,
@@ -109,6 +110,17 @@ def elsewhere(view: View, answer: Row) -> Row | None:
         return None
     asked = {"q": view.q, "at": now_ms() // SLOW_MS}
     return cached(FOUND, asked, lambda: found(view.q, tracer().requests(search=view.q, limit=MAX_FOUND)))
+
+
+def markers(view: View, answer: Row) -> list[Row]:
+    """What happened in the time of the answer that may explain what is seen, at the engines that are shown."""
+    step_ns = SLOW_MS * 10**6
+    asked = {
+        "since_ns": answer["from_ns"] // step_ns * step_ns,
+        "until_ns": -(-answer["to_ns"] // step_ns) * step_ns,
+        "engine": view.engine,
+    }
+    return cached(MARKERS, asked, lambda: tracer().markers(**asked)) or []
 
 
 def cached(key: str, asked: Mapping[str, Any], ask: Callable[[], Answer]) -> Answer | None:

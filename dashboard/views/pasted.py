@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import pasted, requests
+from kvtrail.dashboard.table.columns import Moments, Numbers
 from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import read, tracer
 from kvtrail.dashboard.views.links import link, request_query
@@ -39,11 +40,9 @@ def about_text(text: str) -> None:
             note="Click a row to open it.",
             formats={
                 **request_labels(),
-                "Started": st.column_config.DatetimeColumn(
-                    "Started (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"
-                ),
-                "Duration": st.column_config.NumberColumn(format="%.3f s"),
-                "Waited": st.column_config.NumberColumn(format="%.3f s"),
+                "Started": Moments(label="Started (UTC)"),
+                "Duration": Numbers(format="%.3f s"),
+                "Waited": Numbers(format="%.3f s"),
             },
         )
     with st.container(horizontal=True, gap="small"):

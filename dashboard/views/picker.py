@@ -75,7 +75,7 @@ def chart_over_time(chart: trends.Chart, marked: Sequence[Row], *, key: str) -> 
             st.session_state[f"{key}_drawn"] = narrowed
 
     spec, rows = trends.spec_and_rows(chart)
-    spec = markers.drawn(spec, marked, dark=is_dark())
+    spec = trends.readable(markers.drawn(spec, marked, dark=is_dark()), dark=is_dark())
     with st.container(key=f"over_time_{key}"):
         st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
 

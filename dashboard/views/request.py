@@ -26,6 +26,7 @@ from kvtrail.dashboard.content.request import (
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
 from kvtrail.dashboard.content.unknown import of_request as why_unknown
+from kvtrail.dashboard.table.columns import Lengths, Moments, Numbers
 from kvtrail.dashboard.views import address, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
@@ -41,10 +42,10 @@ from kvtrail.dashboard.views.request_parts import (
     unknown_request,
     which_request,
 )
-from kvtrail.dashboard.views.tables import request_labels
+from kvtrail.dashboard.views.tables import request_labels, text_column
 from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.cause_words import headline
-from kvtrail.tracer.model.words import count, duration, some
+from kvtrail.tracer.model.words import count, duration, run, some
 
 MAX_SUMS = 3
 """Sums shown number by number."""
@@ -101,8 +102,8 @@ def choose(requests: list[Row], trace_id: str) -> None:
         most_rows=16,
         formats={
             **request_labels(),
-            "Started": st.column_config.DatetimeColumn("Started (UTC)", format="MM-DD HH:mm:ss.SSS", timezone="UTC"),
-            "Duration": st.column_config.NumberColumn(format="%.3f s"),
+            "Started": Moments(label="Started (UTC)", format="%m-%d %H:%M:%S.%f"),
+            "Duration": Numbers(format="%.3f s"),
         },
     )
 
@@ -136,11 +137,9 @@ def show(timeline: Row, parts: list[phases.Stretch], pairs: list[pair.Pair]) -> 
         numbers=STEP_MEASURES.values(),
         widths={"Step": 50, "Proof": 55, "Kind": 95, "Says": 330, "Preemptions": 95, "Status": 85},
         formats={
-            "Since arrival": st.column_config.NumberColumn(format="%.3f ms"),
-            "To next": st.column_config.ProgressColumn(
-                format="%.3f ms", min_value=0.0, max_value=longest, width=130, help=TERMS["to next"]
-            ),
-            "Took": st.column_config.TextColumn(alignment="right", width=75, help=TERMS["took"]),
+            "Since arrival": Numbers(format="%.3f ms"),
+            "To next": Lengths(format="%.3f ms", most=longest, width=130, help=TERMS["to next"]),
+            "Took": text_column("took", right=True, width=75),
         },
     )
 
@@ -157,7 +156,7 @@ def token_sums(timeline: Row) -> None:
         with column:
             token_sum(admission)
     for admission in rest:
-        st.caption(f"{tokens.run_name(admission.epoch).capitalize()}: {tokens.sum_line(admission)}")
+        st.caption(f"{run(admission.epoch).capitalize()}: {tokens.sum_line(admission)}")
 
 
 def token_sum(admission: tokens.Admission) -> None:
@@ -190,7 +189,7 @@ def causes_of(timeline: Row) -> None:
 
 def admission_causes(admission: Row, timeline: Row, *, is_alone: bool) -> None:
     """One admission: its headline, its legend, and a bar of its prompt whose parts are links."""
-    epoch = "" if is_alone else f"{tokens.run_name(admission['epoch']).capitalize()}: "
+    epoch = "" if is_alone else f"{run(admission['epoch']).capitalize()}: "
     st.markdown(f"{epoch}{headline(admission)}")
     dark = is_dark()
     st.html(legend(causes.names(admission, dark=dark)))

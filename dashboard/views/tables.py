@@ -1,12 +1,12 @@
 """Tables, with rows that may be links; and the columns that several tables share.
 
-A browser shows an answer that may be seconds old, and reports a click by row number. So rows keep their order while a page is
-open: a number always means the same row, and the row that somebody reads does not move.
+A browser shows an answer that may be seconds old. So rows keep their order while a page is open: the row that somebody reads
+does not move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,11 +15,16 @@ import streamlit as st
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.glossary import TERMS
+from kvtrail.dashboard.content.link import Link, of_address
 from kvtrail.dashboard.content.palette import Meaning
 from kvtrail.dashboard.content.requests import STATUS
 from kvtrail.dashboard.content.table_state import TableState, disambiguated
+from kvtrail.dashboard.table import columns
+from kvtrail.dashboard.table.columns import Column
+from kvtrail.dashboard.table.component import OPEN, component
+from kvtrail.dashboard.table.payload import payload
 from kvtrail.dashboard.views.answers import question
-from kvtrail.dashboard.views.links import CLICKED, Link
+from kvtrail.dashboard.views.links import remember_click
 from kvtrail.tracer.model import words
 
 _Shown = tuple[Row, Link]
@@ -29,7 +34,7 @@ _COUNTS = {
 }  # fmt: skip
 """Columns of counts, and their terms in the glossary."""
 _ROW_PX, _HEAD_PX = 26, 38
-"""Heights: of a row, as low as a label allows; of the headings, with the table's border."""
+"""Heights: of a row, and of the headings with the table's border (table.css)."""
 
 
 def table(
@@ -43,7 +48,7 @@ def table(
     most_rows: int = 12,
     numbers: Iterable[str] = (),
     widths: Mapping[str, int] | None = None,
-    formats: Mapping[str, Any] | None = None,
+    formats: Mapping[str, Column] | None = None,
 ) -> None:
     """A table as high as its rows, `most_rows` at most.
 
@@ -55,27 +60,32 @@ def table(
         appends: new rows come last, so they need not wait.
         numbers: columns with thousands separators.
         widths: of columns, in pixels.
-        formats: other columns, as Streamlit configures them.
+        formats: other columns.
     """
     widths = widths or {}
-    columns = {
-        **{name: st.column_config.Column(width=width) for name, width in widths.items()},
-        **{name: st.column_config.NumberColumn(width=widths.get(name), format="localized") for name in numbers},
+    looks = {
+        **{name: Column(width=width) for name, width in widths.items()},
+        **{name: columns.Numbers(width=widths.get(name)) for name in numbers},
         **(formats or {}),
     }
     with st.container(key=key, gap="small"):
         if links is None:
             if note:
                 st.caption(note)
-            _draw(rows, key=f"{key}_rows", most_rows=most_rows, columns=columns)
+            _draw(rows, key=key, most_rows=most_rows, looks=looks)
             return
         names = disambiguated(ids if ids is not None else [(page, *sorted(query.items())) for page, query in links])
         answer = dict(zip(names, zip(rows, links, strict=True), strict=True))
         state = _state(key, answer, appends=appends)
         _heading(key, note, waiting=state.waiting)
-        shown = [row for row, _ in state.rows.values()]
-        table_key = _table_key(key, state.number)
-        _draw(shown, key=table_key, most_rows=most_rows, columns=columns, on_select=_opener(table_key, state))
+        _draw(
+            [row for row, _ in state.rows.values()],
+            key=key,
+            most_rows=most_rows,
+            looks=looks,
+            links=[each for _, each in state.rows.values()],
+            number=state.number,
+        )
 
 
 def shown(key: str) -> Iterable[Hashable]:
@@ -97,11 +107,13 @@ def _state(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> Tab
 
 def _is_another(key: str, state: TableState[_Shown]) -> bool:
     """Whether the page now needs another table. Streamlit drops a table's state when its page is left."""
-    return state.is_over or state.question != question() or _table_key(key, state.number) not in st.session_state
+    return state.is_over or state.question != question() or _component_key(key) not in st.session_state
 
 
-def _table_key(key: str, number: int) -> str:
-    return f"{key}_{number}"
+def _component_key(key: str) -> str:
+    """The same for all tables that are shown in one place one after the other: the browser keeps one component, so that no
+    click is lost between two of them."""
+    return f"{key}_rows"
 
 
 def _heading(key: str, note: str, *, waiting: int) -> None:
@@ -124,65 +136,44 @@ def _draw(
     *,
     key: str,
     most_rows: int,
-    columns: Mapping[str, Any],
-    on_select: Callable[[], None] | None = None,
+    looks: Mapping[str, Column],
+    links: Sequence[Link] = (),
+    number: int = 0,
 ) -> None:
-    selection: dict[str, Any] = {}
-    if on_select is not None:
-        selection = {"on_select": on_select, "selection_mode": "single-cell"}
-    st.dataframe(
-        rows,
-        key=key,
-        hide_index=True,
-        height=_HEAD_PX + _ROW_PX * min(len(rows), most_rows),
-        row_height=_ROW_PX,
-        column_config=columns,
-        placeholder=words.NOTHING,
-        **selection,
+    component_key = _component_key(key)
+
+    def open_link() -> None:
+        remember_click(of_address(st.session_state[component_key][OPEN]))
+
+    component()(
+        key=component_key,
+        data=payload(rows, looks, links=links, number=number, name=key.replace("_", " ")),
+        height=_HEAD_PX + _ROW_PX * min(max(1, len(rows)), most_rows),
+        on_open_change=open_link,
     )
 
 
-def _opener(table_key: str, state: TableState[_Shown]) -> Callable[[], None]:
-    """The callback of a click on the table. `read` opens the row's page: a callback may not, since no page runs then."""
-
-    def click() -> None:
-        cells = st.session_state[table_key]["selection"]["cells"]
-        links = [link for _, link in state.rows.values()]
-        if cells and cells[0][0] < len(links):
-            st.session_state[CLICKED] = links[cells[0][0]]
-
-    return click
-
-
-def label_column(meanings: Mapping[str, Meaning], *, term: str, width: int | None = None) -> Any:
+def label_column(meanings: Mapping[str, Meaning], *, term: str, width: int | None = None) -> Column:
     """A column of coloured labels: each cell lists words of one group of the palette."""
-    return st.column_config.MultiselectColumn(
-        options=[*meanings],
-        color=[each.colour.badge for each in meanings.values()],
-        format_func=palette.label,
-        help=TERMS[term],
-        width=width,
-    )
+    return columns.Labels(meanings=meanings, help=TERMS[term], width=width)
 
 
-def number_column(term: str, **options: Any) -> Any:
-    """A column of numbers with thousands separators."""
-    return st.column_config.NumberColumn(**{"format": "localized", "help": TERMS[term], **options})
+def number_column(term: str, *, format: str = columns.LOCALIZED, width: int | None = None) -> Column:
+    """A column of numbers, with thousands separators if nothing else is said."""
+    return columns.Numbers(help=TERMS[term], format=format, width=width)
 
 
-def moment_column(name: str, *, term: str) -> Any:
+def moment_column(name: str, *, term: str) -> Column:
     """A column of moments, in UTC and to the minute."""
-    return st.column_config.DatetimeColumn(
-        f"{name} (UTC)", format="MM-DD HH:mm", timezone="UTC", width=120, help=TERMS[term]
-    )
+    return columns.Moments(label=f"{name} (UTC)", format="%m-%d %H:%M", width=120, help=TERMS[term])
 
 
-def text_column(term: str, **options: Any) -> Any:
+def text_column(term: str, *, right: bool = False, width: int | None = None) -> Column:
     """A column of text."""
-    return st.column_config.TextColumn(help=TERMS[term], **options)
+    return columns.Column(help=TERMS[term], right=right, width=width)
 
 
-def request_labels() -> dict[str, Any]:
+def request_labels() -> dict[str, Column]:
     """The columns of requests' statuses and verdicts."""
     return {"Status": label_column(STATUS, term="outcome"), "Verdict": label_column(palette.VERDICT, term="verdict")}
 
@@ -194,27 +185,27 @@ def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
         "formats": {
             "Could": label_column(palette.SEVERITY, term="could", width=105),
             "Did": text_column("did", width=125),
-            "Rule": st.column_config.TextColumn(width=115),
+            "Rule": Column(width=115),
             "Known": label_column(palette.KNOWN, term="known", width=120),
-            "Says": st.column_config.TextColumn(width=330),
+            "Says": Column(width=330),
             "Findings": number_column("finding", width=75),
             "Requests": number_column("requests with it", width=80),
             # One scale for all rows, so that they can be compared.
-            "Trend": st.column_config.BarChartColumn(help=TERMS["trend"], width=140, y_min=0, y_max=max(1, most)),
+            "Trend": columns.Bars(help=TERMS["trend"], width=140, most=max(1, most)),
             **{name: moment_column(name, term="first seen") for name in ("First seen", "Last seen")},
         }
     }
 
 
-def request_columns(rows: Sequence[Row], *, now_ns: int) -> dict[str, Any]:
+def request_columns(rows: Sequence[Row], *, now_ns: int) -> dict[str, Column]:
     """The options of the columns of `content.requests.request_rows`; with dates if not all are today."""
     days = {datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (now_ns, *(r["started_ns"] for r in rows))}
-    clock = "YYYY-MM-DD HH:mm:ss.SSS" if len(days) > 1 else "HH:mm:ss.SSS"
+    clock = "%Y-%m-%d %H:%M:%S.%f" if len(days) > 1 else "%H:%M:%S.%f"
     return {
         **{name: number_column(term) for name, term in _COUNTS.items()},
         **request_labels(),
-        "Request": st.column_config.TextColumn(pinned=True),
-        "Started": st.column_config.DatetimeColumn("Started (UTC)", format=clock, timezone="UTC"),
+        "Request": Column(pinned=True),
+        "Started": columns.Moments(label="Started (UTC)", format=clock),
         "Duration": number_column("duration", format="%.3f s"),
         "Waited": number_column("waited for KV", format="%.3f s"),
     }

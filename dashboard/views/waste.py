@@ -8,6 +8,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import waste
+from kvtrail.dashboard.table.columns import Column, Moments
 from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.filters import choose, filter_bar
@@ -107,7 +108,7 @@ def requests(answer: Row) -> None:
     )
 
 
-def formats() -> dict[str, object]:
+def formats() -> dict[str, Column]:
     """The columns of numbers."""
     return {
         "Tokens": number_column("wasted tokens"),
@@ -118,9 +119,9 @@ def formats() -> dict[str, object]:
     }
 
 
-def clock() -> object:
+def clock() -> Column:
     """The column of a moment."""
-    return st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm:ss", timezone="UTC")
+    return Moments()
 
 
 picker.heading("Waste")

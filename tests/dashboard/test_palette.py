@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from kvtrail.dashboard.content import palette
-from kvtrail.dashboard.content.palette import BACKGROUND, GROUPS, SECONDARY, TEXT, Colour
+from kvtrail.dashboard.content import palette, trends
+from kvtrail.dashboard.content.palette import BACKGROUND, GREY, GROUPS, SECONDARY, TEXT, Colour
 from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.model.findings import Severity, Verdict
 from kvtrail.tracer.model.markers import MarkerKind
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"
+TABLE_STYLES = (DASHBOARD / "table" / "table.css").read_text()
+STYLES = "\n".join(path.read_text() for path in DASHBOARD.rglob("*.css"))
+MIXED = re.compile(
+    r"color-mix\(in srgb, var\(--(?:st-primary-color|clickable)\) (\d+)%, var\(--(?:st-background-color|page)\)"
+)
 AS_TEXT, AS_MARK = 4.5, 3.0
 FADED = 0.6
 """The opacity of Streamlit's captions, axes and legends."""
@@ -64,6 +69,43 @@ def test_captions_axes_and_links_can_be_read_on_both_grounds(dark: bool) -> None
         assert contrast(primary, ground) >= AS_MARK
     for tier in palette.TIERS:
         assert contrast(tier.on(dark=dark), BACKGROUND.on(dark=dark)) >= AS_MARK
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_words_of_charts_tables_and_pressed_buttons_can_be_read(dark: bool) -> None:
+    """Streamlit's words of axes had 3.72."""
+    ground, primary = BACKGROUND.on(dark=dark), palette.PRIMARY.on(dark=dark)
+    drawn = trends.readable({"config": {"axis": {"grid": False}}}, dark=dark)["config"]
+    assert drawn["axis"]["grid"] is False
+    for part in ("axis", "legend", "header"):
+        for name in ("labelColor", "titleColor"):
+            assert contrast(drawn[part][name], ground) >= AS_TEXT, (part, name)
+    assert contrast(GREY.on(dark=dark), SECONDARY.on(dark=dark)) >= AS_TEXT, "headings of columns"
+    shares = [int(share) / 100 for share in MIXED.findall(STYLES)]
+    assert len(shares) >= 3, "pressed buttons, and rows under the pointer"
+    for share in shares:
+        pressed = mixed(primary, ground, opacity=share)
+        assert contrast(primary, pressed) >= AS_TEXT
+        assert contrast(GREY.on(dark=dark), pressed) >= AS_TEXT
+    in_tables = (
+        palette.STATUS,
+        palette.OUTCOME,
+        palette.VERDICT,
+        palette.SEVERITY,
+        palette.DID,
+        palette.KNOWN,
+        palette.STATE,
+    )
+    row = mixed(primary, ground, opacity=int(MIXED.findall(TABLE_STYLES)[0]) / 100)
+    for name, meaning in [each for group in in_tables for each in group.items()]:
+        assert contrast(meaning.colour.on(dark=dark), row) >= AS_TEXT, f"the label {name} in a row under the pointer"
+
+
+def test_every_chart_is_drawn_with_words_that_can_be_read() -> None:
+    drawn = re.compile(r"st\.(altair_chart|vega_lite_chart)\(")
+    views = [path for path in (DASHBOARD / "views").glob("*.py") if drawn.search(path.read_text())]
+    assert {path.name for path in views} == {"charts.py", "latency.py", "picker.py"}
+    assert all("trends.readable(" in path.read_text() for path in views)
 
 
 def test_a_group_has_all_that_the_tracer_names() -> None:

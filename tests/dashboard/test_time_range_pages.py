@@ -11,6 +11,7 @@ from history import START_NS, history
 
 from kvtrail.dashboard.content import efficiency as savings
 from kvtrail.dashboard.content import findings, fleet, palette, text, trends
+from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.words import NOTHING
 from kvtrail.tracer.savings.counter import SavingsCounter
@@ -19,6 +20,7 @@ from kvtrail.tracer.serve.api.ranges import savings_report
 
 HOUR_NS = 3600 * 10**9
 NOW_NS = START_NS + HOUR_NS
+ALL = TimeRange(START_NS, NOW_NS)
 PREEMPTED = """
 L 4096 c0 h1024 -> 1024
 A 1024
@@ -498,13 +500,13 @@ def test_died_drained_and_silent_are_three_things() -> None:
     ]
     assert not [value for row in rows for value in row.values() if value == "a" * 36], "no UUID"
     numbers = {
-        name: (value, note) for name, value, note, _ in fleet.counts({"engines": ordered, "tracer": {"open": 2}})
+        name: (value, note) for name, value, note, _ in fleet.counts({"engines": ordered, "tracer": {"open": 2}}, ALL)
     }
-    assert numbers["Died"] == ("1", "8 requests lost")
+    assert numbers["Died"] == ("1", "in this range; 8 requests lost")
     assert (numbers["Contact lost"][0], numbers["Drained"][0], numbers["Running"]) == (
         "1",
         "1",
-        ("2", "of 5 engines ever"),
+        ("2", "of 5 engines in this range"),
     )
 
 
@@ -524,7 +526,7 @@ def test_whoever_loses_something_is_on_top() -> None:
         ("loses", 3, "12.00 s"),
         ("fine", 0, "3 ms"),
     ]
-    numbers = {name: value for name, value, _, _ in fleet.counts({"engines": listed, "tracer": {"open": 2}})}
+    numbers = {name: value for name, value, _, _ in fleet.counts({"engines": listed, "tracer": {"open": 2}}, ALL)}
     assert (numbers["Open requests"], numbers["Longest lag"], numbers["Dropped"], numbers["Gaps"]) == (
         "2",
         "12.00 s",
@@ -544,3 +546,26 @@ def test_the_tracers_own_prose_keeps_its_code_and_nothing_else() -> None:
     assert text.prose("Source: `a_b` of *x*") == r"Source\: `a_b` of \*x\*"
     assert text.prose("an odd ` one_") == r"an odd \` one\_"
     assert text.paragraphs("A title.\n\n    Two\n    lines.\n\n  Three.", without="A title") == "Two lines.\n\nThree."
+
+
+def test_the_fleet_counts_deaths_in_its_range_as_the_first_page_does() -> None:
+    """It counted those of all time: three here, and two there."""
+
+    def engine(state: str, ended_ns: int | None, *, lost: int = 0) -> dict[str, Any]:
+        return {"state": state, "ended_ns": ended_ns, "lost": lost, "recorders": []}
+
+    engines = [
+        engine("running", None),
+        engine("died", START_NS - 1, lost=5),
+        engine("died", START_NS, lost=2),
+        engine("died", NOW_NS + 1, lost=7),
+        engine("drained", START_NS + 1),
+    ]
+    cards = fleet.counts({"engines": engines, "tracer": {"open": 0}}, ALL)
+    found = {name: (value, note) for name, value, note, _ in cards}
+    assert found["Died"] == ("1", "in this range; 2 requests lost")
+    assert found["Drained"] == ("1", "in this range")
+    assert found["Running"] == ("1", "of 4 engines in this range")
+    assert fleet.since(engines, ALL) == [engines[0], *engines[2:]]
+    assert fleet.earlier(engines, ALL) == "Not listed: 1 engine that ended before this range."
+    assert fleet.earlier(engines[:1], ALL) == ""

@@ -18,6 +18,7 @@ from processes import until
 __all__ = [
     "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drag", "drawn",
     "holds", "needs_chromium", "open_row", "playwright", "query_of", "rows", "see", "see_table", "shoot", "switch_scheme",
+    "table",
 ]  # fmt: skip
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -27,15 +28,10 @@ SLOW_MS = 120_000
 playwright.expect.set_options(timeout=SLOW_MS)
 REFRESH_MS = 2_500
 """A page asks the tracer again every two seconds."""
-HEAD_PX, ROW_PX = 35, 26
-"""A table's line of headings, and each of its rows."""
-ROWS = """key => [...document.querySelectorAll(`.st-key-${key} [data-testid=stDataFrame] canvas table tbody tr`)]
-    .map(row => [...row.querySelectorAll('[role=gridcell], td, th')].map(cell => cell.innerText.trim()))"""
-"""A table is a canvas; within it is a table for those who cannot see it."""
-HAS_CLICKED = """([key, was]) => location.href !== was
-    || document.querySelector(`.st-key-${key} [data-testid=stDataFrame] canvas [aria-selected=true]`) !== null"""
-"""Whether a click has reached a table: a cell of it is selected, or the click has led somewhere already."""
-LOST_AFTER_MS = 10_000
+HEAD_PX = 35
+"""A table's line of headings."""
+ROWS = """key => [...document.querySelectorAll(`.st-key-${key} tbody tr`)]
+    .map(row => [...row.cells].map(cell => cell.innerText.trim()))"""
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 IS_DRAWN = """() => document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'
@@ -124,20 +120,11 @@ def see_table(page: playwright.Page, key: str) -> list[list[str]]:
     return rows(page, key)
 
 
+def table(page: playwright.Page, key: str) -> playwright.Locator:
+    """A table, by its container's name."""
+    return page.locator(f".st-key-{key}").get_by_role("table")
+
+
 def open_row(page: playwright.Page, key: str, row: int = 0) -> None:
-    """Click a row of a table, which leads to another address. The table is a canvas, so that is a click on a place.
-
-    A click is lost on a table that is drawn again at this moment: then it is clicked again, as a person would.
-    """
-    until(lambda: len(rows(page, key)) > row)
-    drawn(page)
-    table, was = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame"), page.url
-
-    def click() -> None:
-        table.click(position={"x": 60, "y": HEAD_PX + ROW_PX * (row + 0.5)})
-        try:
-            page.wait_for_function(HAS_CLICKED, arg=[key, was], timeout=LOST_AFTER_MS)
-        except playwright.TimeoutError as lost:
-            raise AssertionError(f"row {row} of {key} takes no click") from lost
-
-    holds(click)
+    """Click a row of a table, which leads to another address."""
+    table(page, key).locator("tbody tr").nth(row).click()

@@ -11,7 +11,7 @@ import time
 from urllib.parse import quote, urlsplit
 
 import pytest
-from browser import SCHEMES, drawn, holds, needs_chromium, open_row, playwright, rows, see, shoot, switch_scheme
+from browser import SCHEMES, drawn, holds, needs_chromium, open_row, playwright, rows, see, shoot, switch_scheme, table
 from contrast import unreadable
 from history import history
 from live_traffic import goodbye, post
@@ -112,7 +112,7 @@ def test_a_dead_engine_is_shown_at_once_and_all_texts_can_be_read(
     card = page.get_by_test_id("stMetric")
     playwright.expect(card.filter(has_text="Died")).to_contain_text("1 request lost")
     playwright.expect(card.filter(has_text="Drained").get_by_test_id("stMetricValue")).to_have_text("1")
-    recorders = page.locator(".st-key-recorders").get_by_test_id("stDataFrame")
+    recorders = table(page, "recorders")
     playwright.expect(recorders.get_by_text("ended of an error")).to_be_attached()
     shoot(page, "fleet-died")
 

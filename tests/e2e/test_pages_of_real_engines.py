@@ -80,7 +80,7 @@ def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str
 
 def test_the_fleet_and_from_an_engine_to_its_worth(page: playwright.Page, url: str) -> None:
     page.goto(f"{url}/fleet")
-    see(page, "of 4 engines ever")
+    see(page, "of 4 engines in this range")
     see(page, "Longest lag")
     see(page, "Recorders")
     open_row(page, "engines", row=3)

@@ -341,7 +341,7 @@ def test_a_screen_shows_eight_rows_more_and_a_phone_some(page: playwright.Page, 
     """Sixteen rows fitted a laptop's screen, and on a phone none: the filters took it."""
     most = 30
     until(lambda: len(tracer.get("/api/requests", limit=most)) == most)
-    table = page.locator(".st-key-requests_table").get_by_test_id("stDataFrame")
+    table = page.locator(".st-key-requests_table .frame")
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{url}/requests")
     until(lambda: len(rows(page, "requests_table")) >= 20)

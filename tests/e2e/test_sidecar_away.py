@@ -28,7 +28,7 @@ def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: Sha
     known: dict[str, str | re.Pattern[str]] = {
         "": re.compile("1 finding of stale-lookup"),
         "findings": "Open request chat-7-0123abcd",
-        "fleet": "of 2 engines ever",
+        "fleet": "of 2 engines in this range",
     }
     tabs = {path: page.context.new_page() for path in known}
     connection = Connection(page)

@@ -109,7 +109,7 @@ def _left_out(history: History, result: Minimized) -> Iterator[str]:
 def _named(findings: Sequence[Finding]) -> Iterator[str]:
     """Findings by their ids, a line each."""
     for each in findings[:MAX_NAMED]:
-        about = f"request {each.request}, epoch {each.epoch}" if each.request else f"engine {each.engine}"
+        about = f"request {each.request}, {words.run(each.epoch)}" if each.request else f"engine {each.engine}"
         yield terminal.plain(f"  {each.id}  {each.rule} [could: {each.severity}]  {about}")
     if (more := len(findings) - MAX_NAMED) > 0:
         yield f"  and {words.count(more)} more; kvtrail audit --json lists all of them"

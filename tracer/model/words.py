@@ -112,6 +112,23 @@ def healed(healed: int, *, count: int) -> str:
     return f"healed by the guard {ending(healed)}"
 
 
+def run(epoch: int) -> str:
+    """An epoch for people, the number of a request's preemptions so far: first run, after preemption 2."""
+    return "first run" if not epoch else f"after preemption {count(epoch)}"
+
+
+def without_epochs(sentence: str) -> str:
+    """A finding's sentence in which each epoch says when in the request's life that was; it needs no glossary."""
+    return _EPOCH.sub(lambda found: _when(int(found[1])), sentence)
+
+
+_EPOCH = re.compile(r"\bepoch (\d+)\b")
+
+
+def _when(epoch: int) -> str:
+    return "before any preemption" if not epoch else f"after it was preempted {ending(epoch)}"
+
+
 def indefinite(rule: str) -> str:
     """A rule's name in a sentence: a stale lookup, an over report."""
     name = rule.replace("-", " ")

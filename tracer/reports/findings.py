@@ -129,7 +129,7 @@ def _finding(
 ) -> str:
     """One finding: where and how often it occurred, its impact, the explanation, and its witnesses. `engine` is named unless
     it is empty; `outcome` is that of the request, in words."""
-    facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
+    facts = [f"request {finding.request}", words.run(finding.epoch)] if finding.request else []
     if finding.connector:  # of a MultiConnector's children it may not be known which
         facts.append(finding.connector)
     if engine:
@@ -141,7 +141,7 @@ def _finding(
     effect = f"did: {did}{how}" if did else ""
     head = plain("; ".join(each for each in (", ".join(fact for fact in facts if fact), often, effect) if each))
     lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]
-    lines += wrapped(plain(" ".join(finding.explanation.split())), columns, first="    ")
+    lines += wrapped(plain(words.without_epochs(" ".join(finding.explanation.split()))), columns, first="    ")
     return "\n".join([*lines, *_moments(finding, columns)])
 
 
@@ -169,12 +169,12 @@ def _moments(finding: Finding, columns: int | None) -> list[str]:
 
 
 def _described(witness: Witness, epoch: int) -> str:
-    """The event in words, with its epoch if that differs from the finding's."""
+    """The event in words, with its run of the request if that differs from the finding's."""
     parts = [words.described(witness.kind, witness.numbers)]
     if witness.numbers.get("blocks_ids"):
         parts.append(f"blocks {words.blocks_named(witness.numbers)}")
     if witness.epoch != epoch:
-        parts.append(f"epoch {witness.epoch}")
+        parts.append(words.run(witness.epoch))
     return "; ".join(part for part in parts if part)
 
 

@@ -44,7 +44,7 @@ LONGEST_ID = 28
 """Columns of a request's id in the list of steps."""
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
 """Numbers of an account that are shown even while unknown, so that the screen does not jump from step to step."""
-NAMES = {"waited_ns": "waited for KV", "looked_at": "blocks checked"}
+NAMES = {"epoch": "preemptions", "waited_ns": "waited for KV", "looked_at": "blocks checked"}
 """Numbers whose names on the pages are not those of their fields."""
 _BLANK = Account("", "").as_dict()
 _GAP = 2
@@ -162,7 +162,7 @@ def _head(player: Player, step: Step, columns: int) -> list[str]:
         place += f" ({player.place} of {len(player)} shown)"
     at = f"{day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
     findings = words.some(len(player.findings), "finding")
-    request = f"request {event.request}, epoch {event.epoch}" if event.request else "no request"
+    request = f"request {event.request}, {words.run(event.epoch)}" if event.request else "no request"
     facts = ", ".join(part for part in (request, event.connector, f"engine {_engine(player, event)}") if part)
     lines = [style(line, bold=True) for line in wrapped(f"{place}   {at}   {findings}", columns, rest="  ")]
     return [*lines, _cut(plain(facts), columns), style("-" * columns, dim=True)]
@@ -325,7 +325,7 @@ def _findings(step: Step, columns: int | None) -> list[str]:
     """The findings of a step, and earlier ones that it shows again."""
     texts = [line for finding in step.findings for line in finding_text(finding, columns=columns).split("\n")]
     for finding in step.again:
-        about = f" of request {plain(finding.request)}, epoch {finding.epoch}" if finding.request else ""
+        about = f" of request {plain(finding.request)}, {words.run(finding.epoch)}" if finding.request else ""
         texts += [style(line, fg="red") for line in wrapped(f"again: {finding.rule}{about}", columns, rest="  ")]
     if step.late:
         texts += wrapped("At the end of the history, because something never came:", columns)

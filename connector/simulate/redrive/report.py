@@ -18,7 +18,7 @@ from kvtrail.connector.simulate.redrive.comparison import (
 )
 from kvtrail.connector.simulate.redrive.redrive import Redriven
 from kvtrail.tracer.model.findings import clock
-from kvtrail.tracer.model.words import count, some
+from kvtrail.tracer.model.words import count, run, some
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
@@ -183,9 +183,7 @@ def _differences(compared: Comparison, columns: int | None) -> list[list[str]]:
 
 
 def _answer(answer: Answer, columns: int | None) -> list[str]:
-    about = (
-        f"#{answer.number} {answer.call} of {plain(answer.request)} (epoch {answer.epoch}), at {clock(answer.at_ns)}"
-    )
+    about = f"#{answer.number} {answer.call} of {plain(answer.request)} ({run(answer.epoch)}), at {clock(answer.at_ns)}"
     lines = wrapped(about, columns, first=_INDENT)
     for name, text in (
         ("asked", _asked(answer)),

@@ -36,7 +36,10 @@ def test_audit_of_a_drifting_trace_in_any_order_of_lines(tmp_path: Path) -> None
     result = run("audit", str(write(tmp_path / "t.jsonl", OK, DRIFT, a_line_each=True)))
     assert result.exit_code == 1
     assert result.output.count("stale-lookup [could: crash]") == 1
-    assert "request r-1-0123abcd, epoch 1, Connector; once; did: no harm seen (it ended: stopped)" in result.output
+    assert (
+        "request r-1-0123abcd, after preemption 1, Connector; once; did: no harm seen (it ended: stopped)"
+        in result.output
+    )
     assert "at most max(0, 256 - 336) = 0 can be new" in result.output
     assert "2 requests: 1 with drift, 1 ok, 0 unknown" in result.output
 

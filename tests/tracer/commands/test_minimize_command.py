@@ -57,7 +57,9 @@ def test_findings_can_be_asked_for_and_those_that_are_left_out_are_named(tmp_pat
     ids = {f.rule: f.id for f in audit([trace]).findings}
     result = run("minimize", str(trace), "-o", "-", "--rule", "alloc-mismatch")
     assert "alloc-mismatch [could: crash]" in result.stderr
-    assert f"{ids['stale-lookup']}  stale-lookup [could: crash]  request r-0-0123abcd, epoch 1" in result.stderr
+    assert (
+        f"{ids['stale-lookup']}  stale-lookup [could: crash]  request r-0-0123abcd, after preemption 1" in result.stderr
+    )
     by_id = run("minimize", str(trace), "-o", "-", "--finding", ids["alloc-mismatch"])
     assert by_id.stdout == result.stdout
     by_request = run("minimize", str(trace), "-o", "-", "--request", "r-1")

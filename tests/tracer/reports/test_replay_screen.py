@@ -67,7 +67,7 @@ def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
     at = next(n for n, line in enumerate(output) if line.startswith(f"{STALE_AT:>2}  "))
     assert output[at + 1].startswith("    stale-lookup [could: crash] A cached lookup answer")
     assert "at most max(0, 256 - 336) = 0 can be new" in output[at + 3]
-    assert "    again: stale-lookup of request cmpl-1-0-0123abcd, epoch 1" in output[at + 4 :]
+    assert "    again: stale-lookup of request cmpl-1-0-0123abcd, after preemption 1" in output[at + 4 :]
     end = output.index("    At the end of the history, because something never came:")
     assert output[end + 1].startswith("    stuck-load [could: hang]")
 
@@ -132,7 +132,7 @@ def test_the_account_stands_beside_where_there_is_room() -> None:
     wide, narrow = shown(player, 120, 40), shown(player, 80, 40)
     (computed,) = [line for line in wide if line.endswith("336  (was –)")]  # noqa: RUF001
     assert computed.rindex("computed ") == 120 - screen.ACCOUNT
-    assert any(line.startswith("account: status preempted; epoch 1") for line in narrow)
+    assert any(line.startswith("account: status preempted; preemptions 1") for line in narrow)
     for output in (wide, narrow):
         assert any(f">{STALE_AT}! " in line for line in output)
         assert any(line.startswith("stale-lookup [could: crash]") for line in output)

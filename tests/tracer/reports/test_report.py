@@ -75,16 +75,20 @@ def audited(*arguments: str, **environment: str) -> str:
 def test_the_whole_of_a_finding() -> None:
     detector = judge(history(DRIFT))
     (found,) = [f for held in detector.findings.values() for f in held.values()]
+    explanation = found.explanation.replace("epoch 0", "before any preemption").replace(
+        "epoch 1", "after it was preempted once"
+    )
+    assert "epoch" not in explanation != found.explanation
     assert text(found) == "\n".join(
         [
             f"stale-lookup [could: crash] {found.title}",
             "  In 1 request.",
             f"  Usually: {found.hint}",
             "",
-            "  request cmpl-1-0-0123abcd, epoch 1, Connector; once",
-            f"    {found.explanation}",
+            "  request cmpl-1-0-0123abcd, after preemption 1, Connector; once",
+            f"    {explanation}",
             "    2025-12-03 (UTC)",
-            "    01:24:36.001  L1  lookup  0 of 749 computed, 256 matched; answered 256; epoch 0",
+            "    01:24:36.001  L1  lookup  0 of 749 computed, 256 matched; answered 256; first run",
             "    01:24:36.005  L2  lookup  336 of 749 computed, 256 matched; answered 256, cached",
             "",
             "0 requests: 0 with drift, 0 ok, 0 unknown; 0 events, 0 foreign spans, 0 events missing.",
@@ -104,13 +108,13 @@ def test_what_a_rule_says_is_said_once_and_its_requests_stand_together() -> None
         "a [could: crash] Something contradicts itself",
         "  In 2 requests.",
         "  Usually: Count again.",
-        "  request r-1, epoch 0, Connector; once",
-        "  request r-1, epoch 1, Connector; twice, healed by the guard",
-        "  request r-2, epoch 0, Connector; 3 times, healed by the guard once",
+        "  request r-1, first run, Connector; once",
+        "  request r-1, after preemption 1, Connector; twice, healed by the guard",
+        "  request r-2, first run, Connector; 3 times, healed by the guard once",
         "b [could: leak] Something contradicts itself",
         "  In 1 request.",
         "  Usually: Count again.",
-        "  request r-1, epoch 0, Connector; once",
+        "  request r-1, first run, Connector; once",
     ]
 
 
@@ -173,7 +177,7 @@ def test_ids_stay_whole() -> None:
 
 def test_a_trace_file_cannot_steer_the_terminal() -> None:
     printed = as_text(Audit(findings=[finding(request="r\x1b[2J\n\u202e\ud800ü", connector="\x07")]))
-    assert r"request r\x1b[2J\n\u202e\ud800ü, epoch 0, \x07; once" in printed
+    assert r"request r\x1b[2J\n\u202e\ud800ü, first run, \x07; once" in printed
     assert plain("a b–ü") == "a b–ü"  # noqa: RUF001
 
 

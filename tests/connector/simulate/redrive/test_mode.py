@@ -54,7 +54,7 @@ def test_the_recorded_class_without_the_fault_shows_where_it_differs(trace: Path
     assert result.exit_code == 0, result.output
     assert "the recorded findings do not appear" in result.output
     first = result.output.partition("The first difference:\n")[2].splitlines()
-    assert re.match(r"  #\d+ lookup of 0-bug-\d+ \(epoch 1\), at \d\d:\d\d:\d\d\.\d{3}$", first[0])
+    assert re.match(r"  #\d+ lookup of 0-bug-\d+ \(after preemption 1\), at \d\d:\d\d:\d\d\.\d{3}$", first[0])
     assert [line.split()[0] for line in first[1:4]] == ["asked", "recorded", "this"]
     assert first[2].endswith("256 matched, answered 256, from memory")
     assert first[3].endswith("256 matched, answered 0")

@@ -1,0 +1,159 @@
+"""Columns of tables: the text of a value, and how its cell looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.content.palette import Meaning
+from kvtrail.tracer.model import words
+
+LOCALIZED, PERCENT = "localized", "percent"
+"""Formats of numbers: with thousands separators; a share as a percentage."""
+
+CLOCK = "%Y-%m-%d %H:%M:%S"
+"""The format of a moment, unless another is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of text, or of values that need no format.
+
+    Attributes:
+        label: the heading; the values' name if empty.
+        help: what the values are, shown at the heading.
+        width: the most that a cell takes, in pixels; longer text is cut off.
+        pinned: whether it stays in sight while the others scroll.
+        right: whether it is aligned to the right.
+    """
+
+    label: str = ""
+    help: str = ""
+    width: int | None = None
+    pinned: bool = False
+    right: bool = False
+
+    kind: ClassVar[str] = "text"
+    """How the browser draws a cell."""
+
+    def cell(self, value: Any) -> Any:
+        """A value as the browser gets it."""
+        return text(value)
+
+    def look(self) -> dict[str, Any]:
+        """What the browser needs to draw the cells."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers(Column):
+    """Numbers in a format: `LOCALIZED`, `PERCENT`, or one of printf's, such as `%.3f s`."""
+
+    format: str = LOCALIZED
+    right: bool = True
+
+    def cell(self, value: Any) -> str:
+        """The number's text."""
+        return words.NOTHING if is_missing(value) else number(value, self.format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments(Column):
+    """Moments, in UTC, in a format of strftime's; `%f` has milliseconds."""
+
+    format: str = CLOCK
+
+    def cell(self, value: Any) -> str:
+        """The moment's text."""
+        return words.NOTHING if value is None else moment(value, self.format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels(Column):
+    """Lists of words of one group of the palette, each in its colour."""
+
+    meanings: Mapping[str, Meaning]
+    kind: ClassVar[str] = "labels"
+
+    def cell(self, value: Sequence[str] | None) -> list[str]:
+        """The words."""
+        return list(value or ())
+
+    def look(self) -> dict[str, Any]:
+        """The text and the colour of each word."""
+        return {
+            "labels": {
+                name: [palette.label(name), f"light-dark({each.colour.light}, {each.colour.dark})"]
+                for name, each in self.meanings.items()
+            }
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars(Column):
+    """Small charts of bars, on one scale for all rows, from zero to `most`."""
+
+    most: float
+    kind: ClassVar[str] = "bars"
+
+    def cell(self, value: Sequence[float] | None) -> list[float]:
+        """The height of each bar, as a share of the most."""
+        return [round(each / self.most, 3) for each in value or ()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths(Column):
+    """Numbers with a bar of their length; the longest has the value `most`."""
+
+    format: str
+    most: float
+    kind: ClassVar[str] = "lengths"
+
+    def cell(self, value: float | None) -> list[Any]:
+        """The length as a share of the most, and the number's text."""
+        if is_missing(value) or value is None:
+            return [0, words.NOTHING]
+        return [round(min(1.0, value / self.most), 3) if self.most else 0, number(value, self.format)]
+
+
+def is_missing(value: Any) -> bool:
+    """Whether there is no value."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def number(value: float, format: str) -> str:
+    """A number in a format of `Numbers`."""
+    if format == LOCALIZED:
+        return f"{value:,}" if isinstance(value, int) else _trimmed(f"{value:,.3f}")
+    return words.percent(value) if format == PERCENT else format % value
+
+
+def moment(at: datetime, format: str) -> str:
+    """A moment in UTC; `%f` has milliseconds."""
+    at = at.astimezone(UTC)
+    return at.strftime(format.replace("%f", f"{at.microsecond // 1000:03}"))
+
+
+def text(value: Any) -> str:
+    """A value that has no format of its own."""
+    match value:
+        case None | "":
+            return words.NOTHING
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return words.NOTHING if math.isnan(value) else _trimmed(f"{value:.4f}")
+        case datetime():
+            return moment(value, CLOCK)
+        case list() | tuple():
+            return ", ".join(map(text, value)) or words.NOTHING
+        case _:
+            return str(value)
+
+
+def _trimmed(digits: str) -> str:
+    return digits.rstrip("0").rstrip(".")

@@ -1,0 +1,223 @@
+// A table whose rows are links. What a click opens is the link that is in the row under the pointer: the server is sent that
+// link, at once, and neither a row's number nor anything that it has to remember.
+
+const OPENS_WITHIN_MS = 8000; // then the browser follows the link itself, with a session of its own: the server may hang
+const MIDDLE = 1;
+const BARS_PX = 18;
+
+class Table {
+  constructor(parent) {
+    this.root = parent.appendChild(element("div", "kvtable"));
+    this.frame = this.root.appendChild(element("div", "frame"));
+    this.table = this.frame.appendChild(element("table"));
+    this.head = this.table.createTHead().insertRow();
+    this.body = this.table.createTBody();
+    this.opening = null; // the link that was clicked and has not been followed yet
+    this.status = this.root.appendChild(element("div", "opening"));
+    this.status.setAttribute("role", "status");
+    this.save = this.root.appendChild(element("button", "save"));
+    this.save.textContent = "CSV";
+    this.save.title = "Download these rows as CSV";
+    this.save.onclick = () => download(this.data);
+    this.sorted = { column: -1, by: 1 };
+    this.listen();
+  }
+
+  listen() {
+    // What is pressed stays under the pointer until it is let go.
+    this.frame.addEventListener("pointerdown", (event) => { this.pressed = rowOf(event) ?? this.body; });
+    this.release = () => {
+      if (!this.pressed) return;
+      setTimeout(() => { // after the click
+        this.pressed = null;
+        if (this.late) this.show(this.late);
+      }, 0);
+    };
+    for (const name of ["pointerup", "pointercancel", "dragend"]) window.addEventListener(name, this.release);
+    this.body.addEventListener("click", (event) => {
+      const row = rowOf(event);
+      if (!row?.dataset.link) return;
+      const isOnLink = event.target.closest("a") !== null;
+      if (event.ctrlKey || event.metaKey || event.shiftKey) {
+        if (!isOnLink) window.open(row.dataset.link, "_blank");
+        return;
+      }
+      event.preventDefault();
+      this.open(row);
+    });
+    this.body.addEventListener("auxclick", (event) => {
+      const link = rowOf(event)?.dataset.link;
+      if (event.button === MIDDLE && link && event.target.closest("a") === null) window.open(link, "_blank");
+    });
+    this.body.addEventListener("keydown", (event) => {
+      const to = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+      const link = to && rowOf(event)?.[to]?.querySelector("a");
+      if (!link) return;
+      event.preventDefault();
+      link.focus();
+    });
+    this.body.addEventListener("pointerover", (event) => {
+      const cell = event.target.closest("td");
+      if (cell) cell.title = cell.scrollWidth > cell.clientWidth ? cell.innerText : "";
+    });
+  }
+
+  take({ data, setTriggerValue }) {
+    this.setTriggerValue = setTriggerValue;
+    if (this.pressed) this.late = data;
+    else this.show(data);
+  }
+
+  show(data) {
+    this.late = null;
+    const isAnother = this.data?.number !== data.number;
+    if (JSON.stringify(this.data?.columns) !== JSON.stringify(data.columns)) {
+      this.data = data;
+      this.showHead();
+    }
+    this.data = data;
+    this.table.setAttribute("aria-label", data.name);
+    if (isAnother) {
+      this.frame.scrollTop = 0;
+      if (this.opening !== null && isOfThisPage(this.opening)) this.done();
+    }
+    this.showRows();
+  }
+
+  showHead() {
+    this.sorted = { column: -1, by: 1 };
+    this.body.replaceChildren();
+    this.head.replaceChildren(...this.data.columns.map((column, number) => {
+      const cell = element("th", classOf(column));
+      cell.scope = "col";
+      const button = cell.appendChild(element("button"));
+      button.textContent = column.label;
+      button.title = column.help ?? "";
+      button.onclick = () => this.sort(number);
+      return cell;
+    }));
+  }
+
+  /** Sort by a column: upwards, downwards, then no more. */
+  sort(column) {
+    const { by } = this.sorted;
+    if (this.sorted.column !== column) this.sorted = { column, by: 1 };
+    else this.sorted = by === 1 ? { column, by: -1 } : { column: -1, by: 1 };
+    this.showRows();
+  }
+
+  showRows() {
+    const { rows, ranks, links, columns } = this.data;
+    const { column, by } = this.sorted;
+    [...this.head.cells].forEach((cell, number) => {
+      if (number === column) cell.setAttribute("aria-sort", by === 1 ? "ascending" : "descending");
+      else cell.removeAttribute("aria-sort");
+    });
+    const order = rows.map((_, row) => row);
+    if (column >= 0) order.sort((a, b) => by * (ranks[column][a] - ranks[column][b]) || a - b);
+    while (this.body.rows.length > rows.length) this.body.deleteRow(-1);
+    order.forEach((row, place) => {
+      const shown = this.body.rows[place] ?? this.body.insertRow();
+      if (links.length) shown.dataset.link = links[row];
+      shown.classList.toggle("opened", links[row] !== undefined && links[row] === this.opening);
+      columns.forEach((each, number) => {
+        const cell = shown.cells[number] ?? shown.insertCell();
+        const link = number === 0 ? links[row] : undefined;
+        const now = JSON.stringify([rows[row][number], link]);
+        if (cell.shown === now) return;
+        cell.shown = now;
+        cell.className = classOf(each);
+        if (each.width) cell.style.maxWidth = `${each.width}px`;
+        fill(cell, each, rows[row][number], link);
+      });
+    });
+  }
+
+  /** Have the server follow a row's link, and say so. */
+  open(row) {
+    const link = row.dataset.link;
+    this.setTriggerValue("open", link);
+    const url = new URL(link, location.href).href;
+    if (url === location.href) return;
+    this.done();
+    this.opening = link;
+    row.classList.add("opened");
+    this.status.textContent = `Opening ${row.cells[0].innerText} …`;
+    this.waiting = setTimeout(() => location.assign(url), OPENS_WITHIN_MS);
+  }
+
+  done() {
+    clearTimeout(this.waiting);
+    this.opening = null;
+    this.status.textContent = "";
+    for (const row of this.body.querySelectorAll(".opened")) row.classList.remove("opened");
+  }
+
+  stop() {
+    this.done();
+    for (const name of ["pointerup", "pointercancel", "dragend"]) window.removeEventListener(name, this.release);
+    this.root.remove();
+  }
+}
+
+function isOfThisPage(link) {
+  return new URL(link, location.href).pathname === location.pathname;
+}
+
+function element(name, className = "") {
+  return Object.assign(document.createElement(name), { className });
+}
+
+function classOf({ kind, right, pinned }) {
+  return [kind, right && "right", pinned && "pinned"].filter(Boolean).join(" ");
+}
+
+function rowOf(event) {
+  return event.target.closest("tbody tr");
+}
+
+function fill(cell, column, value, link) {
+  cell.replaceChildren();
+  const place = link === undefined ? cell : cell.appendChild(Object.assign(element("a"), { href: link }));
+  if (column.kind === "labels") {
+    for (const word of value) {
+      const [text, colour] = column.labels[word] ?? [word, "inherit"];
+      const label = place.appendChild(element("span", "label"));
+      label.textContent = text;
+      label.style.color = colour;
+    }
+  } else if (column.kind === "bars") {
+    for (const share of value) place.appendChild(element("i")).style.height = `${share * BARS_PX}px`;
+  } else if (column.kind === "lengths") {
+    place.appendChild(element("i")).style.width = `${value[0] * 100}%`;
+    place.append(value[1]);
+  } else place.textContent = value;
+}
+
+/** The text of a cell, for other programs. */
+function textOf({ kind, labels }, value) {
+  if (kind === "labels") return value.map((word) => labels[word]?.[0] ?? word).join(", ");
+  if (kind === "bars") return value.join(" ");
+  return kind === "lengths" ? value[1] : value;
+}
+
+function download({ columns, rows, name }) {
+  const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
+  const lines = [columns.map(({ label }) => label), ...rows.map((row) => row.map((each, number) => textOf(columns[number], each)))];
+  const url = URL.createObjectURL(new Blob([lines.map((line) => line.map(quoted).join(",")).join("\r\n")], { type: "text/csv" }));
+  Object.assign(element("a"), { href: url, download: `${name}.csv` }).click();
+  URL.revokeObjectURL(url);
+}
+
+const tables = new WeakMap();
+
+/** Streamlit calls this at first, and again with each new data. */
+export default function (component) {
+  const parent = component.parentElement;
+  if (!tables.has(parent)) tables.set(parent, new Table(parent));
+  tables.get(parent).take(component);
+  return () => {
+    tables.get(parent)?.stop();
+    tables.delete(parent);
+  };
+}
