@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content.causes import tenant_name
 from kvtrail.dashboard.content.latency import MEASURES
 from kvtrail.tracer.model.words import some
 
@@ -16,7 +17,6 @@ PERCENTILES = ("Half within", "90 % within", "99 % within")
 SHARES = ("Hit rate", "vLLM's own")
 _FILTERS = {"engine": "on", "model": "model"}
 """The dimensions that the page of requests filters by name; the others are conditions."""
-_TENANT_DIGITS = 8
 
 
 def rows(answer: Row) -> list[Row]:
@@ -56,8 +56,10 @@ def note(answer: Row) -> str:
 
 
 def _name(by: str, group: Mapping[str, Any]) -> str:
-    name = str(group["text"]) or "not known"
-    return name[:_TENANT_DIGITS] if by == "tenant" else name
+    name, text = str(group["name"]), str(group["text"])
+    if by == "tenant" and text == name:  # it has no name in the sidecar's file
+        text = tenant_name(name, {})
+    return text or "not known"
 
 
 def _seconds(ns: int | None) -> float | None:

@@ -19,7 +19,7 @@ from kvtrail.dashboard.content.palette import Meaning
 from kvtrail.dashboard.content.requests import STATUS
 from kvtrail.dashboard.content.table_state import TableState, disambiguated
 from kvtrail.dashboard.views.answers import question
-from kvtrail.dashboard.views.links import CLICKED, Link
+from kvtrail.dashboard.views.links import Link, remember_click
 from kvtrail.tracer.model import words
 
 _Shown = tuple[Row, Link]
@@ -149,7 +149,7 @@ def _opener(table_key: str, state: TableState[_Shown]) -> Callable[[], None]:
         cells = st.session_state[table_key]["selection"]["cells"]
         links = [link for _, link in state.rows.values()]
         if cells and cells[0][0] < len(links):
-            st.session_state[CLICKED] = links[cells[0][0]]
+            remember_click(links[cells[0][0]])
 
     return click
 

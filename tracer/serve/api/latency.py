@@ -18,6 +18,7 @@ from kvtrail.tracer.model.conditions import TIMES, Time
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.ranges import Moment, moments
 from kvtrail.tracer.serve.api.request_filter import Where
+from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import By, Group, Reader, Selection
 from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentile
 
@@ -120,7 +121,7 @@ class Groups(BaseModel):
     groups: list[RequestGroup]
 
 
-def add_routes(api: APIRouter, reader: Reader) -> None:
+def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     """Add the routes to the router of `/api`."""
 
     def selection(
@@ -170,6 +171,8 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
         if by is Dimension.MODEL:
             found = merged(found, models)
         names = {name: str(about["name"]) for name, about in known.items()} if by is Dimension.ENGINE else {}
+        if by is Dimension.TENANT:
+            names = tenants.among({group.name: group for group in found})
         return Groups(
             since_ns=which.since_ns,
             until_ns=which.before_ns,
