@@ -50,8 +50,9 @@ SLOW = "b-evicted-3-0123abcd"
 KNOWN_AT = "phi-b"
 """The engine whose findings are silenced."""
 WHY, BY = "LMCache #2158, fixed in 0.33", "ana"
-HITS = "L 2500 c0 h1696 -> 1696\nA 1696\nS 1696+804\nstore 1696+804\nend"
-FEW_HITS = "L 2500 c0 h64 -> 64\nA 64\nS 64+2436\nstore 64+2436\nend"
+HITS = "L 2500 c0 h1696 -> 1696\nA 1696\nS 1696+804\nend"
+FEW_HITS = "L 2500 c0 h64 -> 64\nA 64\nS 64+2436\nend"
+STORING = HITS.replace("end", "store 1696+804\nend")
 NO_HITS = "L 2500 c0 h0 -> 0\nA 0\nS 0+2500\nstore 0+2500\nend"
 TOO_MUCH = "L 2500 c0 h1696 -> 1728\nA 1728\nS 1728+772\nend"
 """An answer beyond what the store held: rule over-report."""
@@ -133,7 +134,7 @@ def _feed_all(tracer: Tracer) -> None:
         ends=True,
     )
     for engine in (*WITH_HITS, WITHOUT_HITS):
-        story = NO_HITS if engine == WITHOUT_HITS else HITS
+        story = NO_HITS if engine == WITHOUT_HITS else STORING
         feed_over_time(tracer, engine, "0.32", dict.fromkeys(range(40, 1, -5), story), model="qwen", ends=True)
     for number in range(4):
         events = history(
@@ -143,7 +144,11 @@ def _feed_all(tracer: Tracer) -> None:
             engine=f"{EVICTS}{number}",
             recorder=f"r{number}",
         )
-        tracer.post(encoded(begun_ago([*events, *goodbyes(events)], 600 - 60 * number), {**TELLS_CHUNKS, semconv.MODEL.key: "phi"}))
+        tracer.post(
+            encoded(
+                begun_ago([*events, *goodbyes(events)], 600 - 60 * number), {**TELLS_CHUNKS, semconv.MODEL.key: "phi"}
+            )
+        )
     feed(tracer, HEALED, request="known-1-0123abcd", engine=KNOWN_AT)
     silence = {"rule": "", "engine": KNOWN_AT, "connector": "", "ends_ns": None, "why": WHY, "by": BY}
     httpx.post(f"{tracer.url}/api/silences", json=silence, timeout=SLOW_S).raise_for_status()
@@ -154,7 +159,7 @@ def _feed_all(tracer: Tracer) -> None:
     for _, part in itertools.groupby(begun_ago([*pair, *goodbyes(pair)], 30), key=lambda event: event.recorder):
         tracer.post(encoded(list(part), {semconv.POOL_BLOCKS.key: 50}))
     hybrid = history(TWO_GROUPS, request=HYBRID, engine="gemma-a", recorder="gemma-a")
-    groups = {semconv.GROUPS.key: groups_declared("full 32, window 32 64") or ""}
+    groups = {semconv.GROUPS.key: groups_declared("full 32, window 32 32") or ""}
     tracer.post(encoded(begun_ago([*hybrid, *goodbyes(hybrid)], 40), groups))
 
 
