@@ -321,6 +321,8 @@ def _(person: Person) -> None:
     person.click(person.page.get_by_role("link", name="Compare groups"))
     person.type(person.page.get_by_role("textbox", name="Conditions of A"), "duration > 2s")
     person.type(person.page.get_by_role("textbox", name="Conditions of B"), "duration <= 2s")
+    person.page.wait_for_url(re.compile("[?&]b=duration"))
+    drawn(person.page)
     person.sees(re.compile(r"A has [\d,]+ requests, B [\d,]+ requests?. The median of"))
     person.sees_row("causes", lambda cells: cells[0] == "evicted")
 
@@ -370,6 +372,7 @@ def _(person: Person) -> None:
     chart = person.page.get_by_test_id("stVegaLiteChart").nth(1)
     person.draws_an_area(chart)
     person.sees("In this area")
+    shoot(person.page, "task-21-area")
     person.open_row("area")
     person.sees("Every step")
 
