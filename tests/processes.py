@@ -195,9 +195,9 @@ class SharedDashboard:
     """Where its links to traces lead."""
 
     @contextlib.contextmanager
-    def showing(self, folder: Path) -> Iterator[Tracer]:
-        """A tracer of its own with an empty store, which this dashboard shows."""
-        tracer = serve(folder, http_port=self.http_port)
+    def showing(self, folder: Path, *arguments: str) -> Iterator[Tracer]:
+        """A tracer of its own with an empty store and these options of `kvtrail serve`, which this dashboard shows."""
+        tracer = serve(folder, *arguments, http_port=self.http_port)
         try:
             yield tracer
         finally:

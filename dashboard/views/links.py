@@ -19,8 +19,16 @@ CLICKED = "clicked"
 
 
 def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | None = None) -> None:
-    """A link to a page, with one of Google's Material icons."""
-    icon_name = f":material/{icon}:" if icon else None
+    """A link to a page, with one of Google's Material icons.
+
+    Streamlit's link to the page that is shown leaves the address as it was: reloaded or copied, it would show the old
+    contents. So that is a button.
+    """
+    icon_name, to = f":material/{icon}:" if icon else None, (page, dict(query or {}))
+    if is_shown(page):
+        key = f"to {to}"
+        st.button(label, key=key, icon=icon_name, type="tertiary", on_click=remember_click, args=(to,))
+        return
     st.page_link(f"views/{page}.py", label=label, icon=icon_name, query_params=query or {})
 
 
@@ -39,6 +47,11 @@ def runbook_link(rule: str) -> None:
 def remember_click(link: Link) -> None:
     """A row was clicked. `follow_click` follows its link: a callback may not, since no page runs then."""
     st.session_state[CLICKED] = link, page_shown()
+
+
+def is_shown(page: str) -> bool:
+    """Whether this is the page that the browser shows."""
+    return urlsplit(st.context.url or "").path.rpartition("/")[2] == page
 
 
 def follow_click() -> bool:
@@ -66,7 +79,7 @@ def follow(page: str, query: Mapping[str, str]) -> None:
     `st.switch_page` takes two steps, the first to this page with the other's query, so that the reader would have to go back
     twice. A link to the current page changes nothing but its address, which is then written directly.
     """
-    if urlsplit(st.context.url or "").path.rpartition("/")[2] == page:
+    if is_shown(page):
         st.session_state.pop(CLICKED, None)
         address.replace(query)
         st.rerun()

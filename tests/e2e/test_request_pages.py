@@ -28,22 +28,11 @@ from history import START_NS, history
 from live_traffic import chatting
 from msgspec.structs import replace
 from processes import SharedDashboard, Tracer, until
-from stories import HEALTHY, STALE, feed, now
+from stories import HEALED, HEALTHY, STALE, feed, now
 from wire import as_request, encoded
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
-HEALED = """
-L 750 c0 h256 -> 256
-A 256
-S 256+494
-P
-L 750 c384 h256 -> 0 cached healed 256
-L 750 c384 h256 -> 0 cached healed 256
-A 0
-S 384+366
-end
-"""
 LONGER = """
 L 760 c0 h256 -> 256
 A 256
@@ -166,7 +155,8 @@ def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, url: s
     see(page, "B: longer-1")
     assert query_of(page)["with"] == ["longer-1-0123abcd"]
 
-    page.get_by_role("link", name="Near in time and alike").click()
+    page.get_by_role("button", name="Near in time and alike").click()
+    page.wait_for_url(re.compile(r"/compare\?(?!.*with=)"))  # reloaded, it shows the same
     see_table(page, "offers")
     connection.wait_for_refreshes()
     picked = see_table(page, "offers")[1][0]

@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from browser import needs_chromium, open_row, playwright, query_of, see, shoot
-from history import heartbeats, history
-from msgspec.structs import replace
 from processes import SharedDashboard, Tracer
-from wire import encoded
+from stories import feed_over_time
 
 from kvtrail.dashboard.note_command import note
-from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import Event
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
-MINUTE_NS = 60 * 10**9
 HIT = "L 2500 c0 h2400 -> 2400\nA 2400\nS 2400+100\nend"
 MISS = "L 2500 c0 h0 -> 0\nA 0\nS 0+2500\nend"
-
-
-def feed(tracer: Tracer, engine: str, version: str, stories: dict[int, str]) -> None:
-    """An engine of this version that does each of these so many minutes ago, and then sends a heartbeat."""
-    events: list[Event] = []
-    now_ns = time.time_ns()
-    for minutes, text in stories.items():
-        own = history(text, request=f"{engine}-{minutes}-0123abcd", recorder=f"rec-{engine}", engine=engine)
-        shift_ns = now_ns - minutes * MINUTE_NS - own[0].start_ns
-        events += [
-            replace(e, start_ns=e.start_ns + shift_ns, end_ns=e.end_ns + shift_ns, sequence=e.sequence + len(events))
-            for e in own
-        ]
-    beats = heartbeats(events, later_s=1)
-    about = {semconv.ENGINE_VERSION.key: version, semconv.MODEL.key: "llama"}
-    tracer.post(encoded([*events, *(replace(each, scheduler_step=1) for each in beats)], about))  # type: ignore[call-arg]
 
 
 def test_from_a_sentence_to_the_cause_and_the_requests(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
-    feed(shown, "llama-a", "0.11", dict.fromkeys(range(40, 20, -1), HIT))
-    feed(shown, "llama-b", "0.12", dict.fromkeys(range(20, 1, -1), MISS))
+    feed_over_time(shown, "llama-a", "0.11", dict.fromkeys(range(40, 20, -1), HIT))
+    feed_over_time(shown, "llama-b", "0.12", dict.fromkeys(range(20, 1, -1), MISS))
     note(["load test began", "--ago", "30m", "--tracer", shown.url], standalone_mode=False)
     page.goto(pages.url)
     sentence = page.get_by_role("link", name=re.compile("Hit rate beyond vLLM's cache fell"))
@@ -66,7 +44,7 @@ def test_from_a_sentence_to_the_cause_and_the_requests(
 def test_two_ranges_are_compared_and_a_wrong_one_is_named(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
-    feed(shown, "llama-a", "0.11", {minutes: HIT if minutes > 20 else MISS for minutes in range(40, 1, -1)})
+    feed_over_time(shown, "llama-a", "0.11", {minutes: HIT if minutes > 20 else MISS for minutes in range(40, 1, -1)})
     page.goto(f"{pages.url}/changes?from=now-18m&to=now&compare=ranges&before=now-40m to now-22m")
     see(page, re.compile("Tokens loaded went from .* to 0 a minute"))
     field = page.get_by_role("textbox", name="The range above, against (UTC)")

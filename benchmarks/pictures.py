@@ -1,0 +1,46 @@
+"""The pictures of docs/images/, from the screenshots that the browser tests leave in test-artifacts/: with fewer colours, which
+makes them a third of the size.
+
+    python -m pytest tests/e2e/test_oncall_tasks.py
+    python benchmarks/pictures.py latency waste       these two; all of them without a name
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+TAKEN, SHOWN = ROOT / "test-artifacts", ROOT / "docs/images"
+PICTURES = {
+    **{name: name for name in (
+        "task-01-died", "task-02-worth", "task-03-found", "task-04-understood", "task-05-shared", "task-06-compared",
+        "task-07-keyboard", "task-08-away", "task-09-empty", "task-10-two-engines",
+    )},
+    "changed": "task-12-changed",
+    "groups": "task-16-groups",
+    "waste": "task-20-tenant",
+    "latency": "task-21-area",
+}  # fmt: skip
+"""By the name of each picture: its screenshot."""
+COLOURS = 128
+
+
+def main() -> None:
+    """Make the named pictures, of those whose screenshots are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[[], *PICTURES], help="the pictures to make")
+    for name in parser.parse_args().names or PICTURES:
+        source = TAKEN / f"dashboard-{PICTURES[name]}.png"
+        if not source.exists():
+            print(f"{name}: there is no {source.relative_to(ROOT)}")
+            continue
+        picture = SHOWN / f"{name}.png"
+        Image.open(source).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+        print(f"{name}: {picture.stat().st_size // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main()

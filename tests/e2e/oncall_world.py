@@ -1,0 +1,169 @@
+"""What an on-call engineer's sidecar knows: a day's trouble of a dozen engines, some of which go on serving.
+
+An engine has died of LMCache #2158, which is a real one on vLLM's scheduler. All others are made up: a deploy that lost the
+cache, an engine without hits beside two with them, evictions that one tenant pays for, a hand-off, a model with two KV cache
+groups, and a fault that is known and silenced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import forks
+import httpx
+import real_engines
+import yaml
+from evicted_story import ABOUT as TELLS_CHUNKS
+from evicted_story import CHUNK
+from history import goodbyes, groups_declared, history
+from live_traffic import chatting
+from msgspec.structs import replace
+from processes import SLOW_S, SharedDashboard, Tracer
+from served_pairs import DECODE, PREFILL
+from stories import HEALED, feed, feed_over_time
+from wire import encoded
+
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import Event
+
+DEAD = "vllm"
+"""The service and the name of the engine that died."""
+CHAT = ("llama-a", "llama-b")
+"""The engines that keep serving."""
+BEFORE_DEPLOY, AFTER_DEPLOY = "mistral-a", "mistral-b"
+WITH_HITS, WITHOUT_HITS = ("qwen-a", "qwen-b"), "qwen-c"
+EVICTS = "phi-a"
+TENANT, DIGEST = "Acme", "5a17c0ffee5a17c0"
+GIVES, TAKES = "prefill", "d"
+"""The engines of the hand-off: `served_pairs` names the second one."""
+HANDED_OVER = "pair-0123abcd"
+HYBRID = "hybrid-0123abcd"
+SLOW = "b-evicted-3-0123abcd"
+"""A request of the tenant that waited for its prefill, since its prompt had been evicted."""
+KNOWN_AT = "phi-b"
+"""The engine whose findings are silenced."""
+WHY, BY = "LMCache #2158, fixed in 0.33", "ana"
+HITS = "L 2500 c0 h1696 -> 1696\nA 1696\nS 1696+804\nend"
+FEW_HITS = "L 2500 c0 h64 -> 64\nA 64\nS 64+2436\nend"
+STORING = HITS.replace("end", "store 1696+804\nend")
+NO_HITS = "L 2500 c0 h0 -> 0\nA 0\nS 0+2500\nstore 0+2500\nend"
+TOO_MUCH = "L 2500 c0 h1696 -> 1728\nA 1728\nS 1728+772\nend"
+"""An answer beyond what the store held: rule over-report."""
+EVICTED = f"""
+    cache
+    a: start 224 as {DIGEST} of p q r s t u v
+    a: L 224 c0 h0 -> 0
+    a: A 0
+    cache + p q r s t u v
+    a: S 0+224
+    a: plan store 0+224 keys =p,=q,=r,=s,=t,=u,=v
+    a: end computed 224
+    cache - r s t u v
+    evict =r
+    evict =s
+    evict =t
+    evict =u
+    evict =v
+    b: start 250 as {DIGEST} of p q r s t u v
+    b: L 250 c64 h64 -> 0
+    wait 3
+    b: L 250 c64 h64 -> 0
+    b: A 0
+    b: S 64+186
+    b: end computed 250
+"""
+TWO_GROUPS = "L 96 c64 h0 -> 0\nA 0 [1-3 | 0 20-21]\nS 64+32\nend"
+RULES = Path(__file__).parents[2] / "deploy/prometheus/kvtrail.rules.yml"
+
+
+@dataclass(frozen=True)
+class World:
+    """The dashboard's address, its tracer, and the engine that died, by its id."""
+
+    url: str
+    tracer: Tracer
+    dead: str
+
+    def alert(self, name: str) -> str:
+        """The address that an alert about the dead engine carries, as Prometheus fills it in from our rules."""
+        rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+        (found,) = (each["annotations"]["dashboard_url"] for each in rules if each.get("alert") == name)
+        to_ms = time.time_ns() // 10**6
+        return (
+            found.strip()
+            .replace("{{ $labels.engine | urlquery }}", quote(self.dead, safe=""))
+            .replace('{{ query "1e3 * (time() - 3600)" | first | value | printf "%.0f" }}', str(to_ms - 3_600_000))
+            .replace('{{ query "1e3 * time()" | first | value | printf "%.0f" }}', str(to_ms))
+            .replace("http://localhost:8501", self.url)
+        )
+
+
+@contextmanager
+def in_trouble(pages: SharedDashboard, folder: Path) -> Iterator[World]:
+    """All of it, in a tracer that the shared dashboard shows."""
+    (folder / "tenants.yaml").write_text(f"{DIGEST}: {TENANT}\n")
+    with pages.showing(folder, "--tenants", str(folder / "tenants.yaml")) as tracer:
+        about = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}", "OTEL_SERVICE_NAME": DEAD}
+        process = forks.start(
+            real_engines.drive, folder, "stale", environment={**os.environ, **about}, out=folder / "engine.log"
+        )
+        _feed_all(tracer)
+        process.join(SLOW_S)
+        assert process.exitcode == 0, (folder / "engine.log").read_text()
+        (dead,) = (each["engine"] for each in tracer.get("/api/fleet")["engines"] if each["service"] == DEAD)
+        with chatting(tracer, *CHAT):
+            yield World(pages.url, tracer, dead)
+
+
+def _feed_all(tracer: Tracer) -> None:
+    deployed = {9: TOO_MUCH}  # what was never found before the deploy
+    feed_over_time(tracer, BEFORE_DEPLOY, "0.31", dict.fromkeys(range(40, 20, -1), HITS), model="mistral", ends=True)
+    feed_over_time(
+        tracer,
+        AFTER_DEPLOY,
+        "0.32",
+        {**dict.fromkeys(range(20, 1, -1), FEW_HITS), **deployed},
+        model="mistral",
+        ends=True,
+    )
+    for engine in (*WITH_HITS, WITHOUT_HITS):
+        story = NO_HITS if engine == WITHOUT_HITS else STORING
+        feed_over_time(tracer, engine, "0.32", dict.fromkeys(range(40, 1, -5), story), model="qwen", ends=True)
+    for number in range(4):
+        events = history(
+            EVICTED,
+            chunk=CHUNK,
+            request=f"evicted-{number}-0123abcd",
+            engine=f"{EVICTS}{number}",
+            recorder=f"r{number}",
+        )
+        tracer.post(
+            encoded(
+                begun_ago([*events, *goodbyes(events)], 600 - 60 * number), {**TELLS_CHUNKS, semconv.MODEL.key: "phi"}
+            )
+        )
+    feed(tracer, HEALED, request="known-1-0123abcd", engine=KNOWN_AT)
+    silence = {"rule": "", "engine": KNOWN_AT, "connector": "", "ends_ns": None, "why": WHY, "by": BY}
+    httpx.post(f"{tracer.url}/api/silences", json=silence, timeout=SLOW_S).raise_for_status()
+    pair = history(
+        f"{PREFILL}{DECODE}<d> R\nread\nsent\n<d> A 0\n<d> S 599+1\n<d> S 600+1\n<d> end",
+        request=HANDED_OVER, engine=GIVES, recorder=GIVES, connector="NixlConnector",
+    )  # fmt: skip
+    for _, part in itertools.groupby(begun_ago([*pair, *goodbyes(pair)], 30), key=lambda event: event.recorder):
+        tracer.post(encoded(list(part), {semconv.POOL_BLOCKS.key: 50}))
+    hybrid = history(TWO_GROUPS, request=HYBRID, engine="gemma-a", recorder="gemma-a")
+    groups = {semconv.GROUPS.key: groups_declared("full 32, window 32 32") or ""}
+    tracer.post(encoded(begun_ago([*hybrid, *goodbyes(hybrid)], 40), groups))
+
+
+def begun_ago(events: Sequence[Event], seconds: int) -> list[Event]:
+    """The same history, begun so many seconds ago."""
+    later_ns = time.time_ns() - seconds * 10**9 - events[0].start_ns
+    return [replace(e, start_ns=e.start_ns + later_ns, end_ns=e.end_ns + later_ns) for e in events]
