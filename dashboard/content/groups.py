@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content.causes import tenant_name
 from kvtrail.dashboard.content.latency import MEASURES
 from kvtrail.tracer.model.words import duration, percent, some
 
@@ -22,8 +23,6 @@ PERCENTILES = ("Half within", "90 % within", "99 % within")
 SHARES = ("Hit rate", "vLLM's own")
 _FILTERS = {"engine": "on", "model": "model"}
 """The dimensions that the page of requests filters by name; the others are conditions."""
-_DIGITS = {"tenant": 8}
-"""So many digits of a digest tell its like apart."""
 
 
 def rows(answer: Row) -> list[Row]:
@@ -69,8 +68,10 @@ def note(answer: Row) -> str:
 
 
 def _name(by: str, group: Mapping[str, Any]) -> str:
-    name = str(group["text"]) or "not known"
-    return name[: _DIGITS.get(by)]
+    name, text = str(group["name"]), str(group["text"])
+    if by == "tenant":
+        return tenant_name(name, {name: text} if text != name else {})
+    return text or "not known"
 
 
 def _seconds(ns: int | None) -> float | None:

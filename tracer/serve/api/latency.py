@@ -18,6 +18,7 @@ from kvtrail.tracer.model.conditions import TIMES, Time
 from kvtrail.tracer.model.grouping import By, OfRequests
 from kvtrail.tracer.serve.api.request_filter import Where
 from kvtrail.tracer.serve.api.time_range import Moment, moments
+from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentile
 
@@ -123,7 +124,7 @@ Selected = Annotated[Selection, Depends(_selected)]
 """The requests of a range that meet the filters."""
 
 
-def add_routes(api: APIRouter, reader: Reader) -> None:
+def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     """Add the routes to the router of `/api`."""
 
     @api.get("/latency", summary="How long requests took, over time: percentiles and a heat map")
@@ -156,8 +157,10 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
         found = reader.groups(which, by=in_store, of=of, limit=limit)
         if by is By.MODEL:
             found = merged(found, models)
-        names = {name: str(about["name"]) for name, about in known.items()} if by is By.ENGINE else {}
         found, requests = found[:MAX_GROUPS], reader.count(which)
+        names = {name: str(about["name"]) for name, about in known.items()} if by is By.ENGINE else {}
+        if by is By.TENANT:
+            names = tenants.among({group.name: group for group in found})
         has_others = requests > sum(group.requests for group in found)
         others = rest(reader, which, found, of=of, requests=requests) if has_others else None
         return Groups(

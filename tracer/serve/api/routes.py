@@ -190,7 +190,7 @@ def application(
     lanes.add_routes(api, process, reader)
     silences.add_routes(api, process, reader)
     markers.add_routes(api, process, reader)
-    latency.add_routes(api, reader)
+    latency.add_routes(api, reader, names)
     changes.add_routes(api, process, reader, names)
     app.include_router(api)
 
