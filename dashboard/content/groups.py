@@ -69,8 +69,8 @@ def note(answer: Row) -> str:
 
 def _name(by: str, group: Mapping[str, Any]) -> str:
     name, text = str(group["name"]), str(group["text"])
-    if by == "tenant" and text == name:  # it has no name in the sidecar's file
-        text = tenant_name(name, {})
+    if by == "tenant":
+        return tenant_name(name, {name: text} if text != name else {})
     return text or "not known"
 
 

@@ -92,6 +92,8 @@ def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
     }
     (row,) = groups.rows(result)
     assert (row["Tenant"], row["Requests"], row["Half within"], row["90 % within"]) == ("a1b2c3d4", 3, 1.0, None)
+    (named,) = groups.rows({**result, "groups": [{**group, "text": "Acme"}]})
+    assert named["Tenant"] == "Acme"
     assert (row["Hit rate"], row["vLLM's own"]) == (50.0, 10.0)
     (chosen,) = groups.filters(result, {"where": "new > 5"})
     assert [each.value for each in parsed(chosen["where"])] == [5, "a1b2c3d4e5f6"]

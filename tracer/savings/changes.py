@@ -124,7 +124,9 @@ def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[Measur
         "model": lambda row: models.get(row.engine, ""),
         "connector": lambda row: row.connector,
     }
-    groups = {name: (_grouped(before, of), _grouped(after, of)) for name, of in dimensions.items()}
+    groups: dict[str, tuple[Mapping[str, Sums], Mapping[str, Sums]]] = {
+        name: (_grouped(before, of), _grouped(after, of)) for name, of in dimensions.items()
+    }
     wholes = (_total(before), _total(after))
     by_tenant = tuple({name: _as_sums(causes) for name, causes in tenants_of(whole).items()} for whole in wholes)
     groups["tenant"] = (by_tenant[0], by_tenant[1])

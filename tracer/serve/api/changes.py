@@ -93,16 +93,19 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         lanes = [_lanes(reader, ends, wanted, models) for ends in (first, second)]
         moment = second[0]
         near = every_marker(resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted)
+        tenant_names = tenants.among(
+            {part.group: part for each in found for part in each.groups if part.dimension == "tenant"}
+        )
         return ChangesReport(
             before=Stretch(since_ns=first[0], until_ns=first[1], requests_seen=len(earlier)),
             after=Stretch(since_ns=second[0], until_ns=second[1], requests_seen=len(later)),
             changes=found,
             requests=[*request_changes(earlier, later), *request_changes(*lanes)],
-            likely=likely_causes(found, near, at_ns=moment, since_ns=first[1], name=resolver.name),
-            engine_names={name: str(about["name"]) for name, about in resolver.engines.items()},
-            tenant_names=tenants.among(
-                {part.group: part for each in found for part in each.groups if part.dimension == "tenant"}
+            likely=likely_causes(
+                found, near, at_ns=moment, since_ns=first[1], name=resolver.name, tenant_names=tenant_names
             ),
+            engine_names={name: str(about["name"]) for name, about in resolver.engines.items()},
+            tenant_names=tenant_names,
         )
 
 

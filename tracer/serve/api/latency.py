@@ -157,8 +157,8 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         found = reader.groups(which, by=in_store, of=of, limit=limit)
         if by is By.MODEL:
             found = merged(found, models)
-        names = {name: str(about["name"]) for name, about in known.items()} if by is By.ENGINE else {}
         found, requests = found[:MAX_GROUPS], reader.count(which)
+        names = {name: str(about["name"]) for name, about in known.items()} if by is By.ENGINE else {}
         if by is By.TENANT:
             names = tenants.among({group.name: group for group in found})
         has_others = requests > sum(group.requests for group in found)

@@ -4,7 +4,7 @@ change is made of. Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -46,10 +46,11 @@ def likely_causes(
     at_ns: int,
     since_ns: int | None = None,
     name: Callable[[str], str],
+    tenant_names: Mapping[str, str],
 ) -> list[LikelyCause]:
     """What explains that more or less was computed from `at_ns` on than until `since_ns`, by default the same moment, the
-    likeliest first; `name` has an engine's name for people. A marker counts for more if its engine's requests, or what it
-    did, make up the change."""
+    likeliest first; `name` has an engine's name for people, and `tenant_names` those of tenants. A marker counts for more
+    if its engine's requests, or what it did, make up the change."""
     by_measure = {each.measure: each for each in changes}
     computed, asked = by_measure.get("computed"), by_measure.get("asked")
     found = [
@@ -57,7 +58,7 @@ def likely_causes(
         for each in near(markers, since_ns=at_ns if since_ns is None else since_ns, at_ns=at_ns)
     ]
     if computed is not None:
-        found += [*_evictions(computed), *_new_groups(computed), *_traffic(computed, asked)]
+        found += [*_evictions(computed), *_new_groups(computed, tenant_names), *_traffic(computed, asked)]
     return [cause for _, cause in sorted(found, key=lambda each: -each[0])][:MOST]
 
 
@@ -120,16 +121,15 @@ def _evictions(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
     return [(share, LikelyCause(kind="evictions", text=text))]
 
 
-def _new_groups(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
+def _new_groups(computed: MeasureChange, names: Mapping[str, str]) -> list[tuple[float, LikelyCause]]:
     """A tenant, or prompts that begin as none did before."""
     found = []
     for each in computed.groups:
         if each.dimension in _NEW and each.share >= EXPLAINS and not each.amount.before:
             amount = f"{count(each.amount.after)} tokens a minute"
             what, them = _NEW[each.dimension]
-            text = (
-                f"{what.format(each.group[:8])}: {percent(each.share)} of the change is computed for {them}, {amount}"
-            )
+            who = what.format(names.get(each.group, each.group[:8]))
+            text = f"{who}: {percent(each.share)} of the change is computed for {them}, {amount}"
             found.append((each.share, LikelyCause(kind=f"new {each.dimension}", text=text)))
     return found
 

@@ -27,6 +27,7 @@ def marker(kind: MarkerKind, engine: str, *, later_s: int = 0, text: str = "was 
     return Marker(id=f"{kind} {engine}", kind=kind, at_ns=AT_NS + later_s * S, engine=engine, text=text)
 
 
+TENANTS = {"0123456789ab": "Acme"}
 BOTH = [row("a", asked=1000, taken=800), row("b", asked=1000, taken=800)]
 B_LOST = [row("a", asked=1000, taken=800), row("b", asked=1000)]
 MORE = [row("a", asked=3000, taken=2400), row("b", asked=3000, taken=2400)]
@@ -101,7 +102,7 @@ SITUATIONS = [
         HELD,
         TENANT,
         [],
-        ["Tenant 01234567 is new: 100 % of the change is computed for it, 2,000 tokens a minute"],
+        ["Tenant Acme is new: 100 % of the change is computed for it, 2,000 tokens a minute"],
     ),
     Situation(
         "prompts that begin as none did",
@@ -127,23 +128,23 @@ SITUATIONS = [
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda each: each.name)
 def test_what_is_named(situation: Situation) -> None:
     found = changes(Side(situation.before, 1), Side(situation.after, 1, situation.prefixes), {})
-    causes = likely_causes(found, situation.markers, at_ns=AT_NS, name=str.upper)
+    causes = likely_causes(found, situation.markers, at_ns=AT_NS, name=str.upper, tenant_names=TENANTS)
     assert [each.text for each in causes] == situation.said
 
 
 def test_between_two_ranges_that_are_apart_all_markers_count() -> None:
     deploy = marker(MarkerKind.DEPLOY, "a", later_s=-900)
-    assert likely_causes([], [deploy], at_ns=AT_NS, name=str.upper) == []
-    between = likely_causes([], [deploy], at_ns=AT_NS, since_ns=AT_NS - 1000 * S, name=str.upper)
+    assert likely_causes([], [deploy], at_ns=AT_NS, name=str.upper, tenant_names=TENANTS) == []
+    between = likely_causes([], [deploy], at_ns=AT_NS, since_ns=AT_NS - 1000 * S, name=str.upper, tenant_names=TENANTS)
     assert [each.text for each in between] == ["Engine A was started (00:05:00, 15 min 00 s before the change)"]
 
 
 def test_an_end_is_part_of_the_launch_in_its_place() -> None:
     markers = [marker(MarkerKind.END, "a", text="ended"), marker(MarkerKind.END, "b"), marker(MarkerKind.DEPLOY, "a")]
-    found = likely_causes([], markers, at_ns=AT_NS, name=str)
+    found = likely_causes([], markers, at_ns=AT_NS, name=str, tenant_names={})
     assert [(each.kind, each.engine) for each in found] == [("deploy", "a"), ("end", "b")]
 
 
 def test_only_so_many_are_named() -> None:
     markers = [marker(MarkerKind.RESTART, f"e{number}") for number in range(2 * MOST)]
-    assert len(likely_causes([], markers, at_ns=AT_NS, name=str)) == MOST
+    assert len(likely_causes([], markers, at_ns=AT_NS, name=str, tenant_names={})) == MOST

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from evicted_story import ABOUT, CHUNK, STORY
-from history import START_NS, history
+from history import START_NS, hash_of, history
 from processes import SLOW_S, Tracer, serve
 from wire import encoded
 
@@ -57,6 +57,13 @@ def test_waste_is_that_of_the_causes_in_the_same_range(tracer: Tracer) -> None:
     assert answer["whole"]["tokens"] == causes["evicted:store"]
     assert answer["computed"] == sum(tokens for name, tokens in causes.items() if not name.startswith("held"))
     assert efficiency["tenant_names"] == {RED: "Acme"}
+
+
+def test_requests_are_grouped_by_tenants_with_names_and_by_the_beginning_that_all_have(tracer: Tracer) -> None:
+    groups = tracer.get("/api/latency/groups", by="tenant", **WINDOW)["groups"]
+    assert {(group["name"], group["text"]) for group in groups} == {(RED, "Acme"), ("unknown", "unknown")}
+    (begun,) = tracer.get("/api/latency/groups", by="prefix", **WINDOW)["groups"]
+    assert (begun["name"], begun["all_requests"]) == (hash_of("y").hex(), 6)
 
 
 @pytest.mark.parametrize(
