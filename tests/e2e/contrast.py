@@ -28,7 +28,8 @@ LEAST = """selectors => {
   const shown = selector => [...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')]
     .map(each => each.shadowRoot).concat(document).filter(Boolean)
     .flatMap(root => [...root.querySelectorAll(selector)])
-    .filter(each => each.textContent.trim() && each.getClientRects().length);
+    .filter(each => each.textContent.trim() && each.getClientRects().length
+      && getComputedStyle(each).opacity !== '0');
   return Object.fromEntries(selectors.map(selector => [selector, shown(selector)])
     .filter(([, elements]) => elements.length)
     .map(([selector, elements]) => [selector, Math.min(...elements.map(of))]));

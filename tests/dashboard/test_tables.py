@@ -1,0 +1,77 @@
+"""Tables: what the browser is given of rows, columns and links, and what a click gives back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.content.link import address, of_address
+from kvtrail.dashboard.table.columns import PERCENT, Bars, Column, Labels, Lengths, Moments, Numbers
+from kvtrail.dashboard.table.payload import payload
+from kvtrail.tracer.model.words import NOTHING
+
+AT = datetime(2026, 11, 26, 21, 5, 6, 78_900, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "cell"),
+    [
+        (Column(), None, NOTHING),
+        (Column(), "", NOTHING),
+        (Column(), True, "yes"),
+        (Column(), 1234, "1234"),
+        (Column(), 0.5, "0.5"),
+        (Column(), float("nan"), NOTHING),
+        (Column(), ["a", "b"], "a, b"),
+        (Column(), AT, "2026-11-26 21:05:06"),
+        (Numbers(), 1234567, "1,234,567"),
+        (Numbers(), 1234.5, "1,234.5"),
+        (Numbers(), 0, "0"),
+        (Numbers(), None, NOTHING),
+        (Numbers(format="%.3f s"), 1.5, "1.500 s"),
+        (Numbers(format="%.1f %%"), 38.04, "38.0 %"),
+        (Numbers(format=PERCENT), 0.25, "25 %"),
+        (Moments(format="%H:%M:%S.%f"), AT, "21:05:06.078"),
+        (Labels(meanings=palette.VERDICT), ["ok"], ["ok"]),
+        (Bars(most=4), [0, 1, 4], [0, 0.25, 1]),
+        (Lengths(format="%.1f ms", most=8.0), 2.0, [0.25, "2.0 ms"]),
+        (Lengths(format="%.1f ms", most=0.0), 0.0, [0, "0.0 ms"]),
+        (Lengths(format="%.1f ms", most=8.0), None, [0, NOTHING]),
+    ],
+)
+def test_a_cell_is_what_people_read(column: Column, value: Any, cell: Any) -> None:
+    assert column.cell(value) == cell
+
+
+def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
+    rows = [
+        {"Request": "r", "State": ["silent"], "Loads": 2},
+        {"Request": "s", "State": ["died"], "Loads": None, "Late": 1},
+    ]
+    looks = {"State": Labels(meanings=palette.STATE, help="what it does"), "Request": Column(label="Id", pinned=True)}
+    columns = payload(rows, looks)["columns"]
+    assert [each["label"] for each in columns] == ["Id", "State", "Loads", "Late"]
+    assert columns[0] == {"label": "Id", "pinned": True, "kind": "text"}
+    assert columns[1]["labels"]["silent"] == [
+        "contact lost",
+        f"light-dark({palette.ORANGE.light}, {palette.ORANGE.dark})",
+    ]
+    assert [each.get("right", False) for each in columns] == [False, False, True, True]
+
+
+def test_rows_are_sorted_by_values_and_not_by_their_texts() -> None:
+    rows = [{"n": 10, "at": AT, "mixed": 2}, {"n": 9, "at": None, "mixed": "b"}, {"n": None, "at": AT, "mixed": None}]
+    made = payload(rows, {"n": Numbers()})
+    assert made["rows"][0][0] == "10"
+    assert made["ranks"] == [[1, 0, 2], [0, 1, 0], [0, 1, 2]]
+
+
+def test_a_click_gives_the_link_of_its_row() -> None:
+    links = [("request", {"id": "a b&c=d", "engine": "e/1"}), ("replay", {"id": "ü", "step": ""})]
+    given = payload([{"Request": "r"}, {"Request": "s"}], {}, links=links)["links"]
+    assert given[0] == "request?id=a+b%26c%3Dd&engine=e%2F1"
+    assert [of_address(each) for each in given] == links
+    assert given == [*map(address, links)]
