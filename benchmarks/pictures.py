@@ -1,5 +1,6 @@
-"""The pictures of docs/images/, from the screenshots that the browser tests leave in test-artifacts/: with fewer colours,
-which makes them a third of the size.
+"""The pictures of docs/images/, from the screenshots that the browser tests leave in test-artifacts/.
+
+With fewer colours they have a third of the size.
 
     python -m pytest tests/e2e/test_oncall_tasks.py
     python benchmarks/pictures.py latency waste       these two; all of them without a name

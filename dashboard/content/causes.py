@@ -77,7 +77,7 @@ def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
     with_row = set(nlargest(MAX_ROWS, range(len(found)), key=lambda number: found[number]["tokens"]))
     items = "".join(
         f'<li><a href="{hrefs[number]}"><i style="--colour: {colours[number]}"></i>'
-        f"<b>{escape(_range(run))}</b><span>{escape(named_sentence(run, at_ns=entry['at_ns']))}</span></a></li>"
+        f"<b>{escape(_range(run))}</b><span>{escape(_said(run, entry))}</span></a></li>"
         for number, run in enumerate(found)
         if number in with_row
     )
@@ -94,7 +94,12 @@ def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
 
 
 def _label(run: Row, entry: Row) -> str:
-    return f"tokens {_range(run)}: {named_sentence(run, at_ns=entry['at_ns'])}"
+    return f"tokens {_range(run)}: {_said(run, entry)}"
+
+
+def _said(run: Row, entry: Row) -> str:
+    """What is said of a run. Settings have backticks around them, which are for Markdown only."""
+    return named_sentence(run, at_ns=entry["at_ns"]).replace("`", "")
 
 
 def _range(run: Row) -> str:

@@ -96,7 +96,9 @@ def without_savings(savings: Row) -> str:
     without = sorted(names.get(engine, engine) for engine, tokens in wanted.items() if tokens and not spared[engine])
     if not without or not spared.total():
         return ""
-    named = ", ".join(map(text.plain, without[:MOST_NAMED])) + (", ..." if len(without) > MOST_NAMED else "")
+    named, rest = ", ".join(map(text.plain, without[:MOST_NAMED])), len(without) - MOST_NAMED
+    if rest > 0:
+        named += f" and {some(rest, 'other')}"
     return f"{count(len(without))} of {some(len(wanted), 'engine')} saved nothing: {named}."
 
 

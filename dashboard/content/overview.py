@@ -43,6 +43,12 @@ def statements(status: Row, shown: TimeRange) -> list[Statement]:
     ]
 
 
+def shown_at_once(statements: int, most: int) -> int:
+    """How many sentences are not folded: `most`, or one more where it would be folded alone, since its fold would take its
+    place."""
+    return statements if statements <= most + 1 else most
+
+
 def cards(savings: Row, rules: Sequence[Row], *, open_requests: int, minutes: float) -> list[tuple[str, str, str, str]]:
     """The totals of the range: name, value, note, and the glossary's term. `savings` are those of efficiency, `rules` those
     with findings, and `minutes` those of the status, by which rates are."""

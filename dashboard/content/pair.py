@@ -19,7 +19,7 @@ from kvtrail.tracer.events.events import Side
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.cause_words import headline, runs, sentence
 from kvtrail.tracer.model.causes import PEER, REUSED, Cause
-from kvtrail.tracer.model.words import NOTHING, count, duration, some
+from kvtrail.tracer.model.words import NOTHING, count, duration, percent, some
 
 PREFILLS, DECODES, KEEPS = "prefill", "decode", "kept"
 """The rows of the chart."""
@@ -214,7 +214,7 @@ def first_token_text(parts: Sequence[Stage], link: Row) -> str:
         if least is None or most is None
         else f" How long the hand-off took is known within {duration(most - least)}; the others are exact."
     )
-    return f"{_ms(whole)} to the first token; {longest.name} took the most of it, {share:.0%}.{exact}"
+    return f"{_ms(whole)} to the first token; {longest.name} took the most of it, {percent(share)}.{exact}"
 
 
 def computed_rows(pair: Pair) -> list[Row]:

@@ -81,7 +81,7 @@ def query(chosen: Mapping[str, str], shown: TimeRange) -> dict[str, str]:
 def heat_map(answer: Row, area: latency.Area | None) -> None:
     """The heat map. An area that is drawn on it goes into the address."""
     st.caption(
-        f"Requests by when they started, and {latency.MEASURES[answer['of']]}. Draw an area to list its requests."
+        f"When requests started, against their time of “{latency.MEASURES[answer['of']]}”. Draw an area to list its requests."
     )
     # What was drawn ends once it is shown: the next area has another chart.
     key = f"heat_map {answer['of']} {picker.current().field()} {area}"

@@ -74,11 +74,12 @@ def statements(status: Row, shown: TimeRange) -> None:
     """The sentences; each links to its subject."""
     every = overview.statements(status, shown)
     with st.container(key="statements", gap=None):
-        for number, each in enumerate(every[:SENTENCES]):
+        shown = overview.shown_at_once(len(every), SENTENCES)
+        for number, each in enumerate(every[:shown]):
             show_statement(each, key=f"say-{each.level}-{number}")
-        if rest := every[SENTENCES:]:
+        if rest := every[shown:]:
             with st.expander(f"{count(len(rest))} more"):
-                for number, each in enumerate(rest, SENTENCES):
+                for number, each in enumerate(rest, shown):
                     show_statement(each, key=f"say-{each.level}-{number}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtrail.dashboard.content import causes, palette, trends
 from kvtrail.tracer.model.cause_words import headline
-from kvtrail.tracer.model.causes import Cause
+from kvtrail.tracer.model.causes import Cause, NotRecorded
 
 S = 10**9
 ENTRY: dict[str, Any] = {
@@ -100,6 +100,17 @@ def test_the_headline_names_the_largest_reasons() -> None:
     assert headline(ENTRY) == "384 tokens of 640 were computed: 67 % evicted, 17 % reset."
     held = {**ENTRY, "parts": ENTRY["parts"][:2]}
     assert headline(held) == "None of it was computed."
+    one = {"parts": [{"cause": "unaligned", "tier": "", "start": 599, "tokens": 1}], "total": 600}
+    assert headline(one) == "1 token of 600 was computed: 100 % unaligned."
+
+
+def test_a_setting_is_named_without_the_marks_of_markdown() -> None:
+    """The bar is HTML, which showed them, after "unknown: not known"."""
+    parts = [{"cause": "unknown", "tier": "", "start": 0, "tokens": 640, "why": NotRecorded.BLOCK_HASHES.value}]
+    html = causes.waterfall({**ENTRY, "parts": parts}, TIMELINE, dark=False)
+    assert "block_hashes is off" in html
+    assert "`" not in html
+    assert "unknown: not known" not in html
 
 
 def test_a_cause_of_tomorrow_is_shown_all_the_same() -> None:

@@ -31,6 +31,12 @@ def test_a_sentence_leads_to_its_page_in_the_range_that_is_shown() -> None:
     assert second.query == {"from": "now-2h", "to": SHOWN.address["to"], "rule": "full-hit"}
 
 
+@pytest.mark.parametrize(("statements", "shown"), [(0, 0), (6, 6), (7, 7), (8, 6), (60, 6)])
+def test_no_sentence_is_folded_alone(statements: int, shown: int) -> None:
+    """ "1 more" took the place of the sentence."""
+    assert overview.shown_at_once(statements, 6) == shown
+
+
 def test_a_level_of_a_newer_tracer_is_a_warning() -> None:
     (statement,) = overview.statements({"statements": [said(level="odd", query=None)]}, SHOWN)
     assert (statement.level, statement.query) == ("warning", SHOWN.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def test_the_time_to_the_first_token_is_split_as_it_was_spent(served: Served, sk
     assert list(parts) == list(palette.STAGE)
     exact = {"queue to prefill": 3, "prefill": 2, "queue to load": 4, "load": 2002, "first token": 1003}
     assert {name: round(parts[name]) for name in exact} == pytest.approx(exact, abs=3)
+    assert re.search(r"took the most of it, \d+ %\.", pair.first_token_text(pair.stages(known), known.link))
     uncertain_ms = (known.link["ahead_most_ns"] - known.link["ahead_least_ns"]) / 1e6
     assert parts["hand-off"] == pytest.approx(3000, abs=uncertain_ms if skew_s else 3)
 

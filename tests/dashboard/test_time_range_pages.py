@@ -152,8 +152,20 @@ def place(engine: str, *, wanted: int, spared: int) -> dict[str, Any]:
             [place("b", wanted=10, spared=0), place("a", wanted=10, spared=5), place("c", wanted=10, spared=5)],
             "1 of 3 engines saved nothing: llama-b.",
         ),
+        (
+            [place("a", wanted=10, spared=5), *(place(f"e{n}", wanted=10, spared=0) for n in range(7))],
+            "7 of 8 engines saved nothing: e0, e1, e2, e3, e4 and 2 others.",
+        ),
     ],
-    ids=["nothing", "all saved", "none saved", "nothing was asked for", "another connector saved", "one of three"],
+    ids=[
+        "nothing",
+        "all saved",
+        "none saved",
+        "nothing was asked for",
+        "another connector saved",
+        "one of three",
+        "many",
+    ],
 )
 def test_engines_that_saved_nothing_are_not_hidden_in_the_sums(places: list[dict[str, Any]], sentence: str) -> None:
     assert savings.without_savings({"by_place": places, "engine_names": {"b": "llama-b"}}) == sentence

@@ -58,6 +58,7 @@ _REFUSALS = {
     "untaken": "the connector offered it, and vLLM did not take it",
     "guarded": "the guard took the connector's offer back",
 }
+_NOT_KNOWN = "not known"
 _IN_SUMS = {
     "evicted": "had been held and evicted",
     "reset": "had been held until a cache was emptied",
@@ -105,9 +106,9 @@ def sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
 
 
 def named_sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
-    """The sentence with the cause's name before it, unless it begins with that."""
+    """The sentence with the cause's name before it, unless it begins with that, or says that none is known."""
     text, cause = sentence(part, at_ns=at_ns), name(part["cause"])
-    return text if text.startswith(cause) else f"{cause}: {text}"
+    return text if text.startswith((cause, _NOT_KNOWN)) else f"{cause}: {text}"
 
 
 def headline(entry: Mapping[str, Any]) -> str:
@@ -124,7 +125,8 @@ def headline(entry: Mapping[str, Any]) -> str:
         return "None of it was computed."
     means = [f"{percent(part / tokens)} {name(cause)}" for cause, part in sums.most_common(2)]
     by_group = "; ".join(f"{of} lacked {count(part)} of them" for of, part in lacked.most_common())
-    computed = f"{some(tokens, 'token')} of {count(entry['total'])} were computed: {', '.join(means)}."
+    were = "was" if tokens == 1 else "were"
+    computed = f"{some(tokens, 'token')} of {count(entry['total'])} {were} computed: {', '.join(means)}."
     return f"{computed} {by_group}." if by_group else computed
 
 
@@ -231,7 +233,7 @@ def _new(part: Mapping[str, Any], at_ns: int) -> str:
 
 def _unknown(part: Mapping[str, Any], at_ns: int) -> str:
     why = part.get("why", "")
-    return f"not known: {unknown_reason(why)}" if why else "not known"
+    return f"{_NOT_KNOWN}: {unknown_reason(why)}" if why else _NOT_KNOWN
 
 
 def _requests(part: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer.model.cause_words import headline, runs, sentence
+from kvtrail.tracer.model.cause_words import headline, named_sentence, runs, sentence
 from kvtrail.tracer.model.causes import Cause, NotRecorded
 
 NOW_NS = 1_700_000_000 * 10**9
@@ -83,6 +83,7 @@ def test_every_cause_has_words(cause: Cause) -> None:
 def test_every_unknown_cause_has_a_reason(why: NotRecorded) -> None:
     said = sentence({"cause": "unknown", "tier": "", "why": why.value}, at_ns=NOW_NS)
     assert said.startswith("not known: ")
+    assert named_sentence({"cause": "unknown", "tier": "", "why": why.value}, at_ns=NOW_NS) == said, "it says so once"
     assert said != f"not known: {why.value}"
 
 

@@ -51,6 +51,11 @@ def test_waste_by_tenant_model_engine_cause_and_prefix(tracer: Tracer) -> None:
     assert answer["covered_from_ns"] == answer["since_ns"]
 
 
+def test_tenants_have_their_names_where_requests_are_grouped(tracer: Tracer) -> None:
+    answer = tracer.get("/api/latency/groups", by="tenant", **WINDOW)
+    assert {(each["name"], each["text"]) for each in answer["groups"]} >= {(RED, "Acme")}
+
+
 def test_waste_is_that_of_the_causes_in_the_same_range(tracer: Tracer) -> None:
     answer, efficiency = asked(tracer), tracer.get("/api/efficiency", **WINDOW)
     causes = efficiency["worth"]["causes"]
