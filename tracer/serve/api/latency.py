@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel
 
-from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.conditions import TIMES, Time
 from kvtrail.tracer.model.grouping import By, OfRequests
 from kvtrail.tracer.serve.api.request_filter import Where
@@ -162,7 +161,9 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         if by is By.TENANT:
             names = tenants.among({group.name: group for group in found})
         has_others = requests > sum(group.requests for group in found)
-        others = rest(reader, which, found, of=of, requests=requests) if has_others else None
+        others = None
+        if has_others:  # groups by engine are sums of columns; `tokens` would read the JSON of each request
+            others = rest(reader.groups(which, by=By.ENGINE, of=of, limit=len(known)), found)
         return Groups(
             since_ns=which.since_ns,
             until_ns=which.before_ns,
@@ -215,11 +216,10 @@ def merged(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
     return sorted(found.values(), key=lambda group: (-group.requests, group.name))
 
 
-def rest(reader: Reader, which: Selection, shown: Iterable[Group], *, of: str, requests: int) -> Group:
-    """The requests that are in none of these groups, as one."""
-    tokens, bins = reader.tokens(which), Counter(reader.durations_of(which, of=[of])[of])
-    held, loaded = (tokens.get(cause, 0) for cause in REUSED)
-    others = Group("", requests, sum(tokens.values()), held, loaded)
+def rest(whole: Iterable[Group], shown: Iterable[Group]) -> Group:
+    """The requests that are in none of the groups that are shown, as one; `whole` are groups that have all of them."""
+    others = next(iter(merged(whole, {})), Group("", 0, 0, 0, 0))
+    bins = Counter(others.bins)
     for group in shown:
         bins.subtract(group.bins)
         for what in _SUMS:
