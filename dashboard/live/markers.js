@@ -1,7 +1,7 @@
 // Markers over the lanes, as on the other charts over time: lines at deploys, deaths, resets and notes, with their texts. They
 // are elements, so that a pointer and a screen reader find each.
 
-const UNDER_PX = 4; // markers that are nearer to each other are one, with both texts
+const NEAR_PX = 4; // markers that are nearer to each other are one, with both texts
 
 /** The markers within the range, those under each other as one: {x, kind, text}. */
 export function placed(markers, place) {
@@ -10,7 +10,7 @@ export function placed(markers, place) {
     const x = Math.round(place.x(at_ms - place.model.origin));
     if (x < 0 || x > place.width) continue;
     const before = shown.at(-1);
-    if (before && x - before.x < UNDER_PX) before.text += `\n${text}`;
+    if (before && x - before.x < NEAR_PX) before.text += `\n${text}`;
     else shown.push({ x, kind, text });
   }
   return shown;
