@@ -265,6 +265,8 @@ def test_nothing_covers_the_switch_and_no_legend_is_cut(page: playwright.Page, u
         ends = page.evaluate("[...document.querySelectorAll('.legend li')].map(li => li.getBoundingClientRect().right)")
         assert len(ends) >= 6
         assert max(ends) <= 390
+        nav, last = box_of(page.locator(".st-key-nav")), box_of(page.get_by_role("link", name="Fleet", exact=True))
+        assert last["x"] + last["width"] <= nav["x"] + nav["width"], "all pages are in the bar on top"
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
     page.set_viewport_size({"width": 390, "height": 844})
