@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.link import address, of_address
 from kvtrail.dashboard.table.columns import PERCENT, Bars, Column, Labels, Lengths, Moments, Numbers
@@ -47,7 +48,7 @@ def test_a_cell_is_what_people_read(column: Column, value: Any, cell: Any) -> No
 
 
 def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
-    rows = [
+    rows: list[Row] = [
         {"Request": "r", "State": ["silent"], "Loads": 2},
         {"Request": "s", "State": ["died"], "Loads": None, "Late": 1},
     ]
@@ -63,7 +64,11 @@ def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
 
 
 def test_rows_are_sorted_by_values_and_not_by_their_texts() -> None:
-    rows = [{"n": 10, "at": AT, "mixed": 2}, {"n": 9, "at": None, "mixed": "b"}, {"n": None, "at": AT, "mixed": None}]
+    rows: list[Row] = [
+        {"n": 10, "at": AT, "mixed": 2},
+        {"n": 9, "at": None, "mixed": "b"},
+        {"n": None, "at": AT, "mixed": None},
+    ]
     made = payload(rows, {"n": Numbers()})
     assert made["rows"][0][0] == "10"
     assert made["ranks"] == [[1, 0, 2], [0, 1, 0], [0, 1, 2]]
