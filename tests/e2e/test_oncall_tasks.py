@@ -32,7 +32,7 @@ from live_page import ready, wait_for_answers
 from oncall_world import World, in_trouble
 from processes import SharedDashboard, until
 
-from kvtrail.tracer.commands.note import note
+from kvtrail.dashboard.note_command import note
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the engine that dies is driven by vLLM's scheduler")
