@@ -1,0 +1,1 @@
+"""The suite that a KV connector passes."""
