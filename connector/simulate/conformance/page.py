@@ -97,12 +97,15 @@ def _digest(text: str) -> str:
 def _facts(report: Report) -> str:
     connector, suite, settings = report["connector"], report["suite"], report["settings"]
     package = f" of {connector['package']} {connector['version'] or ''}".rstrip() if connector["package"] else ""
+    claimed, seen = (", ".join(report["features"][name]) or "nothing" for name in ("claimed", "detected"))
     own = "drawn at random" if settings["config"] is None else f"`{json.dumps(settings['config'], sort_keys=True)}`"
     return (
         f"`{connector['module']}:{connector['class']}`{package} · vLLM {report['vllm']} · Python {report['python']} · suite"
         f" {suite['version']} (kvtrail {suite['kvtrail']}), level {settings['level']} · settings {own} · seed"
         f" {report['seed']} · {some(report['steps'], 'scheduling step')}, {some(report['lookups'], 'lookup')},"
-        f" {some(report['hits'], 'hit')} · {report['seconds']:.0f} s · {report['at']}"
+        f" {some(report['hits'], 'hit')}, {some(report['workers']['blocks_compared'], 'block')} compared bit by bit after"
+        f" {some(report['workers']['loads_read'], 'load')} · {report['seconds']:.0f} s · {report['at']} · it claims:"
+        f" {claimed}; seen: {seen}"
     )
 
 
@@ -113,17 +116,18 @@ def _not_exercised(report: Report) -> ET.Element:
         if each["result"] == NOT_EXERCISED:
             reasons.setdefault(each["why"], []).append(each["id"])
     missed, asked = sum(map(len, reasons.values())), len(report["requirements"])
-    said = (
-        f"{count(missed)} of {some(asked, 'requirement')} {'was' if missed == 1 else 'were'} not put to the test."
-        if missed
-        else f"Nothing of level {report['settings']['level']}: each of its {some(asked, 'requirement')} was put to the test."
-    )
+    what = f"{some(asked, 'requirement')} of level {report['settings']['level']}"
+    if not missed:
+        said = f"Nothing: {what} {'was' if asked == 1 else 'were all'} put to the test."
+    else:
+        said = f"{count(missed)} of {what} {'was' if missed == 1 else 'were'} not put to the test."
     parts = [element("h2", "What was not exercised"), element("p", said), _by_reason(reasons)]
     workers = report["workers"]
     if not workers["own"]:
         parts.append(element("p", *inline(f"The connector's own workers did not run: {workers['why_fake']}.")))
     if report["unprobed"] is not None:
-        parts.append(element("p", *inline(f"Its plans and its store were hidden: {report['unprobed']}.")))
+        hidden = f"Its plans and its store were hidden, for want of a probe: {report['unprobed']}."
+        parts.append(element("p", *inline(hidden)))
     if report["not_driven"]:
         profiles: dict[str, list[str]] = {}
         for profile, why in report["not_driven"].items():
