@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,10 +10,11 @@ from enum import StrEnum
 from kvtrail.connector.simulate.check.points import POINTS
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
-from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of, judged
+from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of, looked
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
 from kvtrail.connector.simulate.observer import BYTES
+from kvtrail.tracer.model.words import some
 
 
 class Result(StrEnum):
@@ -39,8 +41,7 @@ class Judged:
     """A requirement, and what a session says of it.
 
     Attributes:
-        reached: how often it was at risk.
-        judged: how often its judges have looked.
+        reached: how often it was at risk, in runs at which one of its judges has looked.
         why: why it was not exercised; None if it was.
         failures: the ids of those that break it.
     """
@@ -48,7 +49,6 @@ class Judged:
     requirement: Requirement
     result: Result
     reached: int
-    judged: int
     why: str | None
     failures: tuple[str, ...]
 
@@ -120,14 +120,20 @@ def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[
 
 
 def _judged(requirement: Requirement, checked: Checked, setting: Setting, failures: tuple[str, ...]) -> Judged:
-    reached = sum(checked.reached[point] for point in requirement.reached_by)
-    looked = sum(judged(each, checked, other_writers=setting.other_writers) for each in requirement.judged_by)
-    why = None if failures else _why_not(requirement, checked, setting, reached, looked)
+    reached = 0
+    for ran in checked.runs:
+        if any(looked(each, ran, other_writers=setting.other_writers) for each in requirement.judged_by):
+            reached += _at_risk(requirement, ran.reached)
+    why = None if failures else _why_not(requirement, checked, setting, reached)
     result = Result.FAILED if failures else Result.PASSED if why is None else Result.NOT_EXERCISED
-    return Judged(requirement, result, reached, looked, why, failures)
+    return Judged(requirement, result, reached, why, failures)
 
 
-def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reached: int, looked: int) -> str | None:
+def _at_risk(requirement: Requirement, reached: Counter[str]) -> int:
+    return sum(reached[point] for point in requirement.reached_by)
+
+
+def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reached: int) -> str | None:
     """Why a requirement without failures was not exercised; None if it was."""
     feature = requirement.feature
     if feature is not None and feature not in setting.present:
@@ -137,10 +143,10 @@ def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reach
         return refused[0] if refused else f"the connector does not claim it ({feature}), and it was not seen"
     if requirement.subject == "reset" and not setting.overrides_reset:
         return "the connector has no reset of its own: it does not override `reset_cache`"
-    if not reached:
-        return f"it was never reached: no run in which {' or '.join(POINTS[each] for each in requirement.reached_by)}"
-    if looked:
+    if reached:
         return None
+    if not (at_risk := _at_risk(requirement, checked.reached)):
+        return f"it was never reached: no run in which {' or '.join(POINTS[each] for each in requirement.reached_by)}"
     hidden = []
     if BYTES in requirement.judged_by:
         hidden.append(
@@ -152,7 +158,7 @@ def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reach
         hidden.append(f"{', '.join(rules)} could not judge: {_unseen(checked)}")
     if (rest := [each for each in requirement.judged_by if each in OTHERS and each != BYTES]) and setting.other_writers:
         hidden.append(f"nobody knows what is stored, so {', '.join(rest)} could not be judged")
-    return "; ".join(hidden) or "nothing could judge it"
+    return f"it was reached {some(at_risk, 'time')}, but {'; '.join(hidden) or 'no run came to its end'}"
 
 
 def _unseen(checked: Checked) -> str:
