@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtrail.connector.simulate.check.points import POINTS
+from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of, looked
@@ -77,11 +78,12 @@ class Setting:
 
 def judge(asked: Iterable[Requirement], checked: Checked, setting: Setting) -> list[Judged]:
     """What a session says of the requirements that were asked for, and of others that it has seen fail."""
+    wanted = {each.id for each in asked}
     broken: dict[str, list[str]] = {}
     for found in checked.found:
-        for requirement in broken_by(found, setting.present):
-            broken.setdefault(requirement.id, []).append(found.failure.id)
-    wanted = {each.id for each in asked}
+        ids = [each.id for each in broken_by(found, setting.present)]
+        for id in [each for each in ids if each in wanted] or ids:
+            broken.setdefault(id, []).append(found.failure.id)
     return [
         _judged(each, checked, setting, tuple(broken.get(each.id, ())))
         for each in REQUIREMENTS
@@ -90,8 +92,9 @@ def judge(asked: Iterable[Requirement], checked: Checked, setting: Setting) -> l
 
 
 def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
-    """The requirements that a failure breaks: those that its judge belongs to, in the world in which it was seen. A failure
-    that needs several ranks is none of core, and one that needs nothing is none of several ranks."""
+    """The requirements that a failure breaks: those that its judge belongs to and that were at risk in its small run, in the
+    world in which it was seen. A failure that needs several ranks is none of core, and one that needs nothing is none of
+    several ranks."""
     by, worlds = judge_of(found.failure), features.worlds(found.small.scenario, present)
     named = [each for each in REQUIREMENTS if by in each.judged_by]
     if worlds:
@@ -102,7 +105,9 @@ def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
         here = [
             each for each in named if each.feature not in apart and (each.feature is None or each.feature in present)
         ]
-    return here or named
+    points = reached(found.small.played)
+    at_risk = [each for each in here if each.covers_all or _at_risk(each, points)]
+    return at_risk or here or named
 
 
 def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[str]]:
@@ -120,20 +125,20 @@ def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[
 
 
 def _judged(requirement: Requirement, checked: Checked, setting: Setting, failures: tuple[str, ...]) -> Judged:
-    reached = 0
+    times = 0
     for ran in checked.runs:
         if any(looked(each, ran, other_writers=setting.other_writers) for each in requirement.judged_by):
-            reached += _at_risk(requirement, ran.reached)
-    why = None if failures else _why_not(requirement, checked, setting, reached)
+            times += _at_risk(requirement, ran.reached)
+    why = None if failures else _why_not(requirement, checked, setting, times)
     result = Result.FAILED if failures else Result.PASSED if why is None else Result.NOT_EXERCISED
-    return Judged(requirement, result, reached, why, failures)
+    return Judged(requirement, result, times, why, failures)
 
 
-def _at_risk(requirement: Requirement, reached: Counter[str]) -> int:
-    return sum(reached[point] for point in requirement.reached_by)
+def _at_risk(requirement: Requirement, points: Counter[str]) -> int:
+    return sum(points[point] for point in requirement.reached_by)
 
 
-def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reached: int) -> str | None:
+def _why_not(requirement: Requirement, checked: Checked, setting: Setting, times: int) -> str | None:
     """Why a requirement without failures was not exercised; None if it was."""
     feature = requirement.feature
     if feature is not None and feature not in setting.present:
@@ -143,7 +148,7 @@ def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reach
         return refused[0] if refused else f"the connector does not claim it ({feature}), and it was not seen"
     if requirement.subject == "reset" and not setting.overrides_reset:
         return "the connector has no reset of its own: it does not override `reset_cache`"
-    if reached:
+    if times:
         return None
     if not (at_risk := _at_risk(requirement, checked.reached)):
         return f"it was never reached: no run in which {' or '.join(POINTS[each] for each in requirement.reached_by)}"

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from kvtrail.connector.simulate.check.points import POINTS
 from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.session import Checked
 from kvtrail.connector.simulate.check.trial import CRASH, RULE, Failure
+from kvtrail.connector.simulate.conformance import verdict
 from kvtrail.connector.simulate.conformance.requirement import Feature
 from kvtrail.connector.simulate.conformance.requirements import of_level
-from kvtrail.connector.simulate.conformance.verdict import Judged, Result, Setting, Verdict, broken_by, judge, overall
+from kvtrail.connector.simulate.conformance.verdict import Judged, Result, Setting, Verdict, judge, overall
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.model.findings import Verdict as RuleVerdict
 
+Broken = Callable[..., list[str]]
 PLAIN = Scenario(arrivals=(Arrival("r", (("p", 40),)),))
 GROUPS = replace(PLAIN, groups=(CacheGroup(FULL), CacheGroup(SLIDING, window=64)))
 RANKS = replace(PLAIN, settings={"tensor_parallel_size": 2})
@@ -36,13 +41,24 @@ def results(*runs: Ran, setting: Setting = SETTING, **more: Any) -> Mapping[str,
     return {each.requirement.id: each for each in judge(of_level("all"), checked, setting)}
 
 
-def found(kind: str, what: str, scenario: Scenario = PLAIN) -> Any:
-    failure = Failure(kind, what, "")
-    return SimpleNamespace(failure=failure, small=SimpleNamespace(scenario=scenario))
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
+    """The requirements that a failure breaks, whose small run has reached these points; all of them, without any."""
 
+    def ids(
+        kind: str,
+        what: str,
+        scenario: Scenario = PLAIN,
+        *,
+        at: Sequence[str] = (*POINTS,),
+        present: Sequence[Feature] = (),
+    ) -> list[str]:
+        monkeypatch.setattr(verdict, "reached", lambda played: Counter(at))
+        small = SimpleNamespace(scenario=scenario, played=None)
+        found: Any = SimpleNamespace(failure=Failure(kind, what, ""), small=small)
+        return [each.id for each in verdict.broken_by(found, present)]
 
-def broken(kind: str, what: str, scenario: Scenario = PLAIN, present: Sequence[Feature] = ()) -> list[str]:
-    return [each.id for each in broken_by(found(kind, what, scenario), present)]
+    return ids
 
 
 def test_passed_is_what_was_at_risk_while_somebody_looked() -> None:
@@ -102,7 +118,7 @@ def test_a_connector_without_a_reset_need_not_forget() -> None:
     assert results(run)["core.reset.forgets"].result is Result.PASSED
 
 
-def test_a_failure_breaks_the_requirements_of_its_judge() -> None:
+def test_a_failure_breaks_the_requirements_of_its_judge(broken: Broken) -> None:
     assert broken(RULE, "stale-lookup") == [
         "core.lookup.beyond-computed", "core.lookup.free-of-side-effects", "core.lookup.after-preemption",
     ]  # fmt: skip
@@ -110,7 +126,14 @@ def test_a_failure_breaks_the_requirements_of_its_judge() -> None:
     assert broken(CRASH, "AssertionError") == ["core.engine.lives"]
 
 
-def test_a_failure_with_several_ranks_is_none_of_core() -> None:
+def test_a_failure_breaks_only_what_was_at_risk(broken: Broken) -> None:
+    bytes = ("bytes", "a request has read KV that is not its own")
+    assert broken(*bytes, at=["step/after-load"]) == ["core.load.in-time"]
+    assert broken(*bytes, at=["end/id-again"]) == ["core.end.same-id"]
+    assert len(broken(*bytes, at=[])) > 10  # it belongs to some requirement in any case
+
+
+def test_a_failure_with_several_ranks_is_none_of_core(broken: Broken) -> None:
     assert broken("bytes", "a request has read KV that is not its own", RANKS) == [
         "extended.ranks.shortest", "extended.ranks.own-part", "extended.ranks.all-of-core",
     ]  # fmt: skip
@@ -122,16 +145,30 @@ def test_a_failure_with_several_ranks_is_none_of_core() -> None:
     ]  # fmt: skip
 
 
-def test_no_failure_is_without_a_requirement() -> None:
+def test_no_failure_is_without_a_requirement(broken: Broken) -> None:
     """Even where the rule is one of a feature that the connector does not claim."""
     assert broken(RULE, "joint-boundary") == ["extended.groups.joint-boundary"]
+
+
+def test_a_failure_is_told_by_what_was_asked_for_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "reached", lambda played: Counter((*POINTS,)))
+    setting = replace(SETTING, detected=[Feature.ASYNC_LOOKUPS])
+    for what, expected in (
+        ("over-report", {"core.lookup.beyond-computed", "core.lookup.after-preemption"}),
+        ("endless-deferral", {"extended.async-lookups.answered"}),
+    ):
+        small = SimpleNamespace(scenario=PLAIN, played=None)
+        found: Any = SimpleNamespace(failure=Failure(RULE, what, ""), small=small)
+        checked = Checked(connector="Mine", seed=0, found=[found])
+        judged = verdict.judge(of_level("core"), checked, setting)
+        assert {each.requirement.id for each in judged if each.result is Result.FAILED} == expected
 
 
 def test_the_verdict_needs_something_of_each_subject() -> None:
     checked = Checked(connector="Mine", seed=0, lookups=99, hits=99, steps=Counter({"mixed": 5000}))
     nothing = judge(of_level("core"), checked, SETTING)
-    verdict, why = overall(nothing, checked)
-    assert verdict is Verdict.INCONCLUSIVE
+    said, why = overall(nothing, checked)
+    assert said is Verdict.INCONCLUSIVE
     assert "Nothing of “lookup” was exercised." in why
     all_well = [replace(each, result=Result.PASSED) for each in nothing]
     assert overall(all_well, checked) == (Verdict.PASSED, [])
