@@ -11,11 +11,10 @@ from kvtrail.connector.simulate.check.points import POINTS
 from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
-from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of, looked
+from kvtrail.connector.simulate.conformance.judges import REST_RESET, RULES, judge_of, looked
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
-from kvtrail.connector.simulate.observer import BYTES
-from kvtrail.tracer.model.words import some
+from kvtrail.connector.simulate.observer import BYTES, HITS
 
 
 class Result(StrEnum):
@@ -35,6 +34,15 @@ class Verdict(StrEnum):
 NEEDED = ("lookup", "allocation", "load", "preemption", "abort", "end", "engine")
 """The subjects of core of which something must have been exercised before all is well. vLLM does not ask for a reset, and
 what is stored is seen where it is loaded."""
+
+
+_OF_WORKERS = frozenset({"bytes/loads"})
+"""Points that are reached only where somebody copies."""
+_OF_PROBES = frozenset({
+    "load/planned", "lookup/after-eviction", "store/planned", "store/evicted", "store/with-drafts",
+    "store/same-prefix-at-once",
+})  # fmt: skip
+"""Points that only a probe shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,23 +158,29 @@ def _why_not(requirement: Requirement, checked: Checked, setting: Setting, times
         return "the connector has no reset of its own: it does not override `reset_cache`"
     if times:
         return None
-    if not (at_risk := _at_risk(requirement, checked.reached)):
-        return f"it was never reached: no run in which {' or '.join(POINTS[each] for each in requirement.reached_by)}"
+    points = requirement.reached_by
+    if _at_risk(requirement, checked.reached) or (_OF_WORKERS.issuperset(points) and checked.fake_workers is not None):
+        unseen = _hidden(requirement, checked, setting)
+        return "; ".join(unseen) or "none of its judges could say anything of the runs in which it was at risk"
+    if checked.unprobed is not None and _OF_PROBES.issuperset(points):
+        return _unseen(checked)
+    return f"it was never reached: no run in which {' or '.join(POINTS[each] for each in points)}"
+
+
+def _hidden(requirement: Requirement, checked: Checked, setting: Setting) -> list[str]:
+    """Why none of its judges has looked at any run in which it was at risk, as far as that is known."""
+    by = requirement.judged_by
     hidden = []
-    if BYTES in requirement.judged_by:
-        hidden.append(
-            f"bytes were not compared, since its workers are fakes: {checked.fake_workers}"
-            if checked.fake_workers is not None
-            else "no load was compared"
-        )
-    if rules := [each for each in requirement.judged_by if each in RULES]:
-        hidden.append(f"{', '.join(rules)} could not judge: {_unseen(checked)}")
-    if (rest := [each for each in requirement.judged_by if each in OTHERS and each != BYTES]) and setting.other_writers:
-        hidden.append(f"nobody knows what is stored, so {', '.join(rest)} could not be judged")
-    return f"it was reached {some(at_risk, 'time')}, but {'; '.join(hidden) or 'no run came to its end'}"
+    if BYTES in by:
+        faked = f"its workers are fakes: {checked.fake_workers}"
+        why = "no load was compared" if checked.fake_workers is None else faked
+        hidden.append(f"bytes were not compared, since {why}")
+    if checked.unprobed is not None and any(each in RULES for each in by):
+        hidden.append(_unseen(checked))
+    if setting.other_writers and not {HITS, REST_RESET}.isdisjoint(by):
+        hidden.append("nobody knows what is stored, since others may have written it")
+    return hidden
 
 
 def _unseen(checked: Checked) -> str:
-    if checked.unprobed is None:
-        return "the probe shows nothing of it"
-    return f"its plans and its store are hidden without a probe ({checked.unprobed})"
+    return f"only a probe shows what it plans and what its store holds ({checked.unprobed})"

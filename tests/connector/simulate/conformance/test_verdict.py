@@ -69,10 +69,10 @@ def test_passed_is_what_was_at_risk_while_somebody_looked() -> None:
 def test_what_nobody_looked_at_is_not_passed() -> None:
     of_it = results(ran("lookup/after-eviction"), unprobed="it has none")["core.lookup.after-eviction"]
     assert (of_it.result, of_it.reached) == (Result.NOT_EXERCISED, 0)
-    assert of_it.why == (
-        "it was reached 1 time, but phantom-hit could not judge: its plans and its store are hidden without a probe"
-        " (it has none)"
-    )
+    assert of_it.why == "only a probe shows what it plans and what its store holds (it has none)"
+    never = results(ran("end/all"), unprobed="it has none")["core.store.no-gap"]
+    assert never.why == of_it.why
+    assert "never reached" in (results(ran("end/all"))["core.store.no-gap"].why or "")
 
 
 def test_what_was_at_risk_in_one_run_is_not_passed_by_a_look_at_another() -> None:
@@ -91,7 +91,9 @@ def test_what_was_never_reached_says_what_was_missing() -> None:
 def test_bytes_pass_nothing_where_workers_are_fakes() -> None:
     of_it = results(ran("step/after-load"), fake_workers="that was asked for")["core.load.in-time"]
     assert of_it.result is Result.NOT_EXERCISED
-    assert "its workers are fakes: that was asked for" in (of_it.why or "")
+    assert of_it.why == "bytes were not compared, since its workers are fakes: that was asked for"
+    never = results(ran("end/all"), fake_workers="that was asked for")["core.load.contents"]
+    assert never.why == of_it.why
     real = ran("step/after-load", loads_read=1, blocks_compared=7)
     assert results(real)["core.load.in-time"].result is Result.PASSED
 
