@@ -37,7 +37,7 @@ CORE = (
         " nor another store.",
         "vLLM 0.32, module `kv_connector.v1.base`: “Might be called multiple times for a given request and should be"
         " side-effect free”",
-        ("retried-lookup", "stale-lookup", "under-report"),
+        ("retried-lookup", "stale-lookup", "under-report", "hits"),
         ("lookup/hit-again",),
     ),
     Requirement(

@@ -40,7 +40,6 @@ _OF_WORKERS = frozenset({"bytes/loads"})
 """Points that are reached only where somebody copies."""
 _OF_PROBES = frozenset({
     "load/planned", "lookup/after-eviction", "store/planned", "store/evicted", "store/with-drafts",
-    "store/same-prefix-at-once",
 })  # fmt: skip
 """Points that only a probe shows."""
 
@@ -172,9 +171,9 @@ def _hidden(requirement: Requirement, checked: Checked, setting: Setting) -> lis
     by = requirement.judged_by
     hidden = []
     if BYTES in by:
-        faked = f"its workers are fakes: {checked.fake_workers}"
-        why = "no load was compared" if checked.fake_workers is None else faked
-        hidden.append(f"bytes were not compared, since {why}")
+        faked = checked.fake_workers is not None and not checked.loads_read
+        why = f", since its workers are fakes: {checked.fake_workers}" if faked else " in those runs"
+        hidden.append(f"bytes were not compared{why}")
     if checked.unprobed is not None and any(each in RULES for each in by):
         hidden.append(_unseen(checked))
     if setting.other_writers and not {HITS, REST_RESET}.isdisjoint(by):
