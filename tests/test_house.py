@@ -125,6 +125,8 @@ def written() -> Iterator[Path]:
             ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"],
         ),
         ("import kvtrail.__main__", ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"]),
+        ("import kvtrail.connector.pytest_plugin", ["vllm", "torch", "opentelemetry", "click", "kvtrail.tracer"]),
+        ("import kvtrail.connector.simulate.conformance.page", ["vllm", "torch", "streamlit", "fastapi"]),
         ("import kvtrail.connector.commands.replay", ["vllm", "torch", "fastapi", "streamlit"]),
         (
             "import kvtrail.dashboard.client, kvtrail.dashboard.content.request_charts, kvtrail.dashboard.live.view",
