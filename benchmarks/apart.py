@@ -22,7 +22,9 @@ def import_vllm() -> None:
 
     prepare_environment()
     import vllm.v1.core.sched.scheduler
-    import vllm.v1.structured_output  # noqa: F401
+    import vllm.v1.structured_output
+
+    import kvtrail.connector.simulate.check.session  # noqa: F401
 
 
 def run(function: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:

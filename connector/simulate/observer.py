@@ -4,7 +4,7 @@ what is left when all of them have ended."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrail.connector.known import has_other_writers
@@ -143,6 +143,12 @@ class Observer:
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
         return self._plain.reset_cache is not KVConnectorBase_V1.reset_cache
+
+    def observations(self) -> list[Observation]:
+        """What was wrong; of KV that was not there in time, also when it came."""
+        worker = self._stage.worker
+        late = "" if worker is None or worker.model is None else worker.model.late.explained()
+        return [replace(each, text=each.text + late) if each.kind == BYTES else each for each in self.seen.values()]
 
     # What is left.
 
