@@ -14,6 +14,7 @@ from typing import Any
 from kvtrail.connector.simulate.check import rehearsal
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
+from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
@@ -68,6 +69,7 @@ class Checked:
         loads_read: loads whose bytes were looked at.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
         reached: how often each of the `points` was reached.
+        runs: what each run has reached, and who has looked at it.
         fake_workers: why its own workers did not run; None if they did.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
         profiles: those that were asked for.
@@ -89,6 +91,7 @@ class Checked:
     loads_read: int = 0
     blocks_compared: int = 0
     reached: Counter[str] = field(default_factory=Counter)
+    runs: list[Ran] = field(default_factory=list)
     fake_workers: str | None = None
     unprobed: str | None = None
     seconds: float = 0.0
@@ -238,12 +241,14 @@ def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Check
 
 
 def _count(checked: Checked, profile: str, played: Played) -> None:
+    hits, points = sum(bool(lookup.answer) for lookup in played.lookups), reached(played)
     checked.trials[profile] += 1
     checked.steps[profile] += played.steps
     checked.checks.update(played.checks)
     checked.lookups += len(played.lookups)
-    checked.hits += sum(bool(lookup.answer) for lookup in played.lookups)
+    checked.hits += hits
     checked.loads_read += played.loads_read
     checked.blocks_compared += played.blocks_compared
-    checked.reached += reached(played)
+    checked.reached += points
+    checked.runs.append(Ran(points, played.checks, hits, played.loads_read, played.blocks_compared))
     checked.unprobed = played.unprobed

@@ -37,13 +37,13 @@ CORE = (
         " nor another store.",
         "vLLM 0.32, module `kv_connector.v1.base`: “Might be called multiple times for a given request and should be"
         " side-effect free”",
-        ("retried-lookup", "stale-lookup", "under-report"),
+        ("retried-lookup", "stale-lookup", "under-report", "hits"),
         ("lookup/hit-again",),
     ),
     Requirement(
         "core.lookup.after-preemption",
         "After a preemption a lookup is answered by what vLLM has computed by then, and offers no less than the store holds.",
-        "LMCache #2158 (https://github.com/LMCache/LMCache/issues/2158) and #1969"
+        "LMCache #2158 (https://github.com/LMCache/LMCache/issues/2158) and LMCache #1969"
         " (https://github.com/LMCache/LMCache/issues/1969)",
         ("over-report", "stale-lookup", "under-report"),
         ("lookup/hit-after-preemption",),
@@ -88,7 +88,7 @@ CORE = (
     Requirement(
         "core.load.contents",
         "A request reads the KV that was computed for its prefix, in each layer and each slot.",
-        f"{_BASE}.start_load_kv` and `.wait_for_layer_load`",
+        f"{_BASE}.start_load_kv` and `wait_for_layer_load`",
         ("bytes", "byte-drift"),
         ("bytes/loads",),
     ),
@@ -145,7 +145,7 @@ CORE = (
     Requirement(
         "core.store.no-gap",
         "What is stored of a request has no hole, and does not end before its prompt does.",
-        "vLLM #47235 (https://github.com/vllm-project/vllm/pull/47235) and #53498"
+        "vLLM #47235 (https://github.com/vllm-project/vllm/pull/47235) and vLLM #53498"
         " (https://github.com/vllm-project/vllm/issues/53498)",
         ("store-gap", "store-short"),
         ("store/planned",),
@@ -168,7 +168,7 @@ CORE = (
     Requirement(
         "core.store.not-under-load",
         "Blocks into which a load is under way are not stored.",
-        "vLLM #35092 (https://github.com/vllm-project/vllm/pull/35092) and #46014"
+        "vLLM #35092 (https://github.com/vllm-project/vllm/pull/35092) and vLLM #46014"
         " (https://github.com/vllm-project/vllm/issues/46014)",
         ("store-under-load", "load-store-overlap"),
         ("load/planned",),
@@ -177,7 +177,7 @@ CORE = (
         "core.store.read-before-reuse",
         "Blocks that are being stored are read before another request writes to them: after their request has ended, and"
         " after it was preempted.",
-        f"{_BASE}.handle_preemptions` and `.request_finished`: “True if the request is being saved/sent asynchronously and"
+        f"{_BASE}.handle_preemptions` and `request_finished`: “True if the request is being saved/sent asynchronously and"
         " blocks should not be freed”",
         ("block-reuse", "bytes"),
         ("store/open-at-end", "store/open-at-preemption"),
@@ -230,7 +230,7 @@ CORE = (
         "After a reset nothing is found until it is stored again.",
         f"{_BASE}.reset_cache`; vLLM #57727 (https://github.com/vllm-project/vllm/issues/57727)",
         ("reset-hit", "hits"),
-        ("lookup/after-reset",),
+        ("lookup/hit-before-reset",),
     ),
     Requirement(
         "core.reset.stores-again",
@@ -284,7 +284,7 @@ CORE = (
     Requirement(
         "core.engine.lives",
         "No call of the connector raises, and vLLM's own assertions hold.",
-        "vLLM 0.32, `EngineCore.run_engine_core`: an exception ends the engine, and all of its requests",
+        "vLLM 0.32, `EngineCoreProc.run_engine_core`: an exception ends the engine, and all of its requests",
         ("crash", "failed-call"),
         ("end/all",),
     ),

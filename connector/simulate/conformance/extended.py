@@ -206,7 +206,7 @@ _LAYERS = (
     Requirement(
         "extended.layers.saved",
         "Every layer is saved, and what is loaded later is what it held when its step had run.",
-        f"{_BASE}.save_kv_layer` and `.wait_for_save`",
+        f"{_BASE}.save_kv_layer` and `wait_for_save`",
         ("bytes",),
         ("bytes/loads",),
         Feature.LAYERS,
@@ -224,7 +224,7 @@ _PULL = (
     Requirement(
         "extended.pull.one-name",
         "What is kept has a name of its own, and the request that takes it is the one that it was made for.",
-        "vLLM #52234 (https://github.com/vllm-project/vllm/issues/52234) and #49796"
+        "vLLM #52234 (https://github.com/vllm-project/vllm/issues/52234) and vLLM #49796"
         " (https://github.com/vllm-project/vllm/pull/49796)",
         ("crossed-handoff", "ambiguous-handoff", "second-handoff"),
         ("handoff/taken",),

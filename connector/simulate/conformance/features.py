@@ -123,13 +123,11 @@ def overrides(cls: type, method: str) -> bool:
 
 
 def _by_layer(cls: type, extra: Mapping[str, Any]) -> bool:
-    """Whether its layers wait for their loads or are saved one by one. Both methods are abstract, so that each class defines
-    them; those that do nothing claim nothing."""
-    methods = (getattr(cls, name) for name in ("wait_for_layer_load", "save_kv_layer"))
-    if not all(map(_does_something, methods)):
-        return False
-    asks = getattr(cls, "requires_piecewise_for_cudagraph", None)
-    return asks is None or bool(asks(dict(extra)))
+    """Whether layers wait for their loads or are saved one by one. A class that says so to vLLM is believed. Of any other,
+    both methods are abstract, so that it defines them in any case; those that do nothing claim nothing."""
+    if overrides(cls, "requires_piecewise_for_cudagraph"):
+        return bool(cls.requires_piecewise_for_cudagraph(dict(extra)))
+    return any(_does_something(getattr(cls, name)) for name in ("wait_for_layer_load", "save_kv_layer"))
 
 
 def _does_something(method: Callable[..., Any]) -> bool:

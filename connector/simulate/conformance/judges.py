@@ -1,8 +1,8 @@
-"""The judges of a session, by name: a rule's id, or one of `OTHERS`; and how often each of them could judge."""
+"""The judges of a session, by name: a rule's id, or one of `OTHERS`; and whether each of them has looked at a run."""
 
 from __future__ import annotations
 
-from kvtrail.connector.simulate.check.session import Checked
+from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.coverage import PLANS
 from kvtrail.connector.simulate.observer import BYTES, HITS, REST
@@ -37,22 +37,21 @@ def judge_of(failure: Failure) -> str:
     return REST_BLOCKS if failure.what.startswith(_OF_BLOCKS) else REST_MEMORY
 
 
-def judged(judge: str, checked: Checked, *, other_writers: bool) -> int:
-    """How often a judge has looked at something in a session: 0 means that it could not have found anything. With
-    `other_writers`, nobody knows what is stored."""
-    reached = checked.reached
-    if judge in RULES:
-        if isinstance(RULES[judge], DeadlineRule):  # it counts what is overdue, and nothing that came in time
-            return checked.trials.total()
-        return checked.checks[judge, Verdict.OK] + checked.checks[judge, Verdict.DRIFT]
-    if judge == HITS:
-        return 0 if other_writers else checked.hits
-    if judge == PLANS:
-        return reached["load/planned-with-positions"]
-    if judge == BYTES:
-        return checked.loads_read if checked.blocks_compared else 0
-    if judge == REST_RESET:
-        return 0 if other_writers else reached["reset/connector"]
-    if judge in (REST_BLOCKS, REST_MEMORY):
-        return reached["end/all"]
-    return checked.trials.total()
+def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
+    """Whether a judge has looked at something in a run: if not, it could not have found anything. With `other_writers`,
+    nobody knows what is stored."""
+    if judge in RULES:  # one with a deadline counts what is overdue, and nothing that came in time
+        seen = ran.checks.get((judge, Verdict.OK), 0) + ran.checks.get((judge, Verdict.DRIFT), 0)
+        return bool(seen) or isinstance(RULES[judge], DeadlineRule)
+    match judge:
+        case "hits":
+            return bool(ran.hits) and not other_writers
+        case "plans":
+            return bool(ran.reached["load/planned-with-positions"])
+        case "bytes":
+            return bool(ran.blocks_compared and ran.loads_read)
+        case "rest/reset":
+            return bool(ran.reached["end/all"] and ran.reached["reset/connector"]) and not other_writers
+        case "rest/blocks" | "rest/memory":
+            return bool(ran.reached["end/all"])
+    return True

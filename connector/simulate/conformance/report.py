@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
-from typing import Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import vllm
 
@@ -21,86 +21,106 @@ SCHEMA_VERSION = 1
 
 
 class Suite(TypedDict):
+    """What made the report."""
+
     name: str
-    version: str
-    kvtrail: str
+    version: Annotated[str, "Of the list of requirements: reports of one version can be compared cell by cell."]
+    kvtrail: Annotated[str, "The version of the package."]
 
 
 Connector = TypedDict(
-    "Connector", {"name": str, "module": str, "class": str, "package": str | None, "version": str | None}
+    "Connector",
+    {
+        "name": Annotated[str, "As it was asked for."],
+        "module": str,
+        "class": str,
+        "package": Annotated[str | None, "The distribution that its module belongs to, if it belongs to one."],
+        "version": Annotated[str | None, "Of that distribution."],
+    },
 )
 
 
 class Settings(TypedDict):
-    level: str
-    config: dict[str, Any] | None
-    steps: int
-    profiles: list[str]
+    """What was asked for."""
+
+    level: Annotated[Literal["core", "extended", "all"], "core: of every connector; extended: of its features."]
+    config: Annotated[dict[str, Any] | None, "kv_connector_extra_config; null: each workload has drawn its own."]
+    steps: Annotated[int, "Scheduling steps."]
+    profiles: Annotated[list[str], "The kinds of workloads, in order."]
 
 
 class Workers(TypedDict):
-    own: bool
-    why_fake: str | None
-    loads_read: int
-    blocks_compared: int
+    """Who copied KV."""
+
+    own: Annotated[bool, "The connector's own workers ran."]
+    why_fake: Annotated[str | None, "Why fakes stood in for them."]
+    loads_read: Annotated[int, "Loads whose bytes were looked at."]
+    blocks_compared: Annotated[int, "Blocks whose bytes were compared before a step that reads them."]
 
 
 class Features(TypedDict):
-    claimed: list[str]
-    detected: list[str]
+    """Beyond the core."""
+
+    claimed: Annotated[list[str], "By its interfaces, the methods that it overrides, and what is declared of it."]
+    detected: Annotated[list[str], "Seen in a run."]
 
 
 class RequirementResult(TypedDict):
+    """A requirement, and what the session says of it."""
+
     id: str
-    level: str
-    feature: str | None
+    level: Literal["core", "extended"]
+    feature: Annotated[str | None, "The feature that an extended requirement belongs to."]
     sentence: str
     source: str
-    judged_by: list[str]
-    result: str
-    reached: int
-    judged: int
-    why: str | None
-    failures: list[str]
+    judged_by: Annotated[list[str], "Rules (docs/rules.md) and other judges (docs/check.md)."]
+    result: Literal["passed", "failed", "not exercised"]
+    reached: Annotated[int, "How often it was at risk, in runs at which one of its judges has looked."]
+    why: Annotated[str | None, "Why it was not exercised."]
+    failures: Annotated[list[str], "The ids of the failures that break it."]
 
 
 class Failure(TypedDict):
+    """A failure, each kind once, shrunk."""
+
     id: str
-    requirements: list[str]
-    text: str
-    details: str
-    flaky: bool
-    times: int
-    profile: str
-    seed: int
-    config: dict[str, Any]
-    again: str
-    scenario: dict[str, Any]
-    trace: str
-    test: str
+    requirements: Annotated[list[str], "The ids of those that it breaks."]
+    text: Annotated[str, "The arithmetic in words, with the numbers of the shrunk workload."]
+    details: Annotated[str, "Of a crash or a hang: the traceback, the last events, and what each request waits for."]
+    flaky: Annotated[bool, "It did not fail each time when it was run again."]
+    times: Annotated[int, "How often it was seen."]
+    profile: Annotated[str, "The kind of workload in which it was seen first."]
+    seed: Annotated[int, "Of that workload."]
+    config: Annotated[dict[str, Any], "kv_connector_extra_config there."]
+    again: Annotated[str, "The command that shows it again."]
+    scenario: Annotated[dict[str, Any], "The shrunk workload."]
+    trace: Annotated[str, "The file beside the report with its trace, for `kvtrail audit` and `kvtrail replay`."]
+    test: Annotated[str, "The file beside the report with a pytest that fails until the connector is mended."]
 
 
 class Report(TypedDict):
+    """What `kvtrail conformance` says of a connector."""
+
     schema_version: int
     suite: Suite
-    at: str
+    at: Annotated[str, "When the session began, ISO 8601."]
     vllm: str
     python: str
     connector: Connector
     settings: Settings
-    seed: int
-    steps: int
+    seed: Annotated[int, "The first seed: the same seed gives the same workloads on each machine."]
+    steps: Annotated[int, "Scheduling steps that were made."]
     lookups: int
-    hits: int
-    seconds: float
+    hits: Annotated[int, "Lookups that answered with tokens."]
+    seconds: Annotated[float, "How long it took, shrinking included."]
     workers: Workers
-    unprobed: str | None
+    unprobed: Annotated[str | None, "Why plans and the store could not be seen; null: a probe shows them."]
     features: Features
-    verdict: str
-    inconclusive: list[str]
+    verdict: Literal["passed", "failed", "inconclusive"]
+    inconclusive: Annotated[list[str], "Why nothing found proves nothing, in sentences."]
     requirements: list[RequirementResult]
     failures: list[Failure]
-    not_driven: dict[str, str]
+    not_driven: Annotated[dict[str, str], "Why kinds of workloads were not driven, by their name."]
 
 
 def as_dict(of: Conformance) -> Report:
@@ -157,7 +177,6 @@ def _requirement(judged: Judged) -> RequirementResult:
         judged_by=list(of.judged_by),
         result=judged.result.value,
         reached=judged.reached,
-        judged=judged.judged,
         why=judged.why,
         failures=list(judged.failures),
     )

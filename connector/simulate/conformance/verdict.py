@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtrail.connector.simulate.check.points import POINTS
+from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
-from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of, judged
+from kvtrail.connector.simulate.conformance.judges import REST_RESET, RULES, judge_of, looked
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
-from kvtrail.connector.simulate.observer import BYTES
+from kvtrail.connector.simulate.observer import BYTES, HITS
 
 
 class Result(StrEnum):
@@ -34,13 +36,20 @@ NEEDED = ("lookup", "allocation", "load", "preemption", "abort", "end", "engine"
 what is stored is seen where it is loaded."""
 
 
+_OF_WORKERS = frozenset({"bytes/loads"})
+"""Points that are reached only where somebody copies."""
+_OF_PROBES = frozenset({
+    "load/planned", "lookup/after-eviction", "store/planned", "store/evicted", "store/with-drafts",
+})  # fmt: skip
+"""Points that only a probe shows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A requirement, and what a session says of it.
 
     Attributes:
-        reached: how often it was at risk.
-        judged: how often its judges have looked.
+        reached: how often it was at risk, in runs at which one of its judges has looked.
         why: why it was not exercised; None if it was.
         failures: the ids of those that break it.
     """
@@ -48,7 +57,6 @@ class Judged:
     requirement: Requirement
     result: Result
     reached: int
-    judged: int
     why: str | None
     failures: tuple[str, ...]
 
@@ -77,11 +85,12 @@ class Setting:
 
 def judge(asked: Iterable[Requirement], checked: Checked, setting: Setting) -> list[Judged]:
     """What a session says of the requirements that were asked for, and of others that it has seen fail."""
+    wanted = {each.id for each in asked}
     broken: dict[str, list[str]] = {}
     for found in checked.found:
-        for requirement in broken_by(found, setting.present):
-            broken.setdefault(requirement.id, []).append(found.failure.id)
-    wanted = {each.id for each in asked}
+        ids = [each.id for each in broken_by(found, setting.present)]
+        for id in [each for each in ids if each in wanted] or ids:
+            broken.setdefault(id, []).append(found.failure.id)
     return [
         _judged(each, checked, setting, tuple(broken.get(each.id, ())))
         for each in REQUIREMENTS
@@ -90,8 +99,9 @@ def judge(asked: Iterable[Requirement], checked: Checked, setting: Setting) -> l
 
 
 def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
-    """The requirements that a failure breaks: those that its judge belongs to, in the world in which it was seen. A failure
-    that needs several ranks is none of core, and one that needs nothing is none of several ranks."""
+    """The requirements that a failure breaks: those that its judge belongs to and that were at risk in its small run, in the
+    world in which it was seen. A failure that needs several ranks is none of core, and one that needs nothing is none of
+    several ranks."""
     by, worlds = judge_of(found.failure), features.worlds(found.small.scenario, present)
     named = [each for each in REQUIREMENTS if by in each.judged_by]
     if worlds:
@@ -102,7 +112,9 @@ def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
         here = [
             each for each in named if each.feature not in apart and (each.feature is None or each.feature in present)
         ]
-    return here or named
+    points = reached(found.small.played)
+    at_risk = [each for each in here if each.covers_all or _at_risk(each, points)]
+    return at_risk or here or named
 
 
 def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[str]]:
@@ -120,14 +132,20 @@ def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[
 
 
 def _judged(requirement: Requirement, checked: Checked, setting: Setting, failures: tuple[str, ...]) -> Judged:
-    reached = sum(checked.reached[point] for point in requirement.reached_by)
-    looked = sum(judged(each, checked, other_writers=setting.other_writers) for each in requirement.judged_by)
-    why = None if failures else _why_not(requirement, checked, setting, reached, looked)
+    times = 0
+    for ran in checked.runs:
+        if any(looked(each, ran, other_writers=setting.other_writers) for each in requirement.judged_by):
+            times += _at_risk(requirement, ran.reached)
+    why = None if failures else _why_not(requirement, checked, setting, times)
     result = Result.FAILED if failures else Result.PASSED if why is None else Result.NOT_EXERCISED
-    return Judged(requirement, result, reached, looked, why, failures)
+    return Judged(requirement, result, times, why, failures)
 
 
-def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reached: int, looked: int) -> str | None:
+def _at_risk(requirement: Requirement, points: Counter[str]) -> int:
+    return sum(points[point] for point in requirement.reached_by)
+
+
+def _why_not(requirement: Requirement, checked: Checked, setting: Setting, times: int) -> str | None:
     """Why a requirement without failures was not exercised; None if it was."""
     feature = requirement.feature
     if feature is not None and feature not in setting.present:
@@ -137,25 +155,31 @@ def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reach
         return refused[0] if refused else f"the connector does not claim it ({feature}), and it was not seen"
     if requirement.subject == "reset" and not setting.overrides_reset:
         return "the connector has no reset of its own: it does not override `reset_cache`"
-    if not reached:
-        return f"it was never reached: no run in which {' or '.join(POINTS[each] for each in requirement.reached_by)}"
-    if looked:
+    if times:
         return None
+    points = requirement.reached_by
+    if _at_risk(requirement, checked.reached) or (_OF_WORKERS.issuperset(points) and checked.fake_workers is not None):
+        unseen = _hidden(requirement, checked, setting)
+        return "; ".join(unseen) or "none of its judges could say anything of the runs in which it was at risk"
+    if checked.unprobed is not None and _OF_PROBES.issuperset(points):
+        return _unseen(checked)
+    return f"it was never reached: no run in which {' or '.join(POINTS[each] for each in points)}"
+
+
+def _hidden(requirement: Requirement, checked: Checked, setting: Setting) -> list[str]:
+    """Why none of its judges has looked at any run in which it was at risk, as far as that is known."""
+    by = requirement.judged_by
     hidden = []
-    if BYTES in requirement.judged_by:
-        hidden.append(
-            f"bytes were not compared, since its workers are fakes: {checked.fake_workers}"
-            if checked.fake_workers is not None
-            else "no load was compared"
-        )
-    if rules := [each for each in requirement.judged_by if each in RULES]:
-        hidden.append(f"{', '.join(rules)} could not judge: {_unseen(checked)}")
-    if (rest := [each for each in requirement.judged_by if each in OTHERS and each != BYTES]) and setting.other_writers:
-        hidden.append(f"nobody knows what is stored, so {', '.join(rest)} could not be judged")
-    return "; ".join(hidden) or "nothing could judge it"
+    if BYTES in by:
+        faked = checked.fake_workers is not None and not checked.loads_read
+        why = f", since its workers are fakes: {checked.fake_workers}" if faked else " in those runs"
+        hidden.append(f"bytes were not compared{why}")
+    if checked.unprobed is not None and any(each in RULES for each in by):
+        hidden.append(_unseen(checked))
+    if setting.other_writers and not {HITS, REST_RESET}.isdisjoint(by):
+        hidden.append("nobody knows what is stored, since others may have written it")
+    return hidden
 
 
 def _unseen(checked: Checked) -> str:
-    if checked.unprobed is None:
-        return "the probe shows nothing of it"
-    return f"its plans and its store are hidden without a probe ({checked.unprobed})"
+    return f"only a probe shows what it plans and what its store holds ({checked.unprobed})"
