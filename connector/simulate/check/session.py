@@ -250,5 +250,7 @@ def _count(checked: Checked, profile: str, played: Played) -> None:
     checked.loads_read += played.loads_read
     checked.blocks_compared += played.blocks_compared
     checked.reached += points
-    checked.runs.append(Ran(points, played.checks, hits, played.loads_read, played.blocks_compared))
+    checked.runs.append(
+        Ran(points, played.checks, hits, played.loads_read, played.blocks_compared, played.room_compared)
+    )
     checked.unprobed = played.unprobed

@@ -126,6 +126,7 @@ def _called(function: ast.expr) -> str:
         ("rest", "vLLM's finished_recving_kv_req_ids is not empty", "rest/blocks"),
         ("rest", "a reset is refused although nothing is left to do", "rest/reset"),
         ("rest", "nothing is stored after a reset", "rest/reset"),
+        ("rest", "the store has lost room", "rest/room"),
         ("rest", "Mine._pins is not as it was", "rest/memory"),
         ("rest", "Mine._tracked remembers ended requests", "rest/memory"),
         (CRASH, "AssertionError: …", "crash"),
