@@ -29,6 +29,8 @@ _OF_REST = {
     REST_ROOM: ("the store has lost room",),
 }
 """How the names of what is left in the end begin, by judge; any other is of what the connector remembers."""
+_BY_ABSENCE = {"unselected-load": "probe/seen"}
+"""Rules that judge only what a correct connector never does, by the point at which they would see it."""
 
 
 def judge_of(failure: Failure) -> str:
@@ -46,6 +48,8 @@ def judge_of(failure: Failure) -> str:
 def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
     """Whether a judge has looked at something in a run: if not, it could not have found anything. With `other_writers`,
     nobody knows what is stored."""
+    if judge in _BY_ABSENCE:
+        return bool(ran.reached[_BY_ABSENCE[judge]])
     if judge in RULES:  # one with a deadline counts what is overdue, and nothing that came in time
         seen = ran.checks.get((judge, Verdict.OK), 0) + ran.checks.get((judge, Verdict.DRIFT), 0)
         return bool(seen) or isinstance(RULES[judge], DeadlineRule)
