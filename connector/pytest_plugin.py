@@ -108,11 +108,11 @@ class _Test(pytest.Item):
 
 class Requirement(_Test):
     def decide(self, report: Mapping[str, Any]) -> None:
-        from kvtrail.connector.simulate.conformance.junit import told
+        from kvtrail.connector.simulate.conformance.junit import failure_text
 
         mine = next(each for each in report["requirements"] if each["id"] == self.name)
         if mine["failures"]:
-            failures = [told(each) for each in report["failures"] if each["id"] in mine["failures"]]
+            failures = [failure_text(each) for each in report["failures"] if each["id"] in mine["failures"]]
             raise Broken("\n\n".join([f"{mine['sentence']}\nSource: {mine['source']}", *failures]))
         if mine["why"] is not None:
             pytest.skip(f"not exercised: {mine['why']}")
@@ -153,7 +153,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # so that -k and --deselect see the tests
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     if name := config.getoption(CONNECTOR):
-        items.extend(Suite.from_parent(session, name=name, nodeid=name).collect())
+        items.extend(session.genitems(Suite.from_parent(session, name=name, nodeid=name)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -42,7 +42,7 @@ def as_junit(report: Mapping[str, Any]) -> str:
         if each["why"] is not None:
             case.append(element("skipped", message=each["why"]))
         if each["failures"]:
-            text = "\n\n".join(told(found[id_]) for id_ in each["failures"] if id_ in found)
+            text = "\n\n".join(failure_text(found[id_]) for id_ in each["failures"] if id_ in found)
             case.append(element("failure", text, message="; ".join(each["failures"])))
         case.append(
             element("system-out", f"{each['sentence']}\nSource: {each['source']}\nReached {each['reached']} times.")
@@ -52,6 +52,6 @@ def as_junit(report: Mapping[str, Any]) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def told(failure: Mapping[str, Any]) -> str:
+def failure_text(failure: Mapping[str, Any]) -> str:
     """A failure as text: what is wrong, the command that shows it again, and where it died."""
     return "\n".join(filter(None, (failure["id"], failure["text"], failure["again"], failure["details"])))
