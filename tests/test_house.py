@@ -38,7 +38,7 @@ PURE = ["events", "model", "causes", "ledger", "rules", "detect", "savings", "ca
 WRITTEN = (".py", ".md", ".toml", ".yml", ".yaml", ".json", ".js", ".html", ".css", ".txt")
 UNWRITTEN = {
     ".git", ".venv", ".cache", ".demo", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "build",
-    "dist", "test-artifacts", "kvtrail-check",
+    "dist", "test-artifacts", "kvtrail-check", "kvtrail-conformance",
 }  # fmt: skip
 SERVER_LIBRARIES = {"fastapi", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "sqlite3", "click"}
 

@@ -46,6 +46,7 @@ class Observer:
 
     Attributes:
         seen: what was wrong.
+        room_compared: whether the store was full in the end, and its room was compared with that of a new one.
     """
 
     def __init__(self, stage: BareScheduler, connector: Any) -> None:
@@ -70,6 +71,7 @@ class Observer:
         self._hit: tuple[int, int, Any] = (0, 0, None)
         """The largest hit: its tokens, the end of the prefix that was found, and its request."""
         self.seen: dict[tuple[str, str], Observation] = {}
+        self.room_compared = False
 
     # What lookups claim.
 
@@ -257,7 +259,12 @@ class Observer:
 
     def _has_room(self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[], room.Room]) -> None:
         """The store is as large as it was, which only the connector whole can show."""
-        if self._connector is self._stage.connectors[0] and (text := room.lost(self._stage, run, when_new)) is not None:
+
+        def compared() -> room.Room:
+            self.room_compared = True
+            return when_new()
+
+        if self._connector is self._stage.connectors[0] and (text := room.lost(self._stage, run, compared)) is not None:
             self._note(REST, "the store has lost room", text)
 
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:

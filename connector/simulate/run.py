@@ -66,6 +66,7 @@ class Played:
         loads_read: loads whose bytes were looked at, where the connector's own workers ran.
         loads_copied: whether any of them had written anything.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
+        room_compared: whether the room of a full store was compared with that of a new one.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
         tested: the id of the connector under test among the children of a MultiConnector; None if that is all of them.
         ranks: tensor-parallel ranks of the engine; of two engines, those of the larger one.
@@ -87,6 +88,7 @@ class Played:
     unprobed: str | None
     tested: str | None = None
     ranks: int = 1
+    room_compared: bool = False
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -192,6 +194,7 @@ def play(
         unprobed=unprobed,
         tested=alone,
         ranks=scenario.settings.get("tensor_parallel_size", 1),
+        room_compared=observer is not None and observer.room_compared,
     )
 
 

@@ -19,6 +19,7 @@ class Ran:
         hits: lookups that answered with tokens.
         loads_read: loads whose bytes were looked at.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
+        room_compared: whether the room of a full store was compared with that of a new one.
     """
 
     reached: Counter[str]
@@ -26,3 +27,4 @@ class Ran:
     hits: int
     loads_read: int
     blocks_compared: int
+    room_compared: bool = False

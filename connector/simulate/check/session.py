@@ -133,6 +133,7 @@ def check(
     runs: int | None = None,
     fake_workers: bool = False,
     stop_at_first: bool = False,
+    loads_may_fail: bool = True,
     shrink_tries: int | None = SHRINK_TRIES,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
@@ -144,6 +145,7 @@ def check(
         config: its `kv_connector_extra_config`; by default it is drawn at random for connectors that kvtrail knows, and for
             those that say from what.
         fake_workers: do not run its own workers, even if they would run here.
+        loads_may_fail: whether workloads have loads that fail.
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
 
     Raises:
@@ -184,6 +186,7 @@ def check(
             beside=beside,
             own_workers=not beside and checked.fake_workers is None,
             may_reset_running=extra not in asynchronous,
+            loads_may_fail=loads_may_fail,
         )
         paired = profile in PAIR_PROFILES
         scenario = pair_of(profile, trial_seed) if paired else allowed(scenario_of(profile, trial_seed), subject)
@@ -228,6 +231,8 @@ def check(
 
 def allowed(scenario: Scenario, subject: Subject) -> Scenario:
     """The scenario without what vLLM does not support for such a connector."""
+    if not subject.loads_may_fail:
+        scenario = replace(scenario, workers=replace(scenario.workers, load_failures=0.0, fails=()))
     if subject.may_reset_running:
         return scenario
     return replace(scenario, resets=tuple(replace(each, running=False) for each in scenario.resets))
@@ -250,5 +255,7 @@ def _count(checked: Checked, profile: str, played: Played) -> None:
     checked.loads_read += played.loads_read
     checked.blocks_compared += played.blocks_compared
     checked.reached += points
-    checked.runs.append(Ran(points, played.checks, hits, played.loads_read, played.blocks_compared))
+    checked.runs.append(
+        Ran(points, played.checks, hits, played.loads_read, played.blocks_compared, played.room_compared)
+    )
     checked.unprobed = played.unprobed

@@ -166,6 +166,13 @@ CORE = (
         ("store/evicted",),
     ),
     Requirement(
+        "core.store.as-large",
+        "A store that was full holds as much in the end as it did when it was new.",
+        f"{_BASE}.request_finished`: whatever a request has reserved is given back then or when its transfers end",
+        ("rest/room",),
+        ("end/all",),
+    ),
+    Requirement(
         "core.store.not-under-load",
         "Blocks into which a load is under way are not stored.",
         "vLLM #35092 (https://github.com/vllm-project/vllm/pull/35092) and vLLM #46014"

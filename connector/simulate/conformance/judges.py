@@ -9,7 +9,7 @@ from kvtrail.connector.simulate.observer import BYTES, HITS, REST
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.rules import DeadlineRule, all_rules
 
-REST_BLOCKS, REST_MEMORY, REST_RESET = "rest/blocks", "rest/memory", "rest/reset"
+REST_BLOCKS, REST_MEMORY, REST_RESET, REST_ROOM = "rest/blocks", "rest/memory", "rest/reset", "rest/room"
 OTHERS = {
     HITS: "lookups that claim what nobody has computed",
     PLANS: "plans that leave out what was promised",
@@ -17,13 +17,20 @@ OTHERS = {
     REST_BLOCKS: "KV blocks that are not free when all requests have ended",
     REST_MEMORY: "what the connector remembers when all requests have ended",
     REST_RESET: "a reset when all requests have ended",
+    REST_ROOM: "how much a full store holds, when all requests have ended",
     CRASH: "an engine that dies",
     HANG: "requests that never end",
 }
 """What a session judges by beside the rules."""
 RULES = {rule.id: rule for rule in all_rules()}
-_OF_RESETS = ("a reset is refused", "nothing is stored after a reset")
-_OF_BLOCKS = ("blocks of ended requests", "blocks are lost", "vLLM's ")
+_OF_REST = {
+    REST_RESET: ("a reset is refused", "nothing is stored after a reset"),
+    REST_BLOCKS: ("blocks of ended requests", "blocks are lost", "vLLM's "),
+    REST_ROOM: ("the store has lost room",),
+}
+"""How the names of what is left in the end begin, by judge; any other is of what the connector remembers."""
+_BY_ABSENCE = {"unselected-load": "probe/seen"}
+"""Rules that judge only what a correct connector never does, by the point at which they would see it."""
 
 
 def judge_of(failure: Failure) -> str:
@@ -32,14 +39,17 @@ def judge_of(failure: Failure) -> str:
         return failure.what
     if failure.kind != REST:
         return failure.kind
-    if failure.what.startswith(_OF_RESETS):
-        return REST_RESET
-    return REST_BLOCKS if failure.what.startswith(_OF_BLOCKS) else REST_MEMORY
+    for judge, beginnings in _OF_REST.items():
+        if failure.what.startswith(beginnings):
+            return judge
+    return REST_MEMORY
 
 
 def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
     """Whether a judge has looked at something in a run: if not, it could not have found anything. With `other_writers`,
     nobody knows what is stored."""
+    if judge in _BY_ABSENCE:
+        return bool(ran.reached[_BY_ABSENCE[judge]])
     if judge in RULES:  # one with a deadline counts what is overdue, and nothing that came in time
         seen = ran.checks.get((judge, Verdict.OK), 0) + ran.checks.get((judge, Verdict.DRIFT), 0)
         return bool(seen) or isinstance(RULES[judge], DeadlineRule)
@@ -52,6 +62,8 @@ def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
             return bool(ran.blocks_compared and ran.loads_read)
         case "rest/reset":
             return bool(ran.reached["end/all"] and ran.reached["reset/connector"]) and not other_writers
+        case "rest/room":
+            return ran.room_compared
         case "rest/blocks" | "rest/memory":
             return bool(ran.reached["end/all"])
     return True

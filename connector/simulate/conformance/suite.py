@@ -119,6 +119,7 @@ def run(
         profiles=asked.driven,
         seed=asked.seed,
         steps=asked.steps,
+        loads_may_fail=Feature.FAILURES in asked.claimed,
         shrink_tries=shrink_tries,
         on_progress=on_progress,
     )

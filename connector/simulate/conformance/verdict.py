@@ -11,7 +11,7 @@ from kvtrail.connector.simulate.check.points import POINTS
 from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
-from kvtrail.connector.simulate.conformance.judges import REST_RESET, RULES, judge_of, looked
+from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judge_of, looked
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
 from kvtrail.connector.simulate.observer import BYTES, HITS
@@ -176,6 +176,8 @@ def _hidden(requirement: Requirement, checked: Checked, setting: Setting) -> lis
         hidden.append(f"bytes were not compared{why}")
     if checked.unprobed is not None and any(each in RULES for each in by):
         hidden.append(_unseen(checked))
+    if REST_ROOM in by:
+        hidden.append("the store was never full at rest")
     if setting.other_writers and not {HITS, REST_RESET}.isdisjoint(by):
         hidden.append("nobody knows what is stored, since others may have written it")
     return hidden

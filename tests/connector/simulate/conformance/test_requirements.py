@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -73,12 +74,17 @@ def test_a_source_can_be_looked_up(requirement: Requirement) -> None:
     if not source.startswith("vLLM 0.32"):
         assert "https://" in source or source.startswith("kvtrail")
         return
-    modules = [importlib.import_module(name) for name in VLLM]
-    text = _words("".join(inspect.getsource(module) for module in modules))
+    modules, text = _vllm()
     for quoted in re.findall("“(.+?)”", source):
         assert _words(quoted) in text, quoted
     for name in re.findall(r"`([A-Za-z_][\w.]*)`", source):
         assert name.startswith("kv_connector.") or _found(name, modules, text), name
+
+
+@cache
+def _vllm() -> tuple[list[ModuleType], str]:
+    modules = [importlib.import_module(name) for name in VLLM]
+    return modules, _words("".join(inspect.getsource(module) for module in modules))
 
 
 def _words(text: str) -> str:
@@ -126,6 +132,7 @@ def _called(function: ast.expr) -> str:
         ("rest", "vLLM's finished_recving_kv_req_ids is not empty", "rest/blocks"),
         ("rest", "a reset is refused although nothing is left to do", "rest/reset"),
         ("rest", "nothing is stored after a reset", "rest/reset"),
+        ("rest", "the store has lost room", "rest/room"),
         ("rest", "Mine._pins is not as it was", "rest/memory"),
         ("rest", "Mine._tracked remembers ended requests", "rest/memory"),
         (CRASH, "AssertionError: …", "crash"),

@@ -98,6 +98,21 @@ def test_bytes_pass_nothing_where_workers_are_fakes() -> None:
     assert results(real)["core.load.in-time"].result is Result.PASSED
 
 
+def test_a_store_that_was_never_full_proves_nothing_of_its_room() -> None:
+    of_it = results(ran("end/all"))["core.store.as-large"]
+    assert (of_it.result, of_it.why) == (Result.NOT_EXERCISED, "the store was never full at rest")
+    full = replace(ran("end/all"), room_compared=True)
+    assert results(full)["core.store.as-large"].result is Result.PASSED
+
+
+def test_a_load_that_nobody_asked_for_is_looked_for_where_a_probe_shows_plans() -> None:
+    """A correct connector plans none, so that the rule has nothing to say `ok` of."""
+    of_it = results(ran("alloc/answer-discarded"))["core.allocation.nothing-to-load"]
+    assert of_it.result is Result.NOT_EXERCISED
+    of_it = results(ran("alloc/answer-discarded", "probe/seen"))["core.allocation.nothing-to-load"]
+    assert of_it.result is Result.PASSED
+
+
 def test_hits_prove_nothing_of_a_store_that_others_write() -> None:
     hit = ran("lookup/hit", hits=1)
     assert results(hit)["core.lookup.only-stored"].result is Result.PASSED
