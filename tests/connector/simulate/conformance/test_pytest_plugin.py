@@ -36,6 +36,13 @@ class Faulty(MyConnector):
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         return tokens + self.block_size, is_async
 '''
+UNSHRUNK = """
+from functools import partial
+from kvtrail.connector.simulate.conformance import suite
+
+suite.run = partial(suite.run, shrink_tries=0)
+"""
+"""To shrink takes most of the time, and has its own tests."""
 DOCS = Path(__file__).parents[4] / "docs" / "conformance"
 
 
@@ -117,6 +124,7 @@ def test_what_proves_nothing_is_no_success(more: dict[str, object], said: str, t
 def test_a_connector_with_a_bug_fails_and_the_report_is_written(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
     (tmp_path / "mine.py").write_text(FAULTY)
+    (tmp_path / "conftest.py").write_text(UNSHRUNK)
     options = ["--kv-connector", "mine:Faulty", "--kv-conformance-steps", "50", "--kv-conformance-out", "out"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(DOCS)])}
     ran = forks.run(["-m", "pytest", *PLUGIN, "-q", *options], environment=environment, folder=tmp_path)
