@@ -24,12 +24,12 @@ from kvtrail.connector.simulate.run import Unbuildable
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "conformance" / "report.schema.json"
 SILENT = "silent"
-REPORTS: dict[Any, report.Report] = {}
+REPORTS: dict[str, report.Report] = {}
 
 
 def said(connector: str, *profiles: str, steps: int = 1, **more: Any) -> report.Report:
     """The report of a session over these profiles, each once if `steps` is 1."""
-    key = (connector, profiles, steps, *more.items())
+    key = json.dumps([connector, profiles, steps, more])
     if key not in REPORTS:
         asked = suite.asked_of(connector, steps=steps, **more)
         asked = replace(asked, driven=profiles or asked.driven)
