@@ -14,7 +14,7 @@ from kvtrail.connector.known.probe import NO_PROBE
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
 from kvtrail.connector.simulate.check.points import POINTS
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.check.session import ASKED_FOR, Checked, Found
+from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.regression import as_pytest, slug
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.findings import Verdict
@@ -36,7 +36,7 @@ def as_text(checked: Checked, folder: Path = HERE) -> str:
         more = checked.repeated[each.failure.id]
         parts.append(
             f"\n{each.failure.id}\n  {_size(each)}{f' Seen {more + 1} times.' if more else ''}\n  {each.failure.text}\n"
-            f"  again: {_again(each, checked, folder)}"
+            f"  again: {again(each, folder)}"
         )
         if each.failure.details:
             parts.append(textwrap.indent(each.failure.details, "  "))
@@ -73,7 +73,7 @@ def as_dict(checked: Checked, folder: Path = HERE) -> dict[str, Any]:
                 "seed": each.seed,
                 "mutated": each.workload.is_mutated,
                 "config": dict(each.subject.extra),
-                "again": _again(each, checked, folder),
+                "again": again(each, folder),
                 "scenario": each.small.scenario.as_dict(),
             }
             for each in checked.found
@@ -90,7 +90,7 @@ def as_markdown(checked: Checked, files: Mapping[str, tuple[str, str]]) -> str:
         trace, test = files[each.failure.id]
         parts.append(
             f"## {each.failure.id}\n\n{each.failure.text}\n\n{_size(each)}\n\n"
-            f"- again: `{_again(each, checked)}`\n- trace: [{trace}]({trace}) (`kvtrail audit {trace}`)\n"
+            f"- again: `{again(each)}`\n- trace: [{trace}]({trace}) (`kvtrail audit {trace}`)\n"
             f"- test: [{test}]({test})"
         )
         if each.failure.details:
@@ -127,9 +127,7 @@ def as_junit(checked: Checked) -> str:
             ET.SubElement(case, "skipped", message=checked.refused.get(profile, NOT_REACHED))
         if failed:
             text = "\n\n".join(
-                "\n".join(
-                    filter(None, (each.failure.id, each.failure.text, _again(each, checked), each.failure.details))
-                )
+                "\n".join(filter(None, (each.failure.id, each.failure.text, again(each), each.failure.details)))
                 for each in failed
             )
             ET.SubElement(case, "failure", message="; ".join(each.failure.id for each in failed)).text = text
@@ -222,9 +220,9 @@ def _size(found: Found) -> str:
     )
 
 
-def _again(found: Found, checked: Checked, folder: Path = HERE) -> str:
-    """The command that shows a failure again."""
-    fakes = " --fake-workers" if checked.fake_workers == ASKED_FOR else ""
+def again(found: Found, folder: Path = HERE) -> str:
+    """The command that shows a failure again. `folder` is where `write` has put its files."""
+    fakes = " --fake-workers" if found.fakes_asked_for else ""
     command = f"kvtrail check '{found.subject.name}'"
     if found.workload.is_mutated:
         return f"{command} --scenario '{folder / _scenario_file(found)}'{fakes}"

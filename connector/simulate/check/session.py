@@ -15,6 +15,7 @@ from kvtrail.connector.simulate.check import rehearsal
 from kvtrail.connector.simulate.check.corpus import Corpus
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
+from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.reached import moments, reached
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
@@ -43,11 +44,13 @@ class Found:
         small: the failure as a small scenario shows it.
         subject: the connector with its configuration.
         workload: what failed first.
+        fakes_asked_for: whether the user wanted fake workers.
     """
 
     small: Shrunk
     subject: Subject
     workload: Workload
+    fakes_asked_for: bool = False
 
     @property
     def failure(self) -> Failure:
@@ -84,6 +87,7 @@ class Checked:
         loads_read: loads whose bytes were looked at.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
         reached: how often each of the `points` was reached.
+        runs: what each run has reached, and who has looked at it.
         situations: in how many runs each of their situations was seen.
         fake_workers: why its own workers did not run; None if they did.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
@@ -106,6 +110,7 @@ class Checked:
     loads_read: int = 0
     blocks_compared: int = 0
     reached: Counter[str] = field(default_factory=Counter)
+    runs: list[Ran] = field(default_factory=list)
     situations: Counter[str] = field(default_factory=Counter)
     fake_workers: str | None = None
     unprobed: str | None = None
@@ -148,6 +153,7 @@ def check(
     runs: int | None = None,
     fake_workers: bool = False,
     stop_at_first: bool = False,
+    loads_may_fail: bool = True,
     shrink_tries: int | None = SHRINK_TRIES,
     workloads: Workloads = Workloads.RANDOM,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
@@ -160,6 +166,7 @@ def check(
         config: its `kv_connector_extra_config`; by default it is drawn at random for connectors that kvtrail knows, and for
             those that say from what.
         fake_workers: do not run its own workers, even if they would run here.
+        loads_may_fail: whether workloads have loads that fail.
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
         workloads: how they are chosen.
 
@@ -172,7 +179,7 @@ def check(
     if lacking := set(profiles) & PAIR_PROFILES.keys() - set(pairs):
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
-    session = _Session(checked, config, shrink_tries, on_progress)
+    session = _Session(checked, config, shrink_tries, on_progress, loads_may_fail=loads_may_fail)
     session.rehearse(fake_workers)
     chosen_from = session.corpus if workloads is Workloads.COVERAGE else None
     for workload in turns(checked, connector, config, chosen_from):
@@ -243,7 +250,10 @@ class _Session:
         config: dict[str, Any] | None,
         shrink_tries: int | None,
         on_progress: Callable[[Checked, str], None],
+        *,
+        loads_may_fail: bool = True,
     ) -> None:
+        self._loads_may_fail = loads_may_fail
         self._checked, self._config, self._shrink_tries, self._on_progress = checked, config, shrink_tries, on_progress
         self.corpus = Corpus(checked.seed, seen=checked.situations)
         self._started = time.monotonic()
@@ -277,6 +287,7 @@ class _Session:
             beside=beside,
             own_workers=not beside and checked.fake_workers is None,
             may_reset_running=extra not in self._asynchronous,
+            loads_may_fail=self._loads_may_fail,
         )
         scenario = workload.scenario
         paired = isinstance(scenario, PairScenario)
@@ -330,7 +341,7 @@ class _Session:
         elif not _a_consequence(failure, failures, checked):
             on_try = partial(self._announce_shrinking, failure)
             small = shrunk(failure, played, subject, scenario, tries=self._shrink_tries, on_try=on_try)
-            checked.found.append(Found(small, subject, workload))
+            checked.found.append(Found(small, subject, workload, checked.fake_workers == ASKED_FOR))
 
     def ended(self) -> Checked:
         """The result.
@@ -351,6 +362,8 @@ def _is_cut_short(failures: Sequence[Failure]) -> bool:
 
 def allowed(scenario: Scenario, subject: Subject) -> Scenario:
     """The scenario without what vLLM does not support for such a connector."""
+    if not subject.loads_may_fail:
+        scenario = replace(scenario, workers=replace(scenario.workers, load_failures=0.0, fails=()))
     if subject.may_reset_running:
         return scenario
     return replace(scenario, resets=tuple(replace(each, running=False) for each in scenario.resets))
@@ -364,12 +377,16 @@ def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Check
 
 
 def _count(checked: Checked, profile: str, played: Played, points: Counter[str]) -> None:
+    hits = sum(bool(lookup.answer) for lookup in played.lookups)
     checked.trials[profile] += 1
     checked.steps[profile] += played.steps
     checked.checks.update(played.checks)
     checked.lookups += len(played.lookups)
-    checked.hits += sum(bool(lookup.answer) for lookup in played.lookups)
+    checked.hits += hits
     checked.loads_read += played.loads_read
     checked.blocks_compared += played.blocks_compared
     checked.reached += points
+    checked.runs.append(
+        Ran(points, played.checks, hits, played.loads_read, played.blocks_compared, played.room_compared)
+    )
     checked.unprobed = played.unprobed

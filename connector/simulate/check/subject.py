@@ -22,6 +22,7 @@ class Subject:
         own_workers: its own worker side runs, on KV caches in memory, instead of fake workers.
         may_reset_running: whether vLLM's cache may be reset while requests run; not where loads run between steps, which
             vLLM does not support.
+        loads_may_fail: whether loads may fail; not where the connector has no way to report that.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Subject:
     beside: bool = False
     own_workers: bool = False
     may_reset_running: bool = True
+    loads_may_fail: bool = True
 
     def configuration(self) -> dict[str, Any]:
         """The `kv_transfer_config`."""
