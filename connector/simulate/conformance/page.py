@@ -185,7 +185,7 @@ def _requirements(report: Report) -> ET.Element:
         level = of_group[0]["level"]
         title = name if name == level else f"{level}: {name}"
         body.append(element("tr", element("th", title, colspan="3", scope="rowgroup"), class_="group"))
-        body.extend(_requirement(each, numbers) for each in of_group)
+        body.extend([_requirement(each, numbers) for each in of_group])
     heads = [
         element("th", "result"),
         element("th", "requirement"),
