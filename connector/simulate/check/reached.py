@@ -1,7 +1,7 @@
 """What a run has reached: how often the connector and its scheduler were in each of the states that `points` names.
 
-It follows no request itself. It asks the ledger, event by event, what was known before the event: which answers wait, whose loads
-and stores are open, who is preempted.
+It follows no request itself. It asks the ledger, event by event, what was known before the event: which answers wait, whose
+loads and stores are open, who is preempted.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Moment(NamedTuple):
         epoch: how often the request had been preempted.
         was_reset: whether the connector's cache had been reset.
         was_full: whether its store had evicted something.
+        step: the scheduling step, as far as it is known.
     """
 
     request: tuple[str, str] | None
@@ -76,12 +77,14 @@ class Moment(NamedTuple):
     epoch: int
     was_reset: bool
     was_full: bool
+    step: int
 
 
-def reached(played: Played) -> Counter[str]:
-    """How often a run has reached each point; those that it has not are missing."""
-    points = Counter(point for moment in moments(played) for point in moment.points)
-    points.update(of_the_whole(played, points))
+def reached(played: Played, known: Iterable[Moment] | None = None) -> Counter[str]:
+    """How often a run has reached each point; those that it has not are missing. `known` are its moments, where the caller
+    has them."""
+    points = Counter(point for moment in (moments(played) if known is None else known) for point in moment.points)
+    points.update(_of_the_whole(played, points))
     return +points
 
 
@@ -90,7 +93,7 @@ def moments(played: Played) -> Iterator[Moment]:
     return _Run(played).moments()
 
 
-def of_the_whole(played: Played, points: Counter[str]) -> Counter[str]:
+def _of_the_whole(played: Played, points: Counter[str]) -> Counter[str]:
     """What the run has reached as a whole, beside what its events have."""
     ends = points["end/finished"] + points["end/aborted"]
     saw = any(
@@ -145,13 +148,16 @@ class _Run:
                 known = None if request is None else self._detector.accounts.get(request)
                 self._account = Account(event.engine, event.request or "") if known is None else known
                 self._engine = self._detector.engine(event.recorder)
+                self._step = getattr(event, "scheduler_step", None) or self._step
                 open_before = self._open()
                 points += enter(self, event)
             self._detector.feed((event,))
             if isinstance(event, Schedule):
                 points += self._shares(event)
             if points:
-                yield Moment(request, tuple(points), *open_before, event.epoch, self._was_reset, self._was_full)
+                yield Moment(
+                    request, tuple(points), *open_before, event.epoch, self._was_reset, self._was_full, self._step
+                )
 
     def _is_of_tested(self, event: Event) -> bool:
         """A request begins and ends for all children of a MultiConnector at once."""
@@ -253,7 +259,6 @@ class _Run:
 
     def _enter_schedule(self, event: Schedule) -> Iterable[str]:
         evidence = self._account.evidence
-        self._step = event.scheduler_step or self._step
         self._preempted.discard((event.engine, event.request))
         loaded = [offer for offer in evidence.offers.values() if offer.alloc is not None and offer.alloc.allocated]
         if loaded:
