@@ -10,7 +10,7 @@ from pathlib import Path
 
 import forks
 import pytest
-from conformance_reports import report, requirement
+from conformance_reports import failure, report, requirement
 
 from kvtrail.connector.simulate.conformance.requirements import of_level
 
@@ -119,6 +119,18 @@ def test_what_proves_nothing_is_no_success(more: dict[str, object], said: str, t
     assert ran.returncode == 1
     assert said in ran.stdout
     assert "FAILED my:Own::verdict" in ran.stdout
+
+
+def test_a_failure_of_another_level_is_no_success(tmp_path: Path) -> None:
+    other = requirement("extended.async-loads.once", "failed", feature="asynchronous loads")
+    asked = [*(requirement(each.id, "passed") for each in of_level("core")), other]
+    broken = failure(requirements=[other["id"]])
+    with_report(tmp_path, requirements=asked, failures=[broken], verdict="failed")
+    ran = run_pytest(tmp_path, "--kv-connector", "my:Own")
+    assert ran.returncode == 1
+    assert f"1 failed, {len(of_level('core'))} passed" in ran.stdout
+    assert "FAILED my:Own::verdict" in ran.stdout
+    assert broken["text"] in ran.stdout
 
 
 def test_a_connector_with_a_bug_fails_and_the_report_is_written(tmp_path: Path) -> None:
