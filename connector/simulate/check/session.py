@@ -14,6 +14,7 @@ from typing import Any
 from kvtrail.connector.simulate.check import rehearsal
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
+from kvtrail.connector.simulate.check.store_profiles import FULL
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
 from kvtrail.connector.simulate.pair_scenario import PairScenario
@@ -170,7 +171,8 @@ def check(
         profile, trial_seed = profiles[number % len(profiles)], seed + number // len(profiles)
         if profile in checked.refused:
             continue
-        extra = varied(connector, random.Random(f"{profile}/{trial_seed}")) if config is None else config
+        rng = random.Random(f"{profile}/{trial_seed}")
+        extra = varied(connector, rng, full=profile == FULL) if config is None else config
         beside = profile == "multi"
         subject = Subject(
             connector,

@@ -26,8 +26,8 @@ def room(rng: random.Random) -> Scenario:
         for twin in range(rng.choice((1, 1, 2, 3))):
             arrival = Arrival(f"r-{number}-{twin}", (head, *tail), rng.randrange(1, 6), at_step)
             arrivals.append(arrival)
-            if rng.random() < 0.15:
-                aborts.append(Abort(arrival.id, at_step, rng.choice((None, When.MATCHED, When.LOADING))))
+            if rng.random() < 0.3:
+                aborts.append(Abort(arrival.id, at_step, rng.choice((None, When.MATCHED, When.LOADING, When.LOADING))))
         at_step += rng.randrange(12)
     return Scenario(
         arrivals=tuple(arrivals),
@@ -79,8 +79,10 @@ def conversation(rng: random.Random) -> Scenario:
     )
 
 
+FULL = "room"
+"""The profile for which a known connector gets a small store (`settings_when_full`)."""
 STORE_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
-    "room": room,
+    FULL: room,
     "many-prefixes": many_prefixes,
     "conversation": conversation,
 }
