@@ -148,9 +148,7 @@ def play(
         try:
             drive(scenario, stage, on_step)
             if observer is not None and not stage.scheduler.has_unfinished_requests():
-                observer.rest(
-                    partial(run_more, stage, scenario), when_new if room.can_be_measured(scenario) else None
-                )
+                observer.rest(partial(run_more, stage, scenario), when_new if room.can_be_measured(scenario) else None)
         except Exception as died:  # an engine may die of anything
             error, trace = f"{type(died).__name__}: {died}", where(died)
         in_memory.flush()

@@ -44,8 +44,8 @@ def room(rng: random.Random) -> Scenario:
 
 
 def many_prefixes(rng: random.Random) -> Scenario:
-    """Seven hundred prompts that share nothing, all of the same short length: a key that does not tell two of them apart finds
-    what another prompt has stored."""
+    """Seven hundred short prompts of one length that share nothing: a key that does not tell two of them apart finds what
+    another prompt has stored."""
     length = rng.choice((2 * BLOCK_SIZE, 4 * BLOCK_SIZE)) + 1
     arrivals = tuple(Arrival(f"p-{n}", (_segment(rng, length),), 1, n // 8) for n in range(700))
     settings = {"max_num_batched_tokens": 2048}

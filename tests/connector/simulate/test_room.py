@@ -48,7 +48,9 @@ def runs(stage: BareScheduler) -> room.Run:
 def test_the_room_of_a_store_is_what_it_holds(make: Callable[..., BareScheduler]) -> None:
     small, large = make(SMALL), make({"chunk_size": CHUNK})
     assert room.measured(small, runs(small), "a") == room.Room(SLOTS * CHUNK, is_full=True)
-    assert room.measured(small, runs(small), "b") == room.Room(SLOTS * CHUNK, is_full=True), "others were evicted for them"
+    assert room.measured(small, runs(small), "b") == room.Room(SLOTS * CHUNK, is_full=True), (
+        "others were evicted for them"
+    )
     whole = (room.TOKENS - 1) * room.PROMPTS
     assert room.measured(large, runs(large), "a") == room.Room(whole, is_full=False)
 
