@@ -21,8 +21,6 @@ def import_vllm() -> None:
     from kvtrail.connector.simulate.tiny_model import prepare_environment
 
     prepare_environment()
-    import vllm.v1.core.sched.scheduler
-    import vllm.v1.structured_output
 
     import kvtrail.connector.simulate.check.session  # noqa: F401
 

@@ -144,7 +144,10 @@ def main() -> None:
         is_killed = bool(answer.get("found") or answer.get("died"))
         if not is_killed:
             survived.append(mutant.name)
-        print(f"{'killed' if is_killed else 'SURVIVED':9} {answer.get('steps', 0):6,} {mutant.name}: {answer.get('found')}", flush=True)
+        print(
+            f"{'killed' if is_killed else 'SURVIVED':9} {answer.get('steps', 0):6,} {mutant.name}: {answer.get('found')}",
+            flush=True,
+        )
     print(f"{len(all_of_them) - len(survived)} of {len(all_of_them)} killed")
 
 

@@ -36,7 +36,10 @@ def main() -> None:
         answer = known.answers[name]
         if not answer.get("found"):
             missed.append(name)
-        print(f"{name.partition(':')[2]:24} {answer.get('steps', 0):7,} {answer.get('profile', ''):16} {answer.get('found')}", flush=True)
+        print(
+            f"{name.partition(':')[2]:24} {answer.get('steps', 0):7,} {answer.get('profile', ''):16} {answer.get('found')}",
+            flush=True,
+        )
     print(f"{len(names) - len(missed)} of {len(names)} found; missed: {', '.join(missed) or 'none'}")
     sys.exit(len(missed) > 1)
 

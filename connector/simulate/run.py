@@ -142,7 +142,7 @@ def play(
             nonlocal steps_when_new
             with in_memory.exporters():
                 new = _build(Path(folder), scenario, connector, build)
-                measured = room.measured_when_new(new, partial(_run_more, new, scenario))
+                measured = room.measured_when_new(new, partial(run_more, new, scenario))
                 new.close()
             steps_when_new = new.steps
             return measured
@@ -154,7 +154,7 @@ def play(
         try:
             drive(scenario, stage, on_step)
             if observer is not None and not stage.scheduler.has_unfinished_requests():
-                observer.rest(partial(_run_more, stage, scenario), when_new if room.can_be_measured(scenario) else None)
+                observer.rest(partial(run_more, stage, scenario), when_new if room.can_be_measured(scenario) else None)
         except Exception as died:  # an engine may die of anything
             error, trace = f"{type(died).__name__}: {died}", where(died)
         in_memory.flush()
@@ -198,7 +198,7 @@ def play(
     )
 
 
-def _run_more(stage: Stage, scenario: Scenario, arrivals: Sequence[Arrival]) -> None:
+def run_more(stage: Stage, scenario: Scenario, arrivals: Sequence[Arrival]) -> None:
     """Run some more requests, until all of their transfers have ended."""
     more = replace(scenario, arrivals=tuple(arrivals), aborts=(), resets=(), most_steps=stage.steps + 2000)
     drive(more, stage)

@@ -247,6 +247,7 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "chunked-prefill": chunked_prefill,
     "preemption-storm": preemption_storm,
     "retry": retry,
+    **STORE_PROFILES,
     "abort": abort,
     "async": asynchronous,
     "load-failure": load_failure,
@@ -263,7 +264,6 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "groups": groups,
     "states": states,
     "block-sizes": block_sizes,
-    **STORE_PROFILES,
 }
 """By name, in the order in which `kvtrail check` takes turns."""
 OF_PAIRS = ("handoffs", "handoff-ranks")

@@ -149,20 +149,34 @@ def write(checked: Checked, folder: Path) -> list[Path]:
     written: list[Path] = []
     files: dict[str, tuple[str, str]] = {}
     for each in checked.found:
-        name = slug(each.failure.what)
-        trace, test = folder / f"{name}.jsonl", folder / f"test_{name.replace('-', '_')}.py"
-        trace.write_text("".join(otlp_json.spans_to_json_lines(each.small.played.spans)), encoding="utf-8")
-        test.write_text(as_pytest(each.small.scenario, connector=each.subject, failure=each.failure), encoding="utf-8")
-        files[each.failure.id] = (trace.name, test.name)
-        written += [trace, test]
-        if each.workload.is_mutated:
-            small = replace(each.workload, scenario=each.small.scenario)
-            written.append(folder / _scenario_file(each))
-            written[-1].write_text(json.dumps(small.as_dict(), indent=1) + "\n", encoding="utf-8")
+        files[each.failure.id] = names_of(each)
+        for name, text in texts_of(each).items():
+            (folder / name).write_text(text, encoding="utf-8")
+            written.append(folder / name)
     for name, text in ((MARKDOWN, as_markdown(checked, files)), (JUNIT, as_junit(checked))):
         (folder / name).write_text(text, encoding="utf-8")
         written.append(folder / name)
     return written
+
+
+def names_of(found: Found) -> tuple[str, str]:
+    """The names of the files with a failure's trace and its test."""
+    name = slug(found.failure.what)
+    return f"{name}.jsonl", f"test_{name.replace('-', '_')}.py"
+
+
+def texts_of(found: Found) -> dict[str, str]:
+    """A failure's files, by name: its trace, its test, and its scenario where no seed gives it again."""
+    trace, test = names_of(found)
+    small = found.small
+    texts = {
+        trace: "".join(otlp_json.spans_to_json_lines(small.played.spans)),
+        test: as_pytest(small.scenario, connector=found.subject, failure=found.failure),
+    }
+    if found.workload.is_mutated:
+        workload = replace(found.workload, scenario=small.scenario)
+        texts[_scenario_file(found)] = json.dumps(workload.as_dict(), indent=1) + "\n"
+    return texts
 
 
 def _summary(checked: Checked) -> str:

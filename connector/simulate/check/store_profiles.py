@@ -26,8 +26,8 @@ def room(rng: random.Random) -> Scenario:
         for twin in range(rng.choice((1, 1, 2, 3))):
             arrival = Arrival(f"r-{number}-{twin}", (head, *tail), rng.randrange(1, 6), at_step)
             arrivals.append(arrival)
-            if rng.random() < 0.15:
-                aborts.append(Abort(arrival.id, at_step, rng.choice((None, When.MATCHED, When.LOADING))))
+            if rng.random() < 0.3:
+                aborts.append(Abort(arrival.id, at_step, rng.choice((None, When.MATCHED, When.LOADING, When.LOADING))))
         at_step += rng.randrange(12)
     return Scenario(
         arrivals=tuple(arrivals),
@@ -44,8 +44,8 @@ def room(rng: random.Random) -> Scenario:
 
 
 def many_prefixes(rng: random.Random) -> Scenario:
-    """Seven hundred prompts that share nothing, all of the same short length: a key that does not tell two of them apart finds
-    what another prompt has stored."""
+    """Seven hundred short prompts of one length that share nothing: a key that does not tell two of them apart finds what
+    another prompt has stored."""
     length = rng.choice((2 * BLOCK_SIZE, 4 * BLOCK_SIZE)) + 1
     arrivals = tuple(Arrival(f"p-{n}", (_segment(rng, length),), 1, n // 8) for n in range(700))
     settings = {"max_num_batched_tokens": 2048}
@@ -79,8 +79,10 @@ def conversation(rng: random.Random) -> Scenario:
     )
 
 
+FULL = "room"
+"""The profile for which a known connector gets a small store (`settings_when_full`)."""
 STORE_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
-    "room": room,
+    FULL: room,
     "many-prefixes": many_prefixes,
     "conversation": conversation,
 }

@@ -48,15 +48,15 @@ class Subject:
         }
 
 
-def varied(name: str, rng: random.Random) -> dict[str, Any]:
+def varied(name: str, rng: random.Random, *, full: bool = False) -> dict[str, Any]:
     """Extra configuration drawn at random: for a known connector, and for one whose class has `kvtrail_check_settings`, as a
-    `KnownConnector` has `check_settings`; none for others."""
+    `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
     if own := _declared(name):
         return _drawn(own, rng)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
     if known is None:
         return {}
-    settings = _drawn(known.check_settings, rng)
+    settings = _drawn(known.check_settings, rng) | (_drawn(known.settings_when_full, rng) if full else {})
     if known.check_children:
         children = rng.sample(known.check_children, k=2)
         settings["connectors"] = [configuration(each, varied(each, rng)) for each in children]

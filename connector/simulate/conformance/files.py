@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from kvtrail.connector.simulate.check.report import texts_of
 from kvtrail.connector.simulate.conformance import junit, page
-from kvtrail.connector.simulate.conformance.report import Report, files_of
+from kvtrail.connector.simulate.conformance.report import Report
 from kvtrail.connector.simulate.conformance.suite import Conformance
-from kvtrail.connector.simulate.regression import as_pytest
-from kvtrail.tracer.ingest import otlp_json
 
 REPORT = "report.json"
 
 
 def write(of: Conformance, report: Report, folder: Path) -> list[Path]:
-    """Write the report, as JSON, as JUnit's XML and as a page, and the trace and the test of each failure; returns the files.
+    """Write the report, as JSON, as JUnit's XML and as a page, and the files of each failure; returns the files.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -26,9 +25,7 @@ def write(of: Conformance, report: Report, folder: Path) -> list[Path]:
         junit.NAME: junit.as_junit(report),
     }
     for found in of.checked.found:
-        trace, test = files_of(found)
-        texts[trace] = "".join(otlp_json.spans_to_json_lines(found.small.played.spans))
-        texts[test] = as_pytest(found.small.scenario, connector=found.subject, failure=found.failure)
+        texts |= texts_of(found)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [*(folder / name for name in texts), page.write(report, folder)]

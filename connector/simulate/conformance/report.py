@@ -10,12 +10,11 @@ import vllm
 
 from kvtrail import __version__
 from kvtrail.connector.known import importable_as
-from kvtrail.connector.simulate.check.report import again
+from kvtrail.connector.simulate.check.report import again, names_of
 from kvtrail.connector.simulate.check.session import Found
 from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION
 from kvtrail.connector.simulate.conformance.suite import Asked, Conformance
 from kvtrail.connector.simulate.conformance.verdict import Judged
-from kvtrail.connector.simulate.regression import slug
 
 SCHEMA_VERSION = 1
 
@@ -124,7 +123,7 @@ class Report(TypedDict):
 
 
 def as_dict(of: Conformance) -> Report:
-    """JSON-ready data. `trace` and `test` of a failure are files beside the report."""
+    """JSON-ready data. Files that a failure names lie beside the report."""
     checked = of.checked
     return Report(
         schema_version=SCHEMA_VERSION,
@@ -160,12 +159,6 @@ def as_dict(of: Conformance) -> Report:
     )
 
 
-def files_of(found: Found) -> tuple[str, str]:
-    """The names of a failure's trace and of its test."""
-    name = slug(found.failure.what)
-    return f"{name}.jsonl", f"test_{name.replace('-', '_')}.py"
-
-
 def _requirement(judged: Judged) -> RequirementResult:
     of = judged.requirement
     return RequirementResult(
@@ -183,7 +176,7 @@ def _requirement(judged: Judged) -> RequirementResult:
 
 
 def _failure(found: Found, of: Conformance) -> Failure:
-    trace, test = files_of(found)
+    trace, test = names_of(found)
     id = found.failure.id
     return Failure(
         id=id,

@@ -19,11 +19,15 @@ from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario, 
 
 HEAD = ("head", 256)
 SCENARIO = Scenario(
-    arrivals=(Arrival("first", (HEAD,), 1), Arrival("second", (HEAD, ("x", 9)), 2, 1), Arrival("third", (HEAD, ("y", 9)), 1, 20)),
+    arrivals=(
+        Arrival("first", (HEAD,), 1),
+        Arrival("second", (HEAD, ("x", 9)), 2, at_step=1),
+        Arrival("third", (HEAD, ("y", 9)), 1, at_step=20),
+    ),
     resets=(CachesReset(1), CachesReset(19)),
     settings={"max_num_batched_tokens": 512},
     workers=Workers(latest_steps=0),
-)  # fmt: skip
+)
 
 
 class StoresLate(ChunkStore):
@@ -73,4 +77,6 @@ def test_a_load_that_came_too_late_is_named() -> None:
 
 def test_a_copy_that_is_never_made_is_not_called_late() -> None:
     text = read_wrongly("NeverStores")
-    assert text.endswith("first had computed it in step 0; no later load of it was right, and nothing came to this place later on.")
+    assert text.endswith(
+        "first had computed it in step 0; no later load of it was right, and nothing came to this place later on."
+    )

@@ -1,6 +1,6 @@
 """A second small host cache, of another author: it keeps block tables of its own, holds chunks while they are read, stores
-some steps later if it is told to, and keeps the blocks of ended requests until then. It is correct; `store_bugs` breaks it. No
-name in it says what is temporary."""
+some steps later if it is told to, and keeps the blocks of ended requests until then. It is correct; `store_bugs` breaks it.
+No name in it says what is temporary."""
 
 from __future__ import annotations
 
