@@ -38,7 +38,7 @@ PURE = ["events", "model", "causes", "ledger", "rules", "detect", "savings", "ca
 WRITTEN = (".py", ".md", ".toml", ".yml", ".yaml", ".json", ".js", ".html", ".css", ".txt")
 UNWRITTEN = {
     ".git", ".venv", ".cache", ".demo", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "build",
-    "dist", "test-artifacts", "kvtrail-check",
+    "dist", "test-artifacts", "kvtrail-check", "kvtrail-conformance",
 }  # fmt: skip
 SERVER_LIBRARIES = {"fastapi", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "sqlite3", "click"}
 
@@ -125,6 +125,8 @@ def written() -> Iterator[Path]:
             ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"],
         ),
         ("import kvtrail.__main__", ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"]),
+        ("import kvtrail.connector.pytest_plugin", ["vllm", "torch", "opentelemetry", "click", "kvtrail.tracer"]),
+        ("import kvtrail.connector.simulate.conformance.page", ["vllm", "torch", "streamlit", "fastapi"]),
         ("import kvtrail.connector.commands.replay", ["vllm", "torch", "fastapi", "streamlit"]),
         (
             "import kvtrail.dashboard.client, kvtrail.dashboard.content.request_charts, kvtrail.dashboard.live.view",

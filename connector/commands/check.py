@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvtrail.connector.commands.interrupts import interrupts
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
 from kvtrail.connector.simulate.check.profiles import OF_PAIRS, PROFILES
 from kvtrail.tracer.commands.options import INCONCLUSIVE
@@ -18,8 +16,6 @@ from kvtrail.tracer.model.words import some
 from kvtrail.tracer.reports import output_file, terminal
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from kvtrail.connector.simulate.check.session import Checked
 
 
@@ -49,6 +45,20 @@ if TYPE_CHECKING:
 @click.option(
     "--fake-workers", is_flag=True, help="Do not run the connector's own workers, even if they would run on this CPU."
 )
+@click.option(
+    "--workloads",
+    type=click.Choice(("random", "coverage")),
+    default="random",
+    show_default=True,
+    help="How they are chosen: each by its profile and seed alone, or every other as a mutation of one that reached something"
+    " new.",
+)
+@click.option(
+    "--scenario",
+    "scenario_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Run only this scenario, which an earlier session wrote beside its report.",
+)
 @click.option("--first", is_flag=True, help="Stop at the first failure.")
 @click.option(
     "-o",
@@ -70,6 +80,8 @@ def check(
     runs: int | None,
     seconds: float | None,
     fake_workers: bool,
+    workloads: str,
+    scenario_file: Path | None,
     first: bool,
     output: Path,
     as_json: bool,
@@ -94,16 +106,25 @@ def check(
     """
     vllm_ready("kvtrail check")
     from kvtrail.connector.simulate.check import report
-    from kvtrail.connector.simulate.check.session import STEPS, NothingRecorded
+    from kvtrail.connector.simulate.check.session import STEPS, NothingRecorded, check_one
     from kvtrail.connector.simulate.check.session import check as torture
+    from kvtrail.connector.simulate.check.workload import Workload, Workloads
     from kvtrail.connector.simulate.run import Unbuildable
 
+    workload = None
+    if scenario_file is not None:
+        if profiles or config is not None:
+            raise click.UsageError("--scenario names the profile and the configuration itself")
+        try:
+            workload = Workload.from_dict(json.loads(scenario_file.read_text(encoding="utf-8")))
+        except ValueError as wrong:
+            raise click.BadParameter(f"{scenario_file}: {wrong}", param_hint="--scenario") from wrong
     if seconds is None and steps is None and runs is None:
         steps = STEPS
     latest: list[Checked] = []
     interrupted = False
     try:
-        with _interrupts() as asked_to_end, terminal.status() as say:
+        with interrupts() as asked_to_end, terminal.status() as say:
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
@@ -113,18 +134,22 @@ def check(
                 failures = some(len(checked.found), "failure")
                 say(f"{checked.seconds:.0f} s, {checked.steps.total():,}{of} steps, {failures}; {doing}")
 
-            checked = torture(
-                connector,
-                config=config,
-                profiles=profiles or None,
-                seed=seed,
-                seconds=seconds,
-                steps=steps,
-                runs=runs,
-                fake_workers=fake_workers,
-                stop_at_first=first,
-                on_progress=on_progress,
-            )
+            if workload is not None:
+                checked = check_one(connector, workload, fake_workers=fake_workers, on_progress=on_progress)
+            else:
+                checked = torture(
+                    connector,
+                    config=config,
+                    profiles=profiles or None,
+                    seed=seed,
+                    seconds=seconds,
+                    steps=steps,
+                    runs=runs,
+                    fake_workers=fake_workers,
+                    stop_at_first=first,
+                    workloads=Workloads(workloads),
+                    on_progress=on_progress,
+                )
     except KeyboardInterrupt:
         if not latest:
             raise
@@ -134,28 +159,9 @@ def check(
         context.exit(2)
     with output_file.or_exit(output):
         written = report.write(checked, output)
-    click.echo(json.dumps(report.as_dict(checked), indent=2) if as_json else report.as_text(checked))
+    click.echo(json.dumps(report.as_dict(checked, output), indent=2) if as_json else report.as_text(checked, output))
     click.echo(f"\nWritten: {', '.join(map(str, written))}", err=True)
     if interrupted:
         click.echo("Interrupted; this is what was seen until then.", err=True)
         context.exit(130)
     context.exit(1 if checked.found else INCONCLUSIVE if checked.inconclusive else 0)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """The Ctrl-C that came, as signals. Each raises KeyboardInterrupt as well, which is lost where Python is in a callback of
-    its own, such as a weak reference's. Where a shell has us ignore Ctrl-C, it stays ignored."""
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        signal.default_int_handler(number, frame)
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGINT, before)

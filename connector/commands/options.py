@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from kvtrail.tracer.commands.refusal import Refused
 
 
 def vllm_ready(command: str) -> None:
-    """Import vLLM in this process, with its logging turned down.
+    """Import vLLM in this process, with its logging turned down. A connector in the current folder can be imported, too.
 
     Raises:
         Refused: it is not installed; the text says so.
@@ -21,6 +22,8 @@ def vllm_ready(command: str) -> None:
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     tiny_model.prepare_environment()
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last, so that a file here hides no package
     try:
         import vllm  # noqa: F401
     except ImportError as missing:

@@ -43,6 +43,7 @@ class KnownConnector:
             None where that is not fixed.
         children: the attribute that lists the connectors which it passes calls on to.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
+        settings_when_full: the same, in their place, where the store is to be full.
         hands_over: those of its classes with which engines in one process hand over to each other, by the `stand_in` in its
             folder.
         check_children: the connectors of which `kvtrail check` makes two its children.
@@ -57,6 +58,7 @@ class KnownConnector:
     lease: Callable[[Any, str], float | None] | None = None
     children: str | None = None
     check_settings: Mapping[str, Any] = field(default_factory=dict)
+    settings_when_full: Mapping[str, Any] = field(default_factory=dict)
     check_children: tuple[str, ...] = ()
     hands_over: Sequence[str] = ()
 

@@ -120,7 +120,7 @@ def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], 
     """In words, what the words of one token's KV are: whose, of which layer, or none that was ever computed."""
     for value, text in (
         (_OF_NO_PREFIX[0], "zeros"),
-        (_OF_NO_PREFIX[UNWRITTEN], "nothing, since nobody has written there"),
+        (_OF_NO_PREFIX[UNWRITTEN], "nothing, since nobody had written there by then"),
         (_OF_NO_PREFIX[FAILED], "what was computed of a load that had failed"),
     ):
         if (words == value).all():

@@ -4,12 +4,12 @@ what is left when all of them have ended."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrail.connector.known import has_other_writers
 from kvtrail.connector.known.fake import reports_transfers
-from kvtrail.connector.simulate import leftovers
+from kvtrail.connector.simulate import leftovers, room
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.stages import BareScheduler
@@ -46,6 +46,7 @@ class Observer:
 
     Attributes:
         seen: what was wrong.
+        room_compared: whether the store was full in the end, and its room was compared with that of a new one.
     """
 
     def __init__(self, stage: BareScheduler, connector: Any) -> None:
@@ -70,6 +71,7 @@ class Observer:
         self._hit: tuple[int, int, Any] = (0, 0, None)
         """The largest hit: its tokens, the end of the prefix that was found, and its request."""
         self.seen: dict[tuple[str, str], Observation] = {}
+        self.room_compared = False
 
     # What lookups claim.
 
@@ -144,16 +146,27 @@ class Observer:
 
         return self._plain.reset_cache is not KVConnectorBase_V1.reset_cache
 
+    def observations(self) -> list[Observation]:
+        """What was wrong; of KV that was not there in time, also when it came."""
+        worker = self._stage.worker
+        late = "" if worker is None or worker.model is None else worker.model.late.explained()
+        return [replace(each, text=each.text + late) if each.kind == BYTES else each for each in self.seen.values()]
+
     # What is left.
 
-    def rest(self, run: Callable[[Sequence[Arrival]], None]) -> None:
+    def rest(
+        self, run: Callable[[Sequence[Arrival]], None], room_when_new: Callable[[], room.Room] | None = None
+    ) -> None:
         """When all requests have ended: look at what is left, and reset the connector and see whether it has forgotten, and
-        still stores. `run` runs some more requests, until all of their transfers have ended."""
+        still stores. `run` runs some more requests, until all of their transfers have ended. With `room_when_new`, the room
+        of the same store when it was new, also look whether it has lost some."""
         run(())
         if self._keeps_blocks():
             return
         self._counted()
         self._remembered(run)
+        if room_when_new is not None and not self._has_other_writers:
+            self._has_room(run, room_when_new)
         self._forgets(run)
 
     def _keeps_blocks(self) -> bool:
@@ -243,6 +256,16 @@ class Observer:
 
     def _held(self, ended: dict[str, str]) -> dict[str, set[str]]:
         return leftovers.held(self._connector, ended.keys() - self._stage.scheduler.requests.keys(), self._ignored)
+
+    def _has_room(self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[], room.Room]) -> None:
+        """The store is as large as it was, which only the connector whole can show."""
+
+        def compared() -> room.Room:
+            self.room_compared = True
+            return when_new()
+
+        if self._connector is self._stage.connectors[0] and (text := room.lost(self._stage, run, compared)) is not None:
+            self._note(REST, "the store has lost room", text)
 
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector import registration
-from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate import in_memory, room
 from kvtrail.connector.simulate.coverage import left_out
 from kvtrail.connector.simulate.observer import Observation, Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
@@ -66,7 +66,10 @@ class Played:
         loads_read: loads whose bytes were looked at, where the connector's own workers ran.
         loads_copied: whether any of them had written anything.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
+        room_compared: whether the room of a full store was compared with that of a new one.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
+        tested: the id of the connector under test among the children of a MultiConnector; None if that is all of them.
+        ranks: tensor-parallel ranks of the engine; of two engines, those of the larger one.
     """
 
     exporters: Sequence[in_memory.InMemoryExporter]
@@ -83,6 +86,9 @@ class Played:
     loads_copied: bool
     blocks_compared: int
     unprobed: str | None
+    tested: str | None = None
+    ranks: int = 1
+    room_compared: bool = False
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -130,13 +136,16 @@ def play(
         build = WholeEngine if whole_engine else partial(BareScheduler, own_workers=own_workers, copies=observed)
         stage = _build(Path(folder), scenario, connector, build)
         observer, tested, error, trace = None, None, None, ""
+        steps_when_new = 0
 
-        def more(arrivals: Sequence[Arrival]) -> None:
-            drive(
-                replace(scenario, arrivals=tuple(arrivals), aborts=(), resets=(), most_steps=stage.steps + 2000), stage
-            )
-            for _ in range(DRAIN_STEPS + 2 * scenario.workers.latest_steps):
-                stage.step()
+        def when_new() -> room.Room:
+            nonlocal steps_when_new
+            with in_memory.exporters():
+                new = _build(Path(folder), scenario, connector, build)
+                measured = room.measured_when_new(new, partial(run_more, new, scenario))
+                new.close()
+            steps_when_new = new.steps
+            return measured
 
         if isinstance(stage, BareScheduler) and stage.connectors:
             tested = getattr(stage.connectors[child], "_kvtrail", None)
@@ -145,7 +154,7 @@ def play(
         try:
             drive(scenario, stage, on_step)
             if observer is not None and not stage.scheduler.has_unfinished_requests():
-                observer.rest(more)
+                observer.rest(partial(run_more, stage, scenario), when_new if room.can_be_measured(scenario) else None)
         except Exception as died:  # an engine may die of anything
             error, trace = f"{type(died).__name__}: {died}", where(died)
         in_memory.flush()
@@ -165,7 +174,7 @@ def play(
     alone = schedulers[child - 1] if 0 < child <= len(schedulers) else None
     detector, checks = judged_alone(events, alone)
     found = [finding for held in detector.findings.values() for finding in held.values()]
-    observations = [] if observer is None else list(observer.seen.values())
+    observations = [] if observer is None else observer.observations()
     if observed and (gap := left_out(events, alone)) is not None:
         observations.append(gap)
     return Played(
@@ -176,14 +185,25 @@ def play(
         observations=observations,
         error=error,
         traceback=trace,
-        steps=stage.steps,
+        steps=stage.steps + steps_when_new,
         unfinished={r: state for r, state in unfinished.items() if state},
         lookups=[e for e in events if isinstance(e, Lookup) and alone in (None, e.connector_id)],
         loads_read=0 if model is None else model.loaded,
         loads_copied=model is not None and model.copied,
         blocks_compared=0 if model is None else model.compared,
         unprobed=unprobed,
+        tested=alone,
+        ranks=scenario.settings.get("tensor_parallel_size", 1),
+        room_compared=observer is not None and observer.room_compared,
     )
+
+
+def run_more(stage: Stage, scenario: Scenario, arrivals: Sequence[Arrival]) -> None:
+    """Run some more requests, until all of their transfers have ended."""
+    more = replace(scenario, arrivals=tuple(arrivals), aborts=(), resets=(), most_steps=stage.steps + 2000)
+    drive(more, stage)
+    for _ in range(DRAIN_STEPS + 2 * scenario.workers.latest_steps):
+        stage.step()
 
 
 def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lambda steps: None) -> None:

@@ -34,6 +34,7 @@ class BareScheduler:
     Attributes:
         scheduler: vLLM's.
         steps: scheduling steps so far.
+        latest_steps: within so many steps every transfer ends.
         block_sizes: tokens of a block, of each KV cache group.
         calls: what the scheduler and the connector say to each other; None without a connector.
         worker: what stands for the connector's workers.
@@ -92,7 +93,7 @@ class BareScheduler:
         config = tiny_model.engine_config(folder, connector, drafts=drafts, seed=seed, **size, **overrides)
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
-        self.steps = 0
+        self.steps, self.latest_steps = 0, workers.latest_steps
         ranks = config.parallel_config.tensor_parallel_size
         kv_cache = tiny_model.kv_cache(num_blocks, block_size, ranks=ranks, groups=groups)
         _hold_states(config, kv_cache, drafts)

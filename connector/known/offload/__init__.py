@@ -12,4 +12,5 @@ CONNECTOR = KnownConnector(
         "cpu_bytes_to_use": (4_000_000, 50_000_000, 50_000_000),
         "load_async": (None, True),  # by default it depends on the model
     },
+    settings_when_full={"cpu_bytes_to_use": (300_000, 600_000, 1_200_000)},
 )

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from kvtrail.connector.simulate.check.store_profiles import STORE_PROFILES
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
@@ -246,6 +247,7 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "chunked-prefill": chunked_prefill,
     "preemption-storm": preemption_storm,
     "retry": retry,
+    **STORE_PROFILES,
     "abort": abort,
     "async": asynchronous,
     "load-failure": load_failure,

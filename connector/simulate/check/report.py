@@ -6,11 +6,13 @@ import json
 import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.known.probe import NO_PROBE
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
+from kvtrail.connector.simulate.check.points import POINTS
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.regression import as_pytest, slug
@@ -20,11 +22,12 @@ from kvtrail.tracer.model.words import count, some
 
 NOT_REACHED = "the session ended before it came to this profile"
 _DESCRIBED = {name: draw.__doc__ for name, draw in (*PROFILES.items(), *PAIR_PROFILES.items())}
+HERE = Path()
 JUNIT, MARKDOWN = "junit.xml", "report.md"
 
 
-def as_text(checked: Checked) -> str:
-    """For a terminal."""
+def as_text(checked: Checked, folder: Path = HERE) -> str:
+    """For a terminal. `folder` is where `write` has put its files."""
     parts = [_summary(checked), *_limits(checked)]
     if not checked.found:
         return "\n".join([*parts, *_verdict(checked)])
@@ -33,15 +36,15 @@ def as_text(checked: Checked) -> str:
         more = checked.repeated[each.failure.id]
         parts.append(
             f"\n{each.failure.id}\n  {_size(each)}{f' Seen {more + 1} times.' if more else ''}\n  {each.failure.text}\n"
-            f"  again: {_again(each)}"
+            f"  again: {again(each, folder)}"
         )
         if each.failure.details:
             parts.append(textwrap.indent(each.failure.details, "  "))
     return "\n".join(parts)
 
 
-def as_dict(checked: Checked) -> dict[str, Any]:
-    """JSON-ready data."""
+def as_dict(checked: Checked, folder: Path = HERE) -> dict[str, Any]:
+    """JSON-ready data. `folder` is where `write` has put its files."""
     return {
         "connector": checked.connector,
         "seed": checked.seed,
@@ -56,6 +59,7 @@ def as_dict(checked: Checked) -> dict[str, Any]:
         "blocks_compared": checked.blocks_compared,
         "fake_workers": checked.fake_workers,
         "unprobed": checked.unprobed,
+        "reached": {point: checked.reached[point] for point in POINTS},
         "checks": [{"rule": r, "verdict": v.value, "count": n} for (r, v), n in sorted(checked.checks.items())],
         "failures": [
             {
@@ -67,8 +71,9 @@ def as_dict(checked: Checked) -> dict[str, Any]:
                 "times": checked.repeated[each.failure.id] + 1,
                 "profile": each.profile,
                 "seed": each.seed,
+                "mutated": each.workload.is_mutated,
                 "config": dict(each.subject.extra),
-                "again": _again(each),
+                "again": again(each, folder),
                 "scenario": each.small.scenario.as_dict(),
             }
             for each in checked.found
@@ -85,7 +90,8 @@ def as_markdown(checked: Checked, files: Mapping[str, tuple[str, str]]) -> str:
         trace, test = files[each.failure.id]
         parts.append(
             f"## {each.failure.id}\n\n{each.failure.text}\n\n{_size(each)}\n\n"
-            f"- again: `{_again(each)}`\n- trace: [{trace}]({trace}) (`kvtrail audit {trace}`)\n- test: [{test}]({test})"
+            f"- again: `{again(each)}`\n- trace: [{trace}]({trace}) (`kvtrail audit {trace}`)\n"
+            f"- test: [{test}]({test})"
         )
         if each.failure.details:
             parts.append(f"```\n{each.failure.details}\n```")
@@ -93,6 +99,8 @@ def as_markdown(checked: Checked, files: Mapping[str, tuple[str, str]]) -> str:
     rules = sorted({rule for rule, _ in checked.checks})
     checks = [(rule, *(count(checked.checks[rule, verdict]) for verdict in Verdict)) for rule in rules]
     parts += ["## What was run\n\n" + _table(("profile", "runs", "steps"), trials)]
+    points = [(point, meaning, count(checked.reached[point])) for point, meaning in POINTS.items()]
+    parts += ["## What was reached\n\n" + _table(("point", "meaning", "times"), points)]
     parts += ["## What was checked\n\n" + _table(("rule", *(verdict.value for verdict in Verdict)), checks)]
     return "\n\n".join(parts) + "\n"
 
@@ -119,7 +127,7 @@ def as_junit(checked: Checked) -> str:
             ET.SubElement(case, "skipped", message=checked.refused.get(profile, NOT_REACHED))
         if failed:
             text = "\n\n".join(
-                "\n".join(filter(None, (each.failure.id, each.failure.text, _again(each), each.failure.details)))
+                "\n".join(filter(None, (each.failure.id, each.failure.text, again(each), each.failure.details)))
                 for each in failed
             )
             ET.SubElement(case, "failure", message="; ".join(each.failure.id for each in failed)).text = text
@@ -131,7 +139,8 @@ def as_junit(checked: Checked) -> str:
 
 
 def write(checked: Checked, folder: Path) -> list[Path]:
-    """Write the Markdown and JUnit reports, and the trace and the test of each failure; returns the files.
+    """Write the Markdown and JUnit reports, and the trace and the test of each failure, and its scenario where no seed gives
+    it again; returns the files.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -140,16 +149,34 @@ def write(checked: Checked, folder: Path) -> list[Path]:
     written: list[Path] = []
     files: dict[str, tuple[str, str]] = {}
     for each in checked.found:
-        name = slug(each.failure.what)
-        trace, test = folder / f"{name}.jsonl", folder / f"test_{name.replace('-', '_')}.py"
-        trace.write_text("".join(otlp_json.spans_to_json_lines(each.small.played.spans)), encoding="utf-8")
-        test.write_text(as_pytest(each.small.scenario, connector=each.subject, failure=each.failure), encoding="utf-8")
-        files[each.failure.id] = (trace.name, test.name)
-        written += [trace, test]
+        files[each.failure.id] = names_of(each)
+        for name, text in texts_of(each).items():
+            (folder / name).write_text(text, encoding="utf-8")
+            written.append(folder / name)
     for name, text in ((MARKDOWN, as_markdown(checked, files)), (JUNIT, as_junit(checked))):
         (folder / name).write_text(text, encoding="utf-8")
         written.append(folder / name)
     return written
+
+
+def names_of(found: Found) -> tuple[str, str]:
+    """The names of the files with a failure's trace and its test."""
+    name = slug(found.failure.what)
+    return f"{name}.jsonl", f"test_{name.replace('-', '_')}.py"
+
+
+def texts_of(found: Found) -> dict[str, str]:
+    """A failure's files, by name: its trace, its test, and its scenario where no seed gives it again."""
+    trace, test = names_of(found)
+    small = found.small
+    texts = {
+        trace: "".join(otlp_json.spans_to_json_lines(small.played.spans)),
+        test: as_pytest(small.scenario, connector=found.subject, failure=found.failure),
+    }
+    if found.workload.is_mutated:
+        workload = replace(found.workload, scenario=small.scenario)
+        texts[_scenario_file(found)] = json.dumps(workload.as_dict(), indent=1) + "\n"
+    return texts
 
 
 def _summary(checked: Checked) -> str:
@@ -200,16 +227,25 @@ def _verdict(checked: Checked) -> list[str]:
 def _size(found: Found) -> str:
     small = found.small
     again = f" FLAKY: run again, it failed in {small.seen} of {small.runs} runs." if small.is_flaky else ""
+    drawn = f"{'a mutation of ' if found.workload.is_mutated else ''}profile {found.profile}, seed {found.seed}"
     return (
         f"With {some(len(small.scenario.arrivals), 'request')} in {some(small.played.steps, 'step')};"
-        f" found first with {count(len(found.original.arrivals))}, profile {found.profile}, seed {found.seed}.{again}"
+        f" found first with {count(len(found.original.arrivals))}, {drawn}.{again}"
     )
 
 
-def _again(found: Found) -> str:
-    """The command that shows a failure again."""
+def again(found: Found, folder: Path = HERE) -> str:
+    """The command that shows a failure again. `folder` is where `write` has put its files."""
+    fakes = " --fake-workers" if found.fakes_asked_for else ""
+    command = f"kvtrail check '{found.subject.name}'"
+    if found.workload.is_mutated:
+        return f"{command} --scenario '{folder / _scenario_file(found)}'{fakes}"
     config = "" if not found.subject.extra else f" --config '{json.dumps(dict(found.subject.extra), sort_keys=True)}'"
-    return f"kvtrail check '{found.subject.name}' --profile {found.profile} --seed {found.seed} --runs 1{config}"
+    return f"{command} --profile {found.profile} --seed {found.seed} --runs 1{config}{fakes}"
+
+
+def _scenario_file(found: Found) -> str:
+    return f"{slug(found.failure.what)}.scenario.json"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check import rehearsal
+from kvtrail.connector.simulate.check.corpus import Corpus
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
+from kvtrail.connector.simulate.check.ran import Ran
+from kvtrail.connector.simulate.check.reached import moments, reached
+from kvtrail.connector.simulate.check.store_profiles import FULL
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
+from kvtrail.connector.simulate.check.workload import Workload, Workloads
 from kvtrail.connector.simulate.pair_scenario import PairScenario
 from kvtrail.connector.simulate.run import Played, Unbuildable
 from kvtrail.connector.simulate.scenario import Scenario
@@ -26,6 +31,8 @@ STEPS = 20_000
 """Scheduling steps of a session, where the user sets no limit."""
 SHRINK_TRIES = 300
 """Runs for shrinking one failure."""
+ASKED_FOR = "that was asked for"
+"""Why fake workers run where the user wants them."""
 FEW_STEPS, FEW_HITS = 1000, 20
 """Fewer than these prove nothing."""
 
@@ -36,20 +43,34 @@ class Found:
 
     Attributes:
         small: the failure as a small scenario shows it.
-        profile, seed: what drew the scenario that failed first.
         subject: the connector with its configuration.
-        original: the scenario that failed first.
+        workload: what failed first.
+        fakes_asked_for: whether the user wanted fake workers.
     """
 
     small: Shrunk
-    profile: str
-    seed: int
     subject: Subject
-    original: Scenario | PairScenario
+    workload: Workload
+    fakes_asked_for: bool = False
 
     @property
     def failure(self) -> Failure:
         return self.small.failure
+
+    @property
+    def original(self) -> Scenario | PairScenario:
+        """The scenario that failed first."""
+        return self.workload.scenario
+
+    @property
+    def profile(self) -> str:
+        """The profile that drew it, or drew what it is a mutation of."""
+        return self.workload.profile
+
+    @property
+    def seed(self) -> int:
+        """Of the profile."""
+        return self.workload.seed
 
 
 @dataclass(kw_only=True)
@@ -66,6 +87,9 @@ class Checked:
         lookups, hits: lookups of the connector, and those that answered with tokens: a session without hits proves little.
         loads_read: loads whose bytes were looked at.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
+        reached: how often each of the `points` was reached.
+        runs: what each run has reached, and who has looked at it.
+        situations: in how many runs each of their situations was seen.
         fake_workers: why its own workers did not run; None if they did.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
         profiles: those that were asked for.
@@ -86,6 +110,9 @@ class Checked:
     hits: int = 0
     loads_read: int = 0
     blocks_compared: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
+    runs: list[Ran] = field(default_factory=list)
+    situations: Counter[str] = field(default_factory=Counter)
     fake_workers: str | None = None
     unprobed: str | None = None
     seconds: float = 0.0
@@ -127,7 +154,9 @@ def check(
     runs: int | None = None,
     fake_workers: bool = False,
     stop_at_first: bool = False,
+    loads_may_fail: bool = True,
     shrink_tries: int | None = SHRINK_TRIES,
+    workloads: Workloads = Workloads.RANDOM,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
     """Torture a connector, profile after profile, seed after seed, until `steps`, `runs` or `seconds` are spent; None sets no
@@ -138,7 +167,9 @@ def check(
         config: its `kv_connector_extra_config`; by default it is drawn at random for connectors that kvtrail knows, and for
             those that say from what.
         fake_workers: do not run its own workers, even if they would run here.
+        loads_may_fail: whether workloads have loads that fail.
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
+        workloads: how they are chosen.
 
     Raises:
         Unbuildable: the connector cannot be built; the text says why.
@@ -149,79 +180,192 @@ def check(
     if lacking := set(profiles) & PAIR_PROFILES.keys() - set(pairs):
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
-    started = time.monotonic()
-    asynchronous: list[Mapping[str, Any]] = []
-    """The configurations with which it has loaded between steps."""
+    session = _Session(checked, config, shrink_tries, on_progress, loads_may_fail=loads_may_fail)
+    session.rehearse(fake_workers)
+    chosen_from = session.corpus if workloads is Workloads.COVERAGE else None
+    for workload in turns(checked, connector, config, chosen_from):
+        session.play(workload)
+        spent = ((seconds, checked.seconds), (steps, checked.steps.total()), (runs, checked.trials.total()))
+        if any(most is not None and now >= most for most, now in spent) or (stop_at_first and checked.found):
+            break
+    return session.ended()
 
-    def announce(doing: str) -> None:
-        checked.seconds = time.monotonic() - started
-        on_progress(checked, doing)
 
-    def announce_shrinking(failure: Failure, smallest: Scenario | PairScenario) -> None:
-        announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
+def check_one(
+    connector: str,
+    workload: Workload,
+    *,
+    fake_workers: bool = False,
+    shrink_tries: int | None = SHRINK_TRIES,
+    on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
+) -> Checked:
+    """Torture a connector with one workload.
 
-    if fake_workers:
-        checked.fake_workers = "that was asked for"
-    else:
-        announce("rehearsal")
-        first = varied(connector, random.Random(seed)) if config is None else config
-        checked.fake_workers = rehearsal.why_fake(Subject(connector, first))
+    Raises:
+        Unbuildable: the connector cannot be built; the text says why.
+        NothingRecorded: it is not traced.
+    """
+    checked = Checked(connector=connector, seed=workload.seed, profiles=(workload.profile,))
+    session = _Session(checked, dict(workload.extra), shrink_tries, on_progress)
+    session.rehearse(fake_workers)
+    session.play(workload)
+    return session.ended()
+
+
+def turns(
+    checked: Checked, connector: str, config: Mapping[str, Any] | None, corpus: Corpus | None
+) -> Iterator[Workload]:
+    """The workloads of a session, without end: profile after profile, seed after seed. With a corpus, once each profile had
+    its turn, mutations take as many steps as they do."""
+    profiles = checked.profiles
+    drawn = mutated = 0
     for number in count():
-        profile, trial_seed = profiles[number % len(profiles)], seed + number // len(profiles)
-        if profile in checked.refused:
+        if set(profiles) <= checked.refused.keys():
+            return
+        profile, seed = profiles[number % len(profiles)], checked.seed + number // len(profiles)
+        if profile not in checked.refused:
+            rng = random.Random(f"{profile}/{seed}")
+            extra = varied(connector, rng, full=profile == FULL) if config is None else config
+            draw = pair_of if profile in PAIR_PROFILES else scenario_of
+            before = checked.steps.total()
+            yield Workload(draw(profile, seed), profile, seed, extra)
+            drawn = checked.steps.total() - before
+        if corpus is None or number + 1 < len(profiles):
             continue
-        extra = varied(connector, random.Random(f"{profile}/{trial_seed}")) if config is None else config
+        while corpus.kept and mutated < drawn:
+            before = checked.steps.total()
+            yield corpus.choose()
+            mutated += checked.steps.total() - before
+        mutated -= drawn
+
+
+class _Session:
+    """One session, as it goes on.
+
+    Attributes:
+        corpus: the runs that reached something new.
+    """
+
+    def __init__(
+        self,
+        checked: Checked,
+        config: dict[str, Any] | None,
+        shrink_tries: int | None,
+        on_progress: Callable[[Checked, str], None],
+        *,
+        loads_may_fail: bool = True,
+    ) -> None:
+        self._loads_may_fail = loads_may_fail
+        self._checked, self._config, self._shrink_tries, self._on_progress = checked, config, shrink_tries, on_progress
+        self.corpus = Corpus(checked.seed, seen=checked.situations)
+        self._started = time.monotonic()
+        self._asynchronous: list[Mapping[str, Any]] = []
+        """The configurations with which it has loaded between steps."""
+
+    def _announce(self, doing: str) -> None:
+        self._checked.seconds = time.monotonic() - self._started
+        self._on_progress(self._checked, doing)
+
+    def _announce_shrinking(self, failure: Failure, smallest: Scenario | PairScenario) -> None:
+        self._announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
+
+    def rehearse(self, fake_workers: bool) -> None:
+        """Find out whether the connector's own workers run, unless fakes are asked for."""
+        checked = self._checked
+        if fake_workers:
+            checked.fake_workers = ASKED_FOR
+            return
+        self._announce("rehearsal")
+        first = varied(checked.connector, random.Random(checked.seed)) if self._config is None else self._config
+        checked.fake_workers = rehearsal.why_fake(Subject(checked.connector, first))
+
+    def play(self, workload: Workload) -> None:
+        """Play a workload, count what it shows, and shrink what fails."""
+        checked, profile, extra = self._checked, workload.profile, workload.extra
         beside = profile == "multi"
         subject = Subject(
-            connector,
+            checked.connector,
             extra,
             beside=beside,
             own_workers=not beside and checked.fake_workers is None,
-            may_reset_running=extra not in asynchronous,
+            may_reset_running=extra not in self._asynchronous,
+            loads_may_fail=self._loads_may_fail,
         )
-        paired = profile in PAIR_PROFILES
-        scenario = pair_of(profile, trial_seed) if paired else allowed(scenario_of(profile, trial_seed), subject)
-        announce(profile)
+        scenario = workload.scenario
+        paired = isinstance(scenario, PairScenario)
+        if not isinstance(scenario, PairScenario):
+            scenario = allowed(scenario, subject)
+        self._announce(profile)
         try:
             played, failures = run(subject, scenario)
         except Unbuildable as refused:
-            if profile not in NOT_FOR_ALL:
-                raise
-            checked.refused[profile] = str(refused).splitlines()[0]
-            if not set(profiles) <= checked.refused.keys():
-                continue
-            rehearsal.build(subject)  # it raises, if it is not the profile that is refused
-            break
+            self._refused(workload, subject, refused)
+            return
         if subject.own_workers and not paired and played.loads_read and not played.loads_copied:
             checked.fake_workers = rehearsal.NO_BYTES
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)
-        _count(checked, profile, played)
+        known = list(moments(played))
+        _count(checked, profile, played, reached(played, known))
         waits = any(lookup.is_async and lookup.returned for lookup in played.lookups)
         if waits and subject.may_reset_running and not isinstance(scenario, PairScenario):
-            asynchronous.append(extra)
+            self._asynchronous.append(extra)
             subject = replace(subject, may_reset_running=False)
             if (without := allowed(scenario, subject)) != scenario:
                 scenario = without  # what vLLM refuses to such connectors is no failure of theirs
                 played, failures = run(subject, scenario)
+                known = list(moments(played))
+        self.corpus.show(
+            replace(workload, scenario=scenario), known, steps=played.steps, may_keep=not _is_cut_short(failures)
+        )
         for failure in failures:
-            if any(found.failure.id == failure.id for found in checked.found):
-                checked.repeated[failure.id] += 1
-            elif not _a_consequence(failure, failures, checked):
-                on_try = partial(announce_shrinking, failure)
-                small = shrunk(failure, played, subject, scenario, tries=shrink_tries, on_try=on_try)
-                checked.found.append(Found(small, profile, trial_seed, subject, original=scenario))
-        announce(profile)
-        spent = ((seconds, checked.seconds), (steps, checked.steps.total()), (runs, checked.trials.total()))
-        if any(most is not None and now >= most for most, now in spent) or (stop_at_first and checked.found):
-            break
-    if checked.trials and not checked.lookups:
-        raise NothingRecorded(f"{connector}: no lookup was recorded in {checked.trials.total()} trials")
-    return checked
+            self._note(failure, failures, played, subject, replace(workload, scenario=scenario))
+        self._announce(profile)
+
+    def _refused(self, workload: Workload, subject: Subject, refused: Unbuildable) -> None:
+        """A profile, or the connector itself, cannot be driven. What only a mutation asks for is nobody's failure."""
+        checked, profile = self._checked, workload.profile
+        if workload.is_mutated:
+            return
+        if profile not in NOT_FOR_ALL:
+            raise refused
+        checked.refused[profile] = str(refused).splitlines()[0]
+        if set(checked.profiles) <= checked.refused.keys():
+            rehearsal.build(subject)  # it raises, if it is not the profile that is refused
+
+    def _note(
+        self, failure: Failure, failures: Sequence[Failure], played: Played, subject: Subject, workload: Workload
+    ) -> None:
+        """Shrink a failure that is new."""
+        checked, scenario = self._checked, workload.scenario
+        if any(found.failure.id == failure.id for found in checked.found):
+            checked.repeated[failure.id] += 1
+        elif not _a_consequence(failure, failures, checked):
+            on_try = partial(self._announce_shrinking, failure)
+            small = shrunk(failure, played, subject, scenario, tries=self._shrink_tries, on_try=on_try)
+            checked.found.append(Found(small, subject, workload, checked.fake_workers == ASKED_FOR))
+
+    def ended(self) -> Checked:
+        """The result.
+
+        Raises:
+            NothingRecorded: the connector is not traced.
+        """
+        checked = self._checked
+        if checked.trials and not checked.lookups:
+            raise NothingRecorded(f"{checked.connector}: no lookup was recorded in {checked.trials.total()} trials")
+        return checked
+
+
+def _is_cut_short(failures: Sequence[Failure]) -> bool:
+    """Whether a run did not come to its end: what is made of it would not either."""
+    return any(failure.kind in (CRASH, HANG) for failure in failures)
 
 
 def allowed(scenario: Scenario, subject: Subject) -> Scenario:
     """The scenario without what vLLM does not support for such a connector."""
+    if not subject.loads_may_fail:
+        scenario = replace(scenario, workers=replace(scenario.workers, load_failures=0.0, fails=()))
     if subject.may_reset_running:
         return scenario
     return replace(scenario, resets=tuple(replace(each, running=False) for each in scenario.resets))
@@ -234,12 +378,17 @@ def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Check
     return failure.kind in ends and any(other.kind not in ends and other.id in known for other in failures)
 
 
-def _count(checked: Checked, profile: str, played: Played) -> None:
+def _count(checked: Checked, profile: str, played: Played, points: Counter[str]) -> None:
+    hits = sum(bool(lookup.answer) for lookup in played.lookups)
     checked.trials[profile] += 1
     checked.steps[profile] += played.steps
     checked.checks.update(played.checks)
     checked.lookups += len(played.lookups)
-    checked.hits += sum(bool(lookup.answer) for lookup in played.lookups)
+    checked.hits += hits
     checked.loads_read += played.loads_read
     checked.blocks_compared += played.blocks_compared
+    checked.reached += points
+    checked.runs.append(
+        Ran(points, played.checks, hits, played.loads_read, played.blocks_compared, played.room_compared)
+    )
     checked.unprobed = played.unprobed

@@ -22,6 +22,7 @@ class Subject:
         own_workers: its own worker side runs, on KV caches in memory, instead of fake workers.
         may_reset_running: whether vLLM's cache may be reset while requests run; not where loads run between steps, which
             vLLM does not support.
+        loads_may_fail: whether loads may fail; not where the connector has no way to report that.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Subject:
     beside: bool = False
     own_workers: bool = False
     may_reset_running: bool = True
+    loads_may_fail: bool = True
 
     def configuration(self) -> dict[str, Any]:
         """The `kv_transfer_config`."""
@@ -46,15 +48,15 @@ class Subject:
         }
 
 
-def varied(name: str, rng: random.Random) -> dict[str, Any]:
+def varied(name: str, rng: random.Random, *, full: bool = False) -> dict[str, Any]:
     """Extra configuration drawn at random: for a known connector, and for one whose class has `kvtrail_check_settings`, as a
-    `KnownConnector` has `check_settings`; none for others."""
+    `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
     if own := _declared(name):
         return _drawn(own, rng)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
     if known is None:
         return {}
-    settings = _drawn(known.check_settings, rng)
+    settings = _drawn(known.check_settings, rng) | (_drawn(known.settings_when_full, rng) if full else {})
     if known.check_children:
         children = rng.sample(known.check_children, k=2)
         settings["connectors"] = [configuration(each, varied(each, rng)) for each in children]

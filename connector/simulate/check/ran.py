@@ -1,0 +1,30 @@
+"""What is kept of each run of a session: what it has reached, and who has looked at it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvtrail.tracer.model.findings import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run.
+
+    Attributes:
+        reached: how often each of the `points` was reached.
+        checks: how often each rule gave each verdict to the connector.
+        hits: lookups that answered with tokens.
+        loads_read: loads whose bytes were looked at.
+        blocks_compared: blocks whose bytes were compared before a step that reads them.
+        room_compared: whether the room of a full store was compared with that of a new one.
+    """
+
+    reached: Counter[str]
+    checks: Mapping[tuple[str, Verdict], int]
+    hits: int
+    loads_read: int
+    blocks_compared: int
+    room_compared: bool = False

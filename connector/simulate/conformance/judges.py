@@ -1,0 +1,69 @@
+"""The judges of a session, by name: a rule's id, or one of `OTHERS`; and whether each of them has looked at a run."""
+
+from __future__ import annotations
+
+from kvtrail.connector.simulate.check.ran import Ran
+from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
+from kvtrail.connector.simulate.coverage import PLANS
+from kvtrail.connector.simulate.observer import BYTES, HITS, REST
+from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.rules import DeadlineRule, all_rules
+
+REST_BLOCKS, REST_MEMORY, REST_RESET, REST_ROOM = "rest/blocks", "rest/memory", "rest/reset", "rest/room"
+OTHERS = {
+    HITS: "lookups that claim what nobody has computed",
+    PLANS: "plans that leave out what was promised",
+    BYTES: "KV that is read and is another's",
+    REST_BLOCKS: "KV blocks that are not free when all requests have ended",
+    REST_MEMORY: "what the connector remembers when all requests have ended",
+    REST_RESET: "a reset when all requests have ended",
+    REST_ROOM: "how much a full store holds, when all requests have ended",
+    CRASH: "an engine that dies",
+    HANG: "requests that never end",
+}
+"""What a session judges by beside the rules."""
+RULES = {rule.id: rule for rule in all_rules()}
+_OF_REST = {
+    REST_RESET: ("a reset is refused", "nothing is stored after a reset"),
+    REST_BLOCKS: ("blocks of ended requests", "blocks are lost", "vLLM's "),
+    REST_ROOM: ("the store has lost room",),
+}
+"""How the names of what is left in the end begin, by judge; any other is of what the connector remembers."""
+_BY_ABSENCE = {"unselected-load": "probe/seen"}
+"""Rules that judge only what a correct connector never does, by the point at which they would see it."""
+
+
+def judge_of(failure: Failure) -> str:
+    """Who has found a failure."""
+    if failure.kind == RULE:
+        return failure.what
+    if failure.kind != REST:
+        return failure.kind
+    for judge, beginnings in _OF_REST.items():
+        if failure.what.startswith(beginnings):
+            return judge
+    return REST_MEMORY
+
+
+def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
+    """Whether a judge has looked at something in a run: if not, it could not have found anything. With `other_writers`,
+    nobody knows what is stored."""
+    if judge in _BY_ABSENCE:
+        return bool(ran.reached[_BY_ABSENCE[judge]])
+    if judge in RULES:  # one with a deadline counts what is overdue, and nothing that came in time
+        seen = ran.checks.get((judge, Verdict.OK), 0) + ran.checks.get((judge, Verdict.DRIFT), 0)
+        return bool(seen) or isinstance(RULES[judge], DeadlineRule)
+    match judge:
+        case "hits":
+            return bool(ran.hits) and not other_writers
+        case "plans":
+            return bool(ran.reached["load/planned-with-positions"])
+        case "bytes":
+            return bool(ran.blocks_compared and ran.loads_read)
+        case "rest/reset":
+            return bool(ran.reached["end/all"] and ran.reached["reset/connector"]) and not other_writers
+        case "rest/room":
+            return ran.room_compared
+        case "rest/blocks" | "rest/memory":
+            return bool(ran.reached["end/all"])
+    return True

@@ -1,0 +1,95 @@
+"""Whether a store has as much room in the end as it had when it was new.
+
+A slot that nobody gives back and a lease that nobody ends make a store smaller, and neither shows in what a lookup claims or
+in what a request reads. So when nothing is left to do, prompts come that nobody has seen, one after the other; then they come
+again, the latest first, as long as they are found. An engine that has done nothing else says how many can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtrail.connector.simulate.scenario import Arrival, Scenario
+from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, OPTIONS
+
+PROMPTS = 16
+TOKENS = 8 * BLOCK_SIZE + 1
+"""Of each prompt. All of them together fill the smallest stores that `kvtrail check` draws, and no large one."""
+SMALLEST_STEP = 96
+"""Where steps have fewer tokens, to fill a store would take longer than most scenarios."""
+TRIES = 3
+"""As often in a row a store must have less room: which transfers end late is a matter of chance."""
+
+Run = Callable[[Sequence[Arrival]], None]
+"""Runs some more requests, until all of their transfers have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many tokens of the prompts a store holds; `is_full`: it has no room for all of them."""
+
+    tokens: int
+    is_full: bool
+
+
+def can_be_measured(scenario: Scenario) -> bool:
+    """Whether that takes less time than the scenario itself."""
+    step: int = scenario.settings.get("max_num_batched_tokens", OPTIONS["max_num_batched_tokens"])
+    return step >= SMALLEST_STEP
+
+
+def lost(stage: BareScheduler, run: Run, when_new: Callable[[], Room]) -> str | None:
+    """In words, how much room the store has lost; None if it has lost none. `when_new` is asked only if the store is full,
+    as one with room for all of the prompts shows nothing."""
+    most = new = 0
+    for number in range(TRIES):
+        now = measured(stage, run, f"room-{number}")
+        if not now.is_full:
+            return None
+        new = new or when_new().tokens
+        most = max(most, now.tokens)
+        if most >= new:
+            return None
+    return (
+        f"When the connector was new, it held {new} tokens of {PROMPTS} prompts of {TOKENS} tokens that came one after the"
+        f" other. All requests have ended, and of as many other prompts it now holds {most} tokens at the most, in {TRIES}"
+        f" tries: room for {new - most} tokens is lost. Slots that nobody gave back, and pins or leases of requests that"
+        " have ended, take room for ever."
+    )
+
+
+def measured_when_new(stage: BareScheduler, run: Run) -> Room:
+    """The room of a store that has only been filled once before."""
+    _offer(stage, run, "first")
+    return measured(stage, run, "room-0")
+
+
+def measured(stage: BareScheduler, run: Run, name: str) -> Room:
+    """How much of prompts with this name the store holds when all of them have come."""
+    assert stage.calls is not None
+    prompts = _offer(stage, run, name)
+    answers: dict[str, int] = {}
+
+    def listen(request: object, computed: int, returned: int | None) -> None:
+        if returned is not None:
+            answers.setdefault(request.request_id, computed + returned)  # type: ignore[attr-defined]
+
+    stage.scheduler.reset_prefix_cache()
+    stage.calls.on_lookup.append(listen)
+    run([Arrival(f"{name}-again-{n}", prompt, 2) for n, prompt in reversed(list(enumerate(prompts)))])
+    stage.calls.on_lookup.remove(listen)
+    stage.scheduler.reset_prefix_cache()
+    found = [answers.get(f"{name}-again-{n}", 0) for n in reversed(range(PROMPTS))]
+    # Whatever comes behind the first one that is not found whole has less room, as that one is stored again.
+    whole = next((n for n, each in enumerate(found) if each < found[0]), PROMPTS)
+    return Room(sum(found[: whole + 1]), is_full=whole < PROMPTS or not found[0])
+
+
+def _offer(stage: BareScheduler, run: Run, name: str) -> list[tuple[tuple[str, int], ...]]:
+    """Run the prompts one after the other: each is stored before the next one comes."""
+    prompts = [((f"{name}-{n}", TOKENS),) for n in range(PROMPTS)]
+    for_stores = 2 + stage.latest_steps
+    run([Arrival(f"{name}-{n}", prompt, 2, stage.steps + n * for_stores) for n, prompt in enumerate(prompts)])
+    return prompts

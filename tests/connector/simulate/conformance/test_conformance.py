@@ -1,0 +1,195 @@
+"""`kvtrail conformance`: what it says of correct connectors, of faulty ones, and of those of which nothing can be said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("vllm")
+
+from kvtrail.__main__ import main
+from kvtrail.connector.commands.conformance import LEVELS, conformance
+from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.simulate.check.session import allowed
+from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.conformance import report, schema, suite, text
+from kvtrail.connector.simulate.conformance.features import PROFILES as OF_FEATURES
+from kvtrail.connector.simulate.conformance.requirement import Feature
+from kvtrail.connector.simulate.run import Unbuildable
+
+SCHEMA = Path(__file__).parents[4] / "docs" / "conformance" / "report.schema.json"
+SILENT = "silent"
+REPORTS: dict[str, report.Report] = {}
+
+
+def said(connector: str, *profiles: str, steps: int = 1, **more: Any) -> report.Report:
+    """The report of a session over these profiles, each once if `steps` is 1."""
+    key = json.dumps([connector, profiles, steps, more])
+    if key not in REPORTS:
+        asked = suite.asked_of(connector, steps=steps, **more)
+        asked = replace(asked, driven=profiles or asked.driven)
+        REPORTS[key] = report.as_dict(suite.concluded(asked, suite.run(asked, shrink_tries=3)))
+    return REPORTS[key]
+
+
+def failed(of: report.Report) -> set[str]:
+    return {each["id"] for each in of["requirements"] if each["result"] == "failed"}
+
+
+def passed(of: report.Report) -> set[str]:
+    return {each["id"] for each in of["requirements"] if each["result"] == "passed"}
+
+
+def test_a_correct_connector_passes_what_was_at_risk() -> None:
+    of = said("OffloadConnector", "chunked-prefill")
+    assert not of["failures"]
+    assert {"core.lookup.only-stored", "core.load.contents", "core.load.in-time", "core.end.blocks"} <= passed(of)
+    abort = next(each for each in of["requirements"] if each["id"] == "core.abort.running")
+    assert (abort["result"], abort["reached"]) == ("not exercised", 0)
+    assert abort["why"] == "it was never reached: no run in which a request was aborted that ran"
+    assert of["features"]["claimed"] == [Feature.FAILURES, Feature.GROUPS, Feature.PROBE]
+    assert Feature.PROBE in of["features"]["detected"]
+    assert of["connector"] == {
+        "name": "OffloadConnector",
+        "module": "kvtrail.connector.offload",
+        "class": "UntracedOffloadConnector",
+        "package": "kvtrail",
+        "version": of["suite"]["kvtrail"],
+    }
+
+
+def test_one_profile_of_many_is_inconclusive() -> None:
+    of = said("OffloadConnector", "chunked-prefill")
+    assert of["verdict"] == "inconclusive"
+    assert of["inconclusive"]
+    assert text.as_text(of).index("Not exercised") < text.as_text(of).index("INCONCLUSIVE")
+
+
+@pytest.mark.parametrize(
+    ("fault", "profile", "broken"),
+    [
+        ("stale-lookup", "preemption-storm", "core.lookup.after-preemption"),
+        ("full-hit", "chunked-prefill", "core.lookup.leaves-a-token"),
+        ("store-gap", "chunked-prefill", "core.store.no-gap"),
+        ("failed-call", "chunked-prefill", "core.engine.lives"),
+        ("blocks-exchanged", "chunked-prefill", "core.load.contents"),
+    ],
+)
+def test_a_fault_breaks_its_requirement(fault: str, profile: str, broken: str) -> None:
+    of = said(f"Faulty:{fault}:OffloadConnector", profile, config={"chunk_size": 64, "load_async": False})
+    assert of["verdict"] == "failed"
+    assert broken in failed(of)
+    assert len(failed(of)) <= 12, "most of core is none of this fault's business"
+    for each in of["failures"]:
+        assert set(each["requirements"]) <= failed(of)
+        assert each["requirements"]
+    assert f"breaks {broken}" in text.as_text(of)
+
+
+def test_a_connector_that_finds_nothing_proves_nothing() -> None:
+    of = said(f"{SILENT}:FindsNothing", "chunked-prefill", steps=1)
+    assert of["verdict"] == "inconclusive"
+    assert any("lookups hit" in reason for reason in of["inconclusive"])
+    assert not {each for each in passed(of) if each.startswith(("core.lookup", "core.allocation", "core.load"))}
+
+
+def test_a_connector_that_claims_what_nobody_computed_fails() -> None:
+    of = said(f"{SILENT}:FindsEverything", "chunked-prefill", steps=1)
+    assert of["verdict"] == "failed"
+    assert "core.lookup.only-stored" in failed(of)
+    assert not failed(of) & {"core.abort.running", "core.end.same-id", "core.reset.while-running"}
+
+
+def test_a_failure_of_a_feature_is_told_at_core_too() -> None:
+    """No requirement of core says that “ask me later” must end, and the failure is reported all the same."""
+    of = said(f"{SILENT}:SaysLater", "chunked-prefill")
+    assert of["verdict"] == "failed"
+    assert failed(of) == {"extended.async-lookups.answered"}
+    assert not {each for each in passed(of) if each.startswith(("core.lookup", "core.load", "core.end"))}
+
+
+def test_reports_are_as_the_published_schema_says() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    published = json.loads(SCHEMA.read_text())
+    assert published == schema.schema(), f"python -m {schema.__name__} > {SCHEMA.name}"
+    jsonschema.Draft202012Validator.check_schema(published)
+    validator = jsonschema.Draft202012Validator(published)
+    for of in (said("OffloadConnector", "chunked-prefill"), said(f"{SILENT}:FindsEverything", "chunked-prefill")):
+        data = json.loads(json.dumps(of))
+        validator.validate(data)
+        assert not validator.is_valid({**data, "more": 1})
+        assert not validator.is_valid({**data, "verdict": "fine"})
+        assert not validator.is_valid({name: value for name, value in data.items() if name != "verdict"})
+
+
+def test_core_drives_what_core_needs() -> None:
+    asked = suite.asked_of("OffloadConnector")
+    of_features = {name for names in OF_FEATURES.values() for name in names}
+    assert set(asked.driven) == PROFILES.keys() - of_features
+    assert asked.not_driven.keys() == of_features
+
+
+def test_extended_drives_what_is_claimed() -> None:
+    asked = suite.asked_of("ExampleConnector", level="all")
+    assert "ranks" in asked.driven, "any connector may run with several ranks"
+    assert not {"groups", "load-failure", "handoff", "handoffs"} & set(asked.driven)
+    assert asked.not_driven["groups"] == "the connector does not claim it (several KV cache groups)"
+    assert {"groups", "states", "load-failure"} <= set(suite.asked_of("OffloadConnector", level="all").driven)
+    assert "handoffs" in suite.asked_of("NixlConnector", level="all").driven
+
+
+def test_loads_fail_only_where_that_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[bool] = []
+    monkeypatch.setattr(suite, "check", lambda *args, **more: given.append(more["loads_may_fail"]))
+    suite.run(suite.asked_of("OffloadConnector", level="all"))
+    suite.run(suite.asked_of("ExampleConnector", level="all"))
+    assert given == [True, False]
+    failing = scenario_of("load-failure", 0)
+    assert failing.workers.load_failures
+    assert allowed(failing, Subject("ExampleConnector")) == failing
+    assert not allowed(failing, Subject("ExampleConnector", loads_may_fail=False)).workers.load_failures
+
+
+def test_a_connector_that_does_not_exist() -> None:
+    with pytest.raises(Unbuildable, match="knows no connector 'Nothing'"):
+        suite.asked_of("Nothing")
+
+
+def test_the_command_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = suite.profiles
+
+    def two(*args: Any) -> Any:
+        return ("chunked-prefill",), drawn(*args)[1]
+
+    monkeypatch.setattr(suite, "profiles", two)
+    arguments = [f"{SILENT}:FindsNothing", "--steps", "1", "--out", str(tmp_path), "--json"]
+    result = CliRunner().invoke(conformance, arguments)
+    assert result.exit_code == 3, result.output
+    of = json.loads(result.stdout)
+    assert of == json.loads((tmp_path / "report.json").read_text())
+    assert {"report.json", "junit.xml", "index.html"} <= {each.name for each in tmp_path.iterdir()}
+    arguments = [f"{SILENT}:FindsEverything", "--steps", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(conformance, arguments)
+    assert result.exit_code == 1, result.output
+    of = json.loads((tmp_path / "report.json").read_text())
+    for each in of["failures"]:
+        assert (tmp_path / each["trace"]).stat().st_size
+        assert "def test_" in (tmp_path / each["test"]).read_text()
+
+
+def test_the_command_says_what_it_cannot_run(tmp_path: Path) -> None:
+    result = CliRunner().invoke(conformance, ["Nothing", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "Nothing cannot be run: kvtrail: vLLM knows no connector" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_has_help() -> None:
+    shown = CliRunner().invoke(main, ["conformance", "--help"]).output
+    assert "Example: kvtrail conformance OffloadingConnector" in shown
+    assert LEVELS == suite.LEVELS

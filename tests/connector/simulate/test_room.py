@@ -1,0 +1,86 @@
+"""A store that has lost room is found by what it can still hold, and one that is only full is not accused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+sys.path.insert(0, str(Path(__file__).parent / "check"))
+
+from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate import room
+from kvtrail.connector.simulate.check.profiles import scenario_of
+from kvtrail.connector.simulate.run import play, run_more
+from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
+from kvtrail.connector.simulate.stages import BareScheduler
+
+NOTHING = Scenario(arrivals=(), settings={"max_num_batched_tokens": 512}, workers=Workers(latest_steps=0))
+SLOTS, CHUNK = 20, 64
+BLOCK_BYTES = 2 * 16384
+SMALL = {"chunk_size": CHUNK, "cpu_bytes_to_use": SLOTS * 2 * BLOCK_BYTES}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., BareScheduler]]:
+    made: list[BareScheduler] = []
+
+    def one(settings: dict[str, int]) -> BareScheduler:
+        connector = configuration("UntracedOffloadConnector", settings)
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(BareScheduler(folder, connector, own_workers=True, workers=NOTHING.workers, **NOTHING.settings))
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def runs(stage: BareScheduler) -> room.Run:
+    return partial(run_more, stage, NOTHING)
+
+
+def test_the_room_of_a_store_is_what_it_holds(make: Callable[..., BareScheduler]) -> None:
+    small, large = make(SMALL), make({"chunk_size": CHUNK})
+    assert room.measured(small, runs(small), "a") == room.Room(SLOTS * CHUNK, is_full=True)
+    assert room.measured(small, runs(small), "b") == room.Room(SLOTS * CHUNK, is_full=True), (
+        "others were evicted for them"
+    )
+    whole = (room.TOKENS - 1) * room.PROMPTS
+    assert room.measured(large, runs(large), "a") == room.Room(whole, is_full=False)
+
+
+def test_a_slot_that_nobody_gives_back_is_missed(make: Callable[..., BareScheduler]) -> None:
+    stage, new = make(SMALL), make(SMALL)
+    runs(stage)([Arrival("first", (("first", 700),), 1)])
+    asked: list[room.Room] = []
+
+    def when_new() -> room.Room:
+        asked.append(room.measured_when_new(new, runs(new)))
+        return asked[-1]
+
+    assert room.lost(stage, runs(stage), when_new) is None
+    index = stage.connectors[0]._scheduler._index
+    index._slot.pop(next(iter(index._slot)))
+    text = room.lost(stage, runs(stage), when_new)
+    assert text is not None
+    assert f"it held {SLOTS * CHUNK} tokens" in text
+    assert f"it now holds {(SLOTS - 1) * CHUNK} tokens at the most, in 3 tries: room for {CHUNK} tokens is lost" in text
+    assert len(asked) == 2
+
+
+def test_nobody_asks_what_a_new_store_holds_where_all_is_held(make: Callable[..., BareScheduler]) -> None:
+    large = make({"chunk_size": CHUNK})
+    assert room.lost(large, runs(large), lambda: pytest.fail("asked")) is None
+
+
+@pytest.mark.parametrize(("name", "loses"), [("store_bugs:SlotLostByTwins", True), ("chunk_store:ChunkStore", False)])
+def test_a_run_shows_it(name: str, loses: bool) -> None:
+    connector = configuration(f"planted.{name}", {"chunk": 64, "slots": 10, "apart": False})
+    played = play(scenario_of("room", 1), connector, own_workers=True, observed=True)
+    assert [each.what for each in played.observations] == ["the store has lost room"] * loses
