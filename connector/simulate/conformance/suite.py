@@ -11,7 +11,6 @@ from kvtrail.connector.known import has_other_writers
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.session import SHRINK_TRIES, Checked, check
-from kvtrail.connector.simulate.check.workload import Workloads
 from kvtrail.connector.simulate.conformance import features, verdict
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level
 from kvtrail.connector.simulate.conformance.requirements import of_level
@@ -120,7 +119,6 @@ def run(
         profiles=asked.driven,
         seed=asked.seed,
         steps=asked.steps,
-        workloads=Workloads.COVERAGE,
         loads_may_fail=Feature.FAILURES in asked.claimed,
         shrink_tries=shrink_tries,
         on_progress=on_progress,
