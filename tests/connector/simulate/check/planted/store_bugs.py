@@ -216,7 +216,7 @@ class AllocationIgnored(ChunkStore):
 class FreedWhileStored(ChunkStore):
     """The blocks of a request that has ended are given back before they are copied."""
 
-    kvtrail_check_settings: ClassVar[Any] = {**ChunkStore.kvtrail_check_settings, "lag": (2,)}
+    kvtrail_check_settings = {**ChunkStore.kvtrail_check_settings, "lag": (2,)}  # noqa: RUF012
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         super().request_finished(request, block_ids)
