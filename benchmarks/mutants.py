@@ -49,7 +49,8 @@ BY_HAND: dict[str, Sequence[tuple[str, str, str]]] = {
         ("drafts count as computed", "(0 if self._drafts else scheduled)", "scheduled"),
         ("failed loads ignored", "for key, _ in dropwhile(lambda load: blocks.isdisjoint(load[1]), each.loads):",
          "for key, _ in ():"),
-        ("a slot is not given back", "if slot is not None:\n            self._free.append(slot)", "if False:\n            pass"),
+        ("a slot is not given back", "if slot is not None:\n            self._free.append(slot)",
+         "if False:\n            pass"),
         ("the wrong group", "copies.append(replace(chunk, first=first - (end - rows), blocks=blocks, group=each))",
          "copies.append(replace(chunk, first=first - (end - rows), blocks=blocks, group=0))"),
         ("a table appended on resume", "if request_id in running.resumed_req_ids:", "if False:"),
@@ -97,12 +98,12 @@ def mutants() -> list[Mutant]:
     return made
 
 
-def killed(mutant: Mutant, steps: int) -> Mapping[str, Any]:
+def killed(mutant: Mutant, steps: int, profiles: Sequence[str] | None) -> Mapping[str, Any]:
     """What is found of a mutant, in a process in which nobody has imported the connector yet."""
     assert mutant.module not in sys.modules
     sys.meta_path.insert(0, _Instead(mutant))
     connector = next(name for module, name in CONNECTORS.items() if mutant.module.startswith(module))
-    return apart.checked(connector, steps)
+    return apart.checked(connector, steps, profiles)
 
 
 class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -130,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS, help="scheduling steps for each mutant, at the most")
     parser.add_argument("--only", default="", help="mutants with this in their name")
+    parser.add_argument("--profile", action="append", help="a profile to run; by default all of them take turns")
     arguments = parser.parse_args()
     sys.path.insert(0, str(DOCUMENTED))
     apart.import_vllm()
@@ -138,8 +140,9 @@ def main() -> None:
         if arguments.only not in mutant.name:
             continue
         answer = known.answers.get(mutant.name, {})
-        if not answer or not (answer.get("found") or answer.get("died") or answer.get("steps", 0) >= arguments.steps):
-            known.add(mutant.name, apart.run(partial(killed, mutant, arguments.steps)))
+        is_new = not answer or answer.get("steps", 0) < arguments.steps or arguments.profile
+        if is_new and not (answer.get("found") or answer.get("died")):
+            known.add(mutant.name, apart.run(partial(killed, mutant, arguments.steps, arguments.profile)))
             answer = known.answers[mutant.name]
         is_killed = bool(answer.get("found") or answer.get("died"))
         if not is_killed:

@@ -100,8 +100,8 @@ def _mutant(module: str, tree: ast.Module, number: int, functions: Sequence[str]
             node.value = int(node.value) + 1  # type: ignore[arg-type]
         case ast.If() | ast.IfExp():
             node.test = ast.UnaryOp(ast.Not(), node.test)
-        case ast.Call(func=ast.Name()):
-            node.func.id = _CALLED[node.func.id]
+        case ast.Call(func=ast.Name() as called):
+            called.id = _CALLED[called.id]
         case ast.AugAssign() | ast.Expr():
             _drop(changed, node)
     after = "nothing" if how == "drop" else ast.unparse(node).splitlines()[0]

@@ -48,8 +48,8 @@ class Late:
 
     def __init__(self) -> None:
         self.missed: Missed | None = None
-        self._steps = np.full(0, -1, np.int32)
-        self._requests = np.zeros(0, np.int32)
+        self._steps: Any = np.full(0, -1, np.int32)
+        self._requests: Any = np.zeros(0, np.int32)
         """The step in which the KV of each prefix was computed last, and which of the requests did that."""
         self._names: list[str] = []
         self._place: dict[str, int] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtrail.connector.simulate.scenario import Arrival, Scenario
+from kvtrail.connector.simulate.scenario import Arrival, Scenario, Segment
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, OPTIONS
 
@@ -87,9 +87,9 @@ def measured(stage: BareScheduler, run: Run, name: str) -> Room:
     return Room(sum(found[: whole + 1]), is_full=whole < PROMPTS or not found[0])
 
 
-def _offer(stage: BareScheduler, run: Run, name: str) -> list[tuple[tuple[str, int], ...]]:
+def _offer(stage: BareScheduler, run: Run, name: str) -> list[tuple[Segment, ...]]:
     """Run the prompts one after the other: each is stored before the next one comes."""
-    prompts = [((f"{name}-{n}", TOKENS),) for n in range(PROMPTS)]
+    prompts: list[tuple[Segment, ...]] = [((f"{name}-{n}", TOKENS),) for n in range(PROMPTS)]
     for_stores = 2 + stage.latest_steps
     run([Arrival(f"{name}-{n}", prompt, 2, stage.steps + n * for_stores) for n, prompt in enumerate(prompts)])
     return prompts

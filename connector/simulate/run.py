@@ -142,6 +142,7 @@ def play(
             nonlocal steps_when_new
             with in_memory.exporters():
                 new = _build(Path(folder), scenario, connector, build)
+                assert isinstance(new, BareScheduler), "as the one that is compared with it"
                 measured = room.measured_when_new(new, partial(run_more, new, scenario))
                 new.close()
             steps_when_new = new.steps

@@ -45,10 +45,13 @@ class NeverStores(ChunkStore):
 class LoadsLate(ChunkStore):
     """Loads are reported a step before they are made."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.before: list[Any] = []
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         work: Any = self._get_connector_metadata()
-        reads, work.reads = work.reads, getattr(self, "reads_before", [])
-        self.reads_before = reads
+        work.reads, self.before = self.before, work.reads
         super().start_load_kv(forward_context)
 
 

@@ -53,22 +53,25 @@ class KeysOfTwoBytes(ChunkStore):
 class ReadersForgotten(ChunkStore):
     """A chunk that somebody waits for may be evicted."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.put_off: list[Any] = []
+        self.due: list[Any] = []
+        self.told_later: set[str] = set()
+
     def hold(self, entry: Entry, names: list[bytes]) -> None:
         entry.reading = []
 
     def read(self, entry: Entry, start: int, end: int, table: list[int]) -> None:
         super().read(entry, start, end, table)
-        if self.apart:  # it reads when the next step begins, and others may have written there
-            reads, self.work.reads = self.work.reads, []
-            self.put_off = [*getattr(self, "put_off", ()), *reads]
+        if self.apart:  # it reads a step later, and others may have written there by then
+            self.put_off += self.work.reads
+            self.work.reads = []
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        due: list[Any] = getattr(self, "due", [])
-        self.due: list[Any] = getattr(self, "put_off", [])
-        self.put_off: list[Any] = []
-        waiting, self.work.waiting = self.work.waiting, getattr(self, "waiting_next", set())
-        self.waiting_next: set[str] = waiting
-        self.work.reads += due
+        self.work.reads += self.due
+        self.due, self.put_off = self.put_off, []
+        self.work.waiting, self.told_later = self.told_later, self.work.waiting
         return super().build_connector_meta(scheduler_output)
 
 
@@ -139,19 +142,26 @@ class OneMemoryForAllRanks(ChunkStore):
 class SaidTooEarly(ChunkStore):
     """A load is reported as it begins: its bytes come a step later."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.before: list[Any] = []
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         work: Any = self._get_connector_metadata()
-        reads, work.reads = work.reads, getattr(self, "reads_before", [])
-        self.reads_before = reads
+        work.reads, self.before = self.before, work.reads
         super().start_load_kv(forward_context)
 
 
 class SaidTwice(ChunkStore):
     """A load is reported again in the next step."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.again: set[str] = set()
+
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        again: set[str] = getattr(self, "again", set())
-        sent, self.again = super().get_finished(finished_req_ids)  # type: ignore[assignment]
+        sent, arrived = super().get_finished(finished_req_ids)
+        again, self.again = self.again, arrived or set()
         return sent, self.again | again
 
 
@@ -206,7 +216,7 @@ class AllocationIgnored(ChunkStore):
 class FreedWhileStored(ChunkStore):
     """The blocks of a request that has ended are given back before they are copied."""
 
-    kvtrail_check_settings: ClassVar[Any] = {**ChunkStore.kvtrail_check_settings, "lag": (2,)}
+    kvtrail_check_settings = {**ChunkStore.kvtrail_check_settings, "lag": (2,)}  # noqa: RUF012
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         super().request_finished(request, block_ids)
