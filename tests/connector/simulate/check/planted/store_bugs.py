@@ -89,9 +89,7 @@ class MappingOffByOne(ChunkStore):
     def read(self, entry: Entry, start: int, end: int, table: list[int]) -> None:
         known = len(self.work.reads)
         super().read(entry, start, end, table)
-        self.work.reads[known:] = [
-            (slot, max(0, first - 1), blocks) for slot, first, blocks in self.work.reads[known:]
-        ]
+        self.work.reads[known:] = [(slot, max(0, first - 1), blocks) for slot, first, blocks in self.work.reads[known:]]
 
 
 class ChunksRoundedUp(ChunkStore):
