@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvtrail.connector.commands.interrupts import interrupts
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
 from kvtrail.connector.simulate.check.profiles import OF_PAIRS, PROFILES
 from kvtrail.tracer.commands.options import INCONCLUSIVE
@@ -18,8 +16,6 @@ from kvtrail.tracer.model.words import some
 from kvtrail.tracer.reports import output_file, terminal
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from kvtrail.connector.simulate.check.session import Checked
 
 
@@ -103,7 +99,7 @@ def check(
     latest: list[Checked] = []
     interrupted = False
     try:
-        with _interrupts() as asked_to_end, terminal.status() as say:
+        with interrupts() as asked_to_end, terminal.status() as say:
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
@@ -140,22 +136,3 @@ def check(
         click.echo("Interrupted; this is what was seen until then.", err=True)
         context.exit(130)
     context.exit(1 if checked.found else INCONCLUSIVE if checked.inconclusive else 0)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """The Ctrl-C that came, as signals. Each raises KeyboardInterrupt as well, which is lost where Python is in a callback of
-    its own, such as a weak reference's. Where a shell has us ignore Ctrl-C, it stays ignored."""
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        signal.default_int_handler(number, frame)
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGINT, before)

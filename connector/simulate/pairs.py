@@ -267,6 +267,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         loads_copied=True,  # by the network, at any time
         blocks_compared=sum(engine.model.compared for engine in both),
         unprobed=next((each._kvtrail.unprobed for each in decode.stage.connectors if hasattr(each, "_kvtrail")), None),
+        ranks=max(scenario.prefill_ranks, scenario.decode_ranks),
         recorded=recorded,
         wrong=wrong,
         errors={engine.name: f"{engine.error}\n{engine.trace}" for engine in both if engine.error is not None},

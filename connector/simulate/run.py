@@ -67,6 +67,8 @@ class Played:
         loads_copied: whether any of them had written anything.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
+        tested: the id of the connector under test among the children of a MultiConnector; None if that is all of them.
+        ranks: tensor-parallel ranks of the engine; of two engines, those of the larger one.
     """
 
     exporters: Sequence[in_memory.InMemoryExporter]
@@ -83,6 +85,8 @@ class Played:
     loads_copied: bool
     blocks_compared: int
     unprobed: str | None
+    tested: str | None = None
+    ranks: int = 1
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -183,6 +187,8 @@ def play(
         loads_copied=model is not None and model.copied,
         blocks_compared=0 if model is None else model.compared,
         unprobed=unprobed,
+        tested=alone,
+        ranks=scenario.settings.get("tensor_parallel_size", 1),
     )
 
 

@@ -48,6 +48,10 @@ COMMANDS = {
         "kvtrail.connector.commands.check:check",
         "Stress a connector on vLLM's scheduler, with the rules as the judge.",
     ),
+    "conformance": (
+        "kvtrail.connector.commands.conformance:conformance",
+        "Say of each requirement of vLLM's connector interface whether a connector passes it.",
+    ),
     "config": (
         "kvtrail.tracer.commands.configuration:config",
         "Show the options that a command would run with, and where they come from.",

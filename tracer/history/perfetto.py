@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from kvtrail.tracer.events.events import Event, Load, Preempt, RequestStart, Store
+from kvtrail.tracer.events.events import Event, Load, Preempt, Store
 from kvtrail.tracer.events.semconv import ROOTS, Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.history import History
-from kvtrail.tracer.ledger.account import SCHEDULER, Account
-from kvtrail.tracer.ledger.phases import WORDS, Phase
+from kvtrail.tracer.history.lives import Life, lives
+from kvtrail.tracer.ledger.account import SCHEDULER
+from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding
 
@@ -40,14 +41,6 @@ class _Slice:
     depth: int
     name: str
     args: Data
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request's events, and its account as far as they have been applied."""
-
-    account: Account
-    events: list[Event] = field(default_factory=list)
 
 
 class _Tracks:
@@ -136,10 +129,10 @@ def trace_events(history: History, findings: Sequence[Finding] = ()) -> Iterator
         yield from header
         yield from form.tracks(pid, "the engine itself", [_ENGINE_TRACK])
         tracks = _Tracks(_FIRST_TRACK)
-        for request in sorted(_requests(its_events), key=lambda r: r.events[0].start_ns):
-            slices = _slices(request)
+        for life in sorted(lives(its_events), key=lambda life: life.events[0].start_ns):
+            slices = _slices(life)
             tid = tracks.take(slices[0].start_ns, slices[0].end_ns)
-            tracks_of[engine, request.account.request] = (pid, tid)
+            tracks_of[engine, life.account.request] = (pid, tid)
             yield from (form.slice(pid, tid, piece, _CATEGORIES[piece.depth]) for piece in _nested(slices))
         yield from form.tracks(pid, "requests {}", tracks.used)
         yield from _copies(form, pid, its_events, tracks)
@@ -153,36 +146,9 @@ def trace_events(history: History, findings: Sequence[Finding] = ()) -> Iterator
     yield from _foreign(form, history.foreign)
 
 
-def _requests(events: Iterable[Event]) -> list[_Request]:
-    """The requests of an engine. An id that is used again is another request."""
-    requests: list[_Request] = []
-    latest: dict[str, _Request] = {}
-    ended: set[str] = set()
-    for event in events:
-        id_ = event.request
-        if id_ is None:
-            continue
-        if id_ not in latest or (id_ in ended and isinstance(event, RequestStart)):
-            latest[id_] = _Request(Account(event.engine, id_))
-            requests.append(latest[id_])
-            ended.discard(id_)
-        latest[id_].events.append(event)
-        if event.kind in ROOTS:
-            ended.add(id_)
-    return requests
-
-
-def _slices(request: _Request) -> list[_Slice]:
+def _slices(life: Life) -> list[_Slice]:
     """The request's own slice, followed by its phases and calls."""
-    account, events = request.account, request.events
-    start_ns = min(event.start_ns for event in events)
-    end_ns = max(event.end_ns for event in events)
-    calls = []
-    for event in events:
-        if (fact := account.apply(event)) is not None:
-            account.phases.enter(fact)
-        if event.role == SCHEDULER and event.kind not in ROOTS:  # the root span covers the whole request
-            calls.append(_Slice(event.start_ns, event.end_ns, 2, words.kind(event.kind), _args(event)))
+    account = life.account
     facts = {
         "outcome": account.outcome,
         "status": account.status,
@@ -193,12 +159,12 @@ def _slices(request: _Request) -> list[_Slice]:
         "lookups": account.lookups,
     }
     known = {name: value for name, value in facts.items() if value is not None}
-    whole = _Slice(start_ns, end_ns, 0, account.request, {**known, "external": account.external})
-    changes = [*account.phases.changes(), (end_ns, Phase.DONE)]
-    phases = [
-        _Slice(begins_ns, until_ns, 1, WORDS[phase], {})
-        for (begins_ns, phase), (until_ns, _) in pairwise(changes)
-        if begins_ns < until_ns and phase is not Phase.DONE
+    whole = _Slice(life.start_ns, life.end_ns, 0, account.request, {**known, "external": account.external})
+    phases = [_Slice(begins_ns, until_ns, 1, WORDS[phase], {}) for begins_ns, until_ns, phase in life.phases()]
+    calls = [
+        _Slice(event.start_ns, event.end_ns, 2, words.kind(event.kind), _args(event))
+        for event in life.events
+        if event.role == SCHEDULER and event.kind not in ROOTS  # the root span covers the whole request
     ]
     return [whole, *phases, *calls]
 

@@ -33,7 +33,7 @@ def as_text(checked: Checked) -> str:
         more = checked.repeated[each.failure.id]
         parts.append(
             f"\n{each.failure.id}\n  {_size(each)}{f' Seen {more + 1} times.' if more else ''}\n  {each.failure.text}\n"
-            f"  again: {_again(each)}"
+            f"  again: {again(each)}"
         )
         if each.failure.details:
             parts.append(textwrap.indent(each.failure.details, "  "))
@@ -68,7 +68,7 @@ def as_dict(checked: Checked) -> dict[str, Any]:
                 "profile": each.profile,
                 "seed": each.seed,
                 "config": dict(each.subject.extra),
-                "again": _again(each),
+                "again": again(each),
                 "scenario": each.small.scenario.as_dict(),
             }
             for each in checked.found
@@ -85,7 +85,7 @@ def as_markdown(checked: Checked, files: Mapping[str, tuple[str, str]]) -> str:
         trace, test = files[each.failure.id]
         parts.append(
             f"## {each.failure.id}\n\n{each.failure.text}\n\n{_size(each)}\n\n"
-            f"- again: `{_again(each)}`\n- trace: [{trace}]({trace}) (`kvtrail audit {trace}`)\n- test: [{test}]({test})"
+            f"- again: `{again(each)}`\n- trace: [{trace}]({trace}) (`kvtrail audit {trace}`)\n- test: [{test}]({test})"
         )
         if each.failure.details:
             parts.append(f"```\n{each.failure.details}\n```")
@@ -119,7 +119,7 @@ def as_junit(checked: Checked) -> str:
             ET.SubElement(case, "skipped", message=checked.refused.get(profile, NOT_REACHED))
         if failed:
             text = "\n\n".join(
-                "\n".join(filter(None, (each.failure.id, each.failure.text, _again(each), each.failure.details)))
+                "\n".join(filter(None, (each.failure.id, each.failure.text, again(each), each.failure.details)))
                 for each in failed
             )
             ET.SubElement(case, "failure", message="; ".join(each.failure.id for each in failed)).text = text
@@ -206,7 +206,7 @@ def _size(found: Found) -> str:
     )
 
 
-def _again(found: Found) -> str:
+def again(found: Found) -> str:
     """The command that shows a failure again."""
     config = "" if not found.subject.extra else f" --config '{json.dumps(dict(found.subject.extra), sort_keys=True)}'"
     return f"kvtrail check '{found.subject.name}' --profile {found.profile} --seed {found.seed} --runs 1{config}"

@@ -14,6 +14,7 @@ from typing import Any
 from kvtrail.connector.simulate.check import rehearsal
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
+from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
 from kvtrail.connector.simulate.pair_scenario import PairScenario
@@ -66,6 +67,7 @@ class Checked:
         lookups, hits: lookups of the connector, and those that answered with tokens: a session without hits proves little.
         loads_read: loads whose bytes were looked at.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
+        reached: how often each of the `points` was reached.
         fake_workers: why its own workers did not run; None if they did.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
         profiles: those that were asked for.
@@ -86,6 +88,7 @@ class Checked:
     hits: int = 0
     loads_read: int = 0
     blocks_compared: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
     fake_workers: str | None = None
     unprobed: str | None = None
     seconds: float = 0.0
@@ -242,4 +245,5 @@ def _count(checked: Checked, profile: str, played: Played) -> None:
     checked.hits += sum(bool(lookup.answer) for lookup in played.lookups)
     checked.loads_read += played.loads_read
     checked.blocks_compared += played.blocks_compared
+    checked.reached += reached(played)
     checked.unprobed = played.unprobed

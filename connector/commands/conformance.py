@@ -1,0 +1,110 @@
+"""`kvtrail conformance`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvtrail.connector.commands.interrupts import interrupts
+from kvtrail.connector.commands.options import CONFIG, vllm_ready
+from kvtrail.tracer.commands.options import INCONCLUSIVE
+from kvtrail.tracer.model.words import some
+from kvtrail.tracer.reports import output_file, terminal
+
+if TYPE_CHECKING:
+    from kvtrail.connector.simulate.check.session import Checked
+
+LEVELS = ("core", "extended", "all")
+"""As `suite.LEVELS`, without importing vLLM for `--help`."""
+
+
+@click.command()
+@click.argument("connector")
+@CONFIG
+@click.option(
+    "--level",
+    default="core",
+    show_default=True,
+    type=click.Choice(LEVELS),
+    help="core: what every connector must do; extended: what follows from its features; all: both.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Stop after so many scheduling steps. [default: 10000 for core, else 20000]",
+)
+@click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")
+@click.option(
+    "-o",
+    "--out",
+    default="kvtrail-conformance",
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for report.json, junit.xml, index.html, and the trace and the test of each failure.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, for machines.")
+@click.pass_context
+def conformance(
+    context: click.Context,
+    connector: str,
+    config: dict[str, Any] | None,
+    level: str,
+    steps: int | None,
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Say of each requirement of vLLM's connector interface whether a connector passes it, fails it, or was not put to the
+    test. Workloads run on vLLM's real scheduler, as in `kvtrail check`: no GPU, no model, no network.
+
+    CONNECTOR is a name that vLLM knows (OffloadingConnector), or module:Class for one of your own.
+
+    A failure is shrunk, explained, and written down as a trace and as a test. What was not exercised is listed with the
+    reason, before it is said that all is well.
+
+    Exit code 0: passed; 1: failed; 2: the connector cannot be run; 3: nothing failed, but inconclusive: too little of
+    core was exercised.
+
+    Example: kvtrail conformance OffloadingConnector
+
+    Example: kvtrail conformance my_module:Mine --level all --config '{"chunk_size": 256}' --out report
+    """
+    vllm_ready("kvtrail conformance")
+    from kvtrail.connector.simulate.check.session import NothingRecorded
+    from kvtrail.connector.simulate.conformance import files, report, suite, text
+    from kvtrail.connector.simulate.run import Unbuildable
+
+    latest: list[Checked] = []
+    interrupted = False
+    try:
+        asked = suite.asked_of(connector, config=config, level=level, steps=steps, seed=seed)
+        with interrupts() as asked_to_end, terminal.status() as say:
+
+            def on_progress(checked: Checked, doing: str) -> None:
+                latest[:] = [checked]
+                if asked_to_end:
+                    raise KeyboardInterrupt
+                failures = some(len(checked.found), "failure")
+                say(f"{checked.seconds:.0f} s, {checked.steps.total():,} of {asked.steps:,} steps, {failures}; {doing}")
+
+            checked = suite.run(asked, on_progress=on_progress)
+    except KeyboardInterrupt:
+        if not latest:
+            raise
+        checked, interrupted = latest[0], True
+    except (NothingRecorded, Unbuildable) as error:
+        click.echo(f"Error: {connector} cannot be run: {error}", err=True)
+        context.exit(2)
+    result = suite.concluded(asked, checked)
+    data = report.as_dict(result)
+    with output_file.or_exit(out):
+        written = files.write(result, data, out)
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text.as_text(data))
+    click.echo(f"\nWritten: {', '.join(map(str, written))}", err=True)
+    if interrupted:
+        click.echo("Interrupted; this is what was seen until then.", err=True)
+        context.exit(130)
+    context.exit({"passed": 0, "failed": 1, "inconclusive": INCONCLUSIVE}[data["verdict"]])

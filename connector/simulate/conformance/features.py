@@ -1,0 +1,136 @@
+"""What a connector claims to be able to do, and what was seen of it."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvtrail.connector.known import by_class, capabilities_declared, importable_as, part_of, plain_name
+from kvtrail.connector.registration import configuration, resolve
+from kvtrail.connector.simulate.conformance.requirement import Feature
+from kvtrail.connector.simulate.pair_scenario import PairScenario
+from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.tracer.events.capabilities import Capability, of_connector
+
+DECLARED = "kvtrail_features"
+"""Attribute of a connector's class: names of features that its methods do not show, as `asynchronous loads`."""
+PROFILES: Mapping[Feature, tuple[str, ...]] = {
+    Feature.FAILURES: ("load-failure",),
+    Feature.GROUPS: ("groups", "states", "block-sizes"),
+    Feature.RANKS: ("ranks",),
+    Feature.PULL: ("handoff", "handoffs", "handoff-ranks"),
+    Feature.PUSH: ("handoff", "handoffs", "handoff-ranks"),
+}
+"""The profiles that are driven for a feature alone; all others are driven for core."""
+_SEEN: Mapping[Feature, tuple[str, ...]] = {
+    Feature.ASYNC_LOADS: ("lookup/async",),
+    Feature.ASYNC_LOOKUPS: ("lookup/deferred",),
+    Feature.GROUPS: ("groups/hit",),
+    Feature.RANKS: ("ranks/hit",),
+    Feature.PULL: ("handoff/pull",),
+    Feature.PUSH: ("handoff/push",),
+    Feature.PROBE: ("probe/seen",),
+}
+"""The coverage points at which a feature was seen. Failures are injected, so that seeing them says nothing."""
+_NOTHING = frozenset({"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"})
+"""What `pass`, a docstring or `return` compile to."""
+
+
+def class_of(connector: str) -> type:
+    """The untraced class of a connector, without an injected fault, by the name that the user gave.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    cls = resolve(configuration(connector, {})["kv_connector"])
+    plain: type = pkgutil.resolve_name(importable_as(getattr(cls, "_kvtrail_plain", cls)))
+    return plain
+
+
+def claimed(connector: str, extra: Mapping[str, Any]) -> list[Feature]:
+    """What a connector claims, in order: by its interfaces, by the methods that it overrides, and by what is declared of it.
+    One that passes calls on to children claims what they claim.
+
+    Args:
+        extra: its `kv_connector_extra_config`.
+
+    Raises:
+        AttributeError: there is no such connector.
+    """
+    cls = class_of(connector)
+    known = by_class(cls)
+    if known is not None and known.children is not None and (children := extra.get("connectors", ())):
+        of_children = [claimed(each["kv_connector"], each.get("kv_connector_extra_config", {})) for each in children]
+        return [feature for feature in Feature if any(feature in each for each in of_children)]
+    declared = frozenset(getattr(cls, DECLARED, ()))
+    return [each for each in Feature if each in declared or _claims(each, cls, extra)]
+
+
+def detected(reached: Counter[str]) -> list[Feature]:
+    """What was seen in a session, in order."""
+    return [each for each in Feature if any(reached[point] for point in _SEEN.get(each, ()))]
+
+
+def worlds(scenario: Scenario | PairScenario, present: Sequence[Feature]) -> frozenset[Feature]:
+    """The features without which a scenario could not have been played: a failure in it is one of theirs."""
+    handed_over = frozenset({Feature.PULL, Feature.PUSH}.intersection(present) or {Feature.PULL})
+    if isinstance(scenario, PairScenario):
+        return handed_over
+    here = {
+        Feature.FAILURES: bool(scenario.workers.load_failures or scenario.workers.fails),
+        Feature.GROUPS: bool(scenario.groups),
+        Feature.RANKS: scenario.settings.get("tensor_parallel_size", 1) > 1,
+    }
+    asked = any(each.handed_on for each in scenario.arrivals)
+    return frozenset(feature for feature, needed in here.items() if needed) | (handed_over if asked else frozenset())
+
+
+def _claims(feature: Feature, cls: type, extra: Mapping[str, Any]) -> bool:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
+
+    known = by_class(cls)
+    hands_on = Capability.HANDS_ON in of_connector(plain_name(cls), capabilities_declared(cls))
+    pushes = hands_on and "push" in cls.__name__.lower()
+    match feature:
+        case Feature.FAILURES:
+            return overrides(cls, "get_block_ids_with_load_errors")
+        case Feature.GROUPS:
+            return issubclass(cls, SupportsHMA)
+        case Feature.LAYERS:
+            return _by_layer(cls, extra)
+        case Feature.PULL:
+            return (hands_on or (known is not None and bool(known.hands_over))) and not pushes
+        case Feature.PUSH:
+            return pushes
+        case Feature.EVENTS:
+            return overrides(cls, "take_events")
+        case Feature.PROBE:
+            return part_of(cls, "probe") is not None
+        case _:
+            return False  # no method says so: it is declared, or seen
+
+
+def overrides(cls: type, method: str) -> bool:
+    """Whether a class, or one between it and vLLM's, defines a method of vLLM's base class itself: what it inherits it does
+    not claim. Two bound class methods are never the same object, so the classes are compared that define it."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+    return any(method in each.__dict__ for each in cls.__mro__ if each.__module__ not in (base.__name__, "builtins"))
+
+
+def _by_layer(cls: type, extra: Mapping[str, Any]) -> bool:
+    """Whether its layers wait for their loads or are saved one by one. Both methods are abstract, so that each class defines
+    them; those that do nothing claim nothing."""
+    methods = (getattr(cls, name) for name in ("wait_for_layer_load", "save_kv_layer"))
+    if not all(map(_does_something, methods)):
+        return False
+    asks = getattr(cls, "requires_piecewise_for_cudagraph", None)
+    return asks is None or bool(asks(dict(extra)))
+
+
+def _does_something(method: Callable[..., Any]) -> bool:
+    return any(each.opname not in _NOTHING for each in dis.get_instructions(inspect.unwrap(method)))

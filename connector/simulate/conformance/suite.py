@@ -1,0 +1,162 @@
+"""Runs the suite: a session of `check` over the profiles that a level and a connector's features ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kvtrail.connector.known import has_other_writers
+from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired
+from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.connector.simulate.check.session import SHRINK_TRIES, Checked, check
+from kvtrail.connector.simulate.conformance import features, verdict
+from kvtrail.connector.simulate.conformance.requirement import Feature, Level
+from kvtrail.connector.simulate.conformance.requirements import of_level
+from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, Verdict
+from kvtrail.connector.simulate.run import Unbuildable
+
+ALL = "all"
+LEVELS = (Level.CORE.value, Level.EXTENDED.value, ALL)
+STEPS = {Level.CORE.value: 10_000, Level.EXTENDED.value: 20_000, ALL: 20_000}
+"""Scheduling steps by level, where the user sets no number: core takes less than three minutes on two cores."""
+OTHER_LEVEL = "the extended level asks for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a connector.
+
+    Attributes:
+        connector: its name, as the user gave it.
+        config: its `kv_connector_extra_config`; None where each workload draws its own.
+        level: one of `LEVELS`.
+        steps: scheduling steps.
+        seed: the first seed.
+        cls: the connector's untraced class.
+        claimed: the features that it claims.
+        driven: the profiles to drive, in order.
+        not_driven: why others are not, by profile.
+        at: when it was asked.
+    """
+
+    connector: str
+    config: Mapping[str, Any] | None
+    level: str
+    steps: int
+    seed: int
+    cls: type
+    claimed: Sequence[Feature]
+    driven: tuple[str, ...]
+    not_driven: Mapping[str, str]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Conformance:
+    """What the suite says of a connector.
+
+    Attributes:
+        asked: what was asked of it.
+        checked: the session.
+        setting: what the session could exercise.
+        results: each requirement of the level.
+        verdict: of all.
+        inconclusive: why nothing found proves nothing, in sentences.
+    """
+
+    asked: Asked
+    checked: Checked
+    setting: Setting
+    results: Sequence[Judged]
+    verdict: Verdict
+    inconclusive: Sequence[str]
+
+
+def asked_of(
+    connector: str,
+    *,
+    config: Mapping[str, Any] | None = None,
+    level: str = Level.CORE.value,
+    steps: int | None = None,
+    seed: int = 0,
+) -> Asked:
+    """What a level asks of a connector; the same arguments ask for the same workloads on each machine.
+
+    Args:
+        connector: a name that vLLM knows, or `module:Class`.
+        config: its `kv_connector_extra_config`; without one it is drawn where the connector declares what from.
+        steps: by the level, if it is not given.
+
+    Raises:
+        Unbuildable: there is no such connector; the text says why.
+    """
+    try:
+        cls, claimed = features.class_of(connector), features.claimed(connector, config or {})
+    except (AttributeError, ImportError) as missing:
+        raise Unbuildable(str(missing)) from missing
+    driven, not_driven = profiles(connector, config, level, claimed)
+    most = STEPS[level] if steps is None else steps
+    return Asked(connector, config, level, most, seed, cls, claimed, driven, not_driven, datetime.now(UTC))
+
+
+def run(
+    asked: Asked,
+    *,
+    shrink_tries: int | None = SHRINK_TRIES,
+    on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
+) -> Checked:
+    """The session of `check` for what is asked.
+
+    Raises:
+        Unbuildable: the connector cannot be built; the text says why.
+        NothingRecorded: it is not traced.
+    """
+    return check(
+        asked.connector,
+        config=asked.config,
+        profiles=asked.driven,
+        seed=asked.seed,
+        steps=asked.steps,
+        shrink_tries=shrink_tries,
+        on_progress=on_progress,
+    )
+
+
+def concluded(asked: Asked, checked: Checked) -> Conformance:
+    """What a session says; it may have been interrupted."""
+    setting = Setting(
+        claimed=asked.claimed,
+        detected=features.detected(checked.reached),
+        overrides_reset=features.overrides(asked.cls, "reset_cache"),
+        other_writers=has_other_writers(asked.cls),
+        not_driven={**asked.not_driven, **checked.refused},
+    )
+    results = verdict.judge(of_level(asked.level), checked, setting)
+    said, inconclusive = verdict.overall(results, checked)
+    return Conformance(asked, checked, setting, results, said, inconclusive)
+
+
+def profiles(
+    connector: str, config: Mapping[str, Any] | None, level: str, claimed: Sequence[Feature]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The profiles to drive, in order, and why others are not, by profile. Several ranks need no claim: any connector may be
+    asked for them."""
+    for_features: dict[str, list[Feature]] = {}
+    for feature, names in features.PROFILES.items():
+        for name in names:
+            for_features.setdefault(name, []).append(feature)
+    driven: list[str] = []
+    not_driven: dict[str, str] = {}
+    for name in (*PAIR_PROFILES, *PROFILES):
+        needed = for_features.get(name, [])
+        if level == Level.CORE and needed:
+            not_driven[name] = OTHER_LEVEL
+        elif needed and Feature.RANKS not in needed and not any(each in claimed for each in needed):
+            not_driven[name] = f"the connector does not claim it ({' or '.join(needed)})"
+        elif name in PAIR_PROFILES and not can_be_paired(connector, config):
+            not_driven[name] = "nothing here lets two engines with it hand over to each other"
+        else:
+            driven.append(name)
+    return tuple(driven), not_driven

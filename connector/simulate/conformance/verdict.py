@@ -1,0 +1,161 @@
+"""What a session says of each requirement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvtrail.connector.simulate.check.points import POINTS
+from kvtrail.connector.simulate.check.session import Checked, Found
+from kvtrail.connector.simulate.conformance import features
+from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of, judged
+from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
+from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
+from kvtrail.connector.simulate.observer import BYTES
+
+
+class Result(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_EXERCISED = "not exercised"
+
+
+class Verdict(StrEnum):
+    """Of the whole suite."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+
+
+NEEDED = ("lookup", "allocation", "load", "preemption", "abort", "end", "engine")
+"""The subjects of core of which something must have been exercised before all is well. vLLM does not ask for a reset, and
+what is stored is seen where it is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A requirement, and what a session says of it.
+
+    Attributes:
+        reached: how often it was at risk.
+        judged: how often its judges have looked.
+        why: why it was not exercised; None if it was.
+        failures: the ids of those that break it.
+    """
+
+    requirement: Requirement
+    result: Result
+    reached: int
+    judged: int
+    why: str | None
+    failures: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a session could exercise.
+
+    Attributes:
+        claimed, detected: features of the connector.
+        overrides_reset: whether its class has a reset of its own.
+        other_writers: whether its lookups may find what no request of this engine has computed.
+        not_driven: why profiles were not driven, by profile.
+    """
+
+    claimed: Sequence[Feature]
+    detected: Sequence[Feature]
+    overrides_reset: bool
+    other_writers: bool
+    not_driven: Mapping[str, str]
+
+    @property
+    def present(self) -> list[Feature]:
+        return [each for each in Feature if each in self.claimed or each in self.detected]
+
+
+def judge(asked: Iterable[Requirement], checked: Checked, setting: Setting) -> list[Judged]:
+    """What a session says of the requirements that were asked for, and of others that it has seen fail."""
+    broken: dict[str, list[str]] = {}
+    for found in checked.found:
+        for requirement in broken_by(found, setting.present):
+            broken.setdefault(requirement.id, []).append(found.failure.id)
+    wanted = {each.id for each in asked}
+    return [
+        _judged(each, checked, setting, tuple(broken.get(each.id, ())))
+        for each in REQUIREMENTS
+        if each.id in wanted or each.id in broken
+    ]
+
+
+def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
+    """The requirements that a failure breaks: those that its judge belongs to, in the world in which it was seen. A failure
+    that needs several ranks is none of core, and one that needs nothing is none of several ranks."""
+    by, worlds = judge_of(found.failure), features.worlds(found.small.scenario, present)
+    named = [each for each in REQUIREMENTS if by in each.judged_by]
+    if worlds:
+        here = [each for each in named if each.feature in worlds]
+        here += [each for each in REQUIREMENTS if each.covers_all and each.feature in worlds and each not in here]
+    else:
+        apart = {each.feature for each in REQUIREMENTS if each.covers_all}
+        here = [
+            each for each in named if each.feature not in apart and (each.feature is None or each.feature in present)
+        ]
+    return here or named
+
+
+def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[str]]:
+    """The verdict; and if it is inconclusive, why, in sentences."""
+    if checked.found:
+        return Verdict.FAILED, []
+    reasons = list(checked.inconclusive)
+    if not reasons:
+        core = [each for each in results if each.requirement.level is Level.CORE]
+        for subject in NEEDED if core else ():
+            of_it = [each for each in core if each.requirement.subject == subject]
+            if all(each.result is Result.NOT_EXERCISED for each in of_it):
+                reasons.append(f"Nothing of “{subject}” was exercised.")
+    return (Verdict.INCONCLUSIVE if reasons else Verdict.PASSED), reasons
+
+
+def _judged(requirement: Requirement, checked: Checked, setting: Setting, failures: tuple[str, ...]) -> Judged:
+    reached = sum(checked.reached[point] for point in requirement.reached_by)
+    looked = sum(judged(each, checked, other_writers=setting.other_writers) for each in requirement.judged_by)
+    why = None if failures else _why_not(requirement, checked, setting, reached, looked)
+    result = Result.FAILED if failures else Result.PASSED if why is None else Result.NOT_EXERCISED
+    return Judged(requirement, result, reached, looked, why, failures)
+
+
+def _why_not(requirement: Requirement, checked: Checked, setting: Setting, reached: int, looked: int) -> str | None:
+    """Why a requirement without failures was not exercised; None if it was."""
+    feature = requirement.feature
+    if feature is not None and feature not in setting.present:
+        refused = [
+            setting.not_driven[each] for each in features.PROFILES.get(feature, ()) if each in setting.not_driven
+        ]
+        return refused[0] if refused else f"the connector does not claim it ({feature}), and it was not seen"
+    if requirement.subject == "reset" and not setting.overrides_reset:
+        return "the connector has no reset of its own: it does not override `reset_cache`"
+    if not reached:
+        return f"it was never reached: no run in which {' or '.join(POINTS[each] for each in requirement.reached_by)}"
+    if looked:
+        return None
+    hidden = []
+    if BYTES in requirement.judged_by:
+        hidden.append(
+            f"bytes were not compared, since its workers are fakes: {checked.fake_workers}"
+            if checked.fake_workers is not None
+            else "no load was compared"
+        )
+    if rules := [each for each in requirement.judged_by if each in RULES]:
+        hidden.append(f"{', '.join(rules)} could not judge: {_unseen(checked)}")
+    if (rest := [each for each in requirement.judged_by if each in OTHERS and each != BYTES]) and setting.other_writers:
+        hidden.append(f"nobody knows what is stored, so {', '.join(rest)} could not be judged")
+    return "; ".join(hidden) or "nothing could judge it"
+
+
+def _unseen(checked: Checked) -> str:
+    if checked.unprobed is None:
+        return "the probe shows nothing of it"
+    return f"its plans and its store are hidden without a probe ({checked.unprobed})"
