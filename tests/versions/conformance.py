@@ -1,11 +1,11 @@
 """The conformance matrix: each connector that can be made on a CPU, with each vLLM, and with each LMCache.
 
-    make conformance                                        the cells that have no report of this suite yet: hours on two cores
+    make conformance                                        the cells that have no report yet: hours on two cores
     make conformance ARGS="--again --row OffloadConnector"  these once more
     make conformance ARGS="--page"                          only the pages, from the reports that are there
 
-Each cell is `kvtrail conformance` in a process and an environment of its own, with a limit in steps. Its report is a file under
-`docs/conformance/reports`; the pages are made from these files, so a run may be ended and continued at any time.
+Each cell is `kvtrail conformance` in a process and an environment of its own, with a limit in steps. Its report is a file
+under `docs/conformance/reports`; the pages are made from these files, so a run may be ended and continued at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import conformance_pages
 import matrix
 from connectors import ROWS, Row
-from real_lmcache import DEPENDENCIES, install
+from real_lmcache import DEPENDENCIES, INSTALLED, fetch
 
 REPORTS = conformance_pages.REPORTS
 LMCACHES = (
@@ -74,13 +74,13 @@ def reported(cell: Cell, folder: Path, steps: int) -> dict[str, Any]:
     """The report of a cell; where there is none, why."""
     path = [str(matrix.ROOT / "src")]
     if cell.lmcache is not None:
-        path += [str(install(f"lmcache-{cell.lmcache}", f"lmcache=={cell.lmcache}")), str(install("dependencies", *DEPENDENCIES))]
+        path += _lmcache(cell.lmcache)
     command = ["-m", "kvtrail", "conformance", cell.row.connector, "--steps", str(steps), "--json"]
     if cell.row.config is not None:
         command += ["--config", json.dumps(cell.row.config)]
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
-            [matrix.environment(cell.vllm, folder), *command, "--output", home],
+            [matrix.environment(cell.vllm, folder), *command, "--out", home],
             capture_output=True,
             text=True,
             timeout=CELL_S,
@@ -96,6 +96,18 @@ def reported(cell: Cell, folder: Path, steps: int) -> dict[str, Any]:
         return report
     lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or [f"exit code {done.returncode}"]
     return {"refused": lines[-1].removeprefix("Error: ").replace(home, "")[:300]}
+
+
+def _lmcache(version: str) -> list[str]:
+    """The folders of this LMCache and of what it imports; they are fetched once.
+
+    Raises:
+        OSError: pip cannot get it.
+    """
+    for name, pins in ((f"lmcache-{version}", (f"lmcache=={version}",)), ("dependencies", DEPENDENCIES)):
+        if failed := fetch(name, pins):
+            raise OSError(f"pip cannot get {' '.join(pins)}: {failed}")
+    return [str(INSTALLED / f"lmcache-{version}"), str(INSTALLED / "dependencies")]
 
 
 def made(cell: Cell, folder: Path, steps: int) -> str:
