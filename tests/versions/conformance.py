@@ -52,9 +52,12 @@ class Cell:
     lmcache: str | None
 
     @property
+    def column(self) -> str:
+        return f"vllm-{self.vllm}" if self.lmcache in (None, LMCACHES[-1]) else f"lmcache-{self.lmcache}"
+
+    @property
     def path(self) -> Path:
-        column = f"vllm-{self.vllm}" if self.lmcache in (None, LMCACHES[-1]) else f"lmcache-{self.lmcache}"
-        return REPORTS / column / f"{self.row.id}.json"
+        return REPORTS / self.column / f"{self.row.id}.json"
 
     def __str__(self) -> str:
         return f"{self.row.id} with vLLM {self.vllm}" + (f" and LMCache {self.lmcache}" if self.lmcache else "")
@@ -129,8 +132,7 @@ def made(cell: Cell, folder: Path, steps: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", action="append", help="only this connector; may be repeated")
-    parser.add_argument("--vllm", action="append", help="only this version of vLLM; may be repeated")
-    parser.add_argument("--lmcache", action="append", help="only this version of LMCache; may be repeated")
+    parser.add_argument("--column", action="append", help="only vllm-VERSION or lmcache-VERSION; may be repeated")
     parser.add_argument("--again", action="store_true", help="also cells that have a report")
     parser.add_argument("--page", action="store_true", help="run nothing, only write the pages")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each cell (default: %(default)s)")
@@ -141,8 +143,7 @@ def main() -> None:
         cell
         for cell in cells()
         if (not arguments.row or cell.row.id in arguments.row)
-        and (not arguments.vllm or cell.vllm in arguments.vllm)
-        and (not arguments.lmcache or cell.lmcache in arguments.lmcache)
+        and (not arguments.column or cell.column in arguments.column)
         and (arguments.again or not cell.path.exists())
     ]
     if not arguments.page:
