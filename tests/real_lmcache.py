@@ -60,7 +60,7 @@ def folders(version: str) -> list[Path]:
     assert f"lmcache=={version}" in PINS
     places = []
     for name, pins in ((f"lmcache-{version}", (f"lmcache=={version}",)), ("dependencies", DEPENDENCIES)):
-        failed = _fetch(name, pins)
+        failed = fetch(name, pins)
         if failed:
             pytest.skip(f"LMCache {version} is not tested: pip cannot get {' '.join(pins)}: {failed}")
         places.append(INSTALLED / name)
@@ -68,7 +68,7 @@ def folders(version: str) -> list[Path]:
 
 
 @cache
-def _fetch(name: str, pins: tuple[str, ...]) -> str:
+def fetch(name: str, pins: tuple[str, ...]) -> str:
     """Install into a folder of the cache, whole or not at all, once for all processes; returns why it failed, if it did."""
     INSTALLED.mkdir(parents=True, exist_ok=True)
     with (INSTALLED / f"{name}.lock").open("w") as lock:

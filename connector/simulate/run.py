@@ -333,9 +333,10 @@ def _build(
             **scenario.settings,
         )
     except ImportError as missing:
-        package = (missing.name or str(missing)).partition(".")[0]
-        install = f"Install {package}, or put the folder that has it on PYTHONPATH"
-        raise Unbuildable(f"the connector cannot be made here: {missing}. {install}") from missing
+        text = f"the connector cannot be made here: {missing}"
+        if missing.name is not None:  # else the connector raised it, and says in words of its own what to install
+            text += f". Install {missing.name.partition('.')[0]}, or put the folder that has it on PYTHONPATH"
+        raise Unbuildable(text) from missing
     except Exception as refused:  # a connector may refuse in any way
         raise Unbuildable(f"{type(refused).__name__}: {refused}") from refused
 
