@@ -44,20 +44,32 @@ def segments(
         return {name: (prompt, ()) for name, prompt in _guessed(requests).items()}, Known.LENGTHS
     after: dict[str, set[str]] = {}
     ends: Counter[str] = Counter()
+    cuts: dict[str, set[int]] = {}
+    """Where prompts end and outputs begin within a block."""
     for name, request in requests.items():
         chain = ("", *chains[name])
         for one, next_one in pairwise(chain):
             after.setdefault(one, set()).add(next_one)
         ends[chain[-1]] += 1
-        prompt_end = request.length // block_size
-        if prompt_end < len(chain):
-            ends[chain[prompt_end]] += 1
+        full, part = divmod(request.length, block_size)
+        if full < len(chain):
+            ends[chain[full]] += 1
+        if part and full + 1 < len(chain):
+            ends[chain[full + 1]] += 1
+            cuts.setdefault(chain[full + 1], set()).add(part)
+
+    def parts(block: str, start: int, end: int) -> list[Segment]:
+        """A part of a block that is cut: every request that has the block has it in the same parts."""
+        within = pairwise(sorted({0, *cuts[block], block_size}))
+        return [(f"{block}/{one}", other - one) for one, other in within if start <= one and other <= end]
 
     def runs(blocks: Sequence[str]) -> list[Segment]:
         joined: list[Segment] = []
         before = ""
         for block in blocks:
-            if joined and len(after.get(before, ())) == 1 and not ends.get(before):
+            if block in cuts:
+                joined += parts(block, 0, block_size)
+            elif joined and len(after.get(before, ())) == 1 and not ends.get(before):
                 joined[-1] = (joined[-1][0], joined[-1][1] + block_size)
             else:
                 joined.append((block, block_size))
@@ -67,12 +79,15 @@ def segments(
     made: dict[str, tuple[tuple[Segment, ...], tuple[Segment, ...]]] = {}
     for name, request in requests.items():
         chain = tuple(chains[name])
-        full = min(request.length // block_size, len(chain))
-        prompt = [*runs(chain[:full]), *_rest(name, request.length - full * block_size)]
-        # The block in which the prompt ends and the output begins has a hash, but both parts of it are made up.
-        made_up = min(request.max_tokens, -request.length % block_size)
-        output = [(f"{name}/output", made_up)] if made_up else []
-        output += runs(chain[-(-request.length // block_size) :])
+        full, part = divmod(request.length, block_size)
+        if part and full < len(chain):
+            prompt = [*runs(chain[:full]), *parts(chain[full], 0, part)]
+            output = [*parts(chain[full], part, block_size), *runs(chain[full + 1 :])]
+        else:
+            known_blocks = min(full, len(chain))
+            prompt = [*runs(chain[:known_blocks]), *_rest(name, request.length - known_blocks * block_size)]
+            made_up = min(request.max_tokens, -request.length % block_size)
+            output = [*([(f"{name}/output", made_up)] if made_up else []), *runs(chain[full:])]
         made[name] = (tuple(prompt), tuple(output))
     return made, known
 

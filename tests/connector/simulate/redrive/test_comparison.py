@@ -19,6 +19,7 @@ from kvtrail.connector.simulate.redrive.comparison import (
     same_error,
 )
 from kvtrail.connector.simulate.run import Played
+from kvtrail.connector.simulate.scenario import tokens
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.judging import findings_of
 
@@ -166,6 +167,20 @@ def test_equal_keys_are_equal_prompts_up_to_there() -> None:
     assert a[1] == c[1]
     assert not {seed for seed, _ in a[1:]} & {seed for seed, _ in b[1:]}
     assert [sum(count for _, count in prompt) for prompt in (a, b, c)] == [600] * 3
+
+
+def test_what_a_request_generated_is_shared_from_the_middle_of_a_block_on() -> None:
+    requests = recorded_requests(
+        history(
+            "a: L 300 c0 h0 -> 0\na: plan store 0+256 keys aa11\na: plan store 256+256 keys aa22\n"
+            "b: L 310 c0 h256 -> 256 keys aa11\nb: plan store 256+256 keys aa22\n"
+            "c: L 600 c0 h512 -> 512\nc: plan load 0+256 keys aa11\nc: plan load 256+256 keys aa22"
+        )
+    )
+    made, _ = segments(requests, block_size=32, chunk_size=256)
+    assert [sum(count for _, count in made[name][0]) for name in requests] == [300, 310, 600]
+    a, b, c = (tokens([*prompt, *output])[:512] for prompt, output in made.values())
+    assert a == b == c
 
 
 def test_where_nothing_is_recorded_lengths_are_a_guess() -> None:
