@@ -133,6 +133,7 @@ def test_a_failure_of_another_level_is_no_success(tmp_path: Path) -> None:
     assert broken["text"] in ran.stdout
 
 
+@pytest.mark.long
 def test_a_connector_with_a_bug_fails_and_the_report_is_written(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
     (tmp_path / "mine.py").write_text(FAULTY)
