@@ -74,12 +74,12 @@ def statements(status: Row, shown: TimeRange) -> None:
     """The sentences; each links to its subject."""
     every = overview.statements(status, shown)
     with st.container(key="statements", gap=None):
-        shown = overview.shown_at_once(len(every), SENTENCES)
-        for number, each in enumerate(every[:shown]):
+        at_once = overview.shown_at_once(len(every), SENTENCES)
+        for number, each in enumerate(every[:at_once]):
             show_statement(each, key=f"say-{each.level}-{number}")
-        if rest := every[shown:]:
+        if rest := every[at_once:]:
             with st.expander(f"{count(len(rest))} more"):
-                for number, each in enumerate(rest, shown):
+                for number, each in enumerate(rest, at_once):
                     show_statement(each, key=f"say-{each.level}-{number}")
 
 

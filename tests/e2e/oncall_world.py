@@ -94,6 +94,7 @@ class World:
     def alert(self, name: str) -> str:
         """The address that an alert about the dead engine carries, as Prometheus fills it in from our rules."""
         rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+        found: str
         (found,) = (each["annotations"]["dashboard_url"] for each in rules if each.get("alert") == name)
         to_ms = time.time_ns() // 10**6
         return (

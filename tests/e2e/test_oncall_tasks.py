@@ -38,6 +38,8 @@ pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the engine that dies is driven by vLLM's scheduler")
 pytestmark = needs_chromium
 MAX_CLICKS = 3
+NEXT_FRAME = "() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))"
+"""What a pointer's move changes is drawn with the browser's next frame."""
 OUR_WORDS = re.compile(r"\b(epoch|witness(es)?|drift)\b", re.IGNORECASE)
 GRAFANA = Path(__file__).parents[2] / "deploy/grafana/dashboards/kvtrail-overview.json"
 
@@ -124,14 +126,21 @@ class Person:
         mouse.up()
 
     def points_at_a_request(self) -> str:
-        """Move over the lanes until the card names a request; the name."""
-        lanes, card = box_of(self.page.locator(".field canvas")), self.page.locator(".card")
-        for across in (0.8, 0.6, 0.7, 0.5, 0.9):
-            for down in range(6, int(lanes["height"]), 9):
-                self.page.mouse.move(lanes["x"] + lanes["width"] * across, lanes["y"] + down)
-                if card.is_visible() and re.fullmatch(r"chat-\d+", named := card.locator("strong").inner_text()):
-                    return named
-        raise AssertionError("no card names a request")
+        """Move over the lanes until the card names a request, as often as it takes until they are drawn; the name."""
+        lanes, card, named = box_of(self.page.locator(".field canvas")), self.page.locator(".card"), list[str]()
+
+        def names_one() -> bool:
+            for across in (0.8, 0.6, 0.7, 0.5, 0.9):
+                for down in range(6, int(lanes["height"]), 9):
+                    self.page.mouse.move(lanes["x"] + lanes["width"] * across, lanes["y"] + down)
+                    self.page.evaluate(NEXT_FRAME)
+                    if card.is_visible() and re.fullmatch(r"chat-\d+", name := card.locator("strong").inner_text()):
+                        named.append(name)
+                        return True
+            return False
+
+        until(names_one, why=lambda: "no card names a request")
+        return named[0]
 
     def clicks_there(self) -> None:
         """Click where the pointer rests."""

@@ -172,5 +172,5 @@ def test_ids_are_no_links_and_lost_spans_are_shown(
     see(page, re.compile("1 span of engine engine-b did not arrive"))
     page.goto(f"{pages.url}/request?id=chat-8")
     see(page, "1 event of this request is missing")
-    playwright.expect(page.locator("canvas").first).to_be_visible()
+    playwright.expect(page.get_by_role("table").first).to_be_visible()
     shoot(page, "missing")
