@@ -5,6 +5,7 @@
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
 # make test-all        the same with the tests that are marked `long`: before a release
 # make versions       try kvtrail with each version of vLLM that it supports, and write the README's table
+# make conformance    the conformance suite with each connector and each version: writes docs/conformance/matrix.md
 # make audit          look up what is known against the versions in constraints.txt, and say so where that cannot be looked up
 # make clean           remove the environment and what the demo and the tests left
 
@@ -14,7 +15,7 @@ ARGS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all lint versions audit clean
+.PHONY: demo test test-all lint versions conformance audit clean
 
 demo: .venv/.ready $(if $(filter --pd,$(ARGS)),.venv/.pd)
 	@$(BIN)/kvtrail demo $(ARGS)
@@ -27,6 +28,9 @@ test-all: .venv/.ready
 
 versions: .venv/.ready
 	@$(BIN)/python tests/versions/matrix.py $(ARGS)
+
+conformance: .venv/.ready
+	@PYTHONPATH=tests $(BIN)/python tests/versions/conformance.py $(ARGS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -25,17 +25,10 @@ from typing import Any
 
 import conformance_pages
 import matrix
-from connectors import ROWS, Row
+from connectors import LMCACHES, ROWS, VLLMS, WITH_VLLM, Row
 from real_lmcache import DEPENDENCIES, INSTALLED, fetch
 
 REPORTS = conformance_pages.REPORTS
-LMCACHES = (
-    "0.3.10", "0.3.11", "0.3.12", "0.3.13", "0.3.14", "0.3.15", "0.4.1", "0.4.2", "0.4.3", "0.4.4", "0.4.5", "0.4.6", "0.4.7",
-    "0.5.0", "0.5.1", "0.5.2", "0.5.3", "0.5.4", "0.5.5", "0.5.6",
-)  # fmt: skip
-OF_TODAY = "0.32.0"
-"""The vLLM of the columns of LMCache; the columns of vLLM have the last LMCache."""
-VLLMS = tuple(version for version in matrix.VERSIONS if version != "0.19.1")
 STEPS = 6_000
 """Scheduling steps of a cell: most connectors reach each requirement that they ever reach."""
 CELL_S = 900
@@ -70,7 +63,7 @@ def cells() -> Iterator[Cell]:
     for lmcache in reversed(LMCACHES[:-1]):
         for row in ROWS:
             if row.of_lmcache:
-                yield Cell(row, OF_TODAY, lmcache)
+                yield Cell(row, WITH_VLLM, lmcache)
 
 
 def reported(cell: Cell, folder: Path, steps: int) -> dict[str, Any]:
@@ -92,7 +85,7 @@ def reported(cell: Cell, folder: Path, steps: int) -> dict[str, Any]:
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(path), "VLLM_LOGGING_LEVEL": "CRITICAL", "LMCACHE_LOG_LEVEL": "CRITICAL"}
             | {"LMCACHE_TRACK_USAGE": "false"}
-            | cell.row.environment,
+            | dict(cell.row.environment),
         )
     if done.returncode in BUILT and (begin := done.stdout.find("{\n")) >= 0:
         report: dict[str, Any] = json.loads(done.stdout[begin:])
@@ -155,7 +148,7 @@ def main() -> None:
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
                 print("Ended; what has a report is not run again.", file=sys.stderr)
-    conformance_pages.write(ROWS, VLLMS, LMCACHES)
+    conformance_pages.write()
 
 
 if __name__ == "__main__":

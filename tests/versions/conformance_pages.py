@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from connectors import Row
+from connectors import LMCACHES, ROWS, VLLMS, WITH_VLLM, Row
 
 DOCS = Path(__file__).parents[2] / "docs"
 REPORTS = DOCS / "conformance" / "reports"
@@ -53,22 +53,21 @@ def columns(kind: str, versions: Sequence[str]) -> list[Column]:
     return found
 
 
-def write(rows: Sequence[Row], vllms: Sequence[str], lmcaches: Sequence[str]) -> None:
+def write() -> None:
     """Write the matrix, and the part of the findings that is made from it."""
-    of_vllm, of_lmcache = columns("vllm", vllms), _of_lmcache(rows, vllms, lmcaches)
-    MATRIX.write_text(matrix(rows, of_vllm, of_lmcache), "utf-8")
+    of_vllm, of_lmcache = all_columns()
+    MATRIX.write_text(matrix(ROWS, of_vllm, of_lmcache), "utf-8")
     text = FINDINGS.read_text("utf-8")
     before, after = text[: text.index(BEGIN)], text[text.index(END) :]
-    FINDINGS.write_text(before + BEGIN + "\n" + findings(rows, of_vllm, of_lmcache) + after, "utf-8")
+    FINDINGS.write_text(before + BEGIN + "\n" + findings(ROWS, of_vllm, of_lmcache) + after, "utf-8")
 
 
-def _of_lmcache(rows: Sequence[Row], vllms: Sequence[str], lmcaches: Sequence[str]) -> list[Column]:
-    """The columns of LMCache; the last one's reports are those with the vLLM of the others."""
-    *older, last = columns("lmcache", lmcaches)
-    with_vllm = next((each["vllm"] for column in older for each in column.reports.values()), vllms[-1])
-    (same,) = columns("vllm", [with_vllm])
-    mine = {row.id: same.reports[row.id] for row in rows if row.of_lmcache and row.id in same.reports}
-    return [*older, Column(last.version, same.folder, mine)]
+def all_columns() -> tuple[list[Column], list[Column]]:
+    """Those of vLLM, with the last LMCache; and those of LMCache, with one vLLM: the last one's reports are among vLLM's."""
+    of_vllm, (*older, last) = columns("vllm", VLLMS), columns("lmcache", LMCACHES)
+    (today,) = (column for column in of_vllm if column.version == WITH_VLLM)
+    mine = {row.id: today.reports[row.id] for row in ROWS if row.of_lmcache and row.id in today.reports}
+    return of_vllm, [*older, Column(last.version, today.folder, mine)]
 
 
 def matrix(rows: Sequence[Row], of_vllm: Sequence[Column], of_lmcache: Sequence[Column]) -> str:

@@ -1,4 +1,4 @@
-"""The rows of the conformance matrix: each connector that can be made on a CPU, as its users configure it."""
+"""The rows and columns of the conformance matrix: each connector that can be made on a CPU, as its users configure it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import matrix
+
+LMCACHES = (
+    "0.3.10", "0.3.11", "0.3.12", "0.3.13", "0.3.14", "0.3.15", "0.4.1", "0.4.2", "0.4.3", "0.4.4", "0.4.5", "0.4.6", "0.4.7",
+    "0.5.0", "0.5.1", "0.5.2", "0.5.3", "0.5.4", "0.5.5", "0.5.6",
+)  # fmt: skip
+WITH_VLLM = "0.32.0"
+"""The vLLM of the columns of LMCache; the columns of vLLM have the last LMCache."""
+VLLMS = matrix.VERSIONS[1:]  # the first is too old
 LMCACHE_V1 = "LMCacheConnectorV1"
 TIERS = {"cpu_bytes_to_use": 4_000_000, "secondary_tiers": [{"type": "example"}]}
 

@@ -1,0 +1,63 @@
+"""The pages of the conformance matrix are those of its reports."""
+
+from __future__ import annotations
+
+import conformance_pages as pages
+import matrix
+import pytest
+from connectors import ROWS, VLLMS
+
+
+def report(version: str, **results: str) -> dict[str, object]:
+    """A report of these requirements."""
+    requirements = [{"id": name, "result": result} for name, result in results.items()]
+    failed = "failed" in results.values()
+    return {"made": "2026-11-26", "vllm": version, "steps": 6000, "suite": {"version": "1"}, "failures": [],
+            "requirements": requirements, "verdict": "failed" if failed else "passed"}  # fmt: skip
+
+
+def columns(*history: str) -> list[pages.Column]:
+    """Columns of one connector, of which one requirement had these results, the oldest version first."""
+    row = ROWS[0].id
+    versions = [f"0.{20 + number}.0" for number in range(len(history))]
+    return [
+        pages.Column(version, f"vllm-{version}", {row: report(version, lookup=result, abort="passed")})
+        for version, result in zip(versions, history, strict=True)
+    ]
+
+
+def test_the_pages_are_made_from_the_reports() -> None:
+    of_vllm, of_lmcache = pages.all_columns()
+    assert pages.MATRIX.read_text("utf-8") == pages.matrix(ROWS, of_vllm, of_lmcache)
+    assert pages.findings(ROWS, of_vllm, of_lmcache) in pages.FINDINGS.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("history", "regression"),
+    [
+        (("passed", "passed", "passed"), None),
+        (("failed", "failed", "passed"), None),
+        (("passed", "failed", "failed"), ("0.21.0", "0.20.0", "")),
+        (("passed", "failed", "passed"), ("0.21.0", "0.20.0", "0.22.0")),
+        (("passed", "not exercised", "failed"), ("0.22.0", "0.20.0", "")),
+        (("not exercised", "failed", "failed"), None),
+    ],
+)
+def test_a_regression_is_where_a_requirement_that_passed_fails(
+    history: tuple[str, ...], regression: tuple[str, str, str] | None
+) -> None:
+    page = pages.matrix(ROWS[:1], columns(*history), [])
+    assert ("Regressions" in page) is (regression is not None)
+    if regression is not None:
+        first, last, again = regression
+        assert f"| {ROWS[0].id} | `lookup` | {first} | {last} | {again} |" in page
+
+
+def test_a_cell_says_how_much_failed_and_how_much_was_reached() -> None:
+    page = pages.matrix(ROWS[:1], columns("passed", "failed", "not exercised"), [])
+    folder = "reports/vllm-0.2{}.0/OffloadConnector.json"
+    assert f"[✓ 1]({folder.format(2)}) | [✗ 1 of 2]({folder.format(1)}) | [✓ 2]({folder.format(0)})" in page
+
+
+def test_each_version_of_the_readme_has_a_column() -> None:
+    assert set(VLLMS) < set(matrix.VERSIONS)
