@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kvtrail.connector.known import by_class, capabilities_declared, importable_as, part_of, plain_name
 from kvtrail.connector.registration import configuration, resolve
@@ -126,7 +126,7 @@ def _by_layer(cls: type, extra: Mapping[str, Any]) -> bool:
     """Whether layers wait for their loads or are saved one by one. A class that says so to vLLM is believed. Of any other,
     both methods are abstract, so that it defines them in any case; those that do nothing claim nothing."""
     if overrides(cls, "requires_piecewise_for_cudagraph"):
-        return bool(cls.requires_piecewise_for_cudagraph(dict(extra)))
+        return bool(cast(Any, cls).requires_piecewise_for_cudagraph(dict(extra)))
     return any(_does_something(getattr(cls, name)) for name in ("wait_for_layer_load", "save_kv_layer"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 import vllm
 
@@ -17,6 +17,7 @@ from kvtrail.connector.simulate.conformance.suite import Asked, Conformance
 from kvtrail.connector.simulate.conformance.verdict import Judged
 
 SCHEMA_VERSION = 1
+AskedLevel = Literal["core", "extended", "all"]
 
 
 class Suite(TypedDict):
@@ -42,7 +43,7 @@ Connector = TypedDict(
 class Settings(TypedDict):
     """What was asked for."""
 
-    level: Annotated[Literal["core", "extended", "all"], "core: of every connector; extended: of its features."]
+    level: Annotated[AskedLevel, "core: of every connector; extended: of its features."]
     config: Annotated[dict[str, Any] | None, "kv_connector_extra_config; null: each workload has drawn its own."]
     steps: Annotated[int, "Scheduling steps."]
     profiles: Annotated[list[str], "The kinds of workloads, in order."]
@@ -133,7 +134,7 @@ def as_dict(of: Conformance) -> Report:
         python=platform.python_version(),
         connector=_connector(of.asked),
         settings=Settings(
-            level=of.asked.level,
+            level=cast(AskedLevel, of.asked.level),
             config=None if of.asked.config is None else dict(of.asked.config),
             steps=of.asked.steps,
             profiles=list(checked.profiles),

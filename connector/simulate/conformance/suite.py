@@ -115,7 +115,7 @@ def run(
     """
     return check(
         asked.connector,
-        config=asked.config,
+        config=None if asked.config is None else dict(asked.config),
         profiles=asked.driven,
         seed=asked.seed,
         steps=asked.steps,

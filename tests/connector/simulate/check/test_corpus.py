@@ -47,7 +47,9 @@ def test_mutations_keep_within_what_vllm_can_run(profile: str) -> None:
         ids = {each.id for each in scenario.arrivals}
         assert {each.id for each in scenario.aborts} <= ids
         assert all(each.length >= 1 and each.length + each.max_tokens < MAX_LENGTH for each in scenario.arrivals)
-        assert all(each.at_step >= 0 for each in (*scenario.arrivals, *scenario.aborts, *scenario.resets))
+        assert all(each.at_step >= 0 for each in scenario.arrivals)
+        assert all(each.at_step >= 0 for each in scenario.aborts)
+        assert all(each.at_step >= 0 for each in scenario.resets)
         longest = max(each.length + each.max_tokens for each in scenario.arrivals)
         assert scenario.num_blocks * scenario.block_size > longest * max(1, len(scenario.groups))
         assert Scenario.from_dict(json.loads(json.dumps(scenario.as_dict()))) == scenario

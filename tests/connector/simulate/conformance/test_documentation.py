@@ -42,6 +42,7 @@ def conformance_arguments(line: str) -> list[str]:
 def parsed(line: str) -> dict[str, Any]:
     """The parameters with which the command would run."""
     command = main.get_command(click.Context(main), "conformance")  # type: ignore[attr-defined]
+    assert command is not None
     parameters: dict[str, Any] = command.make_context("conformance", conformance_arguments(line)).params
     return parameters
 

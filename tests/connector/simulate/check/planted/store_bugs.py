@@ -133,10 +133,11 @@ class OneMemoryForAllRanks(ChunkStore):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        engine = self._vllm_config.kv_transfer_config.engine_id
+        transfer = self._vllm_config.kv_transfer_config
+        assert transfer is not None
         if self.rank == 0:
             self.shared.clear()
-        self.memory = self.shared.setdefault(str(engine), self.memory)
+        self.memory = self.shared.setdefault(str(transfer.engine_id), self.memory)
 
 
 class SaidTooEarly(ChunkStore):
