@@ -180,14 +180,10 @@ def framed(chart: AnyChart, *, above: int = 0) -> AnyChart:
     return drawn
 
 
-QUIET = {"embedOptions": {"logLevel": 1}}
-"""Vega's console has errors and no warnings: Streamlit draws each chart without its rows first, and Vega warns of every axis
-that has no extent then."""
-
-
 def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
     """A chart's spec; not compared with its schema, since that takes long at each refresh, and the tests do it."""
-    return {**chart.to_dict(validate=False), "usermeta": QUIET}
+    drawn: dict[str, Any] = chart.to_dict(validate=False)
+    return drawn
 
 
 def spec_and_rows(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
