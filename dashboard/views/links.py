@@ -24,12 +24,12 @@ def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | No
     Streamlit's link to the page that is shown leaves the address as it was: reloaded or copied, it would show the old
     contents. So that is a button.
     """
-    icon_name, to = f":material/{icon}:" if icon else None, (page, dict(query or {}))
+    icon_name, to = f":material/{icon}:" if icon else None, dict(query or {})
     if is_shown(page):
-        key = f"to {to}"
-        st.button(label, key=key, icon=icon_name, type="tertiary", on_click=remember_click, args=(to,))
+        key = f"to {page} {to}"
+        st.button(label, key=key, icon=icon_name, type="tertiary", on_click=address.replace, args=(to,))
         return
-    st.page_link(f"views/{page}.py", label=label, icon=icon_name, query_params=query or {})
+    st.page_link(f"views/{page}.py", label=label, icon=icon_name, query_params=to)
 
 
 def request_query(request: Row, *, step: int | None = None) -> dict[str, str]:

@@ -177,7 +177,7 @@ def check(
     """
     pairs = tuple(PAIR_PROFILES) if can_be_paired(connector, config) else ()
     profiles = (*pairs, *PROFILES) if profiles is None else profiles
-    if lacking := set(profiles) & PAIR_PROFILES.keys() - set(pairs):
+    if lacking := [name for name in PAIR_PROFILES if name in profiles and name not in pairs]:
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
     session = _Session(checked, config, shrink_tries, on_progress, loads_may_fail=loads_may_fail)
