@@ -57,11 +57,11 @@ def conversation(rng: random.Random) -> Scenario:
     parts, with a preemption between them, and the next turn loads them."""
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
-    for talk in range(rng.randrange(5, 9)):
+    for talk in range(rng.randrange(4, 7)):
         history: tuple[Segment, ...] = (_segment(rng, rng.randrange(60, 250)),)
         at_step = rng.randrange(30)
-        for turn in range(5):
-            answer = _segment(rng, rng.randrange(30, 160))
+        for turn in range(4):
+            answer = _segment(rng, rng.randrange(20, 90))
             arrival = Arrival(f"talk-{talk}-{turn}", history, answer[1], at_step, output=(answer,))
             if arrival.length + answer[1] > LONGEST:
                 break
