@@ -70,7 +70,7 @@ def conformance(
 
     Example: kvtrail conformance OffloadingConnector
 
-    Example: kvtrail conformance my_module:Mine --level all --config '{"chunk_size": 256}' --out report
+    Example: kvtrail conformance my_module:Mine --level all --out report
     """
     vllm_ready("kvtrail conformance")
     from kvtrail.connector.simulate.check.session import NothingRecorded
