@@ -30,7 +30,7 @@ COLOURS = 128
 
 
 def main() -> None:
-    """Make the named pictures, of those whose screenshots are there."""
+    """Make the named pictures, if their screenshots are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *PICTURES], help="the pictures to make")
     for name in parser.parse_args().names or PICTURES:

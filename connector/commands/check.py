@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtrail.connector.commands.interrupts import interrupts
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
+from kvtrail.connector.commands.sessions import OnProgress, end, runnable, watched
 from kvtrail.connector.simulate.check.profiles import OF_PAIRS, PROFILES
 from kvtrail.tracer.commands.options import INCONCLUSIVE
-from kvtrail.tracer.model.words import some
-from kvtrail.tracer.reports import output_file, terminal
+from kvtrail.tracer.reports import output_file
 
 if TYPE_CHECKING:
     from kvtrail.connector.simulate.check.session import Checked
@@ -106,10 +105,9 @@ def check(
     """
     vllm_ready("kvtrail check")
     from kvtrail.connector.simulate.check import report
-    from kvtrail.connector.simulate.check.session import STEPS, NothingRecorded, check_one
+    from kvtrail.connector.simulate.check.session import STEPS, check_one
     from kvtrail.connector.simulate.check.session import check as torture
     from kvtrail.connector.simulate.check.workload import Workload, Workloads
-    from kvtrail.connector.simulate.run import Unbuildable
 
     workload = None
     if scenario_file is not None:
@@ -121,47 +119,28 @@ def check(
             raise click.BadParameter(f"{scenario_file}: {wrong}", param_hint="--scenario") from wrong
     if seconds is None and steps is None and runs is None:
         steps = STEPS
-    latest: list[Checked] = []
-    interrupted = False
-    try:
-        with interrupts() as asked_to_end, terminal.status() as say:
 
-            def on_progress(checked: Checked, doing: str) -> None:
-                latest[:] = [checked]
-                if asked_to_end:
-                    raise KeyboardInterrupt
-                of = "" if steps is None else f" of {steps:,}"
-                failures = some(len(checked.found), "failure")
-                say(f"{checked.seconds:.0f} s, {checked.steps.total():,}{of} steps, {failures}; {doing}")
+    def session(on_progress: OnProgress) -> Checked:
+        if workload is not None:
+            return check_one(connector, workload, fake_workers=fake_workers, on_progress=on_progress)
+        return torture(
+            connector,
+            config=config,
+            profiles=profiles or None,
+            seed=seed,
+            seconds=seconds,
+            steps=steps,
+            runs=runs,
+            fake_workers=fake_workers,
+            stop_at_first=first,
+            workloads=Workloads(workloads),
+            on_progress=on_progress,
+        )
 
-            if workload is not None:
-                checked = check_one(connector, workload, fake_workers=fake_workers, on_progress=on_progress)
-            else:
-                checked = torture(
-                    connector,
-                    config=config,
-                    profiles=profiles or None,
-                    seed=seed,
-                    seconds=seconds,
-                    steps=steps,
-                    runs=runs,
-                    fake_workers=fake_workers,
-                    stop_at_first=first,
-                    workloads=Workloads(workloads),
-                    on_progress=on_progress,
-                )
-    except KeyboardInterrupt:
-        if not latest:
-            raise
-        checked, interrupted = latest[0], True
-    except (NothingRecorded, Unbuildable) as error:
-        click.echo(f"Error: {connector} cannot be run: {error}", err=True)
-        context.exit(2)
+    with runnable(context, connector):
+        checked, interrupted = watched(session, steps=steps)
     with output_file.or_exit(output):
         written = report.write(checked, output)
     click.echo(json.dumps(report.as_dict(checked, output), indent=2) if as_json else report.as_text(checked, output))
-    click.echo(f"\nWritten: {', '.join(map(str, written))}", err=True)
-    if interrupted:
-        click.echo("Interrupted; this is what was seen until then.", err=True)
-        context.exit(130)
-    context.exit(1 if checked.found else INCONCLUSIVE if checked.inconclusive else 0)
+    code = 1 if checked.found else INCONCLUSIVE if checked.inconclusive else 0
+    end(context, written, interrupted=interrupted, code=code)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kvtrail.connector.commands.interrupts import interrupts
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
+from kvtrail.connector.commands.sessions import end, runnable, watched
 from kvtrail.tracer.commands.options import INCONCLUSIVE
-from kvtrail.tracer.model.words import some
-from kvtrail.tracer.reports import output_file, terminal
-
-if TYPE_CHECKING:
-    from kvtrail.connector.simulate.check.session import Checked
+from kvtrail.tracer.reports import output_file
 
 LEVELS = ("core", "extended", "all")
 """As `suite.LEVELS`, without importing vLLM for `--help`."""
@@ -73,38 +69,15 @@ def conformance(
     Example: kvtrail conformance my_module:Mine --level all --out report
     """
     vllm_ready("kvtrail conformance")
-    from kvtrail.connector.simulate.check.session import NothingRecorded
     from kvtrail.connector.simulate.conformance import files, report, suite, text
-    from kvtrail.connector.simulate.run import Unbuildable
 
-    latest: list[Checked] = []
-    interrupted = False
-    try:
+    with runnable(context, connector):
         asked = suite.asked_of(connector, config=config, level=level, steps=steps, seed=seed)
-        with interrupts() as asked_to_end, terminal.status() as say:
-
-            def on_progress(checked: Checked, doing: str) -> None:
-                latest[:] = [checked]
-                if asked_to_end:
-                    raise KeyboardInterrupt
-                failures = some(len(checked.found), "failure")
-                say(f"{checked.seconds:.0f} s, {checked.steps.total():,} of {asked.steps:,} steps, {failures}; {doing}")
-
-            checked = suite.run(asked, on_progress=on_progress)
-    except KeyboardInterrupt:
-        if not latest:
-            raise
-        checked, interrupted = latest[0], True
-    except (NothingRecorded, Unbuildable) as error:
-        click.echo(f"Error: {connector} cannot be run: {error}", err=True)
-        context.exit(2)
+        checked, interrupted = watched(lambda on_progress: suite.run(asked, on_progress=on_progress), steps=asked.steps)
     result = suite.concluded(asked, checked)
     data = report.as_dict(result)
     with output_file.or_exit(out):
         written = files.write(result, data, out)
     click.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text.as_text(data))
-    click.echo(f"\nWritten: {', '.join(map(str, written))}", err=True)
-    if interrupted:
-        click.echo("Interrupted; this is what was seen until then.", err=True)
-        context.exit(130)
-    context.exit({"passed": 0, "failed": 1, "inconclusive": INCONCLUSIVE}[data["verdict"]])
+    code = {"passed": 0, "failed": 1, "inconclusive": INCONCLUSIVE}[data["verdict"]]
+    end(context, written, interrupted=interrupted, code=code)

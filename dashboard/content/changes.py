@@ -35,7 +35,6 @@ FILTERS = {"engine": "on", "model": "model", "outcome": "status"}
 """The dimensions that the page of requests has a filter of its own for, and its name in the address."""
 SORTS = {"waited_s": "waiting", "wait_s": "waiting", "duration_s": "duration", "loaded": "loads"}
 """What the requests of a group are sorted by, where a sort order of the page is about the measure."""
-TENANT_DIGITS = 8
 ICONS = {
     "death": "error", "contact lost": "error", "deploy": "rocket_launch", "restart": "restart_alt", "reset": "delete_sweep",
     "end": "stop_circle", "note": "edit_note", "evictions": "delete", "new tenant": "person_add", "traffic": "trending_up",

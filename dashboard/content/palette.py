@@ -23,6 +23,11 @@ class Colour:
         """The colour in one of the themes."""
         return self.dark if dark else self.light
 
+    @property
+    def css(self) -> str:
+        """The colour in CSS, which follows the theme."""
+        return f"light-dark({self.light}, {self.dark})"
+
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
@@ -248,9 +253,9 @@ def streamlit_options() -> dict[str, str]:
 
 def style() -> str:
     """The groups as CSS variables that follow the theme, such as `--level-lost`; and those of the page itself."""
-    lines = [f"--{name}: light-dark({each.light}, {each.dark});" for name, each in OF_PAGE.items()]
+    lines = [f"--{name}: {each.css};" for name, each in OF_PAGE.items()]
     lines += [
-        f"--{group}-{name.replace(' ', '-').replace(chr(39), '')}: light-dark({each.colour.light}, {each.colour.dark});"
+        f"--{group}-{name.replace(' ', '-').replace(chr(39), '')}: {each.colour.css};"
         for group, meanings in GROUPS.items()
         for name, each in meanings.items()
     ]

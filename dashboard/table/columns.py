@@ -85,12 +85,7 @@ class Labels(Column):
 
     def look(self) -> dict[str, Any]:
         """The text and the colour of each word."""
-        return {
-            "labels": {
-                name: [palette.label(name), f"light-dark({each.colour.light}, {each.colour.dark})"]
-                for name, each in self.meanings.items()
-            }
-        }
+        return {"labels": {name: [palette.label(name), each.colour.css] for name, each in self.meanings.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def reported(cell: Cell, folder: Path, steps: int) -> dict[str, Any]:
     path = [str(matrix.ROOT / "src")]
     if cell.lmcache is not None:
         path += _lmcache(cell.lmcache)
-    command = ["-m", "kvtrail", "conformance", cell.row.connector, "--steps", str(steps), "--json"]
+    command = ["-m", "kvtrail", "conformance", cell.row.connector, "--steps", str(steps)]
     if cell.row.config is not None:
         command += ["--config", json.dumps(cell.row.config)]
     with tempfile.TemporaryDirectory() as home:
@@ -87,9 +87,10 @@ def reported(cell: Cell, folder: Path, steps: int) -> dict[str, Any]:
             | {"LMCACHE_TRACK_USAGE": "false"}
             | dict(cell.row.environment),
         )
-    if done.returncode in BUILT and (begin := done.stdout.find("{\n")) >= 0:
-        report: dict[str, Any] = json.loads(done.stdout[begin:])
-        return report
+        written = Path(home) / "report.json"
+        if done.returncode in BUILT and written.exists():  # Python's own exit code after an exception is 1, too
+            report: dict[str, Any] = json.loads(written.read_text("utf-8"))
+            return report
     lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or [f"exit code {done.returncode}"]
     return {"refused": lines[-1].removeprefix("Error: ").replace(home, "")[:300]}
 
@@ -141,7 +142,7 @@ def main() -> None:
     ]
     if not arguments.page:
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            running = {pool.submit(made, cell, arguments.folder, arguments.steps): cell for cell in chosen}
+            running = {pool.submit(made, cell, arguments.folder.resolve(), arguments.steps): cell for cell in chosen}
             try:
                 for number, done in enumerate(as_completed(running), start=1):
                     print(f"{number} of {len(chosen)}: {running[done]}: {done.result()}", file=sys.stderr, flush=True)

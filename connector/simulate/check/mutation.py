@@ -15,7 +15,7 @@ from kvtrail.connector.simulate.check.profiles import BLOCK_SIZE, MAX_LENGTH
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When
 
 BOUNDARIES = (BLOCK_SIZE, 2 * BLOCK_SIZE, 4 * BLOCK_SIZE, 8 * BLOCK_SIZE)
-"""Sizes of blocks and chunks, in tokens, about whose multiples prompts end."""
+"""Sizes of blocks and chunks, in tokens: prompts end near their multiples."""
 BATCHES = (48, 64, 96, 200, 400)
 """Tokens of a step at most."""
 MOST_ARRIVALS = 120

@@ -17,8 +17,8 @@ class Ran:
         reached: how often each of the `points` was reached.
         checks: how often each rule gave each verdict to the connector.
         hits: lookups that answered with tokens.
-        loads_read: loads whose bytes were looked at.
-        blocks_compared: blocks whose bytes were compared before a step that reads them.
+        loads_read: loads that were looked at byte by byte.
+        blocks_compared: blocks that were compared byte by byte before a step that reads them.
         room_compared: whether the room of a full store was compared with that of a new one.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 sys.path.insert(0, str(Path(__file__).parent / "check"))
 
 from planted.chunk_store import ChunkStore
+from planted.store_bugs import SaidTooEarly
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.run import play
@@ -42,21 +42,8 @@ class NeverStores(ChunkStore):
         pass
 
 
-class LoadsLate(ChunkStore):
-    """Loads are reported a step before they are made."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.before: list[Any] = []
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        work: Any = self._get_connector_metadata()
-        work.reads, self.before = self.before, work.reads
-        super().start_load_kv(forward_context)
-
-
-def read_wrongly(bug: str) -> str:
-    connector = configuration(f"{__name__}:{bug}", {"chunk": 64, "slots": 24, "apart": False, "lag": 0})
+def read_wrongly(bug: type) -> str:
+    connector = configuration(f"{bug.__module__}:{bug.__name__}", {"chunk": 64, "slots": 24, "apart": False, "lag": 0})
     played = play(SCENARIO, connector, own_workers=True, observed=True)
     assert played.error is None, played.traceback
     (text,) = (each.text for each in played.observations if each.kind == "bytes")
@@ -64,7 +51,7 @@ def read_wrongly(bug: str) -> str:
 
 
 def test_a_store_that_came_too_late_is_named() -> None:
-    text = read_wrongly("StoresLate")
+    text = read_wrongly(StoresLate)
     assert "it holds zeros" in text
     assert text.endswith(
         "first had computed it in step 0, and third loaded the right KV of the same prefix in step 20: the copy was made, and"
@@ -73,13 +60,13 @@ def test_a_store_that_came_too_late_is_named() -> None:
 
 
 def test_a_load_that_came_too_late_is_named() -> None:
-    text = read_wrongly("LoadsLate")
+    text = read_wrongly(SaidTooEarly)
     assert "it holds nothing, since nobody had written there by then" in text
     assert "first had computed it in step 0, and the right KV was there in step 3, 2 steps after it was read" in text
 
 
 def test_a_copy_that_is_never_made_is_not_called_late() -> None:
-    text = read_wrongly("NeverStores")
+    text = read_wrongly(NeverStores)
     assert text.endswith(
         "first had computed it in step 0; no later load of it was right, and nothing came to this place later on."
     )

@@ -15,16 +15,14 @@ from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 
 pytest.importorskip("vllm")
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+from silent import FindsNothing
+from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
 
 ONE = (Arrival("r", (("p", 40),)),)
 
 
-class Bare(KVConnectorBase_V1):
-    """Nothing but what vLLM's base class demands."""
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        return
+class Bare(FindsNothing):
+    """Nothing but what vLLM's base class demands; there are several ways to write a method that does nothing."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Everything is loaded at once."""
@@ -32,18 +30,6 @@ class Bare(KVConnectorBase_V1):
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         pass
-
-    def wait_for_save(self) -> None:
-        return
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return 0, False
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        return
-
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        return None
 
 
 class Reports(Bare):

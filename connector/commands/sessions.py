@@ -1,0 +1,68 @@
+"""What the commands have in common that run a session of `check`: its progress, Ctrl-C, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvtrail.connector.commands.interrupts import interrupts
+from kvtrail.tracer.model.words import some
+from kvtrail.tracer.reports import terminal
+
+if TYPE_CHECKING:
+    from kvtrail.connector.simulate.check.session import Checked
+
+OnProgress = Callable[["Checked", str], None]
+
+
+@contextmanager
+def runnable(context: click.Context, connector: str) -> Iterator[None]:
+    """End with exit code 2 where the connector cannot be run."""
+    from kvtrail.connector.simulate.check.session import NothingRecorded
+    from kvtrail.connector.simulate.run import Unbuildable
+
+    try:
+        yield
+    except (NothingRecorded, Unbuildable) as error:
+        click.echo(f"Error: {connector} cannot be run: {error}", err=True)
+        context.exit(2)
+
+
+def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> tuple[Checked, bool]:
+    """Run a session of so many steps, with its progress in the terminal.
+
+    Returns:
+        What was seen, and whether Ctrl-C ended it before its time.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before anything was seen.
+    """
+    latest: list[Checked] = []
+    of = "" if steps is None else f" of {steps:,}"
+    try:
+        with interrupts() as asked_to_end, terminal.status() as say:
+
+            def on_progress(checked: Checked, doing: str) -> None:
+                latest[:] = [checked]
+                if asked_to_end:
+                    raise KeyboardInterrupt
+                failures = some(len(checked.found), "failure")
+                say(f"{checked.seconds:.0f} s, {checked.steps.total():,}{of} steps, {failures}; {doing}")
+
+            return session(on_progress), False
+    except KeyboardInterrupt:
+        if not latest:
+            raise
+        return latest[0], True
+
+
+def end(context: click.Context, written: Sequence[Path], *, interrupted: bool, code: int) -> None:
+    """Name the files that were written, and end: with 130 after Ctrl-C, otherwise with the code."""
+    click.echo(f"\nWritten: {', '.join(map(str, written))}", err=True)
+    if interrupted:
+        click.echo("Interrupted; this is what was seen until then.", err=True)
+    context.exit(130 if interrupted else code)
