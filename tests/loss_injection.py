@@ -259,7 +259,10 @@ def pair(seed: int, kind: str = "") -> tuple[Event, ...]:
     scenario = drawn(seed, mistakes=mistakes, lost=lost, repeated=repeated, failing=failing, dies=kind == "dies")
     if kind in (TWO_RANKS, TWICE_FROM_ONE):
         scenario = replace(scenario, decode_ranks=2)
-    return tuple(play_pair(scenario, configuration("NixlConnector", {})).events)
+    events = play_pair(scenario, configuration("NixlConnector", {})).events
+    # Recorders name themselves at random, and a damage chooses one of them by its name: the same one in each session.
+    names = {name: f"{number:016x}" for number, name in enumerate(dict.fromkeys(event.recorder for event in events), 1)}
+    return tuple(structs.replace(event, recorder=names[event.recorder]) for event in events)
 
 
 TWO_RANKS, TWICE_FROM_ONE = "two ranks", "twice from one of two ranks"

@@ -457,6 +457,7 @@ def _(person: Person) -> None:
 def _(person: Person) -> None:
     person.click(person.page.get_by_role("link", name="Replay", exact=True))
     person.sees(re.compile("Step 1 of 6"))
+    person.page.locator("[data-listens]").wait_for(state="attached")
     person.page.keyboard.press("n")
     person.sees(re.compile("Step 2 of 6"))
     person.page.go_back()
