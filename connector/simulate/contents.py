@@ -35,14 +35,23 @@ class Prefixes:
             held = self._known[request.request_id] = (request, [])
         numbers, tokens = held[1], request.all_token_ids
         if len(numbers) < len(tokens):
-            adapter = None if request.lora_request is None else request.lora_request.lora_name
-            last: Any = numbers[-1] if numbers else (request.cache_salt, adapter)
-            for at in range(len(numbers), len(tokens)):
-                last = self._next.setdefault((last, tokens[at]), len(self._next))
-                if last == len(self._first):
-                    self._first.append((request.request_id, at))
-                numbers.append(last)
+            self._extend(numbers, request, tokens[len(numbers) :])
         return numbers
+
+    def with_drafts(self, request: Any, drafts: Sequence[int]) -> list[int]:
+        """The same, as if these tokens came next."""
+        numbers = [*self.of(request)]
+        self._extend(numbers, request, drafts)
+        return numbers
+
+    def _extend(self, numbers: list[int], request: Any, tokens: Sequence[int]) -> None:
+        adapter = None if request.lora_request is None else request.lora_request.lora_name
+        last: Any = numbers[-1] if numbers else (request.cache_salt, adapter)
+        for token in tokens:
+            last = self._next.setdefault((last, token), len(self._next))
+            if last == len(self._first):
+                self._first.append((request.request_id, len(numbers)))
+            numbers.append(last)
 
     def name(self, number: int) -> str:
         """A prefix, by the first request that had it."""
@@ -71,8 +80,10 @@ class Contents:
         self.prefixes = prefixes
         self._arrays: dict[str, tuple[list[int], Any, int]] = {}
 
-    def of(self, request: Any) -> Any:
-        """The numbers of all tokens that a request has by now."""
+    def of(self, request: Any, drafts: Sequence[int] = ()) -> Any:
+        """The numbers of all tokens that a request has by now, and of these drafts after them."""
+        if drafts:
+            return np.array(self.prefixes.with_drafts(request, drafts), np.int32)
         numbers = self.prefixes.of(request)
         known, array, filled = self._arrays.get(request.request_id, (None, np.empty(0, np.int32), 0))
         if known is not numbers:

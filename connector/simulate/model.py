@@ -8,7 +8,7 @@ a block holds the state after one token, and the number of that token's prefix s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,8 +146,6 @@ class Model:
         """Loads whose request has not run since."""
         self._awaited: list[tuple[Any, Load]] = []
         """Loads of which the workers have not been told yet."""
-        self._written: dict[str, int] = {}
-        """Up to where each running request's KV is written: drafts that turn out right are written in the next step."""
         self._reads: list[_Read] = []
         self._writes: list[Any] = []
         """The blocks, slots and numbers of the step's tokens, of each KV cache group."""
@@ -157,8 +155,9 @@ class Model:
 
     # A step.
 
-    def begin(self, output: Any, failed: set[int]) -> None:
-        """What this step reads and writes. What is computed of a load that has failed is scribble."""
+    def begin(self, output: Any, failed: set[int], sampled: Mapping[str, Sequence[int]]) -> None:
+        """What this step reads and writes. What is computed of a load that has failed is scribble. `sampled` are the tokens
+        that the step gives each request; all but the last one are drafts that turned out right."""
         self._step += 1
         self._follow_missed()
         self._reads.clear()
@@ -167,22 +166,22 @@ class Model:
         for request_id, computed in self._computed(output).items():
             request = self._scheduler.requests[request_id]
             tables = self._tables(request_id)
-            numbers = self._contents.of(request)
-            start = min(computed, self._written[request_id])
-            end = min(computed + output.num_scheduled_tokens[request_id], request.num_tokens)
-            mine, at = numbers[start:end], np.arange(start, end)
+            drafts = output.scheduled_spec_decode_tokens.get(request_id, ())
+            right = sampled.get(request_id, ())[:-1]
+            end = computed + output.num_scheduled_tokens[request_id]
+            numbers = self._contents.of(request, [*right, *drafts[len(right) :]])
+            mine, at = numbers[computed:end], np.arange(computed, end)
             of_tables = zip(tables, self._layouts, strict=True)
             if failed and any(
                 failed.intersection(table[: -(-computed // layout.size)].tolist()) for table, layout in of_tables
             ):
                 mine = np.full_like(mine, FAILED)
             else:
-                self._reads += self._read(request, start, runs=True)
+                self._reads += self._read(request, computed, runs=True)
                 self.late.computed(self._step, request_id, mine)
             for table, layout, written in zip(tables, self._layouts, writes, strict=True):
                 left = layout.left_by_step(at)
                 written.append((table[at[left] // layout.size], layout.slot(at[left]), mine[left]))
-            self._written[request_id] = end
         self._writes = [tuple(map(np.concatenate, zip(*written, strict=True))) for written in writes if written]
         self._enter_writes(states=False)  # KV may be read in the step that writes it
         read_now = np.zeros(len(self._numbers), bool)
@@ -324,9 +323,7 @@ class Model:
         """How many tokens of each scheduled request are computed before this step."""
         steps = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         running = output.scheduled_cached_reqs
-        self._written |= steps
         steps |= dict(zip(running.req_ids, running.num_computed_tokens, strict=True))
-        self._written |= {request_id: steps[request_id] for request_id in running.resumed_req_ids}
         return {request_id: steps[request_id] for request_id in output.num_scheduled_tokens}
 
     def _held(self) -> list[_Read]:
@@ -338,8 +335,8 @@ class Model:
         for request_id, request in self._scheduler.requests.items():
             if request_id in scheduled:
                 continue
-            if request.status is RequestStatus.RUNNING and request_id in self._written:
-                end = min(request.num_computed_tokens, self._written[request_id])
+            if request.status is RequestStatus.RUNNING:
+                end = request.num_computed_tokens
             elif request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and request_id in self._unread:
                 end = self._unread[request_id].start
             else:

@@ -121,7 +121,7 @@ class OwnWorker(FakeWorker):
 
     def _forward(self, output: Any, report: Any) -> None:
         """Each layer waits for its loads."""
-        self.model.begin(output, report.invalid_block_ids)
+        self.model.begin(output, report.invalid_block_ids, self._sampled)
         for rank in self._of_ranks:
             for layer, cache in rank.layers.items():
                 if cache.is_state:  # vLLM asks for attention layers only

@@ -211,14 +211,13 @@ class BareScheduler:
         output = self.scheduler.schedule()
         observe(output)
         ids = list(output.num_scheduled_tokens)
+        drafts = output.scheduled_spec_decode_tokens
+        sampled = {request_id: self._sample(request_id, len(drafts.get(request_id, ()))) for request_id in ids}
         answer = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: n for n, request_id in enumerate(ids)},
-            sampled_token_ids=[
-                self._sample(request_id, len(output.scheduled_spec_decode_tokens.get(request_id, ())))
-                for request_id in ids
-            ],
-            kv_connector_output=None if self.worker is None else self.worker(output),
+            sampled_token_ids=list(sampled.values()),
+            kv_connector_output=None if self.worker is None else self.worker(output, sampled),
         )
         of_clients = self.scheduler.update_from_output(output, answer)
         for on_outputs in self.on_outputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.connector.known.fake import Fake, Job
@@ -63,14 +63,17 @@ class FakeWorker:
         self._whole: dict[str, Sequence[int]] = {}
         """The same, of loads that fail as a whole; empty for others."""
         self._step = 0
+        self._sampled: Mapping[str, Sequence[int]] = {}
+        """The tokens of the step that runs."""
         self._sends = fake.reports_sends(scheduler.connector)
         calls.on_load.append(self._begin_load)
 
-    def __call__(self, output: Any) -> Any:
-        """The report after a step: a `KVConnectorOutput`."""
+    def __call__(self, output: Any, sampled: Mapping[str, Sequence[int]]) -> Any:
+        """The report after a step, in which each request was given these tokens: a `KVConnectorOutput`."""
         from vllm.v1.outputs import KVConnectorOutput
 
         self._step += 1
+        self._sampled = sampled
         report = KVConnectorOutput()
         self._end_jobs(output, report)
         self._end_waits(report)
@@ -137,7 +140,7 @@ class FakeWorker:
                 self._copy(each)
                 self._jobs[name] = (step, each._replace(copies=None))
         self._fail_within(output, report)
-        self.model.begin(output, report.invalid_block_ids)
+        self.model.begin(output, report.invalid_block_ids, self._sampled)
         for layer in self.model.caches:
             self.model.run(layer)
         self.model.end()

@@ -212,9 +212,7 @@ def _valid(scenario: Scenario) -> Scenario:
     """The scenario without what vLLM cannot run, or what it does not survive by itself.
 
     Where loads fail, vLLM 0.32 keeps the failed blocks of a load within a step in its prefix cache until the request has
-    computed them. Nobody is aborted there in between, and the pool has room for all, so that nobody is preempted. With
-    speculative tokens, running requests are not preempted by a reset: `byte-rot` has then accused a correct connector whose
-    bytes were right, and nobody has found out why yet.
+    computed them. Nobody is aborted there in between, and the pool has room for all, so that nobody is preempted.
     """
     arrivals = tuple(map(_fitting, scenario.arrivals[-MOST_ARRIVALS:]))
     ids = {arrival.id for arrival in arrivals}
@@ -228,7 +226,6 @@ def _valid(scenario: Scenario) -> Scenario:
         scenario,
         arrivals=arrivals,
         aborts=aborts,
-        resets=tuple(replace(each, running=each.running and not scenario.drafts) for each in scenario.resets),
         num_blocks=num_blocks,
         most_steps=max(scenario.most_steps, MOST_STEPS),
     )

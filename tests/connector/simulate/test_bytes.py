@@ -104,6 +104,24 @@ def test_a_write_into_a_block_that_no_step_reads_now_is_found(tmp_path: Path) ->
     )
 
 
+def test_a_draft_that_turns_out_right_is_written_by_the_step_that_accepts_it(tmp_path: Path) -> None:
+    """As a model does it: a block that an accepted draft has filled is complete before the next step."""
+    connector = configuration("UntracedOffloadConnector", {"chunk_size": 64})
+    bare = BareScheduler(tmp_path, connector, own_workers=True, drafts=3)
+    request = bare.add("r-0", PROMPTS["r-0"], 200)
+    layer, filled = worker(bare).model.caches["layer.1"], 0
+    while request.num_output_tokens < 150:
+        before = request.num_computed_tokens
+        bare.step()
+        accepted = request.num_computed_tokens - before - 1
+        filled += accepted > 0 and request.num_computed_tokens % 32 == 0
+        expected = bare.shared.prefixes.of(request)
+        for at in range(before, request.num_computed_tokens):
+            assert layer.secret.number(layer.words(table(bare, "r-0")[at // 32], at % 32)) == expected[at]
+    assert filled
+    assert found(bare) == []
+
+
 def test_what_nobody_may_read_yet_is_not_compared(bare: BareScheduler) -> None:
     last = table(bare, "r-0")[-1]
     computed = bare.scheduler.requests["r-0"].num_computed_tokens
