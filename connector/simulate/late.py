@@ -25,7 +25,9 @@ class Missed:
         block, slot, layer: where.
         expected: the words that should be there.
         source: who computed it before that, and when, in words.
+        again: who computed it again since then, and when, in words; empty as long as nobody has.
         came: when it came after all, in words; empty as long as it has not.
+        is_second: whether a later load has brought it, and somebody had computed it again before.
     """
 
     number: int
@@ -36,7 +38,9 @@ class Missed:
     layer: str
     expected: Any
     source: str
+    again: str = ""
     came: str = ""
+    is_second: bool = False
 
 
 class Late:
@@ -56,7 +60,11 @@ class Late:
 
     def computed(self, step: int, request_id: str, numbers: Any) -> None:
         """A step computes the KV of a request's tokens."""
-        if self.missed is not None or not len(numbers):
+        if (missed := self.missed) is not None:
+            if not missed.again and missed.number in numbers:
+                missed.again = f"{request_id} computed it again in step {step}"
+            return
+        if not len(numbers):
             return
         if (most := int(numbers.max())) >= len(self._steps):
             more = most + 4096 - len(self._steps)
@@ -89,11 +97,15 @@ class Late:
         missed = self.missed
         if missed is not None and not missed.came and step > missed.step and missed.number in numbers:
             missed.came = f"{request_id} loaded the right KV of the same prefix in step {step}"
+            missed.is_second = bool(missed.again)
 
     def explained(self) -> str:
         """Where the missing KV was, in a sentence; empty if that is not known."""
         if self.missed is None or not self.missed.source:
             return ""
-        if not self.missed.came:
-            return f" {self.missed.source}; no later load of it was right, and nothing came to this place later on."
-        return f" {self.missed.source}, and {self.missed.came}: the copy was made, and came too late."
+        source, came = self.missed.source, self.missed.came
+        if not came:
+            return f" {source}; no later load of it was right, and nothing came to this place later on."
+        if self.missed.is_second:
+            return f" {source}. {self.missed.again}, and {came}: at first it was gone, or had not been stored."
+        return f" {source}, and {came}: the copy was made, and came too late."

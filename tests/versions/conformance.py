@@ -4,8 +4,9 @@
     make conformance ARGS="--again --row OffloadConnector"  these once more
     make conformance ARGS="--page"                          only the pages, from the reports that are there
 
-Each cell is `kvtrail conformance` in a process and an environment of its own, with a limit in steps. Its report is a file
-under `docs/conformance/reports`; the pages are made from these files, so a run may be ended and continued at any time.
+Each cell is `kvtrail conformance` in a process of its own, with a limit in steps; those with one vLLM and one LMCache are
+children of one process, which has imported vLLM. A cell's report is a file under `docs/conformance/reports`; the pages are
+made from these files, so a run may be ended and continued at any time.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,10 @@ from connectors import LMCACHES, ROWS, VLLMS, WITH_VLLM, Row
 from real_lmcache import DEPENDENCIES, INSTALLED, fetch
 
 REPORTS = conformance_pages.REPORTS
-STEPS = 6_000
-"""Scheduling steps of a cell: most connectors reach each requirement that they ever reach."""
+STEPS = 10_000
+"""Scheduling steps of a cell: those of the level core, so that its command is the shortest one."""
 CELL_S = 900
+ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "CRITICAL", "LMCACHE_LOG_LEVEL": "CRITICAL", "LMCACHE_TRACK_USAGE": "false"}
 BUILT = (0, 1, 3)
 """Exit codes of `kvtrail conformance` with a report: passed, failed, inconclusive."""
 
@@ -66,33 +70,60 @@ def cells() -> Iterator[Cell]:
                 yield Cell(row, WITH_VLLM, lmcache)
 
 
-def reported(cell: Cell, folder: Path, steps: int) -> dict[str, Any]:
-    """The report of a cell; where there is none, why."""
-    path = [str(matrix.ROOT / "src")]
-    if cell.lmcache is not None:
-        path += _lmcache(cell.lmcache)
-    command = ["-m", "kvtrail", "conformance", cell.row.connector, "--steps", str(steps)]
-    if cell.row.config is not None:
-        command += ["--config", json.dumps(cell.row.config)]
-    with tempfile.TemporaryDirectory() as home:
-        done = subprocess.run(
-            [matrix.environment(cell.vllm, folder), *command, "--out", home],
-            capture_output=True,
+class Prepared:
+    """A process of one environment, which has imported vLLM, and in which the cells' commands run one after another."""
+
+    def __init__(self, vllm: str, lmcache: str | None, folder: Path) -> None:
+        """
+        Raises:
+            OSError: pip cannot get the LMCache.
+            subprocess.SubprocessError: or the vLLM.
+        """
+        path = [str(matrix.ROOT / "src"), *(_lmcache(lmcache) if lmcache else ())]
+        self._process = subprocess.Popen(
+            [matrix.environment(vllm, folder), Path(__file__).with_name("prepared.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
-            timeout=CELL_S,
-            check=False,
-            cwd=home,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(path), "VLLM_LOGGING_LEVEL": "CRITICAL", "LMCACHE_LOG_LEVEL": "CRITICAL"}
-            | {"LMCACHE_TRACK_USAGE": "false"}
-            | dict(cell.row.environment),
+            env=os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)},
         )
-        written = Path(home) / "report.json"
-        if done.returncode in BUILT and written.exists():  # Python's own exit code after an exception is 1, too
-            report: dict[str, Any] = json.loads(written.read_text("utf-8"))
-            return report
-    lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-    return {"refused": lines[-1].removeprefix("Error: ").replace(home, "")[:300]}
+
+    def reported(self, cell: Cell, steps: int) -> dict[str, Any]:
+        """The report of a cell; where there is none, why."""
+        arguments = ["conformance", cell.row.connector, "--steps", str(steps), "--out", "."]
+        if cell.row.config is not None:
+            arguments += ["--config", json.dumps(cell.row.config)]
+        with tempfile.TemporaryDirectory() as home:
+            asked = {
+                "arguments": arguments,
+                "environment": dict(cell.row.environment),
+                "folder": home,
+                "limit_s": CELL_S,
+            }
+            code = self._asked(asked)
+            if code is None:
+                return {"refused": f"it had not ended after {CELL_S} s"}
+            written = Path(home) / "report.json"
+            if code in BUILT and written.exists():  # Python's own exit code after an exception is 1, too
+                report: dict[str, Any] = json.loads(written.read_text("utf-8"))
+                return report
+            said = (Path(home) / "stderr").read_text("utf-8", "replace")
+        lines = [line for line in said.strip().splitlines() if line.strip()] or [f"exit code {code}"]
+        return {"refused": lines[-1].removeprefix("Error: ").replace(home, "")[:300]}
+
+    def _asked(self, command: dict[str, Any]) -> int | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(command), file=self._process.stdin, flush=True)
+        if not (answer := self._process.stdout.readline()):
+            raise OSError(f"vLLM cannot be imported there: exit code {self._process.wait()}")
+        code: int | None = json.loads(answer)["code"]
+        return code
+
+    def close(self) -> None:
+        """Its input ends, and so does the process."""
+        self._process.communicate()
 
 
 def _lmcache(version: str) -> list[str]:
@@ -107,20 +138,24 @@ def _lmcache(version: str) -> list[str]:
     return [str(INSTALLED / f"lmcache-{version}"), str(INSTALLED / "dependencies")]
 
 
-def made(cell: Cell, folder: Path, steps: int) -> str:
-    """Make a cell's report and write it; returns its verdict."""
-    try:
-        report = reported(cell, folder, steps)
-    except subprocess.TimeoutExpired:
-        report = {"refused": f"it had not ended after {CELL_S} s"}
-    except (subprocess.SubprocessError, OSError, json.JSONDecodeError) as error:
-        return f"not tried: {type(error).__name__}: {error}"
-    report |= {"made": datetime.datetime.now(datetime.UTC).date().isoformat(), "lmcache": cell.lmcache}
-    if "refused" in report:
-        report |= {"vllm": cell.vllm}
-    cell.path.parent.mkdir(parents=True, exist_ok=True)
-    cell.path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return str(report.get("verdict") or f"refused: {report['refused']}")
+def made(same: Iterable[Cell], folder: Path, steps: int, tell: Callable[[Cell, str], None]) -> None:
+    """Make the reports of cells of one environment, and write them; `tell` is called with the verdict of each."""
+    with ExitStack() as stack:
+        prepared: Prepared | None = None
+        for cell in same:
+            try:
+                if prepared is None:
+                    prepared = stack.enter_context(closing(Prepared(cell.vllm, cell.lmcache, folder)))
+                report = prepared.reported(cell, steps)
+            except (subprocess.SubprocessError, OSError, json.JSONDecodeError) as error:
+                tell(cell, f"not tried: {type(error).__name__}: {error}")
+                continue
+            report |= {"made": datetime.datetime.now(datetime.UTC).date().isoformat(), "lmcache": cell.lmcache}
+            if "refused" in report:
+                report |= {"vllm": cell.vllm}
+            cell.path.parent.mkdir(parents=True, exist_ok=True)
+            cell.path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            tell(cell, str(report.get("verdict") or f"refused: {report['refused']}"))
 
 
 def main() -> None:
@@ -141,11 +176,17 @@ def main() -> None:
         and (arguments.again or not cell.path.exists())
     ]
     if not arguments.page:
+        numbers = count(1)
+
+        def tell(cell: Cell, verdict: str) -> None:
+            print(f"{next(numbers)} of {len(chosen)}: {cell}: {verdict}", file=sys.stderr, flush=True)
+
+        jobs = [list(same) for _, same in groupby(chosen, lambda cell: (cell.vllm, cell.lmcache))]
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            running = {pool.submit(made, cell, arguments.folder.resolve(), arguments.steps): cell for cell in chosen}
+            running = [pool.submit(made, same, arguments.folder.resolve(), arguments.steps, tell) for same in jobs]
             try:
-                for number, done in enumerate(as_completed(running), start=1):
-                    print(f"{number} of {len(chosen)}: {running[done]}: {done.result()}", file=sys.stderr, flush=True)
+                for done in as_completed(running):
+                    done.result()
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
                 print("Ended; what has a report is not run again.", file=sys.stderr)

@@ -120,7 +120,7 @@ def identity(rng: random.Random) -> Scenario:
         else each
         for each in scenario.arrivals
     )
-    return replace(scenario, arrivals=arrivals)
+    return _with_twins(replace(scenario, arrivals=arrivals), rng)
 
 
 def same_id(rng: random.Random) -> Scenario:
@@ -136,7 +136,8 @@ def same_id(rng: random.Random) -> Scenario:
 
 
 def full_store(rng: random.Random) -> Scenario:
-    """More content than a store may hold: what was stored is evicted, while some wait for blocks to load it."""
+    """More content than a store may hold: what was stored is evicted, while some wait for blocks to load it, and in the step
+    that loads it."""
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
     heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 16)) for n in range(4)]
@@ -152,9 +153,10 @@ def full_store(rng: random.Random) -> Scenario:
         resets.append(CachesReset(at_step + 69))
     workers = Workers(latest_steps=rng.choice([0, 4]), seed=rng.randrange(10**6))
     pool = rng.choice([64, 80])
-    return Scenario(
+    scenario = Scenario(
         arrivals=tuple(arrivals), resets=tuple(resets), num_blocks=pool, workers=workers, seed=rng.randrange(10**6)
     )
+    return _with_evictions_beside_loads(scenario, rng)
 
 
 def crowd(rng: random.Random) -> Scenario:
@@ -341,6 +343,39 @@ def _given_up(rng: random.Random, scenario: Scenario) -> Scenario:
         arrivals.append(Arrival(f"asks-{number}", prompt, 1, at_step + 28))
         resets += [CachesReset(at_step + after, running=True) for after in (13, 27)]
     return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets))
+
+
+def _with_twins(scenario: Scenario, rng: random.Random) -> Scenario:
+    """At last come requests with one of these prompts in one step, each with another salt or adapter, some of which have
+    stored it."""
+    first = rng.choice(scenario.arrivals)
+    at_step = max(each.at_step for each in scenario.arrivals) + 200
+    identities = rng.sample([("", ""), (first.salt, first.adapter), ("one", ""), ("other", ""), ("", "adapter")], k=4)
+    twins = tuple(
+        replace(first, id=f"twin-{n}", salt=salt, adapter=adapter, at_step=at_step, max_tokens=3)
+        for n, (salt, adapter) in enumerate([(first.salt, first.adapter), *identities])
+    )
+    resets = (*scenario.resets, CachesReset(at_step - 1))
+    return replace(scenario, arrivals=(*scenario.arrivals, *twins), resets=resets)
+
+
+def _with_evictions_beside_loads(scenario: Scenario, rng: random.Random) -> Scenario:
+    """At last come short prompts that were just stored, each in one step with a new long one that a small store evicts them
+    for."""
+    at_step = max(each.at_step for each in scenario.arrivals) + 200
+    arrivals: list[Arrival] = []
+    resets: list[CachesReset] = []
+    for number in range(4):
+        prompt = (_segment(rng, f"short-{number}", BLOCK_SIZE * rng.randrange(4, 14)),)
+        arrivals += (
+            Arrival(f"stores-{number}", prompt, 2, at_step),
+            Arrival(f"loads-{number}", (*prompt, _fresh(rng, 10)), 2, at_step + 12),
+            Arrival(f"evicts-{number}", (_fresh(rng, 700),), 2, at_step + 12),
+        )
+        resets.append(CachesReset(at_step + 11))
+        at_step += 40
+    scenario = replace(scenario, arrivals=(*scenario.arrivals, *arrivals), resets=(*scenario.resets, *resets))
+    return _with(scenario, max_num_batched_tokens=rng.choice([48, 512]))
 
 
 def _growing(rng: random.Random) -> Scenario:

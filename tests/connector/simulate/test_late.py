@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,27 @@ class NeverStores(ChunkStore):
         pass
 
 
-def read_wrongly(bug: type) -> str:
+class LosesTheFirst(ChunkStore):
+    """It makes no copies in its first five steps."""
+
+    steps = 0
+
+    def run_writes(self, before: int) -> None:
+        self.steps += 1
+        if self.steps > 5:
+            super().run_writes(before)
+
+
+STORED_AGAIN = replace(
+    SCENARIO,
+    arrivals=(*SCENARIO.arrivals, Arrival("fourth", (HEAD,), 1, at_step=11)),
+    resets=(*SCENARIO.resets, CachesReset(10, connector=True)),
+)
+
+
+def read_wrongly(bug: type, scenario: Scenario = SCENARIO) -> str:
     connector = configuration(f"{bug.__module__}:{bug.__name__}", {"chunk": 64, "slots": 24, "apart": False, "lag": 0})
-    played = play(SCENARIO, connector, own_workers=True, observed=True)
+    played = play(scenario, connector, own_workers=True, observed=True)
     assert played.error is None, played.traceback
     (text,) = (each.text for each in played.observations if each.kind == "bytes")
     return text
@@ -69,4 +88,12 @@ def test_a_copy_that_is_never_made_is_not_called_late() -> None:
     text = read_wrongly(NeverStores)
     assert text.endswith(
         "first had computed it in step 0; no later load of it was right, and nothing came to this place later on."
+    )
+
+
+def test_what_was_stored_again_since_then_is_not_called_late() -> None:
+    text = read_wrongly(LosesTheFirst, STORED_AGAIN)
+    assert text.endswith(
+        "first had computed it in step 0. fourth computed it again in step 11, and third loaded the right KV of the same"
+        " prefix in step 20: at first it was gone, or had not been stored."
     )
