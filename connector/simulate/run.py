@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import secrets
+import sys
 import tempfile
 import time
 import traceback
@@ -270,11 +272,20 @@ def _happens(each: Abort | CachesReset, stage: Stage, ids: Iterable[str]) -> boo
 
 
 def where(died: BaseException) -> str:
-    """The traceback of an error, without the calls of the simulator and of the tracing around it."""
+    """The traceback of an error, without the calls of the simulator and of the tracing around it. Files are named as they are
+    imported, so that it reads the same on each machine."""
     frames = traceback.extract_tb(died.__traceback__)
     ours = tuple(str(Path(file).parent) for file in (__file__, traced.__file__))
-    shown = [frame for frame in frames if not frame.filename.startswith(ours)]
-    return "".join([*traceback.format_list(shown or frames), *traceback.format_exception_only(died)]).rstrip()
+    shown = [frame for frame in frames if not frame.filename.startswith(ours)] or [*frames]
+    for frame in shown:
+        frame.filename = _as_imported(frame.filename)
+    return "".join([*traceback.format_list(shown), *traceback.format_exception_only(died)]).rstrip()
+
+
+def _as_imported(file: str) -> str:
+    """A file, from the folder on that it is imported from."""
+    folders = [folder for folder in map(os.path.abspath, sys.path) if file.startswith(folder + os.sep)]
+    return os.path.relpath(file, max(folders, key=len)) if folders else file
 
 
 def _state(stage: Stage, request: Any) -> str:

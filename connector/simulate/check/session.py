@@ -33,6 +33,9 @@ SHRINK_TRIES = 300
 """Runs for shrinking one failure."""
 ASKED_FOR = "that was asked for"
 """Why fake workers run where the user wants them."""
+RESET_REFUSED = "Failed to reset KV cache even when all the running requests are preempted"
+"""vLLM's error where a connector still holds blocks, for a load between steps or for a store. Blocks that it never gives back
+are found at the end of a run in any case."""
 FEW_STEPS, FEW_HITS = 1000, 20
 """Fewer than these prove nothing."""
 
@@ -259,7 +262,7 @@ class _Session:
         self._checked, self._config, self._shrink_tries, self._on_progress = checked, config, shrink_tries, on_progress
         self.corpus = Corpus(checked.seed, seen=checked.situations)
         self._started = time.monotonic()
-        self._asynchronous: list[Mapping[str, Any]] = []
+        self._hold_blocks: list[Mapping[str, Any]] = []
         """The configurations with which it has loaded between steps."""
 
     def _announce(self, doing: str) -> None:
@@ -288,7 +291,7 @@ class _Session:
             extra,
             beside=beside,
             own_workers=not beside and checked.fake_workers is None,
-            may_reset_running=extra not in self._asynchronous,
+            may_reset_running=extra not in self._hold_blocks,
             loads_may_fail=self._loads_may_fail,
         )
         scenario = workload.scenario
@@ -307,9 +310,11 @@ class _Session:
             played, failures = run(subject, scenario)
         known = list(moments(played))
         _count(checked, profile, played, reached(played, known))
-        waits = any(lookup.is_async and lookup.returned for lookup in played.lookups)
-        if waits and subject.may_reset_running and not isinstance(scenario, PairScenario):
-            self._asynchronous.append(extra)
+        holds = any(lookup.is_async and lookup.returned for lookup in played.lookups) or RESET_REFUSED in (
+            played.error or ""
+        )
+        if holds and subject.may_reset_running and not isinstance(scenario, PairScenario):
+            self._hold_blocks.append(extra)
             subject = replace(subject, may_reset_running=False)
             if (without := allowed(scenario, subject)) != scenario:
                 scenario = without  # what vLLM refuses to such connectors is no failure of theirs

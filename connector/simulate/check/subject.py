@@ -20,8 +20,8 @@ class Subject:
         extra: its `kv_connector_extra_config`, where the user gave one.
         beside: in a MultiConnector, after our OffloadConnector.
         own_workers: its own worker side runs, on KV caches in memory, instead of fake workers.
-        may_reset_running: whether vLLM's cache may be reset while requests run; not where loads run between steps, which
-            vLLM does not support.
+        may_reset_running: whether vLLM's cache may be reset while requests run; not where loads or stores that run between
+            steps hold blocks, which vLLM does not support.
         loads_may_fail: whether loads may fail; not where the connector has no way to report that.
     """
 

@@ -23,7 +23,7 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
-from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
+from kvtrail.connector.simulate.check.session import RESET_REFUSED, Checked, NothingRecorded, check
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
@@ -259,6 +259,22 @@ def test_what_vllm_refuses_while_loads_run_between_steps_is_left_out_for_that_co
     checked = check("OffloadConnector", profiles=["mixed"], steps=None, runs=2)
     assert checked.found == []
     assert allowed == [(True, True), (True, False), (False, True)]
+
+
+def test_a_reset_that_vllm_refuses_while_a_store_holds_blocks_is_no_failure_of_the_connector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = []
+
+    def run(subject: Subject, scenario: Scenario) -> Any:
+        played, failures = run_one(subject, scenario)
+        errors.append(played.error or "")
+        return played, failures
+
+    monkeypatch.setattr("kvtrail.connector.simulate.check.session.run", run)
+    checked = check("SimpleCPUOffloadConnector", profiles=["room"], steps=None, runs=1)
+    assert checked.found == []
+    assert [RESET_REFUSED in error for error in errors] == [True, False]
 
 
 def test_nothing_recorded_is_an_error_of_its_own() -> None:
