@@ -4,7 +4,7 @@
     make conformance ARGS="--again --row OffloadConnector"  these once more
     make conformance ARGS="--page"                          only the pages, from the reports that are there
 
-Each cell is `kvtrail conformance` in a process of its own, with a limit in steps; those with one vLLM and one LMCache are
+Each cell is `kvtrail conformance` in a process of its own; those with one vLLM and one LMCache are
 children of one process, which has imported vLLM. A cell's report is a file under `docs/conformance/reports`; the pages are
 made from these files, so a run may be ended and continued at any time.
 """
@@ -32,8 +32,6 @@ from connectors import LMCACHES, ROWS, VLLMS, WITH_VLLM, Row
 from real_lmcache import DEPENDENCIES, INSTALLED, fetch
 
 REPORTS = conformance_pages.REPORTS
-STEPS = 10_000
-"""Scheduling steps of a cell: those of the level core, so that its command is the shortest one."""
 CELL_S = 900
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "CRITICAL", "LMCACHE_LOG_LEVEL": "CRITICAL", "LMCACHE_TRACK_USAGE": "false"}
 BUILT = (0, 1, 3)
@@ -89,9 +87,11 @@ class Prepared:
             env=os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)},
         )
 
-    def reported(self, cell: Cell, steps: int) -> dict[str, Any]:
+    def reported(self, cell: Cell, steps: int | None) -> dict[str, Any]:
         """The report of a cell; where there is none, why."""
-        arguments = ["conformance", cell.row.connector, "--steps", str(steps), "--out", "."]
+        arguments = ["conformance", cell.row.connector, "--level", cell.row.level, "--out", "."]
+        if steps is not None:
+            arguments += ["--steps", str(steps)]
         if cell.row.config is not None:
             arguments += ["--config", json.dumps(cell.row.config)]
         with tempfile.TemporaryDirectory() as home:
@@ -138,7 +138,7 @@ def _lmcache(version: str) -> list[str]:
     return [str(INSTALLED / f"lmcache-{version}"), str(INSTALLED / "dependencies")]
 
 
-def made(same: Iterable[Cell], folder: Path, steps: int, tell: Callable[[Cell, str], None]) -> None:
+def made(same: Iterable[Cell], folder: Path, steps: int | None, tell: Callable[[Cell, str], None]) -> None:
     """Make the reports of cells of one environment, and write them; `tell` is called with the verdict of each."""
     with ExitStack() as stack:
         prepared: Prepared | None = None
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--column", action="append", help="only vllm-VERSION or lmcache-VERSION; may be repeated")
     parser.add_argument("--again", action="store_true", help="also cells that have a report")
     parser.add_argument("--page", action="store_true", help="run nothing, only write the pages")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each cell (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="of each cell (default: those of its level)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time; each needs 2 GB of memory (default: 1)")
     parser.add_argument("--folder", type=Path, default=matrix.ROOT / ".cache" / "versions", help="for the environments")
     arguments = parser.parse_args()

@@ -29,6 +29,7 @@ class Row:
         config: its `kv_connector_extra_config`; None lets the suite draw it.
         of_lmcache: it needs LMCache, so it has a column for each version of LMCache, too.
         environment: variables that choose this variant.
+        level: of the suite: all of it for a connector that hands over, since the core never comes to its loads.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Row:
     config: Mapping[str, Any] | None = None
     of_lmcache: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    level: str = "core"
 
 
 ROWS = (
@@ -46,9 +48,9 @@ ROWS = (
     Row("ExampleConnector", "ExampleConnector"),
     Row("DecodeBenchConnector", "DecodeBenchConnector"),
     Row("MultiConnector", "MultiConnector"),
-    Row("NixlConnector", "NixlConnector"),
-    Row("NixlPushConnector", "NixlPushConnector"),
-    Row("MooncakeConnector", "MooncakeConnector"),
+    Row("NixlConnector", "NixlConnector", level="all"),
+    Row("NixlPushConnector", "NixlPushConnector", level="all"),
+    Row("MooncakeConnector", "MooncakeConnector", level="all"),
     Row(LMCACHE_V1, LMCACHE_V1, of_lmcache=True),
     Row("LMCacheConnectorV1-native", LMCACHE_V1, {"use_native": True, "lmcache.chunk_size": 64}, of_lmcache=True),
     Row(
