@@ -1,4 +1,4 @@
-"""Ctrl-C in a long run that has something to say when it comes."""
+"""Ctrl-C, and SIGTERM, in a long run that has something to say when it is ended."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ if TYPE_CHECKING:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """The Ctrl-C that came, as signals. Each raises KeyboardInterrupt as well, which is lost where Python is in a callback of
-    its own, such as a weak reference's. Where a shell has us ignore Ctrl-C, it stays ignored."""
+    """The signals that came: Ctrl-C, or SIGTERM, as a job's time limit sends it. Each raises KeyboardInterrupt as well, which
+    is lost where Python is in a callback of its own, such as a weak reference's. What is ignored, or handled by others, stays
+    so."""
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
         signal.default_int_handler(number, frame)
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, note)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(number, note)
     try:
         yield came
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

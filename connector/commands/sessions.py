@@ -1,7 +1,8 @@
-"""What the commands have in common that run a session of `check`: its progress, Ctrl-C, and how they end."""
+"""What the commands have in common that run a session of `check`: its progress, signals, and how they end."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,37 +33,38 @@ def runnable(context: click.Context, connector: str) -> Iterator[None]:
         context.exit(2)
 
 
-def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> tuple[Checked, bool]:
+def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> tuple[Checked, int]:
     """Run a session of so many steps, with its progress in the terminal.
 
     Returns:
-        What was seen, and whether Ctrl-C ended it before its time.
+        What was seen, and the signal that ended it before its time, or 0.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C came before anything was seen.
+        KeyboardInterrupt: a signal came before anything was seen.
     """
     latest: list[Checked] = []
+    came: list[int] = []
     of = "" if steps is None else f" of {steps:,}"
     try:
-        with interrupts() as asked_to_end, terminal.status() as say:
+        with interrupts() as came, terminal.status() as say:
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
-                if asked_to_end:
+                if came:
                     raise KeyboardInterrupt
                 failures = some(len(checked.found), "failure")
                 say(f"{checked.seconds:.0f} s, {checked.steps.total():,}{of} steps, {failures}; {doing}")
 
-            return session(on_progress), False
+            return session(on_progress), 0
     except KeyboardInterrupt:
         if not latest:
             raise
-        return latest[0], True
+        return latest[0], came[0] if came else signal.SIGINT
 
 
-def end(context: click.Context, written: Sequence[Path], *, interrupted: bool, code: int) -> None:
-    """Name the files that were written, and end: with 130 after Ctrl-C, otherwise with the code."""
+def end(context: click.Context, written: Sequence[Path], *, interrupted: int, code: int) -> None:
+    """Name the files that were written, and end: after a signal with 128 and its number, otherwise with the code."""
     click.echo(f"\nWritten: {', '.join(map(str, written))}", err=True)
     if interrupted:
         click.echo("Interrupted; this is what was seen until then.", err=True)
-    context.exit(130 if interrupted else code)
+    context.exit(128 + interrupted if interrupted else code)

@@ -145,7 +145,7 @@ class BareScheduler:
             output=tokens(arrival.output),
             salt=arrival.salt,
             adapter=arrival.adapter,
-            transfer=HANDED_ON if arrival.handed_on else None,
+            transfer={**HANDED_ON, "transfer_id": arrival.id} if arrival.handed_on else None,
         )
 
     def add(

@@ -129,6 +129,13 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C4",
+        "resume-point",
+        "the groups' hits differ, and with nothing to load vLLM goes back to the one that all of them share",
+        "L 200 c64 -> 0\nA 0 [1-7 | 0 0 0 0 0 0 9]\nS 0+200 [1-7 | 0 0 0 0 0 0 9]",
+        groups="full 32, state 32",
+    ),
+    _alike(
+        "C4",
         "plan-blocks",
         "a state that vLLM has copied into a block of no table",
         "L 200 c0 h0 -> 0\nA 0 [1-6 | 0 0 0 0 0 8]\nS 0+176 [1-6 | 0 0 0 0 0 8]\nS 176+24 [7 | 9]\n"

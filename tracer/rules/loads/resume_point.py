@@ -12,8 +12,9 @@ class ResumePoint(RequestRule[Schedule]):
 
     Invariant: n = c + x for the first step after an admission, where n is the step's first token, c the computed tokens
     of the lookup and x the external tokens of the allocation; n = N - 1 if c + x = N (an asynchronous full hit: the last
-    token is computed again). With a recurrent KV cache group and x = 0, c <= n < c + b, where b is the block size: vLLM asks
-    with the whole blocks of a hit that ends within a block, and keeps the rest of it if nothing is to be loaded.
+    token is computed again). With a recurrent KV cache group and x = 0, n < c + b, where b is the block size. vLLM asks
+    with the whole blocks of a hit that ends within a block, and keeps the rest of it if nothing is to be loaded; and where
+    the connector supports it, it asks with the longest hit of any group, and goes back to the one that all groups share.
 
     A load that failed, and said so, may begin anywhere. Source: vLLM, `Scheduler.schedule` and
     `Scheduler._update_waiting_for_remote_kv`; the incident is RBLN #1009
@@ -53,7 +54,7 @@ class ResumePoint(RequestRule[Schedule]):
         if event.computed == expected:
             return OK
         part = part_of_block(event.groups, event.block_size)
-        if not alloc.allocated and expected <= (event.computed or 0) < expected + part:
+        if part > 1 and not alloc.allocated and (event.computed or 0) < expected + part:
             return OK
         numbers = {
             "computed": lookup.computed,

@@ -220,8 +220,10 @@ class Agent:
     def get_xfer_descs(self, descriptors: Any, mem_type: str) -> Any:
         return np.asarray(descriptors, np.uint64)
 
-    def prep_xfer_dlist(self, agent_name: str, descs: Any) -> int:
-        return self._held(self._prepared, Prepared(self.name if agent_name == OWN else agent_name, descs))
+    def prep_xfer_dlist(self, agent_name: str, descs: Any, mem_type: str | None = None) -> int:
+        return self._held(
+            self._prepared, Prepared(self.name if agent_name == OWN else agent_name, np.asarray(descs, np.uint64))
+        )
 
     def release_dlist_handle(self, handle: int) -> None:
         del self._prepared[handle]

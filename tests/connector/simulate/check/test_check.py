@@ -197,23 +197,26 @@ def test_what_cannot_be_run_is_said(tmp_path: Path, arguments: list[str], said: 
     assert said in result.output
 
 
-def test_ctrl_c_ends_it_where_python_swallows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_where_python_swallows_the_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
     """As in a weak reference's callback, in which an exception is only printed."""
     runs = []
 
     def run(*arguments: Any, **named: Any) -> Any:
         runs.append(arguments)
         with suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return run_one(*arguments, **named)
 
     monkeypatch.setattr("kvtrail.connector.simulate.check.session.run", run)
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     arguments = ["OffloadConnector", "--fake-workers", "--profile", "retry", "--runs", "5", "-o", str(tmp_path)]
     result = CliRunner().invoke(main, ["check", *arguments])
-    assert (result.exit_code, len(runs)) == (130, 1), result.output
+    assert (result.exit_code, len(runs)) == (code, 1), result.output
     assert "Interrupted; this is what was seen until then." in result.output
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
 
 
 def test_ctrl_c_before_the_first_run_says_that_nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
