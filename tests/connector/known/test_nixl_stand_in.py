@@ -145,6 +145,16 @@ def test_a_transfer_that_is_released_moves_nothing_any_more() -> None:
     assert two.reader.memory.max() == 1
 
 
+def test_a_row_for_several_blocks_is_the_same_as_one_for_each() -> None:
+    two = Two(seed=1)
+    agent = two.reader.agent
+    strided = [(side.start, BLOCK, 0, BLOCK, BLOCKS) for side in (two.reader, two.giver)]
+    own, other = agent.prep_xfer_dlist(OWN, strided[:1]), agent.prep_xfer_dlist(two.peer, strided[1:], mem_type="DRAM")
+    agent.transfer(agent.make_prepped_xfer("READ", own, [1, 3], other, [0, 2], notif_msg=b""))
+    two.heard()
+    assert two.reader.memory[:, 0].tolist() == [1, 2, 1, 2]
+
+
 def test_a_side_channel_answers_by_the_listeners_own_code_and_not_after_its_end() -> None:
     import zmq
 

@@ -184,6 +184,18 @@ class Network:
         return self.now + 1 + self._rng.randrange(ticks + 1)
 
 
+def _one_by_one(descriptors: Any) -> Any:
+    """Descriptors of one block each. From vLLM 0.33 on a row may stand for several: behind the device come the bytes from one
+    to the next, and their number."""
+    if descriptors.shape[-1] == 3:
+        return descriptors
+    counts = descriptors[:, 4].astype(np.int64)
+    rows = np.repeat(descriptors, counts, axis=0)
+    number = np.arange(len(rows), dtype=np.uint64) - np.repeat(np.cumsum(counts) - counts, counts).astype(np.uint64)
+    rows[:, 0] += number * rows[:, 3]
+    return rows[:, :3]
+
+
 class Agent:
     """One worker's end of the network, with the methods of `nixl_agent` that vLLM's NIXL connectors call.
 
@@ -221,9 +233,8 @@ class Agent:
         return np.asarray(descriptors, np.uint64)
 
     def prep_xfer_dlist(self, agent_name: str, descs: Any, mem_type: str | None = None) -> int:
-        return self._held(
-            self._prepared, Prepared(self.name if agent_name == OWN else agent_name, np.asarray(descs, np.uint64))
-        )
+        name = self.name if agent_name == OWN else agent_name
+        return self._held(self._prepared, Prepared(name, _one_by_one(np.asarray(descs, np.uint64))))
 
     def release_dlist_handle(self, handle: int) -> None:
         del self._prepared[handle]
