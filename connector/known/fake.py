@@ -110,15 +110,16 @@ def reports_transfers(plain: type) -> bool:
 
 
 class Chunks:
-    """A store of chunks of `size` tokens: which prefixes it holds, and no KV. Nothing is ever evicted."""
+    """A store of chunks of `size` tokens: which prefixes it holds, and no KV. Nothing is ever evicted. Chunks with another
+    salt are others."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._held: set[bytes] = set()
 
-    def store(self, tokens: Sequence[int], start: int, end: int) -> None:
+    def store(self, tokens: Sequence[int], start: int, end: int, salt: str = "") -> None:
         """Hold the whole chunks of `tokens` in [start, end)."""
-        self._held.update(self._key(tokens, each) for each in range(start + self.size, end + 1, self.size))
+        self._held.update(self._key(tokens, each, salt) for each in range(start + self.size, end + 1, self.size))
 
     def hold(self, tokens: Sequence[int], end: int) -> None:
         """Hold the chunks of `tokens` up to `end`, and none that goes beyond it."""
@@ -127,10 +128,10 @@ class Chunks:
             self._key(tokens, each) for each in range(self.size, len(tokens) + 1, self.size) if each > end
         )
 
-    def prefix(self, tokens: Sequence[int], start: int = 0) -> int:
+    def prefix(self, tokens: Sequence[int], start: int = 0, salt: str = "") -> int:
         """End of the chunks that are held without a gap from `start` on, in tokens."""
         end = start
-        while end + self.size <= len(tokens) and self._key(tokens, end + self.size) in self._held:
+        while end + self.size <= len(tokens) and self._key(tokens, end + self.size, salt) in self._held:
             end += self.size
         return end
 
@@ -138,8 +139,8 @@ class Chunks:
         self._held.clear()
 
     @staticmethod
-    def _key(tokens: Sequence[int], end: int) -> bytes:
-        return array("i", tokens[:end]).tobytes()
+    def _key(tokens: Sequence[int], end: int, salt: str = "") -> bytes:
+        return array("i", tokens[:end]).tobytes() + salt.encode()
 
 
 def fake_for(transfer: Mapping[str, Any]) -> Fake:

@@ -57,7 +57,7 @@ class LMCacheMPFake(Fake):
             name, op = request.request_id, request.op
             if request.direction == "STORE":
                 self._number += 1
-                yield Job(self._number, holds=(name,), then=(op.token_ids, op.start, op.end))
+                yield Job(self._number, holds=(name,), then=(op.token_ids, op.start, op.end, _salt(request)))
             else:
                 yield Job(("retrieve", name), loads=(name,), fills=blocks_of(op) or ())
 
@@ -80,7 +80,7 @@ class _Server:
         return _done(self._chunks.size)
 
     def lookup(self, key: Any, readers: int) -> Any:
-        matched = self._chunks.prefix(key.token_ids[: key.end]) // self._chunks.size
+        matched = self._chunks.prefix(key.token_ids[: key.end], salt=_salt(key)) // self._chunks.size
         self._asked[key.request_id] = matched, self._answers_after
         return _done(None)
 
@@ -105,6 +105,11 @@ class _Server:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _salt(named: Any) -> str:
+    """The cache salt of a key or of a request's plan; an older LMCache has none."""
+    return getattr(named, "cache_salt", "")
 
 
 def _done(value: Any) -> Any:

@@ -31,6 +31,7 @@ def test_chunks_are_found_up_to_the_first_hole() -> None:
     assert chunks.prefix(tokens) == 8
     assert chunks.prefix(tokens, 12) == 16
     assert chunks.prefix([*tokens[:5], 99, 99, 99]) == 4
+    assert chunks.prefix(tokens, salt="other") == 0
     chunks.clear()
     assert chunks.prefix(tokens) == 0
 
