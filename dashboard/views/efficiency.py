@@ -9,7 +9,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import causes, efficiency, fleet, memory, text, trends
 from kvtrail.dashboard.content.glossary import TERMS
-from kvtrail.dashboard.content.legend import legend
+from kvtrail.dashboard.content.legend import legend, of_colours
 from kvtrail.dashboard.content.time_range import of_query
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
@@ -100,6 +100,7 @@ def token_sources(savings: Row, marked: list[Row]) -> None:
     left, right = st.columns([2, 1], gap="medium")
     with left:
         st.subheader("Where the tokens of admitted requests came from", anchor=False)
+        st.html(of_colours(trends.source_colours(savings, dark=is_dark())))
         picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), marked, key="sources")
     with right:
         st.subheader("By epoch", anchor=False, help=TERMS["epoch"])

@@ -11,6 +11,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import findings as content
 from kvtrail.dashboard.content import fleet, palette, text, trends
+from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.table.columns import Moments
 from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
@@ -97,6 +98,7 @@ def page(given: dict[str, str], order: str) -> None:
             st.success(f"No findings from {when}: no judged event contradicts another.")
         return
     st.caption("Drag along the chart to see a part of it.")
+    st.html(of_colours(trends.severity_colours(answer.trend, dark=is_dark())))
     picker.chart_over_time(
         trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings_trend"
     )

@@ -426,7 +426,10 @@ def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
         (trends.by_outcome, {"lost": 3}),
     ):
         assert chart(data, dark=dark).to_json() == chart(json.loads(json.dumps(data)), dark=dark).to_json()
+        legend = chart(data, dark=dark).to_dict().get("encoding", {}).get("color", {}).get("legend")
+        assert legend is None, "a legend in a chart that wraps on a phone would lie on the plot and its markers"
     spec, rows = trends.spec_and_rows(trends.findings_over_time(trend(), dark=dark))
+    assert list(trends.severity_colours(trend(), dark=dark)) == ["crash", "leak"]
     assert [row["severity"] for row in rows] == ["crash", "leak", "crash"]
     assert "data" not in spec
     assert spec["encoding"]["color"]["scale"]["domain"] == ["crash", "leak"]
