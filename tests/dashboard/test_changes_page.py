@@ -144,4 +144,7 @@ def test_what_the_page_rests_on_is_said() -> None:
 def test_a_tenant_has_its_name() -> None:
     names = NAMES | {"5a17c0ffee5a17c0": "Acme"}
     found = changes.rows(change(1, 2, group("tenant", "5a17c0ffee5a17c0", 1.0), group("tenant", "plain", 0.2)), names)
-    assert [each["Group"] for each in found] == ["Acme", "without salt"]
+    assert [each["Group"] for each in found] == ["Acme", "without salt or adapter"]
+    tenants = [group("tenant", name, 1.0) for name in ("5a17c0ffee5a17c0", "plain", "other")]
+    named = [changes.group_name(each, names) for each in tenants]
+    assert named == ["tenant Acme", "requests without salt or adapter", "other tenants"], "the last two are no tenants"

@@ -99,7 +99,7 @@ def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
     (named,) = groups.rows({**result, "groups": [{**group, "text": "Acme"}]})
     assert named["Tenant"] == "Acme", "by the sidecar's file of names"
     (plain,) = groups.rows({**result, "groups": [{**group, "name": "plain", "text": "plain"}]})
-    assert plain["Tenant"] == "without salt", "as on the other pages"
+    assert plain["Tenant"] == "without salt or adapter", "as on the other pages"
     (chosen,) = groups.filters(result, {"where": "new > 5"})
     assert [each.value for each in parsed(chosen["where"])] == [5, "a1b2c3d4e5f6"]
     assert groups.filters({**result, "by": "engine"}, {}) == [{"on": "a1b2c3d4e5f6"}]
