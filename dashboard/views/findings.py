@@ -167,9 +167,9 @@ def one_by_one(findings: list[Row], *, matching: int, order: str) -> None:
         widths={"Rule": 120, "Request": 110, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
         formats={
             "Last seen": seen,
-            "Could": label_column(palette.SEVERITY, term="could", width=105),
-            "Did": label_column(palette.DID, term="did", width=115),
-            "Known": label_column(palette.KNOWN, term="known", width=90),
+            "Could": label_column(palette.SEVERITY, term="could"),
+            "Did": label_column(palette.DID, term="did"),
+            "Known": label_column(palette.KNOWN, term="known"),
             "Preemptions": number_column("epoch", width=95),
             "Seen": number_column("finding", width=55),
         },

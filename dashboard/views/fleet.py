@@ -62,7 +62,7 @@ def engine_table(engines: list[Row], *, now_ns: int) -> None:
         widths={"Service": 120, "Ended of": 290, "Model": 120, "Connectors": 150, "Host": 100},
         formats={
             "Engine": text_column("engine", width=180),
-            "State": label_column(palette.STATE, term="state", width=110),
+            "State": label_column(palette.STATE, term="state"),
             "Open": number_column("open requests", width=60),
             "Lost": number_column("lost requests", width=60),
             "Silences": number_column("silences", width=75),
