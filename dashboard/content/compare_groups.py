@@ -38,7 +38,7 @@ def summary(a: Row, b: Row, filters: tuple[Filters, Filters] = ({}, {})) -> str:
     if not (a["requests"] and b["requests"]):
         empty = " and ".join(letter for letter, each in zip(LETTERS, (a, b), strict=True) if not each["requests"])
         return f"No request of the range is in group {empty}: change its conditions, or the range."
-    given = _told_apart_by(*filters)
+    given = _differing(*filters)
     named = [MEASURES[of] for of in MEASURES if of in given]
     apart = f"Apart from “{'”, “'.join(named)}”, by which they are filtered, " if named else ""
     sentences = [f"A has {some(a['requests'], 'request')}, B {some(b['requests'], 'request')}."]
@@ -63,7 +63,7 @@ def summary(a: Row, b: Row, filters: tuple[Filters, Filters] = ({}, {})) -> str:
     return " ".join(sentences)
 
 
-def _told_apart_by(a: Filters, b: Filters) -> set[str]:
+def _differing(a: Filters, b: Filters) -> set[str]:
     """The names in those conditions that only one of the two has."""
     ours, theirs = (set(parsed(each.get("where", ""))) for each in (a, b))
     return {each.name for each in ours ^ theirs}
