@@ -109,8 +109,9 @@ def better(curve: Row, *, limit: int | None, given: float | None, place: str = "
     size_ = next(point for point in curve["points"] if point["share"] >= NEARLY * most)
     if size_["share"] - given < MUCH or (held is not None and held >= size_["chunks"]):
         return ""
+    a = f"For {place}, a" if place else "A"
     return (
-        f"{f'For {place}, a' if place else 'A'} store of {stored(curve, size_['chunks'])} would have given {percent(size_['share'])} of what vLLM's own"
+        f"{a} store of {stored(curve, size_['chunks'])} would have given {percent(size_['share'])} of what vLLM's own"
         " cache did not"
         f" hold, by the estimate below; this one gave {percent(given)}."
     )

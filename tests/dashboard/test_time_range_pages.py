@@ -257,6 +257,12 @@ GIB = 2**30
             [[(None, None)]],
             "How much host memory it holds, and may hold, is not known: no probe reads it, and no setting limits it.",
         ),
+        ([[]], "How much host memory was held in 1 engine that ended or stopped reporting is not known any more."),
+        (
+            [[(2 * GIB, 4 * GIB)], [], []],
+            "It holds 2 of 4 GiB of host memory in 1 engine. How much host memory was held in 2 other engines that ended or"
+            " stopped reporting is not known any more.",
+        ),
     ],
 )
 def test_the_first_line_says_how_much_memory_is_held(
@@ -270,6 +276,11 @@ def test_the_first_line_says_how_much_memory_is_held(
     ]
     summed = [{"engine": str(number)} for number, _ in enumerate(recorders) for _ in range(2)]
     assert savings.memory({"by_place": summed}, listed) == sentence
+
+
+def test_the_memory_of_an_engine_that_nobody_knows_any_more_is_not_missing_a_probe() -> None:
+    said = savings.memory({"by_place": [{"engine": "long gone"}]}, [])
+    assert said == "How much host memory was held in 1 engine that ended or stopped reporting is not known any more."
 
 
 def test_loads_that_nobody_waited_for_are_no_zero_seconds() -> None:
