@@ -63,3 +63,22 @@ def test_a_page_can_be_read_and_the_console_has_nothing_of_ours(
             holds(all_can_be_read)
     said = [each for each in said if not EMPTY_AT_FIRST.search(each)]
     assert not said, "\n".join(said)
+
+
+def test_no_card_is_cut_on_a_phone(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
+    """ "in this range; 7 requests …", "tokens the store …"."""
+    feed(shown, STALE, request="chat-7-0123abcd", engine="engine-a")
+    page.set_viewport_size({"width": 390, "height": 844})
+
+    def none_is_cut() -> None:
+        cut = page.evaluate(
+            """[...document.querySelectorAll("[data-testid=stMetric] .stMarkdownEllipsis")]
+                .filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText)"""
+        )
+        assert cut == [], page.url
+
+    for path in ("", "efficiency", "fleet", f"request?{OF_A_REQUEST}"):
+        page.goto(f"{pages.url}/{path}")
+        page.get_by_test_id("stMetric").first.wait_for()
+        drawn(page)
+        holds(none_is_cut)
