@@ -13,6 +13,7 @@ from kvtrail.dashboard.content.causes import tenant_name
 from kvtrail.dashboard.content.link import Link
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
+from kvtrail.tracer.model.conditions import UNKNOWN
 from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, significant
 
@@ -146,6 +147,8 @@ def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool =
         shown = value or "not known"
     if not dimension:
         return shown
+    if by == "prefix" and value == UNKNOWN:
+        return "prompts with a beginning that is not recorded"
     if by == "tenant" and value in (PLAIN, OTHER) and value not in engine_names:  # no tenant
         return shown if value == OTHER else f"requests {shown}"
     return f"{LABELS.get(by, by)} {text.plain(shown)}"

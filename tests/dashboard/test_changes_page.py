@@ -147,4 +147,6 @@ def test_a_tenant_has_its_name() -> None:
     assert [each["Group"] for each in found] == ["Acme", "without salt or adapter"]
     tenants = [group("tenant", name, 1.0) for name in ("5a17c0ffee5a17c0", "plain", "other")]
     named = [changes.group_name(each, names) for each in tenants]
+    unknown = changes.group_name(group("prefix", "unknown", 1.0), names)
+    assert unknown == "prompts with a beginning that is not recorded", "none begins with “unknown”"
     assert named == ["tenant Acme", "requests without salt or adapter", "other tenants"], "the last two are no tenants"
