@@ -65,7 +65,9 @@ def test_a_page_can_be_read_and_the_console_has_nothing_of_ours(
     assert not said, "\n".join(said)
 
 
-def test_no_card_is_cut_on_a_phone(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
+def test_on_a_phone_no_card_is_cut_and_a_choice_that_is_shows_it(
+    page: playwright.Page, pages: SharedDashboard, shown: Tracer
+) -> None:
     """ "in this range; 7 requests …", "tokens the store …"."""
     feed(shown, STALE, request="chat-7-0123abcd", engine="engine-a")
     page.set_viewport_size({"width": 390, "height": 844})
@@ -82,3 +84,8 @@ def test_no_card_is_cut_on_a_phone(page: playwright.Page, pages: SharedDashboard
         page.get_by_test_id("stMetric").first.wait_for()
         drawn(page)
         holds(none_is_cut)
+    page.goto(f"{pages.url}/latency")
+    fields = page.locator(".st-key-filters input")
+    playwright.expect(fields).to_have_count(6)
+    for field in fields.all():
+        playwright.expect(field).to_have_css("text-overflow", "ellipsis")
