@@ -154,6 +154,13 @@ def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool =
     return f"{LABELS.get(by, by)} {text.plain(shown)}"
 
 
+def unchanged(report: Row) -> str:
+    """A sentence where no measure changed."""
+    if not any(report[name]["requests_seen"] for name in ("before", "after")):
+        return "No request began in either range: there is nothing to compare."
+    return f"Nothing changed by more than {text.percent(SMALL)}."
+
+
 def rests_on(report: Row, *, now_ns: int) -> str:
     """What was compared with what, and how the numbers are to be read."""
     before, after = (

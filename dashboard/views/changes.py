@@ -205,7 +205,7 @@ def moved(found: list[Row], report: Row) -> None:
     said = changes.sentences(found, report["engine_names"] | report["tenant_names"])
     st.markdown("\n".join(f"- {each}" for each in said))
     if not said:
-        st.info("Nothing changed by more than 5 %.")
+        st.info(changes.unchanged(report))
     st.caption(changes.rests_on(report, now_ns=time.time_ns()))
 
 

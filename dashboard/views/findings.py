@@ -38,7 +38,11 @@ OF_ENGINE = ("engine", "model")
 
 
 class Answer(NamedTuple):
-    """The data of the page, queried together."""
+    """The data of the page, queried together.
+
+    Attributes:
+        began: how many requests began in the range, if there is no finding.
+    """
 
     trend: Row
     findings: list[Row]
@@ -46,6 +50,7 @@ class Answer(NamedTuple):
     rules: list[Row]
     recorders: list[Row]
     markers: list[Row]
+    began: int
 
 
 def filters() -> tuple[dict[str, str], str]:
@@ -72,13 +77,15 @@ def page(given: dict[str, str], order: str) -> None:
 
     def ask() -> Answer:
         source = tracer()
+        found = source.findings(limit=MOST, order=order, **given, **shown.query)
         return Answer(
             trend=source.findings_trend(**given, **shown.query),
-            findings=source.findings(limit=MOST, order=order, **given, **shown.query),
+            findings=found,
             by_rule=source.findings_by_rule(**given, **shown.query),
             rules=source.rules(),
             recorders=source.health()["recorders"],
             markers=source.markers(**{name: given[name] for name in OF_ENGINE if name in given}, **shown.query),
+            began=0 if found else sum(source.status(**shown.query)["outcomes"].values()),
         )
 
     answer = read(ask, key=f"findings {shown.field()} {given} {order}", again_s=picker.again_s(SLOW_S))
@@ -95,7 +102,8 @@ def page(given: dict[str, str], order: str) -> None:
         if given:
             st.info(f"No finding matches from {when}. Choose a longer range, or remove a filter.")
         else:
-            st.success(f"No findings from {when}: no judged event contradicts another.")
+            sentence = content.none_found(when, requests=answer.began)
+            (st.success if answer.began else st.info)(sentence)
         return
     st.caption("Drag along the chart to see a part of it.")
     st.html(of_colours(trends.severity_colours(answer.trend, dark=is_dark())))

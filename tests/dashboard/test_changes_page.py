@@ -150,3 +150,9 @@ def test_a_tenant_has_its_name() -> None:
     unknown = changes.group_name(group("prefix", "unknown", 1.0), names)
     assert unknown == "prompts with a beginning that is not recorded", "none begins with “unknown”"
     assert named == ["tenant Acme", "requests without salt or adapter", "other tenants"], "the last two are no tenants"
+
+
+def test_where_no_request_began_nothing_is_said_to_be_unchanged() -> None:
+    seen, none = {"requests_seen": 3}, {"requests_seen": 0}
+    assert changes.unchanged({"before": none, "after": seen}).startswith("Nothing changed by more than 5")
+    assert changes.unchanged({"before": none, "after": none}).startswith("No request began in either range")

@@ -427,6 +427,14 @@ def test_in_words_each_rule_is_told_once() -> None:
     assert [(f["rule"], f["request"]) for f in findings.latest_of_each_rule(listed, most=2)] == [("a", "0"), ("b", "r")]
 
 
+def test_where_no_request_began_nothing_is_said_to_agree() -> None:
+    """An empty store was green: "no judged event contradicts another"."""
+    assert findings.none_found("now", requests=0) == (
+        "No findings from now, and no request began then. Choose a longer range."
+    )
+    assert findings.none_found("now", requests=3).endswith("no judged event contradicts another.")
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
     answer = efficiency(PREEMPTED)
