@@ -27,6 +27,7 @@ from kvtrail.tracer.model.cause_words import (
     unstored_reason,
 )
 from kvtrail.tracer.model.causes import REUSED
+from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, percent, some
 
 MAX_ROWS = 100
@@ -191,7 +192,7 @@ def _most_first(of: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]
 
 def tenant_name(tenant: str, names: Mapping[str, str]) -> str:
     """A tenant's display name: that of the sidecar's file of names, or else the beginning of its digest."""
-    return names.get(tenant) or {"plain": "without salt", "other": "other tenants"}.get(tenant, tenant[:8])
+    return names.get(tenant) or {PLAIN: "without salt or adapter", OTHER: "other tenants"}.get(tenant, tenant[:8])
 
 
 def group_rows(sums_of: Mapping[str, Mapping[str, int]]) -> list[Row]:

@@ -13,6 +13,8 @@ from kvtrail.dashboard.content.causes import tenant_name
 from kvtrail.dashboard.content.link import Link
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
+from kvtrail.tracer.model.conditions import UNKNOWN
+from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, significant
 
 MEASURES = {
@@ -143,7 +145,20 @@ def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool =
         shown = f"{name(cause)}{f' ({cache(tier)})' if tier and cause != 'unknown' else ''}"
     else:
         shown = value or "not known"
-    return f"{LABELS.get(by, by)} {text.plain(shown)}" if dimension else shown
+    if not dimension:
+        return shown
+    if by == "prefix" and value == UNKNOWN:
+        return "prompts with a beginning that is not recorded"
+    if by == "tenant" and value in (PLAIN, OTHER) and value not in engine_names:  # no tenant
+        return shown if value == OTHER else f"requests {shown}"
+    return f"{LABELS.get(by, by)} {text.plain(shown)}"
+
+
+def unchanged(report: Row) -> str:
+    """A sentence where no measure changed."""
+    if not any(report[name]["requests_seen"] for name in ("before", "after")):
+        return "No request began in either range: there is nothing to compare."
+    return f"Nothing changed by more than {text.percent(SMALL)}."
 
 
 def rests_on(report: Row, *, now_ns: int) -> str:

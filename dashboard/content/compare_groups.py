@@ -5,6 +5,7 @@ A group is an answer of `/api/latency/measures`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -18,8 +19,11 @@ from kvtrail.dashboard.content.text import percent
 from kvtrail.dashboard.content.trends import Chart, framed
 from kvtrail.tracer.model.cause_words import name
 from kvtrail.tracer.model.causes import REUSED, Cause
+from kvtrail.tracer.model.conditions import parsed
 from kvtrail.tracer.model.words import NOTHING, duration, some
 
+Filters = Mapping[str, str]
+"""What the requests of a group are chosen by: `engine`, `status`, and conditions (`where`)."""
 LETTERS = ("A", "B")
 _MUCH = 1.2
 """A median has changed if it is more than so many times the other one."""
@@ -28,28 +32,54 @@ _APART = 0.05
 _HEIGHT = 260
 
 
-def summary(a: Row, b: Row) -> str:
-    """What differs most between the two, in sentences: the phase and the cause."""
+def summary(a: Row, b: Row, filters: tuple[Filters, Filters] = ({}, {})) -> str:
+    """What differs most between the two, in sentences: the phase and the cause. What their `filters` tell them apart by is no
+    discovery, and not named."""
     if not (a["requests"] and b["requests"]):
         empty = " and ".join(letter for letter, each in zip(LETTERS, (a, b), strict=True) if not each["requests"])
         return f"No request of the range is in group {empty}: change its conditions, or the range."
+    given = _differing(*filters)
+    named = [MEASURES[of] for of in MEASURES if of in given]
+    apart = f"Apart from “{'”, “'.join(named)}”, by which they are filtered, " if named else ""
     sentences = [f"A has {some(a['requests'], 'request')}, B {some(b['requests'], 'request')}."]
-    medians = [(of, _time(a, of), _time(b, of)) for of in MEASURES]
+    if contained := _contained(*filters):
+        sentences.append(contained)
+    medians = [(of, _time(a, of), _time(b, of)) for of in MEASURES if of not in given]
     both = [(of, x["p50_ns"], y["p50_ns"]) for of, x, y in medians if x["requests"] and y["requests"]]
     changed = [(of, x, y) for of, x, y in both if max(x, y) > _MUCH * min(x, y)]
     if changed:
         of, ours, theirs = max(changed, key=lambda each: abs(each[1] - each[2]))
-        sentences.append(f"The median of “{MEASURES[of]}” differs most: A {duration(ours)}, B {duration(theirs)}.")
+        differs = f"the median of “{MEASURES[of]}” differs most: A {duration(ours)}, B {duration(theirs)}."
     else:
-        sentences.append("No median time differs by more than a fifth.")
+        differs = "no median time differs by more than a fifth."
+    sentences.append(f"{apart}{differs}" if apart else f"{differs[0].upper()}{differs[1:]}")
     shares = [_shares(each) for each in (a, b)]
-    causes = sorted({*shares[0], *shares[1]}, key=lambda each: -abs(shares[0].get(each, 0) - shares[1].get(each, 0)))
+    causes = [each for each in _by_difference(*shares) if each not in given]
     if causes and abs(shares[0].get(causes[0], 0) - shares[1].get(causes[0], 0)) >= _APART:
         ours_, theirs_ = (percent(each.get(causes[0], 0.0)) for each in shares)
         sentences.append(
             f"By cause, tokens {_words(causes[0])} differ most: A {ours_} of those asked for, B {theirs_}."
         )
     return " ".join(sentences)
+
+
+def _differing(a: Filters, b: Filters) -> set[str]:
+    """The names in those conditions that only one of the two has."""
+    ours, theirs = (set(parsed(each.get("where", ""))) for each in (a, b))
+    return {each.name for each in ours ^ theirs}
+
+
+def _contained(a: Filters, b: Filters) -> str:
+    """A sentence if one of the two contains the other, whose filters are all of its own and more; else an empty text."""
+    sides = [
+        {*((name, value) for name, value in each.items() if name != "where"), *parsed(each.get("where", ""))}
+        for each in (a, b)
+    ]
+    for wide, narrow in ((0, 1), (1, 0)):
+        if sides[wide] < sides[narrow]:
+            why = "its filters are a part of the other's" if sides[wide] else "it has no filters"
+            return f"{LETTERS[wide]} contains {LETTERS[narrow]}, since {why}."
+    return ""
 
 
 def time_rows(a: Row, b: Row) -> list[Row]:
@@ -69,7 +99,6 @@ def time_rows(a: Row, b: Row) -> list[Row]:
 def cause_rows(a: Row, b: Row) -> list[Row]:
     """The tokens of both by cause: numbers, and shares of the tokens asked for, the largest difference of shares first."""
     shares = [_shares(each) for each in (a, b)]
-    causes = sorted({*shares[0], *shares[1]}, key=lambda each: -abs(shares[0].get(each, 0) - shares[1].get(each, 0)))
     return [
         {
             "Tokens": _words(cause),
@@ -83,7 +112,7 @@ def cause_rows(a: Row, b: Row) -> list[Row]:
                 )
             },
         }
-        for cause in causes
+        for cause in _by_difference(*shares)
     ]
 
 
@@ -139,6 +168,11 @@ def _shares(answer: Row) -> dict[str, float]:
     """The causes as shares of the tokens asked for."""
     asked = sum(answer["tokens"].values())
     return {cause: number / asked for cause, number in answer["tokens"].items()} if asked else {}
+
+
+def _by_difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[str]:
+    """The causes, those first of which the shares lie furthest apart."""
+    return sorted({*ours, *theirs}, key=lambda each: -abs(ours.get(each, 0) - theirs.get(each, 0)))
 
 
 def _words(cause: str) -> str:

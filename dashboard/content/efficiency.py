@@ -7,7 +7,7 @@ tracer/savings/sums.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
@@ -103,9 +103,22 @@ def without_savings(savings: Row) -> str:
 
 
 def memory(savings: Row, engines: Iterable[Row]) -> str:
-    """The host memory that the connectors in the sums hold (by their probes) and may hold (by their settings)."""
+    """The host memory that the connectors in the sums hold (by their probes) and may hold (by their settings). An engine
+    that reports no more has neither: that says nothing of its probe."""
     summed = {place["engine"] for place in savings["by_place"]}
-    engines = [engine for engine in engines if engine["engine"] in summed]
+    reporting = [engine for engine in engines if engine["engine"] in summed and engine["recorders"]]
+    gone = len(summed) - len(reporting)
+    sentences = [_held(reporting)] if reporting or not gone else []
+    if gone:
+        ended = some(gone, "other engine" if reporting else "engine")
+        sentences.append(
+            f"How much host memory was held in {ended} that ended or stopped reporting is not known any more."
+        )
+    return " ".join(sentences)
+
+
+def _held(engines: Sequence[Row]) -> str:
+    """The host memory that is held in engines that report."""
     held = [(_most(engine, "held_bytes"), _most(engine, "memory_limit")) for engine in engines]
     each = " on each worker" if any(len(engine["recorders"]) > 1 for engine in engines) else ""
     known = [(bytes_, limit) for bytes_, limit in held if bytes_ is not None]

@@ -133,6 +133,13 @@ def finding_rows(findings: Sequence[Row]) -> list[Row]:
     ]
 
 
+def none_found(when: str, *, requests: int) -> str:
+    """A sentence where no finding is in a range, in which so many requests began."""
+    if not requests:
+        return f"No findings from {when}, and no request began then. Choose a longer range."
+    return f"No findings from {when}: no judged event contradicts another."
+
+
 def total(trend: Row) -> int:
     """The number of findings that match the filters in the range."""
     return sum(each["findings"] for each in trend["counts"])

@@ -32,10 +32,6 @@ PERCENTILES = {"p50_ns": "half", "p90_ns": "90 %", "p99_ns": "99 %"}
 AREA = "area"
 """The name of the selection on the heat map."""
 _HEIGHT = 240
-_LEGEND = alt.Legend(
-    orient="none", direction="horizontal", legendX=0, legendY=-40, padding=0, offset=0, symbolType="stroke",
-)  # fmt: skip
-_ABOVE = 24
 TICKS_S = [digit * 10.0**power for power in range(-6, 6) for digit in (1, 2, 5)]
 """Where an axis of durations may have labels."""
 LABELS = (
@@ -172,7 +168,7 @@ def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
         for each in answer["trend"]
         for share, words in PERCENTILES.items()
     ]  # fmt: skip
-    colours = dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, ORANGE, RED)), strict=True))
+    colours = percentile_colours(dark=dark)
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
     base = alt.Chart(_data(rows, "percentiles"))
     # Lines with points would be two layers, on which Streamlit cannot draw what is selected; one stretch has no line.
@@ -182,7 +178,7 @@ def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
     drawn_: Chart = marks.encode(
         x=time_axis(answer["since_ns"], answer["until_ns"], answer["step_ns"]),
         y=_duration_axis("seconds", (row["seconds"] for row in rows)),
-        color=alt.Color("share:N", title=None, sort=[*colours], scale=scale, legend=_LEGEND),
+        color=alt.Color("share:N", title=None, sort=[*colours], scale=scale, legend=None),
         tooltip=[
             alt.Tooltip("share:N", title="this share"),
             alt.Tooltip("took:N", title="took at most"),
@@ -190,7 +186,12 @@ def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
         ],
     )
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
-    return framed(drawn_.add_params(brush).properties(height=HEIGHT), above=_ABOVE)
+    return framed(drawn_.add_params(brush).properties(height=HEIGHT))
+
+
+def percentile_colours(*, dark: bool) -> dict[str, str]:
+    """The colours of the percentiles, by their words."""
+    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, ORANGE, RED)), strict=True))
 
 
 def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -33,6 +33,11 @@ def legend(entries: Iterable[Entry]) -> str:
         for entry in entries
     )
     return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def of_colours(colours: Mapping[str, str], *, mark: str = "bar") -> str:
+    """The legend of a chart's colours by name."""
+    return legend(Entry(name, colour, mark) for name, colour in colours.items())
 
 
 def bar(entries: Iterable[Entry], amounts: Iterable[float]) -> str:

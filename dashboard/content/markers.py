@@ -19,7 +19,6 @@ SHAPES = {"note": "diamond", "death": "cross", "contact lost": "cross", "drop": 
 """Marks at the tops of the lines, so that kinds differ not by colour alone; all others are triangles."""
 LONGEST = 90
 """Characters of a text under the pointer; Vega shows no lines."""
-TITLE_PX = 22
 _OF_BASE = ("mark", "encoding", "params", "transform", "name")
 """What a chart has for itself; the rest, such as its size and padding, is the whole picture's."""
 
@@ -31,7 +30,7 @@ def drawn(spec: Mapping[str, Any], markers: Sequence[Row], *, dark: bool) -> dic
     so selections along the axis work as before.
     """
     is_layered = "layer" in spec
-    base = [*spec["layer"]] if is_layered else [_lowered({name: spec[name] for name in _OF_BASE if name in spec})]
+    base = [*spec["layer"]] if is_layered else [{name: spec[name] for name in _OF_BASE if name in spec}]
     axis = next(
         (found for each in base if (found := each.get("encoding", {}).get("x"))), spec.get("encoding", {}).get("x")
     )
@@ -58,17 +57,6 @@ def drawn(spec: Mapping[str, Any], markers: Sequence[Row], *, dark: bool) -> dic
     ]
     whole = spec if is_layered else {name: value for name, value in spec.items() if name not in _OF_BASE}
     return {**whole, "layer": layers}
-
-
-def _lowered(base: dict[str, Any]) -> dict[str, Any]:
-    """The base with its legend where it was: Streamlit gives the legend of a chart without layers an empty line as its
-    title."""
-    colour = base.get("encoding", {}).get("color", {})
-    legend = colour.get("legend")
-    if not legend or "legendY" not in legend:
-        return base
-    lower = {**colour, "legend": {**legend, "legendY": legend["legendY"] + TITLE_PX}}
-    return {**base, "encoding": {**base["encoding"], "color": lower}}
 
 
 def marker_rows(markers: Iterable[Row], domain: Sequence[Any] | None, *, dark: bool) -> list[Row]:

@@ -92,17 +92,26 @@ def gain(curve: Row, given: float | None) -> float:
     return float(max(0.0, best - (given or 0.0)) * curve["wanted"])
 
 
-def better(curve: Row, *, limit: int | None, given: float | None) -> str:
+def place(curve: Row, savings: Row) -> str:
+    """The connector and the engine of a curve, for people; empty where there is no other."""
+    if len(savings["memory"]) < 2:
+        return ""
+    engine = savings["engine_names"].get(curve["engine"], curve["engine"])
+    return f"{text.plain(curve['connector'])} in {text.plain(engine)}"
+
+
+def better(curve: Row, *, limit: int | None, given: float | None, place: str = "") -> str:
     """The size that would have given much more than today's store, in a sentence; empty if none would, or if it is not known
-    what this store gave."""
+    what this store gave. `place` names the store where there are several."""
     if given is None or not curve["points"]:
         return ""
     held, most = today(curve, limit), curve["points"][-1]["share"]
     size_ = next(point for point in curve["points"] if point["share"] >= NEARLY * most)
     if size_["share"] - given < MUCH or (held is not None and held >= size_["chunks"]):
         return ""
+    a = f"For {place}, a" if place else "A"
     return (
-        f"A store of {stored(curve, size_['chunks'])} would have given {percent(size_['share'])} of what vLLM's own"
+        f"{a} store of {stored(curve, size_['chunks'])} would have given {percent(size_['share'])} of what vLLM's own"
         " cache did not"
         f" hold, by the estimate below; this one gave {percent(given)}."
     )

@@ -26,22 +26,16 @@ _CURVE_HEIGHT = 220
 _GROUP_LABELS = 130
 _OUTCOME_LABELS = 80
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
-_LEGEND = alt.Legend(
-    orient="none", direction="horizontal", legendX=0, legendY=-40, padding=0, offset=0, symbolType="square",
-    columns=alt.ExprRef("width < 420 ? 2 : 5"), labelLimit=200,
-)  # fmt: skip
 _ABOVE = 24
-"""The legend, and the room for it above the plot. At Altair's default place Streamlit leaves a gap as high as the legend."""
+"""The room for words above a plot."""
 
 
 def findings_over_time(trend: Row, *, dark: bool) -> Chart:
     """Findings, stacked by severity with the worst at the bottom."""
-    present = {each["severity"] for each in trend["counts"]}
-    shown = {name: colour for name, colour in palette.colours(SEVERITY, dark=dark).items() if name in present}
     return _over_time(
         findings.trend_rows(trend),
         (trend["since_ns"], trend["until_ns"], trend["step_ns"]),
-        _color("severity:N", shown, legend=_LEGEND),
+        _color("severity:N", severity_colours(trend, dark=dark)),
         alt.Y(
             "findings:Q",
             stack="zero",
@@ -49,15 +43,12 @@ def findings_over_time(trend: Row, *, dark: bool) -> Chart:
             axis=alt.Axis(minExtent=36, format=",d", tickMinStep=1, tickCount=3, labelPadding=6),
         ),
         [*_tooltip("time", "severity"), alt.Tooltip("findings:Q")],
-        dark=dark,
     )
 
 
 def sources_over_time(answer: Row, *, dark: bool) -> Chart:
     """The tokens of admitted requests by source."""
-    return _tokens_over_time(
-        answer, efficiency.time_rows(answer), "source", source_colours(answer, dark=dark), dark=dark
-    )
+    return _tokens_over_time(answer, efficiency.time_rows(answer), "source", source_colours(answer, dark=dark))
 
 
 def by_epoch(answer: Row, *, dark: bool) -> Chart:
@@ -65,7 +56,7 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
     rows = efficiency.epoch_rows(answer)
     present = {row["epoch"] for row in rows}
     epochs = [name for name in efficiency.EPOCHS.values() if name in present]
-    colour = _color("source:N", source_colours(answer, dark=dark), legend=None)
+    colour = _color("source:N", source_colours(answer, dark=dark))
     return _shares(rows, "epoch", epochs, colour, "source", dark=dark)
 
 
@@ -73,7 +64,7 @@ def causes_over_time(answer: Row, *, dark: bool) -> Chart:
     """The computed tokens of admitted requests by cause."""
     present = list(causes.computed(answer["worth"]))
     shown = {name(cause): causes.colour(cause, dark=dark) for cause in present}
-    return _tokens_over_time(answer, causes.time_rows(answer), "cause", shown, dark=dark, legend=None)
+    return _tokens_over_time(answer, causes.time_rows(answer), "cause", shown)
 
 
 def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
@@ -81,7 +72,7 @@ def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
     rows = causes.group_rows(sums_of)
     present = {row["cause"] for row in rows}
     shown = {name(cause): causes.colour(cause, dark=dark) for cause in palette.CAUSE if name(cause) in present}
-    return _shares(rows, "group", list(sums_of), _color("cause:N", shown, legend=None), "cause", dark=dark)
+    return _shares(rows, "group", list(sums_of), _color("cause:N", shown), "cause", dark=dark)
 
 
 def what_memory_buys(
@@ -127,9 +118,15 @@ def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt
     x = alt.X("requests:Q", axis=None, scale=alt.Scale(domain=[0, max(1, *counts.values(), 0) * 1.25]))
     y = alt.Y("outcome:N", sort=[*colours], title=None, axis=_labels(_OUTCOME_LABELS))
     base = alt.Chart(_data(rows, "outcomes")).encode(x=x, y=y)
-    bars = base.mark_bar(height=12, cornerRadius=2).encode(color=_color("outcome:N", colours, legend=None))
+    bars = base.mark_bar(height=12, cornerRadius=2).encode(color=_color("outcome:N", colours))
     labels = base.mark_text(align="left", dx=6, color=GREY.on(dark=dark)).encode(text="label:N")
     return framed(alt.layer(bars, labels).properties(height=22 * len(rows)))
+
+
+def severity_colours(trend: Row, *, dark: bool) -> dict[str, str]:
+    """The colours of the severities of these findings, worst first."""
+    present = {each["severity"] for each in trend["counts"]}
+    return {name: colour for name, colour in palette.colours(SEVERITY, dark=dark).items() if name in present}
 
 
 def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
@@ -208,20 +205,12 @@ def _shares(
     return framed(drawn)
 
 
-def _tokens_over_time(
-    answer: Row,
-    rows: Sequence[Row],
-    field: str,
-    colours: Mapping[str, str],
-    *,
-    dark: bool,
-    legend: alt.Legend | None = _LEGEND,
-) -> Chart:
+def _tokens_over_time(answer: Row, rows: Sequence[Row], field: str, colours: Mapping[str, str]) -> Chart:
     """Tokens over the range of an answer, stacked by a field of the rows."""
     return _over_time(
         rows,
         (answer["since_ns"], answer["until_ns"], answer["step_s"] * 10**9),
-        _color(f"{field}:N", colours, legend=legend),
+        _color(f"{field}:N", colours),
         alt.Y(
             "tokens:Q",
             stack="zero",
@@ -229,8 +218,6 @@ def _tokens_over_time(
             axis=alt.Axis(minExtent=36, format=".3~s", tickCount=3, labelPadding=6),
         ),
         [*_tooltip("time", field), alt.Tooltip("share:N", title="tokens")],
-        dark=dark,
-        above=_ABOVE if legend else 0,
     )
 
 
@@ -240,16 +227,13 @@ def _over_time(
     color: alt.Color,
     y: alt.Y,
     tooltip: list[alt.Tooltip],
-    *,
-    dark: bool,
-    above: int = _ABOVE,
 ) -> Chart:
     """Stacked bars over a range of whole steps. `extent` has the range's ends and the length of a step, in nanoseconds."""
     x = time_axis(*extent)
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn: Chart = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
-    return framed(drawn.add_params(brush).properties(height=HEIGHT), above=above)
+    return framed(drawn.add_params(brush).properties(height=HEIGHT))
 
 
 def _labels(width: int, **options: Any) -> alt.Axis:
@@ -257,9 +241,10 @@ def _labels(width: int, **options: Any) -> alt.Axis:
     return alt.Axis(minExtent=width, maxExtent=width, labelOverlap=False, labelFlush=False, labelPadding=6, **options)
 
 
-def _color(field: str, colours: Mapping[str, str], *, legend: alt.Legend | None) -> alt.Color:
+def _color(field: str, colours: Mapping[str, str]) -> alt.Color:
+    """Without a legend in the chart: one that wraps on a phone would lie on the plot. Pages draw it above (`legend.py`)."""
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
-    return alt.Color(field, title=None, sort=[*colours], scale=scale, legend=legend)
+    return alt.Color(field, title=None, sort=[*colours], scale=scale, legend=None)
 
 
 def _tooltip(*fields: str) -> list[alt.Tooltip]:

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import changes, markers, text, trends
+from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import EXAMPLES, TimeRange, parsed, typed
 from kvtrail.dashboard.views import address, picker, tables
 from kvtrail.dashboard.views.answers import read, tracer
@@ -175,6 +176,7 @@ def page(first_asked: Question) -> None:
     report = answer.report
     if answer.savings is not None and answer.savings["trend"]:
         st.caption("**Tokens of admitted requests, by where they came from**")
+        st.html(of_colours(trends.source_colours(answer.savings, dark=is_dark())))
         ends = [] if asked.at_ns is None else [asked.at_ns]
         if not ends:
             ends = [asked.before.until_ns, asked.after.since_ns]
@@ -203,7 +205,7 @@ def moved(found: list[Row], report: Row) -> None:
     said = changes.sentences(found, report["engine_names"] | report["tenant_names"])
     st.markdown("\n".join(f"- {each}" for each in said))
     if not said:
-        st.info("Nothing changed by more than 5 %.")
+        st.info(changes.unchanged(report))
     st.caption(changes.rests_on(report, now_ns=time.time_ns()))
 
 

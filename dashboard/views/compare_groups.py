@@ -34,7 +34,7 @@ def page(of: str, a: dict[str, str], b: dict[str, str]) -> None:
     answer = read(ask, key=f"groups {shown.field()} {of} {a} {b}")
     if answer is None:
         return
-    st.markdown(compare_groups.summary(*answer))
+    st.markdown(compare_groups.summary(*answer, (a, b)))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.html(legend(compare_groups.legend_entries(*answer, dark=is_dark())))
         for letter, chosen in zip(compare_groups.LETTERS, (a, b), strict=True):

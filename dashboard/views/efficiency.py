@@ -7,9 +7,9 @@ import time
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import causes, efficiency, fleet, memory, text, trends
+from kvtrail.dashboard.content import causes, efficiency, fleet, memory, trends
 from kvtrail.dashboard.content.glossary import TERMS
-from kvtrail.dashboard.content.legend import legend
+from kvtrail.dashboard.content.legend import legend, of_colours
 from kvtrail.dashboard.content.time_range import of_query
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
@@ -82,7 +82,12 @@ def summary(savings: Row, engines: list[Row]) -> None:
     curve = memory.most_to_gain(savings)
     more = [
         efficiency.without_savings(savings),
-        memory.better(curve, limit=memory.limit_of(curve, engines), given=memory.given_of(curve, savings))
+        memory.better(
+            curve,
+            limit=memory.limit_of(curve, engines),
+            given=memory.given_of(curve, savings),
+            place=memory.place(curve, savings),
+        )
         if curve
         else "",
         efficiency.memory(savings, engines),
@@ -100,6 +105,7 @@ def token_sources(savings: Row, marked: list[Row]) -> None:
     left, right = st.columns([2, 1], gap="medium")
     with left:
         st.subheader("Where the tokens of admitted requests came from", anchor=False)
+        st.html(of_colours(trends.source_colours(savings, dark=is_dark())))
         picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), marked, key="sources")
     with right:
         st.subheader("By epoch", anchor=False, help=TERMS["epoch"])
@@ -143,12 +149,8 @@ def more_memory(savings: Row, engines: list[Row]) -> None:
     limit, given = memory.limit_of(curve, engines), memory.given_of(curve, savings)
     sums = memory.sums_of(curve, savings) or {}
     hours = savings["step_s"] * len(savings["trend"]) / 3600
-    if len(savings["memory"]) > 1:
-        name = savings["engine_names"].get(curve["engine"], curve["engine"])
-        st.caption(
-            f"Of {text.plain(curve['connector'])} in {text.plain(name)}, where another size would change most. Choose another"
-            " engine above."
-        )
+    if place := memory.place(curve, savings):
+        st.caption(f"Of {place}, where another size would change most. Choose another engine above.")
     st.markdown(
         memory.sentences(
             curve,

@@ -11,6 +11,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import findings as content
 from kvtrail.dashboard.content import fleet, palette, text, trends
+from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.table.columns import Moments
 from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
@@ -37,7 +38,11 @@ OF_ENGINE = ("engine", "model")
 
 
 class Answer(NamedTuple):
-    """The data of the page, queried together."""
+    """The data of the page, queried together.
+
+    Attributes:
+        began: how many requests began in the range, if there is no finding.
+    """
 
     trend: Row
     findings: list[Row]
@@ -45,6 +50,7 @@ class Answer(NamedTuple):
     rules: list[Row]
     recorders: list[Row]
     markers: list[Row]
+    began: int
 
 
 def filters() -> tuple[dict[str, str], str]:
@@ -71,13 +77,15 @@ def page(given: dict[str, str], order: str) -> None:
 
     def ask() -> Answer:
         source = tracer()
+        found = source.findings(limit=MOST, order=order, **given, **shown.query)
         return Answer(
             trend=source.findings_trend(**given, **shown.query),
-            findings=source.findings(limit=MOST, order=order, **given, **shown.query),
+            findings=found,
             by_rule=source.findings_by_rule(**given, **shown.query),
             rules=source.rules(),
             recorders=source.health()["recorders"],
             markers=source.markers(**{name: given[name] for name in OF_ENGINE if name in given}, **shown.query),
+            began=0 if found else sum(source.status(**shown.query)["outcomes"].values()),
         )
 
     answer = read(ask, key=f"findings {shown.field()} {given} {order}", again_s=picker.again_s(SLOW_S))
@@ -94,9 +102,11 @@ def page(given: dict[str, str], order: str) -> None:
         if given:
             st.info(f"No finding matches from {when}. Choose a longer range, or remove a filter.")
         else:
-            st.success(f"No findings from {when}: no judged event contradicts another.")
+            sentence = content.none_found(when, requests=answer.began)
+            (st.success if answer.began else st.info)(sentence)
         return
     st.caption("Drag along the chart to see a part of it.")
+    st.html(of_colours(trends.severity_colours(answer.trend, dark=is_dark())))
     picker.chart_over_time(
         trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings_trend"
     )
@@ -165,9 +175,9 @@ def one_by_one(findings: list[Row], *, matching: int, order: str) -> None:
         widths={"Rule": 120, "Request": 110, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
         formats={
             "Last seen": seen,
-            "Could": label_column(palette.SEVERITY, term="could", width=105),
-            "Did": label_column(palette.DID, term="did", width=115),
-            "Known": label_column(palette.KNOWN, term="known", width=90),
+            "Could": label_column(palette.SEVERITY, term="could"),
+            "Did": label_column(palette.DID, term="did"),
+            "Known": label_column(palette.KNOWN, term="known"),
             "Preemptions": number_column("epoch", width=95),
             "Seen": number_column("finding", width=55),
         },

@@ -58,11 +58,12 @@ def engine_table(engines: list[Row], *, now_ns: int) -> None:
         key="engines",
         links=[link_of(engine) for engine in engines],
         ids=[engine["engine"] for engine in engines],
-        note="Click an engine to see what its offload saves, or, if it died, the request that killed it.",
+        note="Click an engine to see what its offload saves, or, if it died, the request with the finding that can have"
+        " caused it.",
         widths={"Service": 120, "Ended of": 290, "Model": 120, "Connectors": 150, "Host": 100},
         formats={
             "Engine": text_column("engine", width=180),
-            "State": label_column(palette.STATE, term="state", width=110),
+            "State": label_column(palette.STATE, term="state"),
             "Open": number_column("open requests", width=60),
             "Lost": number_column("lost requests", width=60),
             "Silences": number_column("silences", width=75),

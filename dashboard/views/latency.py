@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import latency, requests, text, trends
+from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.views import address, conditions, picker, tables
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
@@ -55,6 +56,7 @@ def page(of: str, chosen: dict[str, str]) -> None:
         return
     st.markdown(latency.summary(over_time))
     if over_time["whole"]["requests"]:
+        st.html(of_colours(latency.percentile_colours(dark=is_dark()), mark="solid"))
         picker.chart_over_time(latency.percentiles_over_time(over_time, dark=is_dark()), marked, key="percentiles")
         heat_map(over_time, area)
     if area is not None:

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import findings, fleet, overview, text, trends, unknown
+from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
@@ -109,10 +110,12 @@ def over_time(answer: Answer) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         st.caption("**Tokens of admitted requests, by where they came from**")
+        st.html(of_colours(trends.source_colours(answer.savings, dark=is_dark())))
         picker.chart_over_time(trends.sources_over_time(answer.savings, dark=is_dark()), answer.markers, key="sources")
     with right:
         st.caption("**Findings, by what they could do**")
         if answer.trend["counts"]:
+            st.html(of_colours(trends.severity_colours(answer.trend, dark=is_dark())))
             picker.chart_over_time(
                 trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings"
             )

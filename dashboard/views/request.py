@@ -6,12 +6,13 @@ import json
 import os
 import time
 from functools import partial
+from typing import NamedTuple
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
-from kvtrail.dashboard.content import causes, pair, palette, phases, refresh, request_charts, tokens
+from kvtrail.dashboard.content import causes, engine_end, pair, palette, phases, refresh, request_charts, tokens
 from kvtrail.dashboard.content.blocks import latest_allocation
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import Entry, bar, legend
@@ -60,34 +61,46 @@ FILES = (
 """Downloads: label, the API's name, file extension and type."""
 
 
+class Answer(NamedTuple):
+    """The data of the page, queried together.
+
+    Attributes:
+        end: the marker of the end of its engine, where that cut it off.
+    """
+
+    timeline: Row | None
+    parts: list[phases.Stretch]
+    pairs: list[pair.Pair]
+    of_trace: list[Row]
+    end: Row | None
+
+
 @st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str, trace_id: str) -> None:
     """Draw the page at each refresh: even a request that has ended may get late spans, for a while."""
 
-    def ask() -> tuple[Row | None, list[phases.Stretch], list[pair.Pair], list[Row]]:
+    def ask() -> Answer:
         of_trace = [] if request_id else tracer().requests_of_trace(trace_id)
         query = {"id": request_id, "engine": engine} if len(of_trace) != 1 else request_query(of_trace[0])
         timeline = tracer().request(query["id"], engine=query["engine"]) if query["id"] else None
         parts = phases_of(timeline)
-        return timeline, parts, pairs_of(timeline, parts), of_trace
+        return Answer(timeline, parts, pairs_of(timeline, parts), of_trace, end_of_engine(timeline))
 
-    def again_s(answer: tuple[Row | None, list[phases.Stretch], list[pair.Pair], list[Row]]) -> float | None:
-        timeline, _, pairs, of_trace = answer
-        if timeline is None or len(of_trace) > 1:  # others may come
+    def again_s(answer: Answer) -> float | None:
+        if answer.timeline is None or len(answer.of_trace) > 1:  # others may come
             return EVERY_S
-        shown = [timeline, *(side for each in pairs for side in (each.given, each.taken))]
+        shown = [answer.timeline, *(side for each in answer.pairs for side in (each.given, each.taken))]
         return refresh.of_requests([each["request"] for each in shown], now_ns=time.time_ns())
 
     answer = read(ask, key=f"request {request_id} {engine} {trace_id}", again_s=again_s)
     if answer is None:
         return
-    timeline, parts, pairs, of_trace = answer
-    if len(of_trace) > 1:
-        choose(of_trace, trace_id)
-    elif timeline is None:
+    if len(answer.of_trace) > 1:
+        choose(answer.of_trace, trace_id)
+    elif answer.timeline is None:
         unknown_request(request_id, trace_id=trace_id)
     else:
-        show(timeline, parts, pairs)
+        show(answer.timeline, answer)
 
 
 def choose(requests: list[Row], trace_id: str) -> None:
@@ -108,10 +121,10 @@ def choose(requests: list[Row], trace_id: str) -> None:
     )
 
 
-def show(timeline: Row, parts: list[phases.Stretch], pairs: list[pair.Pair]) -> None:
+def show(timeline: Row, answer: Answer) -> None:
     """The request: its findings, the sources of its tokens, its time, and its steps."""
-    request = timeline["request"]
-    header(timeline)
+    request, pairs = timeline["request"], answer.pairs
+    header(timeline, answer.end)
     steps = {finding["id"]: step for step, findings in findings_by_step(timeline).items() for finding in findings}
     request_finding_cards(timeline["findings"], timeline, steps=steps)
     token_sums(timeline)
@@ -121,7 +134,7 @@ def show(timeline: Row, parts: list[phases.Stretch], pairs: list[pair.Pair]) -> 
             card(name, value, note, term)
     for number, each in enumerate(pairs):
         both_engines(each, number, is_alone=len(pairs) == 1)
-    charts(timeline, parts)
+    charts(timeline, answer.parts)
     if (allocation := latest_allocation(timeline)) is not None:
         block_table(allocation, timeline, title="Its block tables, at the latest allocation")
     st.subheader("Every step", anchor=False)
@@ -196,8 +209,8 @@ def admission_causes(admission: Row, timeline: Row, *, is_alone: bool) -> None:
     st.html(causes.waterfall(admission, timeline, dark=dark))
 
 
-def header(timeline: Row) -> None:
-    """The request's name, status and verdict; then errors and missing events."""
+def header(timeline: Row, end: Row | None) -> None:
+    """The request's name, status and verdict; then errors, missing events, and the end of its engine."""
     request = timeline["request"]
     now_ns = time.time_ns()
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -220,8 +233,14 @@ def header(timeline: Row) -> None:
         notes.error(f"A call for this request raised. {plain(request['error'])}")
     if sentence := missing_events(timeline):
         notes.warning(sentence)
-    if sentence := why_unknown(request):
-        (notes.error if request["outcome"] == Outcome.LOST else notes.info)(sentence)
+    said = [sentence] if (sentence := why_unknown(request)) else []
+    said += [plain(engine_end.sentence(end, now_ns=now_ns))] if end is not None else []
+    if said:
+        (notes.error if request["outcome"] == Outcome.LOST else notes.info)(" ".join(said))
+    if end is not None:
+        page_, query = engine_end.link(end)
+        with notes:
+            link(page_, "What happened then", icon="history", query=query)
 
 
 def handoff_links(timeline: Row) -> None:
@@ -298,6 +317,13 @@ def pairs_of(timeline: Row | None, parts: list[phases.Stretch]) -> list[pair.Pai
         if timeline is not None and other is not None:
             found.append(pair.pair_of(timeline, parts, other, phases_of(other), link_))
     return found
+
+
+def end_of_engine(timeline: Row | None) -> Row | None:
+    """The end of the engine of a request that was open then; None of another request, or where it is not known."""
+    if timeline is None or (asked := engine_end.asked(timeline["request"], now_ns=time.time_ns())) is None:
+        return None
+    return engine_end.found(timeline["request"], tracer().markers(**asked))
 
 
 def charts(timeline: Row, parts: list[phases.Stretch]) -> None:

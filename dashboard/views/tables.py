@@ -153,9 +153,10 @@ def _draw(
     )
 
 
-def label_column(meanings: Mapping[str, Meaning], *, term: str, width: int | None = None) -> Column:
-    """A column of coloured labels: each cell lists words of one group of the palette."""
-    return columns.Labels(meanings=meanings, help=TERMS[term], width=width)
+def label_column(meanings: Mapping[str, Meaning], *, term: str) -> Column:
+    """A column of coloured labels: each cell lists words of one group of the palette. It is as wide as they are: a label
+    that is cut is another word."""
+    return columns.Labels(meanings=meanings, help=TERMS[term])
 
 
 def number_column(term: str, *, format: str = columns.LOCALIZED, width: int | None = None) -> Column:
@@ -183,11 +184,11 @@ def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
     most = max((max(row["Trend"], default=0) for row in rows), default=0)
     return {
         "formats": {
-            "Could": label_column(palette.SEVERITY, term="could", width=105),
-            "Did": text_column("did", width=125),
+            "Could": label_column(palette.SEVERITY, term="could"),
+            "Did": text_column("did"),
             "Rule": Column(width=115),
-            "Known": label_column(palette.KNOWN, term="known", width=120),
-            "Says": Column(width=330),
+            "Known": label_column(palette.KNOWN, term="known"),
+            "Says": Column(width=300),
             "Findings": number_column("finding", width=75),
             "Requests": number_column("requests with it", width=80),
             # One scale for all rows, so that they can be compared.

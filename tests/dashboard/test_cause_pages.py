@@ -175,7 +175,7 @@ def test_causes_are_told_apart_by_engine_connector_model_and_tenant() -> None:
         "engine": {"e2": {"new": 400}, "pod-1": {"evicted": 60, "new": 40}},
         "connector": {"C": {"evicted": 60, "new": 440}},
         "model": {"m": {"evicted": 60, "new": 440}},
-        "tenant": {"without salt": {"new": 440}, "5a17c0ff": {"evicted": 60}},
+        "tenant": {"without salt or adapter": {"new": 440}, "5a17c0ff": {"evicted": 60}},
     }
     assert "tenant" not in causes.groups({**SAVINGS, "by_tenant": {}}, {})
 

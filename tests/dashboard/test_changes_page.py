@@ -144,4 +144,15 @@ def test_what_the_page_rests_on_is_said() -> None:
 def test_a_tenant_has_its_name() -> None:
     names = NAMES | {"5a17c0ffee5a17c0": "Acme"}
     found = changes.rows(change(1, 2, group("tenant", "5a17c0ffee5a17c0", 1.0), group("tenant", "plain", 0.2)), names)
-    assert [each["Group"] for each in found] == ["Acme", "without salt"]
+    assert [each["Group"] for each in found] == ["Acme", "without salt or adapter"]
+    tenants = [group("tenant", name, 1.0) for name in ("5a17c0ffee5a17c0", "plain", "other")]
+    named = [changes.group_name(each, names) for each in tenants]
+    unknown = changes.group_name(group("prefix", "unknown", 1.0), names)
+    assert unknown == "prompts with a beginning that is not recorded", "none begins with “unknown”"
+    assert named == ["tenant Acme", "requests without salt or adapter", "other tenants"], "the last two are no tenants"
+
+
+def test_where_no_request_began_nothing_is_said_to_be_unchanged() -> None:
+    seen, none = {"requests_seen": 3}, {"requests_seen": 0}
+    assert changes.unchanged({"before": none, "after": seen}).startswith("Nothing changed by more than 5")
+    assert changes.unchanged({"before": none, "after": none}).startswith("No request began in either range")

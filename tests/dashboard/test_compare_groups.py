@@ -42,6 +42,39 @@ def test_the_summary_names_the_time_and_the_cause_that_differ_most() -> None:
     assert "group A and B" in compare_groups.summary(group(), group())
 
 
+def test_what_they_are_filtered_by_is_no_discovery() -> None:
+    slow = group({"evicted": 80, "loaded": 20}, duration=[3000.0], prefill=[2000.0], queued=[10.0])
+    quick = group({"evicted": 10, "loaded": 90}, duration=[100.0], prefill=[90.0], queued=[10.0])
+    said = compare_groups.summary(slow, quick, ({"where": "duration > 2s"}, {"where": "duration <= 2s"}))
+    assert "Apart from “whole request”, by which they are filtered, the median of “prefill” differs most: A " in said
+    by_both = {"where": "duration > 2s and prefill > 1s and evicted > 50"}
+    said = compare_groups.summary(slow, quick, (by_both, {"engine": "a-1"}))
+    assert "Apart from “whole request”, “prefill”, by which they are filtered, no median time differs" in said
+    assert "By cause, tokens loaded differ most" in said
+    same = {"where": "duration > 1ms"}
+    said = compare_groups.summary(slow, quick, ({**same, "engine": "a-1"}, {**same, "engine": "b-1"}))
+    assert "The median of “whole request” differs most" in said, "both have this condition"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ({"where": "duration > 2s"}, {}, "B contains A, since it has no filters."),
+        ({}, {"engine": "a-1"}, "A contains B, since it has no filters."),
+        (
+            {"where": "duration > 2s and evicted > 1", "engine": "a-1"},
+            {"where": "evicted > 1"},
+            "B contains A, since its filters are a part of the other's.",
+        ),
+        ({"where": "duration > 2s"}, {"where": "duration <= 2s"}, ""),
+        ({"engine": "a-1"}, {"engine": "b-1"}, ""),
+    ],
+)
+def test_it_is_said_that_one_contains_the_other(a: dict[str, str], b: dict[str, str], said: str) -> None:
+    assert compare_groups.summary(SLOW, QUICK, (a, b)).partition("B 4 requests. ")[2].startswith(said)
+    assert ("contains" in compare_groups.summary(SLOW, QUICK, (a, b))) is bool(said)
+
+
 def test_rows_have_both_groups_and_leave_out_what_neither_has() -> None:
     rows = {row["Time"]: row for row in compare_groups.time_rows(SLOW, QUICK)}
     assert [*rows] == [MEASURES[of] for of in ("duration", "queued", "prefill")]

@@ -36,8 +36,7 @@ def test_a_chart_keeps_its_parts_and_gets_a_line_and_a_mark_for_each_marker() ->
     assert {name: bars["encoding"][name] for name in ("x", "x2", "y", "order", "tooltip")} == {
         name: before["encoding"][name] for name in ("x", "x2", "y", "order", "tooltip")
     }
-    was, now = (each["encoding"]["color"]["legend"] for each in (before, bars))
-    assert now == {**was, "legendY": was["legendY"] + markers.TITLE_PX}
+    assert bars["encoding"]["color"] == before["encoding"]["color"]
     assert (after["height"], after["padding"], after["config"]) == (
         before["height"],
         before["padding"],

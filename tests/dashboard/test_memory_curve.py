@@ -92,6 +92,16 @@ def test_a_size_that_would_have_given_much_more_is_named(limit: int | None, give
     assert bool(said) == bool(says)
 
 
+def test_of_several_stores_the_one_that_is_meant_is_named() -> None:
+    """ "A store of 7 chunks would have given 42 %", beside eight engines."""
+    savings = {"memory": [CURVE], "engine_names": {"e": "llama_a"}}
+    assert memory.place(CURVE, savings) == ""
+    place = memory.place(CURVE, {**savings, "memory": [CURVE, {**CURVE, "engine": "f"}]})
+    assert place == r"OffloadConnector in llama\_a"
+    said = memory.better(CURVE, limit=2 * GIB, given=0.0, place=place)
+    assert said.startswith(rf"For {place}, a store of 8 GiB would have given 50 %")
+
+
 def test_the_curve_is_that_of_the_connector_with_most_to_gain() -> None:
     """Not that of an engine that needs nothing, only because it is asked for more."""
     sums = {"asked": 1_000, "local": 0, "causes": {}}

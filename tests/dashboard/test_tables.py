@@ -63,6 +63,16 @@ def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
     assert [each.get("right", False) for each in columns] == [False, False, True, True]
 
 
+def test_what_findings_did_and_what_is_known_of_them_is_never_cut() -> None:
+    """A rule that is new and of which some findings are silenced has two labels."""
+    pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
+    from kvtrail.dashboard.views.tables import rule_columns
+
+    row = {"Could": ["crash"], "Did": "81 did harm, 1 healed", "Known": ["new", "partly silenced"], "Trend": []}
+    headings = payload([row], rule_columns([row])["formats"])["columns"]
+    assert [each["label"] for each in headings if "width" not in each] == ["Could", "Did", "Known"]
+
+
 def test_rows_are_sorted_by_values_and_not_by_their_texts() -> None:
     rows: list[Row] = [
         {"n": 10, "at": AT, "mixed": 2},

@@ -257,6 +257,12 @@ GIB = 2**30
             [[(None, None)]],
             "How much host memory it holds, and may hold, is not known: no probe reads it, and no setting limits it.",
         ),
+        ([[]], "How much host memory was held in 1 engine that ended or stopped reporting is not known any more."),
+        (
+            [[(2 * GIB, 4 * GIB)], [], []],
+            "It holds 2 of 4 GiB of host memory in 1 engine. How much host memory was held in 2 other engines that ended or"
+            " stopped reporting is not known any more.",
+        ),
     ],
 )
 def test_the_first_line_says_how_much_memory_is_held(
@@ -270,6 +276,11 @@ def test_the_first_line_says_how_much_memory_is_held(
     ]
     summed = [{"engine": str(number)} for number, _ in enumerate(recorders) for _ in range(2)]
     assert savings.memory({"by_place": summed}, listed) == sentence
+
+
+def test_the_memory_of_an_engine_that_nobody_knows_any_more_is_not_missing_a_probe() -> None:
+    said = savings.memory({"by_place": [{"engine": "long gone"}]}, [])
+    assert said == "How much host memory was held in 1 engine that ended or stopped reporting is not known any more."
 
 
 def test_loads_that_nobody_waited_for_are_no_zero_seconds() -> None:
@@ -416,6 +427,14 @@ def test_in_words_each_rule_is_told_once() -> None:
     assert [(f["rule"], f["request"]) for f in findings.latest_of_each_rule(listed, most=2)] == [("a", "0"), ("b", "r")]
 
 
+def test_where_no_request_began_nothing_is_said_to_agree() -> None:
+    """An empty store was green: "no judged event contradicts another"."""
+    assert findings.none_found("now", requests=0) == (
+        "No findings from now, and no request began then. Choose a longer range."
+    )
+    assert findings.none_found("now", requests=3).endswith("no judged event contradicts another.")
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
     answer = efficiency(PREEMPTED)
@@ -426,7 +445,10 @@ def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
         (trends.by_outcome, {"lost": 3}),
     ):
         assert chart(data, dark=dark).to_json() == chart(json.loads(json.dumps(data)), dark=dark).to_json()
+        legend = chart(data, dark=dark).to_dict().get("encoding", {}).get("color", {}).get("legend")
+        assert legend is None, "a legend in a chart that wraps on a phone would lie on the plot and its markers"
     spec, rows = trends.spec_and_rows(trends.findings_over_time(trend(), dark=dark))
+    assert list(trends.severity_colours(trend(), dark=dark)) == ["crash", "leak"]
     assert [row["severity"] for row in rows] == ["crash", "leak", "crash"]
     assert "data" not in spec
     assert spec["encoding"]["color"]["scale"]["domain"] == ["crash", "leak"]

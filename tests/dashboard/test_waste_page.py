@@ -71,7 +71,7 @@ def test_the_sentence_says_how_much_it_is_and_what_the_numbers_leave_out(changed
 def test_groups_have_names_shares_and_seconds() -> None:
     assert waste.rows(ANSWER, "tenant") == [
         {"Tenant": "Acme", "Tokens": 1500, "Share": 75.0, "Prefill": 3.0, "Admissions": 3},
-        {"Tenant": "without salt", "Tokens": 500, "Share": 25.0, "Prefill": None, "Admissions": 3},
+        {"Tenant": "without salt or adapter", "Tokens": 500, "Share": 25.0, "Prefill": None, "Admissions": 3},
     ]
     assert [each["Model"] for each in waste.rows(ANSWER, "model")] == ["not known"]
     assert [each["Engine"] for each in waste.rows(ANSWER, "engine")] == ["alpha"]

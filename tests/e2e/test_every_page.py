@@ -63,3 +63,29 @@ def test_a_page_can_be_read_and_the_console_has_nothing_of_ours(
             holds(all_can_be_read)
     said = [each for each in said if not EMPTY_AT_FIRST.search(each)]
     assert not said, "\n".join(said)
+
+
+def test_on_a_phone_no_card_is_cut_and_a_choice_that_is_shows_it(
+    page: playwright.Page, pages: SharedDashboard, shown: Tracer
+) -> None:
+    """ "in this range; 7 requests …", "tokens the store …"."""
+    feed(shown, STALE, request="chat-7-0123abcd", engine="engine-a")
+    page.set_viewport_size({"width": 390, "height": 844})
+
+    def none_is_cut() -> None:
+        cut = page.evaluate(
+            """[...document.querySelectorAll("[data-testid=stMetric] .stMarkdownEllipsis")]
+                .filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText)"""
+        )
+        assert cut == [], page.url
+
+    for path in ("", "efficiency", "fleet", f"request?{OF_A_REQUEST}"):
+        page.goto(f"{pages.url}/{path}")
+        page.get_by_test_id("stMetric").first.wait_for()
+        drawn(page)
+        holds(none_is_cut)
+    page.goto(f"{pages.url}/latency")
+    fields = page.locator(".st-key-filters input")
+    playwright.expect(fields).to_have_count(6)
+    for field in fields.all():
+        playwright.expect(field).to_have_css("text-overflow", "ellipsis")

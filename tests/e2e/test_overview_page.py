@@ -11,7 +11,20 @@ import time
 from urllib.parse import quote, urlsplit
 
 import pytest
-from browser import SCHEMES, drawn, holds, needs_chromium, open_row, playwright, rows, see, shoot, switch_scheme, table
+from browser import (
+    SCHEMES,
+    drawn,
+    holds,
+    needs_chromium,
+    open_row,
+    playwright,
+    query_of,
+    rows,
+    see,
+    shoot,
+    switch_scheme,
+    table,
+)
 from contrast import unreadable
 from history import history
 from live_traffic import goodbye, post
@@ -23,6 +36,7 @@ from wire import encoded
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
 HEALED = "L 750 c384 h256 -> 0 healed 256\nA 0\nS 384+366\nend"
+OPEN = "L 640 c0 h512 -> 512\nA 512\nS 512+48"
 EMPTY = {"findings": "No findings from", "efficiency": "No lookup was traced", "fleet": "No requests yet"}
 """What pages show of an empty store."""
 TEXTS = (
@@ -127,6 +141,18 @@ def test_a_dead_engine_is_shown_at_once_and_all_texts_can_be_read(
             switch_scheme(page, scheme)
             holds(all_can_be_read)
             shoot(page, f"contrast-{path or 'overview'}-{scheme}")
+
+
+def test_a_lost_request_names_the_end_of_its_engine_and_leads_there(
+    page: playwright.Page, pages: SharedDashboard, shown: Tracer
+) -> None:
+    feed(shown, OPEN, request="chat-9-0123abcd", engine="llama-a")
+    end(shown, "llama-a", ended_by="KeyError: 7")
+    page.goto(f"{pages.url}/request?id=chat-9-0123abcd&engine=llama-a")
+    see(page, re.compile(r"At .* UTC, engine llama-a died of KeyError: 7; 1 request lost"))
+    page.get_by_role("link", name="What happened then").click()
+    see(page, re.compile(r"Engine llama-a died at .* of KeyError, 1 request lost"))
+    assert "from" in query_of(page)
 
 
 def test_findings_of_one_rule_are_one_row_and_only_what_is_lost_is_red(

@@ -6,6 +6,8 @@ import hashlib
 
 PLAIN = "plain"
 """The tenant of requests without adapter and salt."""
+OTHER = "other"
+"""The tenant of the requests of those beyond the ones that are distinguished."""
 DIGEST_BYTES = 8
 
 

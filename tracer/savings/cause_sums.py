@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause
-from kvtrail.tracer.model.tenants import PLAIN
+from kvtrail.tracer.model.tenants import OTHER, PLAIN
 
 CAUSE = "cause:"
 """Prefix of a measure of tokens: the cause follows, and its tier or, of an unknown one, what would tell it."""
@@ -21,8 +21,6 @@ TENANT = "tenant:"
 """Prefix of a measure of tokens: a tenant follows, and the cause."""
 GROUP = "cause-group:"
 """Prefix of a measure of tokens: the number and the kind of the KV cache group that lacked its part follow, and the cause."""
-OTHER = "other"
-"""The tenant of the requests of those beyond `MAX_TENANTS`."""
 MAX_TENANTS = 32
 """Tenants that are distinguished."""
 _AGING = (Cause.EVICTED, Cause.RESET)
@@ -78,6 +76,12 @@ def causes_of(measures: Mapping[str, int]) -> dict[str, int]:
 
 def tenants_of(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Tokens by tenant and cause; empty where there is only one tenant, the plain one."""
+    tenants = with_plain(measures)
+    return {} if tenants.keys() <= {PLAIN} else tenants
+
+
+def with_plain(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Tokens by tenant and cause, also where all are of the plain one."""
     tenants: dict[str, Counter[str]] = {}
     plain: Counter[str] = Counter()
     for name, tokens in measures.items():
@@ -87,7 +91,7 @@ def tenants_of(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
             _, tenant, cause = name.split(":")
             tenants.setdefault(tenant, Counter())[cause] += tokens
             plain[cause] -= tokens
-    if tenants and (rest := +plain):
+    if rest := +plain:
         tenants[PLAIN] = rest
     return {tenant: dict(sorted(causes.items())) for tenant, causes in sorted(tenants.items())}
 

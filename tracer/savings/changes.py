@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.model.causes import REUSED
-from kvtrail.tracer.savings.cause_sums import causes_of, tenants_of
+from kvtrail.tracer.savings.cause_sums import causes_of, tenants_of, with_plain
 from kvtrail.tracer.savings.sums import SavingsRow
 
 Sums = Mapping[str, int]
@@ -128,8 +128,7 @@ def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[Measur
         name: (_grouped(before, of), _grouped(after, of)) for name, of in dimensions.items()
     }
     wholes = (_total(before), _total(after))
-    by_tenant = tuple({name: _as_sums(causes) for name, causes in tenants_of(whole).items()} for whole in wholes)
-    groups["tenant"] = (by_tenant[0], by_tenant[1])
+    groups["tenant"] = _by_tenant(*wholes)
     groups["prefix"] = (before.prefixes, after.prefixes)
     found = []
     for measure, value in MEASURES.items():
@@ -151,6 +150,15 @@ def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[Measur
             parts += _by_cause(*wholes, before, after, whole)
         found.append(MeasureChange(measure, whole, of_traffic, sorted(parts, key=lambda each: -abs(each.share))))
     return found
+
+
+def _by_tenant(earlier: Sums, later: Sums) -> tuple[Mapping[str, Sums], Mapping[str, Sums]]:
+    """The tenants of both ranges, if either has any. The plain one counts in both then: it is not new because another one
+    is."""
+    if not (tenants_of(earlier) or tenants_of(later)):
+        return {}, {}
+    before, after = ({name: _as_sums(causes) for name, causes in with_plain(sums).items()} for sums in (earlier, later))
+    return before, after
 
 
 def _by_cause(earlier: Sums, later: Sums, before: Side, after: Side, whole: Amount) -> list[GroupChange]:

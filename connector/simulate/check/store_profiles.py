@@ -14,20 +14,22 @@ LONGEST = 1000
 
 
 def room(rng: random.Random) -> Scenario:
-    """A store that is full all the time: more prefixes than a small one holds. Equal prompts come in one step, and some
-    clients leave while they wait or load."""
+    """A store that is full all the time: more prefixes than a small one holds, of which every other comes again at once.
+    Equal prompts come in one step, and some clients leave while they wait or load."""
     heads = [_segment(rng, BLOCK_SIZE * rng.randrange(8, 25)) for _ in range(9)]
+    head = heads[0]
     arrivals: list[Arrival] = []
     aborts: list[Abort] = []
     at_step = 0
     for number in range(28):
-        head = rng.choice(heads)
+        if rng.random() < 0.5:
+            head = rng.choice(heads)
         tail = () if rng.random() < 0.3 else (_segment(rng, rng.randrange(20, 200)),)
         for twin in range(rng.choice((1, 1, 2, 3))):
             arrival = Arrival(f"r-{number}-{twin}", (head, *tail), rng.randrange(1, 6), at_step)
             arrivals.append(arrival)
-            if rng.random() < 0.3:
-                aborts.append(Abort(arrival.id, at_step, rng.choice((None, When.MATCHED, When.LOADING, When.LOADING))))
+            if rng.random() < 0.4:
+                aborts.append(Abort(arrival.id, at_step, rng.choice((None, When.MATCHED, *3 * (When.LOADING,)))))
         at_step += rng.randrange(12)
     return Scenario(
         arrivals=tuple(arrivals),

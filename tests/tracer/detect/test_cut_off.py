@@ -17,6 +17,7 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Unknown
+from kvtrail.tracer.serve.api.requests import timeline
 
 
 def the_account(detector: Detector) -> Account:
@@ -93,27 +94,29 @@ def test_a_root_that_comes_after_the_goodbye_says_the_same() -> None:
     )
 
 
-def a_root(error: str | None, **changes: Any) -> Event | None:
+def a_root_span(error: str | None, **changes: Any) -> Span:
     attributes = {
         semconv.SEQUENCE.key: 7,
         semconv.REQUEST_ID.key: "r-1",
         KEYS["outcome"]: semconv.CUT_OFF,
         **changes,
     }
-    return decode.from_span(
-        Span(
-            trace_id="ab" * 16,
-            span_id="cd" * 8,
-            parent_id="",
-            name=Kind.REQUEST,
-            start_ns=1,
-            end_ns=2,
-            attributes=attributes,
-            resource={semconv.ENGINE_ID.key: "e", semconv.RECORDER_ID.key: "rec"},
-            scope=semconv.SCOPE,
-            error=error,
-        )
+    return Span(
+        trace_id="ab" * 16,
+        span_id="cd" * 8,
+        parent_id="",
+        name=Kind.REQUEST,
+        start_ns=1,
+        end_ns=2,
+        attributes=attributes,
+        resource={semconv.ENGINE_ID.key: "e", semconv.RECORDER_ID.key: "rec"},
+        scope=semconv.SCOPE,
+        error=error,
     )
+
+
+def a_root(error: str | None, **changes: Any) -> Event | None:
+    return decode.from_span(a_root_span(error, **changes))
 
 
 def test_its_root_is_read_as_what_it_is() -> None:
@@ -123,3 +126,9 @@ def test_its_root_is_read_as_what_it_is() -> None:
     other = a_root(None, **{KEYS["outcome"]: "stopped"})
     assert other is not None
     assert other.kind is Kind.REQUEST
+
+
+def test_its_timeline_shows_no_call_that_raised() -> None:
+    """The page of a lost request said "It raised. the engine ended before the request did"."""
+    (step,) = timeline({"engine": "e", "request": "r-1"}, [a_root_span(semconv.CUT_OFF_REASON)], []).steps
+    assert (step.error, step.foreign) == (None, False)

@@ -12,9 +12,9 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Alloc, Lookup
 from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause, Detail, Part
+from kvtrail.tracer.model.tenants import OTHER
 from kvtrail.tracer.savings.cause_sums import (
     MAX_TENANTS,
-    OTHER,
     Tenants,
     causes_of,
     lacking_of,

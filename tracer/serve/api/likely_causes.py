@@ -12,6 +12,7 @@ from kvtrail.tracer.model.cause_words import in_sums
 from kvtrail.tracer.model.causes import Cause
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.markers import Marker, MarkerKind
+from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, duration, percent
 from kvtrail.tracer.savings.changes import GroupChange, MeasureChange
 from kvtrail.tracer.serve.api.near_markers import BEST_FIRST, near
@@ -24,6 +25,11 @@ MOST = 5
 
 
 _NEW = {"tenant": ("Tenant {} is new", "it"), "prefix": ("Prompts that begin with {} are new", "them")}
+_NO_TENANT = {
+    PLAIN: ("Requests without a cache salt or adapter are new", "them"),
+    OTHER: ("Other tenants are new", "them"),
+}
+"""Groups of the dimension `tenant` that are no tenant."""
 
 
 class LikelyCause(BaseModel):
@@ -128,6 +134,8 @@ def _new_groups(computed: MeasureChange, names: Mapping[str, str]) -> list[tuple
         if each.dimension in _NEW and each.share >= EXPLAINS and not each.amount.before:
             amount = f"{count(each.amount.after)} tokens a minute"
             what, them = _NEW[each.dimension]
+            if each.dimension == "tenant" and each.group not in names:
+                what, them = _NO_TENANT.get(each.group, (what, them))
             who = what.format(names.get(each.group, each.group[:8]))
             text = f"{who}: {percent(each.share)} of the change is computed for {them}, {amount}"
             found.append((each.share, LikelyCause(kind=f"new {each.dimension}", text=text)))

@@ -56,6 +56,7 @@ class TimelineStep(BaseModel):
     role: str = ""
     rank: int | None = None
     error: str | None = None
+    """The exception of a call that raised, or the error of a foreign span."""
     numbers: dict[str, Any]
     """The numbers of the event, or the attributes of a foreign span."""
     account: dict[str, Any] | None = None
@@ -270,7 +271,9 @@ def missing_of(events: Iterable[Event | None]) -> int:
 
 def _step(span: Span, event: Event | None, account: Account) -> TimelineStep:
     step = TimelineStep(
-        **{name: getattr(span, name) for name in ("name", "span_id", "start_ns", "end_ns", "error")},
+        **{name: getattr(span, name) for name in ("name", "span_id", "start_ns", "end_ns")},
+        # The status of a root is how its request ended, and no call that raised.
+        error=span.error if event is None else event.error,
         service=str(span.resource.get("service.name", "")),
         foreign=event is None,
         numbers=span.attributes if event is None else event.numbers(),

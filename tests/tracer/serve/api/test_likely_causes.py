@@ -105,6 +105,34 @@ SITUATIONS = [
         ["Tenant Acme is new: 100 % of the change is computed for it, 2,000 tokens a minute"],
     ),
     Situation(
+        "a new tenant, beside requests of none",
+        HELD,
+        [*TENANT, row("a", asked=2000, cause__new__=2000)],
+        [],
+        ["Tenant Acme is new: 50 % of the change is computed for it, 2,000 tokens a minute"],
+    ),
+    Situation(
+        "requests without a tenant, where all had one",
+        TENANT[-1:],
+        [TENANT[-1], row("a", asked=2000, cause__new__=2000)],
+        [],
+        [
+            "Requests without a cache salt or adapter are new: 100 % of the change is computed for them, 2,000 tokens a"
+            " minute",
+            "More was asked for: 2,000 tokens a minute before, 4,000 after, at the same reuse",
+        ],
+    ),
+    Situation(
+        "more tenants than are distinguished",
+        TENANT[-1:],
+        [TENANT[-1], row("a", asked=2000, cause__new__=2000, tenant__other__new=2000)],
+        [],
+        [
+            "Other tenants are new: 100 % of the change is computed for them, 2,000 tokens a minute",
+            "More was asked for: 2,000 tokens a minute before, 4,000 after, at the same reuse",
+        ],
+    ),
+    Situation(
         "prompts that begin as none did",
         HELD,
         [*HELD, row("a", asked=2000)],
