@@ -40,7 +40,7 @@ def room(rng: random.Random) -> Scenario:
         ),
         num_blocks=rng.choice((64, 100)),
         settings={"max_num_batched_tokens": rng.choice((96, 512, 2048))},
-        workers=_workers(rng),
+        workers=Workers(latest_steps=rng.choice((0, 4, 8)), seed=rng.randrange(10**6)),
         seed=rng.randrange(10**6),
     )
 

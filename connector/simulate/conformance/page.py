@@ -283,16 +283,21 @@ def _history(of: Report, folder: Path) -> Iterator[ET.Element]:
 
 
 def _arrivals(scenario: Report) -> ET.Element:
-    """The requests of a workload."""
+    """The requests of a workload: of two engines first those that one of them hands over, then what each is asked besides."""
+    arrivals = (
+        scenario["arrivals"]
+        if "arrivals" in scenario
+        else [each for name in ("requests", "prefills", "decodes") for each in scenario[name]]
+    )
     rows = [
         element(
             "tr",
             element("td", str(each["id"])),
-            element("td", str(each.get("at_step", 0)), class_="number"),
+            element("td", str(each.get("at_step", each.get("at_tick", 0))), class_="number"),
             element("td", " + ".join(f"{length} of {name}" for name, length in each["prompt"])),
             element("td", str(each.get("max_tokens", "")), class_="number"),
         )
-        for each in scenario["arrivals"]
+        for each in arrivals
     ]
     heads = [
         element("th", "request"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conformance_reports import TEST, failure, folder_with_files, report, requirement
 
+from kvtrail.connector.simulate import pair_scenario
 from kvtrail.connector.simulate.conformance import page
 from kvtrail.connector.simulate.conformance.junit import as_junit
 from kvtrail.dashboard.content import palette
@@ -201,3 +202,10 @@ def test_a_phase_has_the_dashboard_s_colour(dark: bool, tmp_path: Path) -> None:
     assert {name: values[used[name.lower().replace(" ", "-")]] for name in palette.PHASE} == {
         name: meaning.colour.on(dark=dark) for name, meaning in palette.PHASE.items()
     }
+
+
+def test_the_requests_of_two_engines_are_listed_with_what_each_is_asked_besides(tmp_path: Path) -> None:
+    scenario = pair_scenario.drawn(0).as_dict()
+    text = read(report(failures=[failure(scenario=scenario)]), tmp_path).text
+    assert all(each["id"] in text for name in ("requests", "prefills", "decodes") for each in scenario[name])
+    assert scenario["requests"]
