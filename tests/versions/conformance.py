@@ -110,7 +110,10 @@ class Prepared:
                 return report
             said = (Path(home) / "stderr").read_text("utf-8", "replace")
         lines = [line for line in said.strip().splitlines() if line.strip()] or [f"exit code {code}"]
-        return {"refused": lines[-1].removeprefix("Error: ").replace(home, "")[:300]}
+        said = lines[-1].removeprefix("Error: ")
+        for folder in (home, INSTALLED, matrix.ROOT):  # a report is the same on each machine
+            said = said.replace(f"{folder}{os.sep}", "")
+        return {"refused": said[:300]}
 
     def _asked(self, command: dict[str, Any]) -> int | None:
         assert self._process.stdin is not None

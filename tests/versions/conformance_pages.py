@@ -160,7 +160,8 @@ def _conditions(its_columns: Sequence[Column]) -> str:
     if not made:
         return "Not tried yet."
     between = f"{steps[0]:,} to {steps[-1]:,} scheduling steps each" if steps else "nothing ran"
-    return f"{len(reports)} cells, made from {made[0]} to {made[-1]} with kvtrail {', '.join(suites)}; {between}."
+    suite = f"version {', '.join(suites)} of the suite"
+    return f"{len(reports)} cells, made from {made[0]} to {made[-1]} with {suite}; {between}."
 
 
 def _quoted(text: str) -> str:
