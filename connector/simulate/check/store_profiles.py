@@ -31,13 +31,16 @@ def room(rng: random.Random) -> Scenario:
             if rng.random() < 0.4:
                 aborts.append(Abort(arrival.id, at_step, rng.choice((None, When.MATCHED, *3 * (When.LOADING,)))))
         at_step += rng.randrange(12)
+    resets = [
+        CachesReset(step, running=rng.random() < 0.3, connector=rng.random() < 0.05) for step in range(10, at_step, 10)
+    ]
+    for _ in range(2):  # the second one comes when the store is filled in part
+        step = rng.randrange(at_step)
+        resets += [CachesReset(each, connector=True, prefix_cache=False) for each in (step, step + rng.randrange(2, 9))]
     return Scenario(
         arrivals=tuple(arrivals),
         aborts=tuple(aborts),
-        resets=tuple(
-            CachesReset(step, running=rng.random() < 0.3, connector=rng.random() < 0.05)
-            for step in range(10, at_step, 10)
-        ),
+        resets=tuple(resets),
         num_blocks=rng.choice((64, 100)),
         settings={"max_num_batched_tokens": rng.choice((96, 512, 2048))},
         workers=Workers(latest_steps=rng.choice((0, 4, 8)), seed=rng.randrange(10**6)),
