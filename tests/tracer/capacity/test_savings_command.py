@@ -98,7 +98,7 @@ def test_it_counts_the_bytes_of_each_kv_cache_group(groups: tuple[CacheGroup, ..
     assert point.bytes == 64 * chunk_bytes
     measured, _ = given(64)
     predicted = (point.hits + stream.local) / stream.asked
-    # Fakes end transfers in real time here, so a lookup may come before or after the store that it needs.
+    # Within three points: what a run has stored in time varies a little from one to the next.
     assert abs(predicted - (measured.taken + measured.local) / measured.asked) < 0.03
 
 
