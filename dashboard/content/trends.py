@@ -57,7 +57,7 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
     present = {row["epoch"] for row in rows}
     epochs = [name for name in efficiency.EPOCHS.values() if name in present]
     colour = _color("source:N", source_colours(answer, dark=dark))
-    return _shares(rows, "epoch", epochs, colour, "source", dark=dark)
+    return _shares(rows, "epoch", epochs, colour, "source")
 
 
 def causes_over_time(answer: Row, *, dark: bool) -> Chart:
@@ -72,7 +72,7 @@ def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
     rows = causes.group_rows(sums_of)
     present = {row["cause"] for row in rows}
     shown = {name(cause): causes.colour(cause, dark=dark) for cause in palette.CAUSE if name(cause) in present}
-    return _shares(rows, "group", list(sums_of), _color("cause:N", shown), "cause", dark=dark)
+    return _shares(rows, "group", list(sums_of), _color("cause:N", shown), "cause")
 
 
 def what_memory_buys(
@@ -189,9 +189,7 @@ def spec_and_rows(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
     return whole, whole.pop("data")["values"]
 
 
-def _shares(
-    rows: Sequence[Row], group: str, groups: Sequence[str], colour: alt.Color, part: str, *, dark: bool
-) -> Chart:
+def _shares(rows: Sequence[Row], group: str, groups: Sequence[str], colour: alt.Color, part: str) -> Chart:
     """A bar for each group, divided by the shares of its parts."""
     bars = alt.Chart(_data(rows, f"by {group}")).mark_bar(height=18)
     axis = _labels(_GROUP_LABELS, labelLimit=_GROUP_LABELS)
