@@ -78,7 +78,8 @@ TERMS = {
     "recorder": "The part of kvtrail in one process of an engine that records events and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
     "received": "Events that have arrived since the tracer started.",
-    "lost requests": "Requests that were open when the engine ended.",
+    "lost requests": "Requests that were open when the engine ended. The one whose call raised is among them; its outcome is"
+    " failed.",
     "silences": "Active silences that cover findings of this engine, if it has such.",
     "dropped": "Events that a recorder dropped for lack of room.",
     "gaps": "Events that have not arrived, by gaps in their numbers.",

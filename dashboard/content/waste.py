@@ -29,6 +29,8 @@ NOT_RECORDED = "not recorded"
 def sentence(answer: Row) -> str:
     """How much was computed again, and what that cost, in bold; then what the numbers leave out."""
     whole = answer["whole"]
+    if not answer["computed"]:
+        return "**No prompt token was computed** in this range."
     if not whole["tokens"]:
         return "**Nothing that a cache had held was computed again**, by what is recorded."
     share = f" ({text.percent(whole['tokens'] / answer['computed'])})" if answer["computed"] else ""

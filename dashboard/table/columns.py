@@ -27,14 +27,12 @@ class Column:
         label: the heading; the values' name if empty.
         help: what the values are, shown at the heading.
         width: the most that a cell takes, in pixels; longer text is cut off.
-        pinned: whether it stays in sight while the others scroll.
         right: whether it is aligned to the right.
     """
 
     label: str = ""
     help: str = ""
     width: int | None = None
-    pinned: bool = False
     right: bool = False
 
     kind: ClassVar[str] = "text"

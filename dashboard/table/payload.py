@@ -43,7 +43,6 @@ def _heading(name: str, column: Column, values: Sequence[Any]) -> dict[str, Any]
         "label": column.label or name,
         "help": column.help,
         "width": column.width,
-        "pinned": column.pinned,
         "right": column.right or (type(column) is Column and is_of_numbers),
         "kind": column.kind,
         **column.look(),

@@ -168,8 +168,8 @@ function element(name, className = "") {
   return Object.assign(document.createElement(name), { className });
 }
 
-function classOf({ kind, right, pinned }) {
-  return [kind, right && "right", pinned && "pinned"].filter(Boolean).join(" ");
+function classOf({ kind, right }) {
+  return right ? `${kind} right` : kind;
 }
 
 function rowOf(event) {

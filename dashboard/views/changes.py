@@ -25,6 +25,8 @@ AT, BEFORE, MEASURE = "at", "before", "measure"
 MODES = {"moment": "Around a moment", "ranges": "With another range"}
 EVERY_S = 30
 """How often the page asks again where its range moves with the clock: sums are by the minute."""
+MOST_SAID = 5
+"""Sentences about measures that are shown outside of the expander."""
 MOST_DRAWN_NS = 14 * 24 * 3600 * 10**9
 """Ranges that lie further apart are not drawn as one picture."""
 
@@ -203,10 +205,17 @@ def moved(found: list[Row], report: Row) -> None:
     """A sentence for each measure that changed."""
     st.subheader("What moved", anchor=False)
     said = changes.sentences(found, report["engine_names"] | report["tenant_names"])
-    st.markdown("\n".join(f"- {each}" for each in said))
     if not said:
         st.info(changes.unchanged(report))
+    _bullets(said[:MOST_SAID])
+    if rest := said[MOST_SAID:]:
+        with st.expander("What changed less"):
+            _bullets(rest)
     st.caption(changes.rests_on(report, now_ns=time.time_ns()))
+
+
+def _bullets(sentences: list[str]) -> None:
+    st.markdown("\n".join(f"- {each}" for each in sentences))
 
 
 def groups(found: list[Row], report: Row, asked: Question) -> None:

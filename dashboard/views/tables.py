@@ -205,7 +205,6 @@ def request_columns(rows: Sequence[Row], *, now_ns: int) -> dict[str, Column]:
     return {
         **{name: number_column(term) for name, term in _COUNTS.items()},
         **request_labels(),
-        "Request": Column(pinned=True),
         "Started": columns.Moments(label="Started (UTC)", format=clock),
         "Duration": number_column("duration", format="%.3f s"),
         "Waited": number_column("waited for KV", format="%.3f s"),
