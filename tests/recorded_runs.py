@@ -86,7 +86,7 @@ def healthy(connector: str, profile: str, seed: int, *, workers: int = 1, engine
     rng = random.Random(f"{connector}/{profile}/{seed}")
     subject = Subject(
         connector,
-        varied(connector, rng),
+        varied(connector, rng.choice),
         beside=profile == "multi" and connector != "MultiConnector",
         may_reset_running=connector in SYNCHRONOUS and profile != "multi",
     )
@@ -113,7 +113,7 @@ def faulty(
 ) -> Run:
     """A run with a known bug. Its engine lives on for ten minutes of recorded time, unless it dies."""
     rng = random.Random(f"{fault}/{connector}/{profile}/{seed}")
-    extra = varied(connector, rng) if settings is None else settings
+    extra = varied(connector, rng.choice) if settings is None else settings
     subject = Subject(f"Faulty:{fault}:{connector}", extra, beside=fault == "unselected-load", may_reset_running=False)
     scenario = allowed(scenario_of(profile, seed), subject)
     if fault == "callers-gave-up":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, sce
 from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.reached import moments, reached
 from kvtrail.connector.simulate.check.store_profiles import FULL
-from kvtrail.connector.simulate.check.subject import Subject, varied
+from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
 from kvtrail.connector.simulate.check.workload import Workload, Workloads
 from kvtrail.connector.simulate.pair_scenario import PairScenario
@@ -167,7 +166,7 @@ def check(
 
     Args:
         profiles: None for all, of pairs of engines only where the connector hands over from one to another.
-        config: its `kv_connector_extra_config`; by default it is drawn at random for connectors that kvtrail knows, and for
+        config: its `kv_connector_extra_config`; by default it is chosen, in turn, for connectors that kvtrail knows, and for
             those that say from what.
         fake_workers: do not run its own workers, even if they would run here.
         loads_may_fail: whether workloads have loads that fail.
@@ -227,8 +226,7 @@ def turns(
             return
         profile, seed = profiles[number % len(profiles)], checked.seed + number // len(profiles)
         if profile not in checked.refused:
-            rng = random.Random(f"{profile}/{seed}")
-            extra = varied(connector, rng, full=profile == FULL) if config is None else config
+            extra = varied(connector, in_turn(profile, seed), full=profile == FULL) if config is None else config
             draw = pair_of if profile in PAIR_PROFILES else scenario_of
             before = checked.steps.total()
             yield Workload(draw(profile, seed), profile, seed, extra)
@@ -279,7 +277,7 @@ class _Session:
             checked.fake_workers = ASKED_FOR
             return
         self._announce("rehearsal")
-        first = varied(checked.connector, random.Random(checked.seed)) if self._config is None else self._config
+        first = varied(checked.connector, in_turn("", checked.seed)) if self._config is None else self._config
         checked.fake_workers = rehearsal.why_fake(Subject(checked.connector, first))
 
     def play(self, workload: Workload) -> None:

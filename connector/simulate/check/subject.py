@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, permutations
 from typing import Any
 
 from kvtrail.connector.known import by_name
@@ -48,19 +49,36 @@ class Subject:
         }
 
 
-def varied(name: str, rng: random.Random, *, full: bool = False) -> dict[str, Any]:
-    """Extra configuration drawn at random: for a known connector, and for one whose class has `kvtrail_check_settings`, as a
+Choose = Callable[[Sequence[Any]], Any]
+"""Chooses one of a setting's values."""
+
+
+def varied(name: str, choose: Choose, *, full: bool = False) -> dict[str, Any]:
+    """Extra configuration by choice: for a known connector, and for a class that has `kvtrail_check_settings`, as a
     `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
     if own := _declared(name):
-        return _drawn(own, rng)
+        return _chosen(own, choose)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
     if known is None:
         return {}
-    settings = _drawn(known.check_settings, rng) | (_drawn(known.settings_when_full, rng) if full else {})
+    settings = _chosen(known.check_settings, choose) | (_chosen(known.settings_when_full, choose) if full else {})
     if known.check_children:
-        children = rng.sample(known.check_children, k=2)
-        settings["connectors"] = [configuration(each, varied(each, rng)) for each in children]
+        children = choose([*permutations(known.check_children, 2)])
+        settings["connectors"] = [configuration(each, varied(each, choose)) for each in children]
     return settings
+
+
+def in_turn(profile: str, turn: int) -> Choose:
+    """Chooses so that a setting with n values takes each of them once in n turns, in another order each time: a session of few
+    turns comes to all of them."""
+    settings = count()
+
+    def choose(values: Sequence[Any]) -> Any:
+        round_, place = divmod(turn, len(values))
+        order = random.Random(f"{profile}/{next(settings)}/{round_}").sample(range(len(values)), len(values))
+        return values[order[place]]
+
+    return choose
 
 
 def _declared(name: str) -> Mapping[str, Any]:
@@ -73,10 +91,10 @@ def _declared(name: str) -> Mapping[str, Any]:
     return settings
 
 
-def _drawn(settings: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """A value of each setting; one that is drawn as None is not set."""
-    drawn = {
-        key: _drawn(values, rng) if isinstance(values, Mapping) else rng.choice(values)
+def _chosen(settings: Mapping[str, Any], choose: Choose) -> dict[str, Any]:
+    """A value of each setting; one for which None is chosen is not set."""
+    chosen = {
+        key: _chosen(values, choose) if isinstance(values, Mapping) else choose(values)
         for key, values in settings.items()
     }
-    return {key: value for key, value in drawn.items() if value is not None}
+    return {key: value for key, value in chosen.items() if value is not None}

@@ -98,7 +98,11 @@ def _facts(report: Report) -> str:
     connector, suite, settings = report["connector"], report["suite"], report["settings"]
     package = f" of {connector['package']} {connector['version'] or ''}".rstrip() if connector["package"] else ""
     claimed, seen = (", ".join(report["features"][name]) or "nothing" for name in ("claimed", "detected"))
-    own = "drawn at random" if settings["config"] is None else f"`{json.dumps(settings['config'], sort_keys=True)}`"
+    own = (
+        "each value in its turn"
+        if settings["config"] is None
+        else f"`{json.dumps(settings['config'], sort_keys=True)}`"
+    )
     return (
         f"`{connector['module']}:{connector['class']}`{package} · vLLM {report['vllm']} · Python {report['python']} · suite"
         f" {suite['version']} (kvtrail {suite['kvtrail']}), level {settings['level']} · settings {own} · seed"

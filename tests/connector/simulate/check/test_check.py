@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shlex
 import signal
 import xml.etree.ElementTree as ET
@@ -24,7 +23,7 @@ from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import RESET_REFUSED, Checked, NothingRecorded, check
-from kvtrail.connector.simulate.check.subject import Subject, varied
+from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.run import play
@@ -244,9 +243,18 @@ def test_profiles_that_a_connector_refuses_are_named_once_and_are_no_failure(tmp
 
 
 def test_our_connector_loads_both_ways() -> None:
-    """By seed; recurrent states it loads between steps, unless a setting forbids it."""
-    drawn = [varied("OffloadConnector", random.Random(seed)).get("load_async", "not set") for seed in range(20)]
+    """In turn; recurrent states it loads between steps, unless a setting forbids it."""
+    drawn = [varied("OffloadConnector", in_turn("async", turn)).get("load_async", "not set") for turn in range(2)]
     assert {*drawn} == {True, "not set"}
+
+
+def test_each_value_of_a_setting_has_its_turn() -> None:
+    chosen = [in_turn("room", turn) for turn in range(12)]
+    first, second = ([choose("abc") for choose in chosen] for _ in range(2))
+    assert all(sorted(values[n : n + 3]) == ["a", "b", "c"] for values in (first, second) for n in range(0, 12, 3))
+    assert first != second, "settings do not change together"
+    assert first[:3] != first[3:6] or first[3:6] != first[6:9], "not always in one order"
+    assert first == [in_turn("room", turn)("abc") for turn in range(12)], "by profile and turn alone"
 
 
 def test_what_vllm_refuses_while_loads_run_between_steps_is_left_out_for_that_configuration_alone(

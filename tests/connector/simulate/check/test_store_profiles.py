@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
@@ -14,7 +12,7 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import check
 from kvtrail.connector.simulate.check.store_profiles import FULL, LONGEST, STORE_PROFILES
-from kvtrail.connector.simulate.check.subject import varied
+from kvtrail.connector.simulate.check.subject import in_turn, varied
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import tokens
 from kvtrail.tracer.events.events import Preempt
@@ -33,10 +31,10 @@ def test_they_are_among_the_others() -> None:
 
 def test_a_known_connectors_store_is_small_where_it_is_to_be_full() -> None:
     for seed in range(20):
-        plain = varied("OffloadConnector", random.Random(seed))
-        full = varied("OffloadConnector", random.Random(seed), full=True)
+        plain = varied("OffloadConnector", in_turn(FULL, seed))
+        full = varied("OffloadConnector", in_turn(FULL, seed), full=True)
         assert full.pop("cpu_bytes_to_use") <= 1_200_000 < plain.pop("cpu_bytes_to_use")
-        assert full == plain, "nothing else is drawn in another way"
+        assert full == plain, "nothing else is chosen in another way"
 
 
 def test_a_full_store_evicts_and_still_hits() -> None:
