@@ -69,8 +69,8 @@ def varied(name: str, choose: Choose, *, full: bool = False) -> dict[str, Any]:
 
 
 def in_turn(profile: str, turn: int) -> Choose:
-    """Chooses so that a setting with n values takes each of them once in n turns, in another order each time: a session of few
-    turns comes to all of them."""
+    """Chooses so that a setting with n values takes each of them once in n turns, in another order each time: a session of a
+    few turns comes to all of them."""
     settings = count()
 
     def choose(values: Sequence[Any]) -> Any:
