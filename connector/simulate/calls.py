@@ -37,6 +37,7 @@ class Calls:
         on_load: called before the connector is told of an allocation to load into, with the request and the load.
         on_reset: called with the answer of `reset_cache`.
         on_end: called with a request before the connector is told that it has ended.
+        on_events: called after each step with the KV cache events that the connector has reported.
     """
 
     def __init__(self, connector: Any, block_sizes: Sequence[int]) -> None:
@@ -48,13 +49,14 @@ class Calls:
         self.on_load: list[Callable[[Any, Load], None]] = []
         self.on_reset: list[Callable[[bool | None], None]] = []
         self.on_end: list[Callable[[Any], None]] = []
+        self.on_events: list[Callable[[Sequence[Any]], None]] = []
         self._block_sizes = block_sizes
         self._computed: dict[str, int] = {}
         self._look_up, self._allocate = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
-        self._reset = connector.reset_cache
+        self._reset, self._take_events = connector.reset_cache, connector.take_events
         connector.get_num_new_matched_tokens = self._looked_up
         connector.update_state_after_alloc = self._allocated
-        connector.reset_cache = self._reset_done
+        connector.reset_cache, connector.take_events = self._reset_done, self._events_taken
         for name in ("request_finished", "request_finished_all_groups"):
             if (plain := getattr(connector, name, None)) is not None:
                 setattr(connector, name, self._ending(plain))
@@ -84,6 +86,12 @@ class Calls:
         for listen in self.on_reset:
             listen(succeeded)
         return succeeded
+
+    def _events_taken(self) -> Sequence[Any]:
+        events = [*self._take_events()]
+        for listen in self.on_events:
+            listen(events)
+        return events
 
     def _ending(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def ending(request: Any, block_ids: Any) -> Any:

@@ -3,14 +3,17 @@ what is left when all of them have ended."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kvtrail.connector.known import has_other_writers
 from kvtrail.connector.known.fake import reports_transfers
 from kvtrail.connector.simulate import leftovers, room
 from kvtrail.connector.simulate.calls import Calls
+from kvtrail.connector.simulate.kv_events import KVEvents
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.model.words import some
@@ -21,9 +24,11 @@ FLUSH = 64
 """Requests that come when all others have ended, to tell a memory of the latest requests from a leak."""
 UNBOUNDED = 1000
 """Ended requests of which a memory that has a bound may not know more."""
+LISTED = 8
+"""Ended requests for which lookups are compared with what events list."""
 PATIENCE = 3
 """How often the same prompt may come until it is found again."""
-HITS, BYTES, REST = "hits", "bytes", "rest"
+HITS, BYTES, REST, EVENTS = "hits", "bytes", "rest", "kv-events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,8 @@ class Observation:
     """Something wrong that no recorded event shows.
 
     Attributes:
-        kind: HITS, what a lookup claimed; BYTES, what a request has read; REST, what was left in the end.
+        kind: HITS, what a lookup claimed; BYTES, what a request has read; REST, what was left in the end;
+            EVENTS, what its KV cache events say.
         what: equal for the same fault.
         text: with this run's numbers.
     """
@@ -47,6 +53,7 @@ class Observer:
     Attributes:
         seen: what was wrong.
         room_compared: whether the store was full in the end, and its room was compared with that of a new one.
+        kv_events: what its KV cache events say.
     """
 
     def __init__(self, stage: BareScheduler, connector: Any) -> None:
@@ -68,16 +75,23 @@ class Observer:
         self._reset_step: int | None = None
         self._ended: dict[str, str] = {}
         """How each request ended, the latest last."""
+        self._latest: deque[Any] = deque(maxlen=LISTED)
+        """Of the latest, vLLM's objects."""
         self._hit: tuple[int, int, Any] = (0, 0, None)
         """The largest hit: its tokens, the end of the prefix that was found, and its request."""
         self.seen: dict[tuple[str, str], Observation] = {}
         self.room_compared = False
+        self.kv_events = KVEvents(partial(self._note, EVENTS), stage.hash_block_size)
+        self._events: list[Any] = []
+        """KV cache events of this step: what they report may have been computed in it."""
+        self._calls.on_events.append(self._events.extend)
 
     # What lookups claim.
 
     def _looked_up(self, request: Any, computed: int, returned: int | None) -> None:
         if not returned or returned < 0 or computed + returned > request.num_tokens or self._has_other_writers:
             return  # the rules judge that, or nobody knows what is stored
+        self.kv_events.looked_up(request, computed, returned, self._stage.steps)
         prefixes, end = self._prefixes.of(request), computed + returned
         if prefixes[end - 1] in self._computed:
             self._hit = max(self._hit, (returned, end, request), key=lambda hit: hit[0])
@@ -100,6 +114,8 @@ class Observer:
                 report.invalid_block_ids and self._touches(request_id, report.invalid_block_ids)
             ):
                 self._enter(request)
+        self.kv_events.take(self._events, self._stage.steps)
+        self._events.clear()
         worker = self._stage.worker
         if worker is not None and worker.model is not None:
             for text in worker.model.wrong:
@@ -117,6 +133,7 @@ class Observer:
         self._entered.pop(request.request_id, None)
         self._ended.pop(request.request_id, None)
         self._ended[request.request_id] = outcome
+        self._latest.append(request)
 
     def _enter(self, request: Any) -> None:
         from vllm.v1.request import RequestStatus
@@ -128,6 +145,7 @@ class Observer:
         if end < begin:
             begin = 0
         self._computed.update(self._prefixes.of(request)[begin:end])
+        self.kv_events.computed(request, begin, end)
         self._entered[request.request_id] = end
 
     def _was_reset(self, succeeded: bool | None) -> None:
@@ -136,6 +154,7 @@ class Observer:
             return
         self._computed.clear()
         self._entered.clear()
+        self.kv_events.clear()
         self._reset_step = self._stage.steps
         for request in self._stage.scheduler.running:
             self._enter(request)
@@ -165,6 +184,7 @@ class Observer:
             return
         self._counted()
         self._remembered(run)
+        self._lists(run)
         if room_when_new is not None and not self._has_other_writers:
             self._has_room(run, room_when_new)
         self._forgets(run)
@@ -267,6 +287,29 @@ class Observer:
         if self._connector is self._stage.connectors[0] and (text := room.lost(self._stage, run, compared)) is not None:
             self._note(REST, "the store has lost room", text)
 
+    def _lists(self, run: Callable[[Sequence[Arrival]], None]) -> None:
+        """What KV cache events list as stored is found when nothing else is to be done."""
+        for number, request in enumerate(list(self._latest)):
+            if not (end := self.kv_events.listed(request)) or self._connector is not self._stage.connectors[0]:
+                continue
+            self._stage.scheduler.reset_prefix_cache()
+            found: list[int] = []
+            self._calls.on_lookup.append(
+                lambda _, computed, returned, found=found: found.append(computed + (returned or 0))
+            )
+            tokens = [*list(request.all_token_ids)[:end], 3]  # of a prompt, the last token is computed in any case
+            self._add(f"listed-{number}", tokens, request)
+            run(())
+            self._calls.on_lookup.pop()
+            if max(found) < end:
+                self._note(
+                    EVENTS,
+                    "a block that events have stored is not found",
+                    f"All requests have ended. Events list the first {end} tokens of {request.request_id} as stored, and a lookup"
+                    f" finds {max(found)}: a router sends such requests here for nothing.",
+                )
+                return
+
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""
         returned, end, request = self._hit
@@ -286,8 +329,7 @@ class Observer:
         answers: list[int | None] = []
         self._calls.on_lookup.append(lambda _, __, returned: answers.append(returned))
         for number in range(1 + PATIENCE):
-            salt, adapter = request.cache_salt or "", request.lora_request and request.lora_request.lora_name
-            self._stage.add(f"again-{number}", tokens, 2, salt=salt, adapter=adapter or "")
+            self._add(f"again-{number}", tokens, request, max_tokens=2)
             run(())
             scheduler.reset_prefix_cache()
             if any(answers[1:]):
@@ -298,6 +340,11 @@ class Observer:
             f"{returned} tokens of {request.request_id} were found in the connector's store. After a reset of the connector,"
             f" with nothing else to do, the same {len(tokens)} tokens came {PATIENCE + 1} times, and were never found again.",
         )
+
+    def _add(self, request_id: str, tokens: list[int], like: Any, *, max_tokens: int = 1) -> None:
+        """Add a request with the salt and adapter of another one."""
+        adapter = like.lora_request.lora_name if like.lora_request else ""
+        self._stage.add(request_id, tokens, max_tokens, salt=like.cache_salt or "", adapter=adapter)
 
     def _note(self, kind: str, what: str, text: str) -> None:
         self.seen.setdefault((kind, what), Observation(kind, what, text))

@@ -69,6 +69,7 @@ class Played:
         loads_copied: whether any of them had written anything.
         blocks_compared: blocks whose bytes were compared before a step that reads them.
         room_compared: whether the room of a full store was compared with that of a new one.
+        kv_events: blocks that the connector's KV cache events reported as stored, as removed, and lookups that found some.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
         tested: the id of the connector under test among the children of a MultiConnector; None if that is all of them.
         ranks: tensor-parallel ranks of the engine; of two engines, those of the larger one.
@@ -91,6 +92,7 @@ class Played:
     tested: str | None = None
     ranks: int = 1
     room_compared: bool = False
+    kv_events: tuple[int, int, int] = (0, 0, 0)
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -198,6 +200,7 @@ def play(
         tested=alone,
         ranks=scenario.settings.get("tensor_parallel_size", 1),
         room_compared=observer is not None and observer.room_compared,
+        kv_events=(0, 0, 0) if observer is None else observer.kv_events.counts,
     )
 
 

@@ -36,6 +36,7 @@ class BareScheduler:
         steps: scheduling steps so far.
         latest_steps: within so many steps every transfer ends.
         block_sizes: tokens of a block, of each KV cache group.
+        hash_block_size: tokens of a block that has a hash, of a request's `block_hashes`.
         calls: what the scheduler and the connector say to each other; None without a connector.
         worker: what stands for the connector's workers.
         connectors: the connector and, if it has any, its children.
@@ -110,6 +111,7 @@ class BareScheduler:
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(hash_block_size, hash_function)
+        self.hash_block_size = hash_block_size
         self._seed = seed
         self._drafts = drafts
         self.block_sizes = [group.kv_cache_spec.block_size for group in kv_cache.kv_cache_groups]

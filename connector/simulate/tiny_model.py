@@ -78,10 +78,13 @@ def engine_config(folder: Path, connector: Mapping[str, Any] | None, *, drafts: 
     Raises:
         ValueError, ImportError: vLLM refuses a setting or the connector.
     """
+    from vllm.config import KVEventsConfig
     from vllm.engine.arg_utils import EngineArgs
 
     write_model(folder)
     options = {**OPTIONS, **overrides}
+    if "kv_events_config" in options:
+        options["kv_events_config"] = KVEventsConfig(**options["kv_events_config"])
     if connector is not None:
         options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
     if drafts:

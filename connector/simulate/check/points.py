@@ -129,8 +129,11 @@ POINTS: Mapping[str, str] = {
     "handoff/pull": "blocks were handed over by the engine that takes",
     "handoff/push": "blocks were handed over by the engine that gives",
     # What the connector says by itself, and what its probe sees.
-    "events/stored": "the connector reported blocks that it had stored",
-    "events/removed": "the connector reported blocks that it had removed",
+    "events/stored": "a KV cache event reported a block as stored",
+    "events/removed": "a KV cache event reported a block as removed",
+    "events/found": "a lookup found tokens, of a connector with KV cache events",
     "probe/seen": "a probe showed what the connector's store holds, or what it plans",
+    "probe/stored": "a probe showed that the store had gained something",
+    "probe/removed": "a probe showed that the store had lost something",
 }
 """By name, in one sentence."""

@@ -101,12 +101,16 @@ def _of_the_whole(played: Played, points: Counter[str]) -> Counter[str]:
     )
     resets = {event.scheduler_step for event in played.events if isinstance(event, Reset)}
     local = {event.scheduler_step for event in played.events if isinstance(event, CacheReset)}
+    stored, removed, found = played.kv_events
     return Counter({
         "end/all": int(ends > 0 and played.error is None and not played.unfinished),
         "end/many": int(ends >= MANY),
         "reset/local-only": len(local - resets),
         "bytes/compared": played.blocks_compared,
         "bytes/loads": played.loads_read if played.loads_copied else 0,
+        "events/stored": stored,
+        "events/removed": removed,
+        "events/found": found,
         "probe/seen": int(played.unprobed is None and saw),
     })  # fmt: skip
 
@@ -403,10 +407,10 @@ class _Run:
         if event.pool_tier is None:
             return
         if any(change > 0 for change in event.cache_changes):
-            yield "events/stored"
+            yield "probe/stored"
         if any(change <= 0 for change in event.cache_changes):
             self._was_full = self._was_full or any(change < 0 for change in event.cache_changes)
-            yield "events/removed"
+            yield "probe/removed"
 
     def _has_open_store(self) -> bool:
         return any(isinstance(plan, StorePlan) for plan in self._account.evidence.jobs.values())

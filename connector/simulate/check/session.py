@@ -16,7 +16,7 @@ from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.reached import moments, reached
-from kvtrail.connector.simulate.check.store_profiles import FULL
+from kvtrail.connector.simulate.check.store_profiles import SMALL
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
 from kvtrail.connector.simulate.check.workload import Workload, Workloads
@@ -226,7 +226,7 @@ def turns(
             return
         profile, seed = profiles[number % len(profiles)], checked.seed + number // len(profiles)
         if profile not in checked.refused:
-            extra = varied(connector, in_turn(profile, seed), full=profile == FULL) if config is None else config
+            extra = varied(connector, in_turn(profile, seed), full=profile in SMALL) if config is None else config
             draw = pair_of if profile in PAIR_PROFILES else scenario_of
             before = checked.steps.total()
             yield Workload(draw(profile, seed), profile, seed, extra)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
@@ -48,6 +49,13 @@ def room(rng: random.Random) -> Scenario:
     )
 
 
+def kv_events(rng: random.Random) -> Scenario:
+    """A store that is full all the time, and that reports what it gains and loses, as a router asks of it."""
+    scenario = room(rng)
+    asked = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+    return replace(scenario, settings={**scenario.settings, **asked})
+
+
 def many_prefixes(rng: random.Random) -> Scenario:
     """Seven hundred short prompts of one length that share nothing: a key that does not tell two of them apart finds what
     another prompt has stored."""
@@ -84,12 +92,14 @@ def conversation(rng: random.Random) -> Scenario:
     )
 
 
-FULL = "room"
-"""The profile for which a known connector gets a small store (`settings_when_full`)."""
+FULL, EVENTS = "room", "kv-events"
+SMALL = (FULL, EVENTS)
+"""The profiles for which a known connector gets a small store (`settings_when_full`)."""
 STORE_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     FULL: room,
     "many-prefixes": many_prefixes,
     "conversation": conversation,
+    EVENTS: kv_events,
 }
 """By name."""
 

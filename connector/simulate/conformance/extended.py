@@ -299,6 +299,33 @@ _PUSH = (
         covers_all=True,
     ),
 )
+_EVENTS = (
+    Requirement(
+        "extended.events.stored",
+        "What a KV cache event reports as stored was computed, and what a lookup finds was reported as stored.",
+        f"{_BASE}.take_events`; vLLM 0.32, `vllm/distributed/kv_events.py`",
+        ("kv-events",),
+        ("events/stored", "events/found"),
+        Feature.EVENTS,
+    ),
+    Requirement(
+        "extended.events.removed",
+        "What a KV cache event reports as removed was reported as stored before, and is not found until it is stored again.",
+        f"{_BASE}.take_events`; vLLM 0.32, `vllm/distributed/kv_events.py`",
+        ("kv-events",),
+        ("events/removed",),
+        Feature.EVENTS,
+    ),
+    Requirement(
+        "extended.events.all-of-core",
+        "With KV cache events all of core holds.",
+        f"{_BASE}.take_events`",
+        ("crash", "hang", "hits", "bytes", "rest/memory", "rest/blocks", "rest/room"),
+        ("events/stored",),
+        Feature.EVENTS,
+        covers_all=True,
+    ),
+)
 _PROBE = (
     Requirement(
         "extended.probe.agrees",
@@ -309,4 +336,4 @@ _PROBE = (
         Feature.PROBE,
     ),
 )
-EXTENDED = (*_LOADS, *_LOOKUPS, *_FAILURES, *_GROUPS, *_RANKS, *_LAYERS, *_PULL, *_PUSH, *_PROBE)
+EXTENDED = (*_LOADS, *_LOOKUPS, *_FAILURES, *_GROUPS, *_RANKS, *_LAYERS, *_PULL, *_PUSH, *_EVENTS, *_PROBE)

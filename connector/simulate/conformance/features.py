@@ -22,6 +22,7 @@ PROFILES: Mapping[Feature, tuple[str, ...]] = {
     Feature.FAILURES: ("load-failure",),
     Feature.GROUPS: ("groups", "states", "block-sizes"),
     Feature.RANKS: ("ranks",),
+    Feature.EVENTS: ("kv-events",),
     Feature.PULL: ("handoff", "handoffs", "handoff-ranks"),
     Feature.PUSH: ("handoff", "handoffs", "handoff-ranks"),
 }
@@ -33,6 +34,7 @@ _SEEN: Mapping[Feature, tuple[str, ...]] = {
     Feature.RANKS: ("ranks/hit",),
     Feature.PULL: ("handoff/pull",),
     Feature.PUSH: ("handoff/push",),
+    Feature.EVENTS: ("events/stored",),
     Feature.PROBE: ("probe/seen",),
 }
 """The coverage points at which a feature was seen. Failures are injected, so that seeing them says nothing."""
@@ -84,6 +86,7 @@ def worlds(scenario: Scenario | PairScenario, present: Sequence[Feature]) -> fro
         Feature.FAILURES: bool(scenario.workers.load_failures or scenario.workers.fails),
         Feature.GROUPS: bool(scenario.groups),
         Feature.RANKS: scenario.settings.get("tensor_parallel_size", 1) > 1,
+        Feature.EVENTS: "kv_events_config" in scenario.settings,
     }
     asked = any(each.handed_on for each in scenario.arrivals)
     return frozenset(feature for feature, needed in here.items() if needed) | (handed_over if asked else frozenset())

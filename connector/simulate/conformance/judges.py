@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.coverage import PLANS
-from kvtrail.connector.simulate.observer import BYTES, HITS, REST
+from kvtrail.connector.simulate.observer import BYTES, EVENTS, HITS, REST
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.rules import DeadlineRule, all_rules
 
@@ -14,6 +14,7 @@ OTHERS = {
     HITS: "lookups that claim what nobody has computed",
     PLANS: "plans that leave out what was promised",
     BYTES: "KV that is read and is another's",
+    EVENTS: "KV cache events that say what is not so",
     REST_BLOCKS: "KV blocks that are not free when all requests have ended",
     REST_MEMORY: "what the connector remembers when all requests have ended",
     REST_RESET: "a reset when all requests have ended",
@@ -60,6 +61,8 @@ def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
             return bool(ran.reached["load/planned-with-positions"])
         case "bytes":
             return bool(ran.blocks_compared and ran.loads_read)
+        case "kv-events":
+            return bool(ran.reached["events/stored"])
         case "rest/reset":
             return bool(ran.reached["end/all"] and ran.reached["reset/connector"]) and not other_writers
         case "rest/room":

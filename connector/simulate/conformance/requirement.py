@@ -27,7 +27,6 @@ class Feature(StrEnum):
     PULL = "hand-off pull"
     PUSH = "hand-off push"
     EVENTS = "cache events"
-    """No requirement belongs to it yet: a run does not ask for events."""
     PROBE = "probe"
 
 

@@ -1,0 +1,142 @@
+"""Judges the KV cache events of a connector as a router lives by them: what they say is stored must have been computed, and
+what they say is removed must not be found.
+
+vLLM's scheduler takes them after each step (`take_events`) and publishes them with its own; routers keep an index of hashes of
+blocks from them (vLLM 0.32, `vllm/distributed/kv_events.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+Place = tuple[str | None, int | None]
+"""A medium, and a KV cache group."""
+Note = Callable[[str, str], None]
+"""Takes what is wrong, equal for the same fault, and a text with this run's numbers."""
+
+
+class KVEvents:
+    """The index that a router builds from the events of one connector.
+
+    Attributes:
+        stored, removed: how many blocks were reported as stored, and as removed.
+        found: lookups that found tokens of which events had spoken.
+    """
+
+    def __init__(self, note: Note, hash_block_size: int) -> None:
+        """`hash_block_size`: tokens of a block that has a hash, of a request's `block_hashes`."""
+        self._note, self._size = note, hash_block_size
+        self._computed: set[Any] = set()
+        """The hashes of the blocks that some request has held."""
+        self._stored: dict[Any, Counter[Place]] = {}
+        """How often each block was reported as stored, and not as removed since, by its hash and place: chunks that share blocks
+        report each of them once more (vLLM 0.33, `kv_connector/v1/offloading/events.py`)."""
+        self._removed: set[Any] = set()
+        self._are_of_vllm = False
+        """Whether the hashes are vLLM's: a connector may have its own, by which no block is known."""
+        self.stored = self.removed = self.found = 0
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Blocks reported as stored and as removed, and lookups that found some."""
+        return self.stored, self.removed, self.found
+
+    def computed(self, request: Any, begin: int, end: int) -> None:
+        """These tokens of a request are computed."""
+        self._computed.update(self._hashes(request, begin // self._size, end // self._size))
+
+    def take(self, events: Iterable[Any], step: int) -> None:
+        """What the connector has reported in a step, in order."""
+        from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._take_stored(event, step)
+                case BlockRemoved():
+                    self._take_removed(event, step)
+                case AllBlocksCleared():
+                    self.clear()
+
+    def clear(self) -> None:
+        """Nothing is stored: the cache was reset, of which vLLM itself informs the router."""
+        self._stored.clear()
+        self._removed.clear()
+
+    def looked_up(self, request: Any, computed: int, returned: int, step: int) -> None:
+        """A lookup has found `returned` tokens behind `computed` ones."""
+        hashes = self._hashes(request, computed // self._size, -(-(computed + returned) // self._size))
+        if not self._are_of_vllm or not hashes:
+            return
+        self.found += 1
+        if gone := [each for each in hashes if each in self._removed]:
+            self._note(
+                "a block that events have removed is found",
+                f"In step {step} a lookup of {request.request_id} found tokens {computed} to {computed + returned}. Events have"
+                f" reported {len(gone)} of these {len(hashes)} blocks as removed, and not as stored since: a router sends"
+                " such requests elsewhere.",
+            )
+        elif not any(each in self._stored for each in hashes):
+            self._note(
+                "a block that no event has stored is found",
+                f"In step {step} a lookup of {request.request_id} found tokens {computed} to {computed + returned}. No event has"
+                f" reported any of these {len(hashes)} blocks as stored: no router knows of them.",
+            )
+
+    def listed(self, request: Any) -> int:
+        """How many of a request's tokens a router takes for stored: up to a block that events have reported as stored, if all
+        before it are that have ever been. A connector may report only the last block of each of its chunks."""
+        end = 0
+        for number, each in enumerate(self._hashes(request, 0, len(request.block_hashes)), 1):
+            if each in self._stored:
+                end = number * self._size
+            elif each in self._removed:
+                break
+        return end
+
+    def _take_stored(self, event: Any, step: int) -> None:
+        self.stored += len(event.block_hashes)
+        unknown = [each for each in event.block_hashes if each not in self._computed]
+        self._are_of_vllm = self._are_of_vllm or len(unknown) < len(event.block_hashes)
+        if self._are_of_vllm and unknown:
+            self._note(
+                "an event stores what nobody has computed",
+                f"After step {step} an event reported {len(event.block_hashes)} blocks as stored{_where(event)}. No request has"
+                f" computed {len(unknown)} of them.",
+            )
+        for each in event.block_hashes:
+            self._stored.setdefault(each, Counter())[_place(event)] += 1
+            self._removed.discard(each)
+
+    def _take_removed(self, event: Any, step: int) -> None:
+        self.removed += len(event.block_hashes)
+        strange = [each for each in event.block_hashes if _place(event) not in self._stored.get(each, ())]
+        if strange:
+            self._note(
+                "an event removes what none has stored",
+                f"After step {step} an event reported {len(event.block_hashes)} blocks as removed{_where(event)}. For"
+                f" {len(strange)} of them no event has reported that they are stored there.",
+            )
+        for each in event.block_hashes:
+            left = self._stored.pop(each, Counter()) - Counter({_place(event): 1})
+            if left:
+                self._stored[each] = left
+            else:
+                self._removed.add(each)
+
+    def _hashes(self, request: Any, first: int, last: int) -> Sequence[Any]:
+        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+        return [maybe_convert_block_hash(each) for each in request.block_hashes[first:last]]
+
+
+def _place(event: Any) -> Place:
+    return event.medium, getattr(event, "group_idx", None)  # a vLLM before it has no such field
+
+
+def _where(event: Any) -> str:
+    place, group = _place(event)
+    medium = f" in {place}" if place else ""
+    return medium if group is None else f"{medium}, of KV cache group {group}"
