@@ -165,7 +165,7 @@ def section(
         f"Healthy runs of vLLM's real scheduler (all profiles of `kvtrail check`, {len(CONNECTORS)} connectors, workers"
         " with recorders of their own, changing levels, ids used again) were damaged at random: sampling, losses,"
         " repetitions, any order, clocks an hour off, drifting and jumping, late starts and restarts of the sidecar,"
-        " recorders killed, goodbyes missing or too soon.\n",
+        " recorders killed, end records missing or too soon.\n",
         f"- **{len(healthy.false)} false drifts** in {healthy.events:,} events of {healthy.histories:,} damaged histories;"
         f" {healthy.in_files} of them were also audited, replayed, and judged through the sidecar's store.",
         f"- Faults injected into runs of the same kind: where everything arrived that a rule needs,"

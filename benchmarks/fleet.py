@@ -341,7 +341,7 @@ class Engine:
         self._minutes: set[int] = set()
 
     def last(self) -> Iterator[Payload]:
-        """The requests that end what runs; the last one says goodbye."""
+        """The requests that end what runs; the last one has the end record."""
         while self._running:
             yield self._batch(closing=True)
         yield self._heartbeat(time.perf_counter_ns(), closing=True)

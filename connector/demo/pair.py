@@ -92,7 +92,7 @@ class PairedEngine:
         kept: Kept = answer.result(SLOW_S)
         return kept.requests
 
-    def say_goodbye(self) -> None:
+    def ask_to_end(self) -> None:
         """Have it end."""
         self._send(End())
 

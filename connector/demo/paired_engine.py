@@ -70,7 +70,7 @@ class AskKept:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Say goodbye and end."""
+    """Send the end record and end."""
 
 
 @dataclass(frozen=True, slots=True)

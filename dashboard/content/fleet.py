@@ -24,9 +24,9 @@ def is_live(recorder: Row) -> bool:
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
-    """Live, closed, terminated, quiet, ended of an error, or without a heartbeat for some time."""
+    """Live, closed, terminated, quiet, ended with an error, or without a heartbeat for some time."""
     if recorder["ended_by"]:
-        return "ended of an error"
+        return "ended with an error"
     if recorder["status"] in ("closed", "terminated", "quiet"):
         return str(recorder["status"])
     since_s = max(0, now_ns - recorder["heard_ns"]) // 10**9

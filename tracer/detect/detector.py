@@ -241,7 +241,7 @@ class Detector:
             held.pop(key, None)  # type: ignore[attr-defined]
 
     def forget_finished(self, *, before_ns: int, but: Collection[Key] = ()) -> int:
-        """Drop the requests that are `over`, except for some, and the recorders that said goodbye before `before_ns`;
+        """Drop the requests that are `over`, except for some, and the recorders that ended before `before_ns`;
         returns how many requests were dropped."""
         leaving = [key for key in self.over(before_ns=before_ns) if key not in but]
         for key in leaving:
@@ -390,7 +390,7 @@ class Detector:
         stream.expected = event.request_sequence + 1
 
     def _reopen(self, event: Event, request: TrackedRequest) -> Account:
-        """An event after the end: late, or the first of another request with the same id, or the goodbye came too soon."""
+        """An event after the end: late, or the first of another request with the same id, or the end record came too soon."""
         account = request.account
         key = (account.engine, account.request)
         if isinstance(event, RequestStart):
@@ -402,7 +402,7 @@ class Detector:
         return account
 
     def _come_back(self, account: Account) -> None:
-        """The goodbye of the account's recorder came too soon."""
+        """The end record of the account's recorder came too soon."""
         account.status, account.outcome, account.ended_ns = "running", None, None
         self.finished.pop((account.engine, account.request), None)
 

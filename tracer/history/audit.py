@@ -61,8 +61,8 @@ class Audit:
         lookups, hits: lookups, and those that the connector answered with tokens.
         reasons: how many requests are unknown for each reason.
         unfinished: engine and id of those that had not ended.
-        silent, joined_late: engines whose goodbye, or whose first events, are missing.
-        probes_off: connectors whose probe was switched off, since it failed.
+        silent, joined_late: engines without an end record, or without their first events.
+        probes_off: connectors with a probe that failed and was switched off.
         unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
         asked: the rules that were asked for.
         explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
@@ -151,8 +151,8 @@ class Audit:
             )
         if self.silent:
             reasons.append(
-                f"No goodbye came from {_some(self._named(self.silent))}: it was killed, or it hangs, or still runs. Look at"
-                " its end, or audit once it has shut down."
+                f"No end record came from {_some(self._named(self.silent))}: it was killed, or it hangs, or still runs. Look"
+                " at its end, or audit once it has shut down."
             )
         if self.unfinished:
             requests = _some([request for _, request in self.unfinished])

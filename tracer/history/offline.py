@@ -56,7 +56,7 @@ class OfflineDetector:
         unfinished: after `close`, requests that had not ended, by engine.
         lookups, hits: lookups that were entered, and those that the connector answered with tokens.
         explained: of the requests that were asked about, why their tokens were reused or computed.
-        probes_off: connectors whose probe was switched off, since it failed.
+        probes_off: connectors with a probe that failed and was switched off.
         about: the only request, by engine and id, that is spoken of; None if all are.
     """
 
@@ -114,12 +114,12 @@ class OfflineDetector:
 
     @property
     def silent(self) -> list[str]:
-        """Engines of which a recorder never said goodbye."""
+        """Engines with a recorder that never sent its end record."""
         return sorted({name for recorder, name in self._engines.items() if not self._detector.engine(recorder).closed})
 
     @property
     def joined_late(self) -> list[str]:
-        """Engines of which a recorder's first events are missing."""
+        """Engines with a recorder that lacks its first events."""
         late = (
             name for recorder, name in self._engines.items() if self._detector.engine(recorder).missing is Unknown.LATE
         )
@@ -150,7 +150,7 @@ class OfflineDetector:
             self._untidy = 0
 
     def settle(self) -> None:
-        """Give up on all missing events, for a history whose numbers leave out events that were never recorded."""
+        """Give up on all missing events, for a history with numbers of events that were never recorded."""
         self._take(self._detector.settle())
 
     def close(self) -> None:

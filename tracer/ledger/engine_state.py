@@ -81,7 +81,7 @@ class Engine:
     clocks: DeadlineClocks = field(default_factory=DeadlineClocks)
     """What of this time the scheduler could use: the clocks of rules with a deadline."""
     closed: bool = False
-    """Whether the recorder has said goodbye."""
+    """Whether the recorder has sent its end record."""
     raised: bool = False
     """Whether the scheduler's last call of a connector raised: vLLM ends then, and nothing more is to be expected."""
     met: dict[str, Identity] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtrail.tracer.events.events import CacheReset, Event, Heartbeat, Reset
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.model.markers import MOST_TEXT, Marker, MarkerKind
 from kvtrail.tracer.model.words import duration, size, some
@@ -126,7 +126,7 @@ def _beginning(
 
 
 def _ending(launch: Launch, at_ns: int) -> Marker:
-    error = "" if launch.ended_by in (None, NO_GOODBYE) else f" of {launch.ended_by}"
+    error = "" if launch.ended_by in (None, NO_END_RECORD) else f" of {launch.ended_by}"
     how = {
         EngineState.DIED: f"died{error}" if error else "was killed",
         EngineState.LOST_CONTACT: "stopped reporting",

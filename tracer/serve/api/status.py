@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model.findings import Severity, clock, day
@@ -123,7 +123,9 @@ def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement
     if launch.state is EngineState.DRAINED:
         how = f"was stopped at {at}"
     else:
-        how = f"ended at {at} without a goodbye" if error == NO_GOODBYE else f"died at {at} of {exception(error)}"
+        how = (
+            f"ended at {at} without an end record" if error == NO_END_RECORD else f"died at {at} of {exception(error)}"
+        )
     why = f": {indefinite(cause.rule)}" if cause is not None else ""
     statement = Statement(
         kind="stop" if launch.state is EngineState.DRAINED else "death",
