@@ -867,7 +867,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
     check_blocks: Annotated[
         Count, _check("blocks", "Blocks looked at for the request since its last event of this look.")
     ]
-    check_unknown: Annotated[Count, _check("unknown", "Of these, blocks with a hash of which no content is known.")] = 0
+    check_unknown: Annotated[Count, _check("unknown", "Of these, blocks with a hash without a known content.")] = 0
     check_hashes: Annotated[
         Keys,
         _check(
@@ -1085,7 +1085,7 @@ def _plain(hint: Any) -> type:
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {cls.kind: tuple(_attributes(cls)) for cls in CLASSES.values()}
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
 IN_BYTES = frozenset(a.key for attributes in FIELDS.values() for a in attributes if a.type is bytes)
-"""The attributes whose value is bytes; base64 in a `Span`."""
+"""The attributes with bytes as their value; base64 in a `Span`."""
 
 
 def place(kind: Kind, field: str) -> int:

@@ -51,7 +51,7 @@ class OfflineDetector:
         verdicts: how many of the forgotten requests have each verdict; after `close`, how many of all requests.
         events: how many were entered.
         repeated: how many came more than once; they count once.
-        became: what happened to the requests with findings: each account's status, outcome and error.
+        outcomes: what happened to the requests with findings: each account's status, outcome and error.
         reasons: how many of the forgotten requests are unknown for each reason; after `close`, how many of all.
         unfinished: after `close`, requests that had not ended, by engine.
         lookups, hits: lookups that were entered, and those that the connector answered with tokens.
@@ -73,7 +73,7 @@ class OfflineDetector:
         by engine and id, that is spoken of: the events of others are evidence."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
-        self.became: dict[Key, tuple[str, str | None, str | None]] = {}
+        self.outcomes: dict[Key, tuple[str, str | None, str | None]] = {}
         self.events = 0
         self.repeated = 0
         self.reasons: Counter[Unknown] = Counter()
@@ -174,7 +174,7 @@ class OfflineDetector:
         if self._why in (account.request, account.external):
             self.explained[account.engine, account.request] = account.as_dict()["causes"]
         if verdict is Verdict.DRIFT:
-            self.became[account.engine, account.request] = account.status, account.outcome, account.error
+            self.outcomes[account.engine, account.request] = account.status, account.outcome, account.error
 
     def _continue(self, events: Sequence[Event]) -> bool:
         """Whether the events are the next ones of one recorder, as nearly always; if so, note their numbers."""

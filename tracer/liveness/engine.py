@@ -120,7 +120,7 @@ TRANSITIONS = (
     Transition(Cause.IDLE, EngineState.NOT_OBSERVED, lambda seen: not seen.heartbeats_due),
     Transition(Cause.SILENCE, EngineState.LOST_CONTACT, lambda seen: True),
 )
-"""From any state, the first cause whose condition holds decides; `supersedes` says what a final state gives way to."""
+"""From any state, the first cause with a condition that holds decides; `supersedes` says what a final state gives way to."""
 
 
 def transition(evidence: Evidence) -> Transition:
@@ -172,12 +172,12 @@ class Launch:
 
     Attributes:
         engine: vLLM's engine id.
-        launch: how its recorders name the launch; empty in an older vLLM, all of whose launches are one then.
+        launch: how its recorders name the launch; empty in an older vLLM; all its launches are one then.
         state: how it is, or how it ended.
         began_ns: beginning of the first event that came.
         ended_ns: end of the last event, once it has ended or contact is lost.
         ended_by: the exception that ended it, its class and the beginning of its text.
-        lost: requests that were open when it ended, or whose blocks it held for another engine.
+        lost: requests that were open when it ended, or had blocks that it held for another engine.
         cause: of its death; None if nothing was found that might have caused it.
         settings: the versions and settings it was launched with (`model.engines.launched_with`).
     """

@@ -16,9 +16,9 @@ from kvtrail.tracer.model.words import duration, size, some
 MOST_DIFFERENCES = 4
 """Differing versions and settings that are named; the rest are counted."""
 PLACE_NS = 10 * 60 * 10**9
-"""An engine that is launched within so long after another one ended is in its place."""
+"""An engine that is launched within this time after another one ended is in its place."""
 MOST_EARLIER = 200
-"""So many earlier launches of a service and model may be the one that a new launch is compared with."""
+"""How many earlier launches of a service and model may be the one that a new launch is compared with."""
 _ENDS = {
     EngineState.DIED: MarkerKind.DEATH,
     EngineState.LOST_CONTACT: MarkerKind.CONTACT_LOST,

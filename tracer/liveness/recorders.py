@@ -66,7 +66,7 @@ class RecorderState:
         dropped_by: the same by the reason that it gives.
         `untold`: what the recorder reports that it could not record, and how often, by kind.
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
-        probes_off: the connectors whose probe has switched itself off.
+        probes_off: the connectors with a probe that has switched itself off.
         gives_signs: whether a heartbeat ever came.
         memory_limit: bytes that its connector may hold in host memory, on each worker; None where its settings do not say.
         pool_blocks: KV blocks of its engine's pool; None where it does not say.

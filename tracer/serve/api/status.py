@@ -60,7 +60,7 @@ class FindingCounts(BaseModel):
     healed: int
     """Of those, how many the guard healed, each time."""
     harmed: int
-    """Of those, how many whose request failed or was lost, or whose engine died of it."""
+    """Of those, how many with a request that failed or was lost, or an engine that died of it."""
 
 
 class RuleSummary(FindingCounts):
@@ -238,7 +238,7 @@ def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
 
 
 def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, silenced: int = 0) -> Statement:
-    """The statement where nothing is wrong, but for so many findings that are silenced."""
+    """The statement where nothing is wrong, except for `silenced` findings."""
     sums: Counter[str] = Counter()
     admitted = 0
     for row in rows:
