@@ -77,7 +77,7 @@ class Recorder:
         contexts: all the requests that it knows.
         level: how much is recorded.
         steps: scheduling steps so far; None on a worker.
-        probes_off: the connectors whose probe is switched off, in order.
+        probes_off: the connectors with a probe that is switched off, in order.
         spare: how long the scheduler has had spare capacity; None where it is not seen.
         holders: asked on the recorder's own thread how many bytes each connector holds; None where it does not know.
     """
@@ -96,7 +96,7 @@ class Recorder:
         self._append, self._numbers = self._ring.waiting.append, self._ring.numbers
         self._many = 1 << max(1, min(BATCH, limit // 2)).bit_length() - 1  # a power of two
         self._bits_of_many = self._many - 1
-        """The thread is woken at each event whose number has none of these bits."""
+        """The thread is woken at each event with none of these bits in its number."""
         self._delay_s = environment.number(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
         own = {
             "process.pid": os.getpid(),
@@ -521,7 +521,7 @@ def _make(engine_id: str, resource: dict[str, Any], queue_bytes: int) -> Recorde
 @contextmanager
 def exporting_to(make_exporter: Callable[[], exporter.Exporter]) -> Iterator[None]:
     """Recorders made inside get exporters from this function, whatever the environment says, and are closed at the end. For
-    runs whose tracer is the program itself; not for two at a time."""
+    runs with the program itself as the tracer; not for two at a time."""
     global _make_exporter, _recorders
     before = _make_exporter, _recorders
     _make_exporter, _recorders = make_exporter, {}

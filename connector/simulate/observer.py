@@ -20,7 +20,7 @@ KEEPS = "kvtrail_keeps"
 FLUSH = 64
 """Requests that come when all others have ended, to tell a memory of the latest requests from a leak."""
 UNBOUNDED = 1000
-"""Ended requests of which a memory that has a bound may not know more."""
+"""How many ended requests a memory with a bound may know of at most."""
 PATIENCE = 3
 """How often the same prompt may come until it is found again."""
 HITS, BYTES, REST = "hits", "bytes", "rest"
@@ -63,7 +63,7 @@ class Observer:
         self._at_first = leftovers.temporary(connector, self._ignored)
         self._prefixes = stage.prefixes
         self._computed: set[int] = set()
-        """The prefixes whose KV some request has held since the connector's last reset."""
+        """The prefixes that some request has held the KV of since the connector's last reset."""
         self._entered: dict[str, int] = {}
         self._reset_step: int | None = None
         self._ended: dict[str, str] = {}

@@ -211,8 +211,8 @@ class Engine:
             known.lose(why)
         for facts in (
             self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.contested, self.undecided,
-            self.jobs, self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers, self.own_chunks,
-            self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
+            self.jobs, self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers,
+            self.own_chunks, self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
             self.ran_since, self.failing_peers,
         ):  # fmt: skip
             facts.clear()

@@ -49,8 +49,8 @@ class Subject:
 
 
 def varied(name: str, rng: random.Random, *, full: bool = False) -> dict[str, Any]:
-    """Extra configuration drawn at random: for a known connector, and for one whose class has `kvtrail_check_settings`, as a
-    `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
+    """Extra configuration drawn at random: for a known connector, and for one with `kvtrail_check_settings` in its class, as
+    a `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
     if own := _declared(name):
         return _drawn(own, rng)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
@@ -64,7 +64,7 @@ def varied(name: str, rng: random.Random, *, full: bool = False) -> dict[str, An
 
 
 def _declared(name: str) -> Mapping[str, Any]:
-    """What the author of a connector declares; nothing for one that cannot be imported, of which vLLM says more."""
+    """What the author of a connector declares; nothing for one that cannot be imported; vLLM says more of it."""
     try:
         cls = resolve(configuration(name, {})["kv_connector"])
     except Exception:  # of whatever its module raises when it is imported
