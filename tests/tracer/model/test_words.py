@@ -107,6 +107,8 @@ def test_an_end_record_is_said_in_words() -> None:
     assert words.described(semconv.Kind.HEARTBEAT, closed) == "end record"
     said = words.described(semconv.Kind.HEARTBEAT, {**closed, "recorder_ended_by": "KeyError: 'x'"})
     assert said == "end record; its engine ended by KeyError: 'x'"
+    said = words.described(semconv.Kind.HEARTBEAT, {**closed, "recorder_ended_by": semconv.NO_END_RECORD})
+    assert said == "end record, sent in the place of its engine"
 
 
 def test_the_root_of_an_interrupted_request_in_words() -> None:
