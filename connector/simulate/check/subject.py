@@ -49,8 +49,8 @@ class Subject:
 
 
 def varied(name: str, rng: random.Random, *, full: bool = False) -> dict[str, Any]:
-    """Extra configuration drawn at random: for a known connector, and for one with `kvtrail_check_settings` in its class, as
-    a `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
+    """Extra configuration drawn at random: for a known connector, and for one whose class has `kvtrail_check_settings`, as a
+    `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
     if own := _declared(name):
         return _drawn(own, rng)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
