@@ -46,7 +46,7 @@ def _answer(function: Callable[[], Mapping[str, Any]], there: Connection) -> Non
 
 
 class Known:
-    """The answers so far, by name, in a file below `.cache`."""
+    """The answers so far, under their names, in a file below `.cache`."""
 
     def __init__(self, name: str) -> None:
         self._path = CACHE / name

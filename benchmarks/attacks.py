@@ -1,4 +1,4 @@
-"""What hostile senders cost: a real sidecar's memory, and how long an innocent post waits meanwhile.
+"""What hostile senders cost: a real sidecar's memory, and how long a well-behaved post waits meanwhile.
 
 Each attack has a sidecar of its own, with a file of tokens. `tests/attackers.py` says what the attackers send. It prints the
 resident memory before, at most, and ten seconds after the attack, and the longest wait of small posts that hold a token; exit
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(ALL), action="append", help="an attack; may be given several times")
     arguments = parser.parse_args()
     failed = False
-    print("| attack | MiB before | at most | 10 s after | longest wait of an innocent post | answers |")
+    print("| attack | MiB before | at most | 10 s after | longest wait of a well-behaved post | answers |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in arguments.only or ALL:
         with tempfile.TemporaryDirectory() as folder:

@@ -125,7 +125,7 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
         ("Requests", "refresh", "... nobody's id", searched("nobody")),
         ("Requests", "refresh", "... verdict drift", lambda: source.requests(verdict="drift")),
         ("Requests", "refresh", "... status running", lambda: source.requests(status="running")),
-        ("Requests", "refresh", "... status failed, of which there is none", lambda: source.requests(status="failed")),
+        ("Requests", "refresh", "... status failed, and there is none", lambda: source.requests(status="failed")),
         ("Requests", "refresh", "... verdict drift and nobody's id", searched("nobody", verdict="drift")),
         ("Requests", "refresh", "... verdict ok and a part of all ids", searched("chat", verdict="ok")),
         ("Findings", "open", "/api/findings/trend, for the choices", source.findings_trend),

@@ -32,7 +32,7 @@ PAIRS = 7
 
 
 def make(path: Path, spans: int) -> None:
-    """Write a store whose last request begins now."""
+    """Write a store with a last request that begins now."""
     writer = SqliteWriter(path)
     # The indexes outgrow a sidecar's cache, which would slow down writing a store that is only for reading.
     writer._db.execute("PRAGMA cache_size=-4000000")

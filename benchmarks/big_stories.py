@@ -1,7 +1,7 @@
-"""What the requests of a big store may do, and what a sidecar makes of each: told, decoded and judged once.
+"""What the requests of a big store may do, and what a sidecar makes of each: encoded, decoded and judged once.
 
 A story is a shape of `fleet.py` with the times of its steps. After each step it knows the account, the lane and the findings
-that kvtrail's own detector had, so that a request which is told by it needs only its ids and times put in.
+that kvtrail's own detector had, so that a request that follows it needs only its ids and times put in.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class State:
     """What is known after a step. Times count from the request's begin.
 
     Attributes:
-        admissions: where the causes of the account's prompts were told: the step and the place in it of each.
+        admissions: where the causes of the account's prompts were reported: the step and the place in it of each.
         sums: what the step adds to the savings, by epoch.
         findings: those that it has brought.
     """
@@ -51,10 +51,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A finding, as it was said of the request that began at `told_ns`, and the step and the place in it of each witness."""
+    """A finding, as it was said of the request that began at `began_ns`, and the step and the place in it of each witness."""
 
     finding: Finding
-    told_ns: int
+    began_ns: int
     places: Sequence[tuple[int, int]]
 
 
@@ -73,8 +73,8 @@ class Story:
 
 
 @dataclass(slots=True)
-class Told:
-    """A request that is told by a story.
+class StoryRequest:
+    """A request that follows a story.
 
     Attributes:
         sequences: the numbers with which the events of its steps begin.
@@ -129,7 +129,7 @@ class Told:
 
     def _found(self, seen: _Seen, recorder: Recorder) -> Finding:
         request, finding = self.request, seen.finding
-        later_ns = request.began_ns - seen.told_ns
+        later_ns = request.began_ns - seen.began_ns
         clocks: dict[str, str] = {}
         witnesses = []
         for witness, (step, place) in zip(finding.witness, seen.places, strict=True):

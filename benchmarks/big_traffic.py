@@ -1,7 +1,7 @@
 """Traffic for a big store: requests of several engines over days, as batches for the store.
 
 Half of the ids are vLLM's own, made of random digits; the other half are the caller's, which count up. What the requests do
-is told in `big_stories.py`; the spans of all engines are mixed, as they would have come.
+is in `big_stories.py`; the spans of all engines are mixed, as they would have come.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from heapq import heappop, heappush
 
-from big_stories import Stories, Story, Told
+from big_stories import Stories, Story, StoryRequest
 from fleet import Recorder
 
 from kvtrail.tracer.model.engines import described
@@ -27,8 +27,8 @@ MODELS = ("small", "large")
 CONNECTORS = ("OffloadConnector", "LMCacheConnectorV1")
 DAYS = 3
 DRIFTING, LASTING = 50, 1000
-"""One in so many requests has a finding, as in a fleet with a real bug; one in so many lasts for hours, so that windows must
-find requests that began long before."""
+"""One in `DRIFTING` requests has a finding, as in a fleet with a real bug; one in `LASTING` lasts for hours, so that windows
+must find requests that began long before."""
 S = 10**9
 
 
@@ -52,15 +52,15 @@ class _Engine:
 
 
 class Traffic:
-    """The requests that run, and what the store is still to be told of them."""
+    """The requests that run, and what the store still has to get of them."""
 
     def __init__(self) -> None:
         self._dice = random.Random(1)
         self._engines = [_Engine(number) for number in range(ENGINES)]
-        self._running: list[tuple[int, int, Told]] = []
+        self._running: list[tuple[int, int, StoryRequest]] = []
         """When each has its next step, its number, and itself."""
-        self._touched: dict[int, Told] = {}
-        """By number, those whose rows are to be written."""
+        self._touched: dict[int, StoryRequest] = {}
+        """By number, those with rows to be written."""
         self._savings: defaultdict[tuple[int, str, str, int], dict[str, int]] = defaultdict(dict)
         self._findings: list[Finding] = []
         self._requests: set[tuple[str, str]] = set()
@@ -76,7 +76,7 @@ class Traffic:
         engine = self._engines[number % ENGINES]
         external = f"chat-{number}" if number % 2 else f"chatcmpl-{self._dice.getrandbits(128):032x}-0"
         story = engine.story(number, self._dice)
-        reported = Told(engine.recorder.begin(story.shape, at_ns, external), story, engine.name)
+        reported = StoryRequest(engine.recorder.begin(story.shape, at_ns, external), story, engine.name)
         heappush(self._running, (at_ns, number, reported))
 
     def advance(self, until_ns: int) -> Iterator[Chunk]:
@@ -102,7 +102,7 @@ class Traffic:
         return chunk
 
     def batch(self, chunk: Chunk) -> Batch:
-        """A chunk, with what the store is told with every request that comes."""
+        """A chunk, with what the store gets with every request that comes."""
         recorders = [engine.recorder for engine in self._engines]
         return Batch(
             chunk,
@@ -126,7 +126,7 @@ class Traffic:
         self._savings.clear()
         return batch
 
-    def _tell(self, engine: _Engine, reported: Told, at_ns: int) -> None:
+    def _tell(self, engine: _Engine, reported: StoryRequest, at_ns: int) -> None:
         """Tell the next step of a request."""
         recorder, request = engine.recorder, reported.request
         reported.sequences.append(recorder.sequence)
@@ -146,7 +146,7 @@ class Traffic:
 
 
 def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:
-    """Batches for about so many spans, the oldest first, with the rows of `of` requests at a time. The last request begins at
+    """Batches for about `spans` spans, the oldest first, with the rows of `of` requests at a time. The last request begins at
     `until_ns`, and nothing happens later."""
     traffic = Traffic()
     count = max(1, int(spans / traffic.mean()))

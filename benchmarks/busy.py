@@ -19,14 +19,14 @@ from damages import sent
 from sidecars import live, read, stored
 
 IN_FILES = 10
-"""Of so many runs one is also read from a file, which takes ten times as long."""
+"""One run in this many is also read from a file, which takes ten times as long."""
 HYBRID = 4
-"""Of so many runs one is of a hybrid model, with several KV cache groups."""
+"""One run in this many is of a hybrid model, with several KV cache groups."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=10_000_000, help="judge at least so many")
+    parser.add_argument("--events", type=int, default=10_000_000, help="judge at least this many")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     arguments = parser.parse_args()
     started, seed, events, recorded_s, false = time.monotonic(), arguments.seed, 0, 0.0, 0

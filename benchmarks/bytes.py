@@ -4,7 +4,7 @@
     python benchmarks/bytes.py --slim --faults 300 --looks 1000000
 
 Faults are put into blocks just after the connector has loaded them, and the tokens are compared with those of an engine
-without a connector: a request whose tokens are wrong must be named, and a load that was touched must be found. Then engines
+without a connector: a request with wrong tokens must be named, and a load that was touched must be found. Then engines
 with a correct connector look at everything, at every block that a request holds in each step, with preemption, chunked
 prefill, prefix hits, several chunk sizes and hosts too small. What is accused there is a false alarm. The exit code is 1 if
 anything is missed or accused falsely.
@@ -102,11 +102,11 @@ FAULTS: list[Callable[[random.Random, Layers, list[int]], None]] = [
 
 
 class Engine:
-    """A real engine whose bytes are looked at.
+    """A real engine with bytes that are checked.
 
     Attributes:
         counts: blocks looked at, by look, and those of unknown content.
-        named: the requests of which wrong blocks were told.
+        named: the requests with reported wrong blocks.
     """
 
     def __init__(self, folder: Path, chunk_size: int | None = None, host_bytes: int = 0, *, slim: bool = False) -> None:
@@ -149,7 +149,7 @@ class Engine:
 
 
 def soundness(folder: Path, looks: int, slim: bool) -> int:
-    """Look so many times at blocks of correct engines; returns how many requests were accused."""
+    """Check blocks of correct engines `looks` times; returns how many requests were accused."""
     counts: Counter[str] = Counter()
     accused, seed = 0, 0
     while sum(counts[look] for look in ("computed", "loaded", "admitted", "held")) < looks:
@@ -168,7 +168,7 @@ def soundness(folder: Path, looks: int, slim: bool) -> int:
 
 
 def _long_prompts(rng: random.Random, number: int) -> list[DemoRequest]:
-    """Prompts of which some begin alike, in another order each time: so they are computed in other batches."""
+    """Prompts, and some of them begin alike, in another order each time: so they are computed in other batches."""
     heads = [[rng.randrange(3, tiny_model.VOCABULARY) for _ in range(256)] for _ in range(4)]
     prompts = [
         (*rng.choice(heads), *(rng.randrange(3, tiny_model.VOCABULARY) for _ in range(rng.randrange(64, 700))))
@@ -179,7 +179,7 @@ def _long_prompts(rng: random.Random, number: int) -> list[DemoRequest]:
 
 
 def completeness(folder: Path, faults: int, slim: bool) -> int:
-    """Inject so many faults; returns how many requests were missed."""
+    """Inject `faults` faults; returns how many requests were missed."""
     from kvtrail.connector.offload.host_memory import HostMemory
 
     jobs = workload.shared_prefixes(requests=REQUESTS)

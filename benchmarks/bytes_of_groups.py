@@ -73,7 +73,7 @@ def forget(engine: GroupEngine) -> None:
 
 
 def completeness(folder: Path, faults: int) -> int:
-    """Inject so many faults; returns how many blocks were looked at and missed."""
+    """Inject `faults` faults; returns how many blocks were checked and missed."""
     from group_store import GroupStoreConnector
 
     tally, seed = Tally(), 0
@@ -129,7 +129,7 @@ def _misdirect(engine: GroupEngine, rng: random.Random, jobs: list[DemoRequest],
 
 
 def soundness(folder: Path, looks: int, first: int) -> int:
-    """Look so many times at blocks of correct engines, from that with this number on; returns how many were accused."""
+    """Check blocks of correct engines `looks` times, from engine number `first` on; returns how many were accused."""
     counts: Counter[str] = Counter()
     accused, number = 0, first
     while sum(n for kind, n in counts.items() if not kind.startswith("unknown")) < looks:
@@ -157,7 +157,7 @@ def soundness(folder: Path, looks: int, first: int) -> int:
 
 
 def _requests(rng: random.Random, number: int) -> list[DemoRequest]:
-    """Prompts of which some begin alike, in another order each time; a few generate long enough to leave their window."""
+    """Prompts, and some of them begin alike, in another order each time; a few generate long enough to leave their window."""
     heads = [[rng.randrange(3, 250) for _ in range(640)] for _ in range(3)]
     prompts = [
         (*heads[n % 3][: rng.choice((96, 400, 640))], *(rng.randrange(3, 250) for _ in range(rng.randrange(20, 300))))
@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--looks", type=int, default=1_000_000)
-    parser.add_argument("--first", type=int, default=0, help="of the correct engines, whose loads differ by number")
+    parser.add_argument("--first", type=int, default=0, help="of the correct engines; their loads differ by number")
     arguments = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, exporting_to(NullExporter):

@@ -29,7 +29,7 @@ LMCACHE = "0.5.6"
 SIZES = (20, 40, 60, 90, 130, 180, 260)
 """Of stores, in chunks of 64 tokens."""
 RECORDED = 60
-"""The size of the store whose recording says what the others give."""
+"""The size of the store with the recording that says what the others give."""
 
 
 class Run(NamedTuple):

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def play(profile: str, connector: str, seeds: int, *, toggled: bool = False) -> Played:
-    """A profile's runs, without those of which the reference knows nothing."""
+    """A profile's runs, without those that the reference does not know."""
     scenarios = [(seed, scenario_of(profile, seed)) for seed in range(seeds)]
     return [
         run(scenario, connector, seed=seed, toggled=toggled)

@@ -35,14 +35,14 @@ from kvtrail.tracer.rules import EngineRule, all_rules
 FRESH = 150
 """Histories after which other healthy runs are recorded."""
 IN_FILES = 10
-"""Of so many histories one is also read from a file and judged through the store: both take ten times as long."""
+"""One history in this many is also read from a file and judged through the store: both take ten times as long."""
 FIRST_MINUTES = 10
 PAIRS_EACH = 5
 """Recorded runs of two engines of each kind."""
 
 
 class Healthy:
-    """What became of damaged healthy histories."""
+    """The outcome of damaged healthy histories."""
 
     def __init__(self) -> None:
         self.events = self.histories = self.in_files = 0
@@ -51,7 +51,7 @@ class Healthy:
 
 
 def judge_healthy(events: int, first: int, profiles: Sequence[str]) -> Healthy:
-    """Judge damaged histories of healthy runs of these profiles, from this seed on, until so many events have arrived."""
+    """Judge damaged histories of healthy runs of these profiles, from this seed on, until `events` events have arrived."""
     result, seed = Healthy(), first
     while result.events < events:
         runs = loss_injection.healthy_runs(1, first=seed, profiles=tuple(profiles))
@@ -126,7 +126,7 @@ def judge_days(requests: int) -> tuple[Shares, Shares, int]:
     """The largest share of `unknown` judgements of each engine-wide rule in what is left of a day after one event was lost,
     over kinds of events; the same after a late start, without its first minutes; and the days' events."""
     after_loss, after_start = Shares(), Shares()
-    days = loss_injection.a_day(requests), loss_injection.a_told_day()
+    days = loss_injection.a_day(requests), loss_injection.a_written_day()
     for run in days:
         start_ns, end_ns = run.events[0].end_ns, run.last_ns
         quarter_ns = start_ns + (end_ns - start_ns) // 4
@@ -165,7 +165,7 @@ def section(
         f"Healthy runs of vLLM's real scheduler (all profiles of `kvtrail check`, {len(CONNECTORS)} connectors, workers"
         " with recorders of their own, changing levels, ids used again) were damaged at random: sampling, losses,"
         " repetitions, any order, clocks an hour off, drifting and jumping, late starts and restarts of the sidecar,"
-        " recorders killed, goodbyes missing or too soon.\n",
+        " recorders killed, end records missing or too soon.\n",
         f"- **{len(healthy.false)} false drifts** in {healthy.events:,} events of {healthy.histories:,} damaged histories;"
         f" {healthy.in_files} of them were also audited, replayed, and judged through the sidecar's store.",
         f"- Faults injected into runs of the same kind: where everything arrived that a rule needs,"
@@ -174,7 +174,7 @@ def section(
         f" ({_share(seen_found, seen)}).",
         f"- A day of a recorded engine, and one in which every engine-wide rule has something to judge ({events:,} events):"
         f" after one lost event (the worst of one of each kind, in the worse of both days), and from {FIRST_MINUTES} minutes"
-        " after a late start on, so many judgements are `unknown`:\n",
+        " after a late start on, this share of judgements is `unknown`:\n",
         "| rule | after a loss | after a late start |",
         "| --- | ---: | ---: |",
         *(
@@ -217,7 +217,7 @@ def main() -> None:
         choices=sorted(PROFILES),
         help="healthy histories of these alone, and nothing else",
     )
-    parser.add_argument("--pairs", type=int, help="so many damaged pairs of engines, and nothing else")
+    parser.add_argument("--pairs", type=int, help="how many damaged pairs of engines to judge, and nothing else")
     parser.add_argument("--faulty", type=int, default=10, help="damages for each of two runs of each fault")
     parser.add_argument("--requests", type=int, default=10_000, help="of the recorded day")
     parser.add_argument("--write", action="store_true", help="write the figures into docs/recall.md")

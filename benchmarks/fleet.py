@@ -2,10 +2,10 @@
 
 Every request has an id, a trace and chunk keys of its own, so that nothing compresses better than in life; one in four begins
 with a prefix that others have, too. What an engine does is lawful but for the drift that is planted in it, and the findings
-of that are told with each payload: nothing else may be found.
+of that come with each payload: nothing else may be found.
 
-What a request does is drawn from a few hundred shapes, whose attributes are encoded once; ids, times and numbers are put
-between them. So a span costs 3 us, where the recorder's own encoder takes 9 for spans of which none is like another.
+What a request does is drawn from a few hundred shapes, with attributes that are encoded once; ids, times and numbers are put
+between them. So a span costs 3 us, where the recorder's own encoder takes 9 for spans that are all different.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNSAID = (None,) * (len(FIELDS[Kind.HEARTBEAT]) - 5)
 """What comes after the step in a sign of life."""
 MODEL, CONNECTOR = "made-up-8b", "OffloadConnector"
 DRIFTS = ("over-report", "stale-lookup", "store-gap")
-"""The rules whose drift is planted, in turn. The guard has healed the lookups, so that the engine lives on."""
+"""The rules with drift that is planted, in turn. The guard has healed the lookups, so that the engine lives on."""
 _ID_AND_TIMES = struct.Struct("<BBQBQBQ").pack
 _TIMES = struct.Struct("<BQBQ").pack
 _SAMPLED = b"\x85\x01" + struct.pack("<I", 1)
@@ -57,7 +57,7 @@ class Payload:
     Attributes:
         spans: how many it has.
         requests: how many requests of the engine begin in it.
-        findings: those whose last event is in it.
+        findings: those with their last event in it.
     """
 
     body: bytes
@@ -67,13 +67,13 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Shaped:
     """An event of a shape: the encoded fields that are the same whenever it happens, and what else it has.
 
     Attributes:
         is_root: whether its span is the request's own.
         lasts_ns: the time from its begin to its end.
-        chunk: the chunk of the request whose key it names.
+        chunk: the chunk of the request, if it names the key of one.
         has_step: whether it names the scheduler's step.
     """
 
@@ -117,14 +117,14 @@ class Shape:
         is_preempted = drift == "stale-lookup" or (drift is None and dice.random() < 0.1)
         self.steps = list(self._life(prompt, output, is_preempted=is_preempted))
 
-    def _life(self, prompt: int, output: int, *, is_preempted: bool) -> Iterator[list[_Told]]:
-        yield [self._told(Kind.REQUEST_START, 0, total=prompt, limit=output)]
+    def _life(self, prompt: int, output: int, *, is_preempted: bool) -> Iterator[list[_Shaped]]:
+        yield [self._shaped(Kind.REQUEST_START, 0, total=prompt, limit=output)]
         yield self._admission(0, prompt, 0)
         at = prompt
         if is_preempted:
             at += self._dice.randrange(1, output)
             yield from self._stores(0, prompt, at)
-            yield [self._told(Kind.PREEMPT, 1, blocks_free=self._dice.randrange(BLOCK))]
+            yield [self._shaped(Kind.PREEMPT, 1, blocks_free=self._dice.randrange(BLOCK))]
             yield self._admission(1, at, self._dice.randrange(1, 1 + prompt // BLOCK) * BLOCK)
         epoch, total = int(is_preempted), prompt + output
         yield from self._stores(epoch, at, total)
@@ -135,9 +135,9 @@ class Shape:
             "outcome": "stopped",
             "free_delayed": False,
         }
-        yield [self._told(Kind.REQUEST, epoch, **end, prompt=prompt, cache_read=0)]
+        yield [self._shaped(Kind.REQUEST, epoch, **end, prompt=prompt, cache_read=0)]
 
-    def _admission(self, epoch: int, total: int, computed: int) -> list[_Told]:
+    def _admission(self, epoch: int, total: int, computed: int) -> list[_Shaped]:
         """The lookup, the allocation, and the first step with what is loaded and stored in it."""
         held = min(self._known, (total - 1) // CHUNK)
         matched = held * CHUNK
@@ -151,37 +151,41 @@ class Shape:
         step = {"computed": start, "scheduled": total - start}
         sources: dict[str, Any] = {"hit_sources": (f"host:{answer}",)} if answer else {}
         recorded = [
-            self._told(Kind.LOOKUP, epoch, total=total, computed=computed, matched=matched, is_async=False, **said),
-            self._told(Kind.ALLOC, epoch, total=total, allocated=answer, blocks_count=blocks, **sources),
-            self._told(Kind.SCHEDULE, epoch, **step, resumed=bool(epoch), scheduler_tokens=total - start + RUNNING - 1),
+            self._shaped(Kind.LOOKUP, epoch, total=total, computed=computed, matched=matched, is_async=False, **said),
+            self._shaped(Kind.ALLOC, epoch, total=total, allocated=answer, blocks_count=blocks, **sources),
+            self._shaped(
+                Kind.SCHEDULE, epoch, **step, resumed=bool(epoch), scheduler_tokens=total - start + RUNNING - 1
+            ),
         ]
         if epoch == 0:
-            recorded.append(self._told(Kind.STATS, epoch, total=total, reported=start, from_connector=answer))
+            recorded.append(self._shaped(Kind.STATS, epoch, total=total, reported=start, from_connector=answer))
         for chunk in range(computed // CHUNK, held if answer else 0):
             first = max(computed, chunk * CHUNK)
             count = (chunk + 1) * CHUNK - first
-            recorded.append(self._told(Kind.LOAD_PLAN, epoch, chunk, start=first, count=count, **step, drafted=0))
+            recorded.append(self._shaped(Kind.LOAD_PLAN, epoch, chunk, start=first, count=count, **step, drafted=0))
         skipped = total // CHUNK - 2 if self.drift == "store-gap" and epoch == 0 else -1
         return recorded + [self._store(epoch, chunk, **step) for chunk in range(total // CHUNK) if chunk != skipped]
 
-    def _stores(self, epoch: int, begin: int, end: int) -> Iterator[list[_Told]]:
+    def _stores(self, epoch: int, begin: int, end: int) -> Iterator[list[_Shaped]]:
         """The steps in which a chunk gets full while the tokens from `begin` to `end` are generated."""
         for chunk in range(begin // CHUNK, end // CHUNK):
             yield [self._store(epoch, chunk, computed=(chunk + 1) * CHUNK - 1, scheduled=1)]
 
-    def _store(self, epoch: int, chunk: int, **step: int) -> _Told:
+    def _store(self, epoch: int, chunk: int, **step: int) -> _Shaped:
         present = {"chunk_present": True} if chunk < self._known else {}
         self._known = max(self._known, chunk + 1)
-        return self._told(Kind.STORE_PLAN, epoch, chunk, start=chunk * CHUNK, count=CHUNK, **step, drafted=0, **present)
+        return self._shaped(
+            Kind.STORE_PLAN, epoch, chunk, start=chunk * CHUNK, count=CHUNK, **step, drafted=0, **present
+        )
 
-    def _told(self, kind: Kind, epoch: int, chunk: int | None = None, **values: Any) -> _Told:
+    def _shaped(self, kind: Kind, epoch: int, chunk: int | None = None, **values: Any) -> _Shaped:
         fields = encoder.field(5, semconv.span_name(kind).encode()) + b"\x30\x01"  # SPAN_KIND_INTERNAL
         fields += self._source + attribute(semconv.EPOCH.key, epoch)
         fields += attribute(semconv.REQUEST_SEQUENCE.key, self._number)
         fields += b"".join(attribute(KEYS[name], value) for name, value in values.items())
         self._number += 1
         has_step = any(each.field == "scheduler_step" for each in FIELDS[kind])
-        return _Told(fields, kind in semconv.ROOTS, self._dice.randrange(2_000, 40_000), chunk, has_step)
+        return _Shaped(fields, kind in semconv.ROOTS, self._dice.randrange(2_000, 40_000), chunk, has_step)
 
 
 class Shapes:
@@ -324,7 +328,7 @@ class Recorder:
 
 @dataclass
 class Engine:
-    """An engine with one recorder. `drift_every`: about one drift for so many spans; 0 for none."""
+    """An engine with one recorder. `drift_every`: about one drift for this many spans; 0 for none."""
 
     name: str
     drift_every: int = 0
@@ -341,7 +345,7 @@ class Engine:
         self._minutes: set[int] = set()
 
     def last(self) -> Iterator[Payload]:
-        """The requests that end what runs; the last one says goodbye."""
+        """The requests that end what runs; the last one has the end record."""
         while self._running:
             yield self._batch(closing=True)
         yield self._heartbeat(time.perf_counter_ns(), closing=True)
@@ -404,7 +408,7 @@ def _before_text(key: str, length: int) -> bytes:
 
 
 def _text(key: str, text: str) -> bytes:
-    """An attribute with a text in ASCII, of which there are few lengths."""
+    """An attribute with a text in ASCII; there are few lengths."""
     return _before_text(key, len(text)) + text.encode()
 
 

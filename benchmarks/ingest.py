@@ -73,7 +73,7 @@ def ingest(history: Path, size: int) -> None:
 
 
 def ingest_long(tokens: int) -> None:
-    """Print the milliseconds that a prompt of so many new tokens takes, once the sidecar remembers all it can."""
+    """Print the milliseconds that a prompt of `tokens` new tokens takes, once the sidecar remembers all it can."""
     logging.disable()
     coming = long_prompts(tokens)
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +115,7 @@ def ingest_fleet(spans: int, *, shows_disk: bool) -> None:
 
 
 def print_disk(path: Path, spans: int, came: int) -> None:
-    """Print the bytes of a span in a store, of which `came` bytes were received: each table with its indexes."""
+    """Print the bytes of a span in a store that received `came` bytes: each table with its indexes."""
     with sqlite3.connect(path) as db:
         sizes = db.execute(
             "SELECT coalesce(tbl_name, d.name), sum(pgsize) FROM dbstat AS d LEFT JOIN sqlite_schema AS s"
@@ -205,9 +205,9 @@ def main() -> None:
     parser.add_argument("--history", type=Path, help="a trace file of one recorder, instead of a new one")
     parser.add_argument("--size", type=int, help="only print the time of an event in requests of this size")
     parser.add_argument("--long", action="store_true", help="measure long prompts")
-    parser.add_argument("--tokens", type=int, help="only print the time of a prompt of so many tokens")
+    parser.add_argument("--tokens", type=int, help="only print the time of a prompt of this many tokens")
     parser.add_argument("--fleet", action="store_true", help="measure the fleet of load.py")
-    parser.add_argument("--spans", type=int, help="only print the time of a span of the fleet, of so many")
+    parser.add_argument("--spans", type=int, help="only print the time of a span of the fleet, from this many")
     options = parser.parse_args()
     if options.spans is not None:
         ingest_fleet(options.spans, shows_disk=False)

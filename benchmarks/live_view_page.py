@@ -25,7 +25,7 @@ WINDOW_US = 300 * 10**6
 
 @cache
 def columns(events: int) -> dict[str, Any]:
-    """So many segments of requests that follow each other on `LANES` lanes, in microseconds after the range's beginning."""
+    """`events` segments of requests that follow each other on `LANES` lanes, in microseconds after the range's beginning."""
     dice = random.Random(4)
     count = events // OF_ONE
     length = WINDOW_US * LANES // max(count, LANES)

@@ -145,7 +145,7 @@ class Watch(threading.Thread):
 
 
 class Readers(threading.Thread):
-    """So many who read the tail, as fast as it comes."""
+    """Readers of the tail, as fast as it comes."""
 
     def __init__(self, port: int, count: int) -> None:
         super().__init__(daemon=True)
@@ -218,7 +218,7 @@ def run(options: argparse.Namespace, sidecar: Sidecar) -> int:
     load = Load(clients(options, sidecar), engines, rate=options.rate, until_s=time.monotonic() + options.seconds)
     used, ended = sidecar.usage(), threading.Event()
     watch = Watch(sidecar.url, load.senders, ended)
-    if not options.kill_every:  # the counters begin anew then
+    if not options.kill_every:  # the counters restart then
         watch.start()
     kills, kill_s = 0, time.monotonic() + options.kill_every
     while load.is_going:

@@ -35,7 +35,7 @@ DRAWN: dict[str, tuple[int, Sequence[str]]] = {
         "update_connector_output", "request_finished", "reset_cache", "start_load_kv", "wait_for_save", "get_finished",
     )),
 }  # fmt: skip
-"""By module: how many mutants of which functions."""
+"""By module: the functions, and how many mutants of each."""
 BY_HAND: dict[str, Sequence[tuple[str, str, str]]] = {
     f"{OFFLOAD}.scheduler": (
         ("pins of a step forgotten", "if oldest in self._in_step:", "if False:"),

@@ -46,7 +46,7 @@ def by_hand(module: str, source: str, what: str, before: str, after: str) -> Mut
 
 
 def drawn(module: str, source: str, count: int, functions: Sequence[str], seed: int) -> list[Mutant]:
-    """So many changes of the bodies of these functions, the same for a seed."""
+    """`count` changes of the bodies of these functions, the same for a seed."""
     tree = ast.parse(source)
     places = [place for function in _functions(tree, functions) for place in _places(function)]
     chosen = random.Random(f"{module}/{seed}").sample(range(len(places)), k=min(count, len(places)))

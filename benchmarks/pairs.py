@@ -1,4 +1,4 @@
-"""Two bare engines with vLLM's NIXL connector, one of which hands over to the other: missed faults, false alarms, and cost.
+"""Two bare engines with vLLM's NIXL connector, one handing over to the other: missed faults, false alarms, and cost.
 
     python benchmarks/pairs.py faults --seeds 40
     python benchmarks/pairs.py sound --events 1000000
@@ -58,12 +58,12 @@ class Planted:
 
 
 def _not_reported(pair: PlayedPair) -> set[str]:
-    """Those that were answered, and of which the reader's report was lost."""
+    """Those that were answered, and lost the reader's report."""
     return _lost(pair) & pair.answered
 
 
 def _lost(pair: PlayedPair) -> set[str]:
-    """Those of which a reader's report was lost; where a client left, that may harm nobody."""
+    """Those that lost a reader's report; where a client left, that may harm nobody."""
     return {pair.names[message.decode().rpartition(":")[0]] for message in pair.network.lost}
 
 
@@ -118,7 +118,7 @@ def _with_ranks(scenario: PairScenario, ranks: tuple[int, int]) -> PairScenario:
 
 
 def sound(events: int, first: int) -> bool:
-    """Whether nothing is found in so many events of hand-offs between two correct engines."""
+    """Whether nothing is found in `events` events of hand-offs between two correct engines."""
     counts: Counter[str] = Counter()
     accused, begun, seed = 0, time.monotonic(), first
     while counts.total() < events:

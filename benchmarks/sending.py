@@ -27,7 +27,7 @@ class Refused(RuntimeError):
 
 
 class Later(Exception):
-    """The receiver asks for the payload once more after so many seconds; None: as the sender likes."""
+    """The receiver asks for the payload once more after this many seconds; None: as the sender likes."""
 
     def __init__(self, after_s: float | None = None) -> None:
         self.after_s = after_s
@@ -114,7 +114,7 @@ class Sent:
     """What was acknowledged.
 
     Attributes:
-        acknowledged: the findings whose last event was, and when, by the monotonic clock.
+        acknowledged: the findings with an acknowledged last event, and when, by the monotonic clock.
     """
 
     spans: int = 0

@@ -30,7 +30,7 @@ GRPC_PORT, HTTP_PORT = 24327, 24328
 TURNS = 10
 """Turns of the bare scheduler in a round."""
 STEPS = 30
-"""Of a turn, where so many requests run at a time."""
+"""Steps of a turn of `running`, which keeps a number of requests running."""
 BLOCKS_EACH = 40
 """For each request that runs: more than it needs, so that nobody is preempted."""
 
@@ -73,11 +73,11 @@ class MeasuringExporter(NullExporter):
 
 
 class Busy:
-    """A bare scheduler in which so many requests run at all times: each that ends is followed by another. Prompts of 272 to
-    455 tokens, of which 256 are those of an earlier request, and 50 to 199 tokens to generate."""
+    """A bare scheduler in which `running` requests run at all times: each that ends is followed by another. Prompts of 272 to
+    455 tokens, 256 of them those of an earlier request, and 50 to 199 tokens to generate."""
 
     def __init__(self, folder: Path, running: int, side: str, level: str, window: int = 0, **more: str) -> None:
-        """With a `window`, the last layer is a KV cache group of its own, which sees so many tokens. `more` are settings of
+        """With a `window`, the last layer is a KV cache group of its own, which sees `window` tokens. `more` are settings of
         the traced connector besides its level."""
         from kvtrail.connector.simulate.stages import BareScheduler
         from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
@@ -105,7 +105,7 @@ class Busy:
         return [self._rng.randrange(3, 512) for _ in range(count)]
 
     def steps(self, count: int) -> None:
-        """Run so many steps."""
+        """Run `count` steps."""
         for _ in range(count):
             while len(self._bare.scheduler.requests) < self._running:
                 prompt = self._rng.choice(self._heads) + self._tokens(self._rng.randrange(16, 200))
@@ -114,7 +114,7 @@ class Busy:
             self._bare.step()
 
     def instructions(self, count: int) -> float:
-        """The instructions of CPython's interpreter that one of so many steps takes."""
+        """The instructions of CPython's interpreter that a step takes, over `count` steps."""
         executed = 0
 
         def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -130,8 +130,8 @@ class Busy:
 
 
 def running(folder: Path, count: int, at_a_time: int, of: Sequence[str] = SIDES, window: int = 0) -> None:
-    """CPU of the scheduler's thread for a step with so many requests, untraced and at both levels, in turns of `STEPS`; `of`
-    names the traced and the untraced connector."""
+    """CPU of the scheduler's thread for a step with `at_a_time` requests, untraced and at both levels, in turns of `STEPS`;
+    `of` names the traced and the untraced connector."""
     from kvtrail.connector.recording.recorder import exporting_to, recorders
 
     exporters: list[MeasuringExporter] = []
@@ -209,7 +209,7 @@ def bare(folder: Path, count: int, *, of_thread: bool) -> None:
 
 
 def engine(folder: Path, count: int, layers: int) -> None:
-    """Generated tokens a second, and CPU a token, of one engine whose connector is traced in every other round.
+    """Generated tokens a second, and CPU a token, of one engine with a connector that is traced in every other round.
 
     What tracing costs a step does not grow with the model, and what a step takes does: hence `layers`.
 

@@ -1,6 +1,6 @@
 """The vLLM side: an offload connector, and tracing for anybody's.
 
-Importing this package needs OpenTelemetry only. Classes that need vLLM are made when they are asked for, by name:
+Importing this package needs OpenTelemetry only. Classes that need vLLM are made when somebody asks for them:
 
 - `OffloadConnector`: offload of KV blocks to host memory, traced.
 - `Traced<X>`: connector X as vLLM's registry knows it, traced. `TracedLMCacheConnectorV1`, for instance.
@@ -10,7 +10,8 @@ Importing this package needs OpenTelemetry only. Classes that need vLLM are made
 - `Faulty:<fault>:<X>`: X (any of the names above) with a known bug of `kvtrail.connector.faults`
   injected; for tests and demos.
 
-With the package installed, vLLM knows the first two by name. The others need `kv_connector_module_path: "kvtrail.connector"`.
+With the package installed, vLLM knows the names of the first two. The others need `kv_connector_module_path:
+"kvtrail.connector"`.
 """
 
 from __future__ import annotations

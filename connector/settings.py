@@ -41,12 +41,12 @@ class Heartbeats(StrEnum):
     """Whether a recorder sends heartbeats."""
 
     AUTO = "auto"
-    """To a receiver that says that it is kvtrail's; no other has a use for spans of no length. The goodbye is for all: the
+    """To a receiver that says that it is kvtrail's; no other has a use for spans of no length. The end record is for all: the
     sidecar may be behind another receiver."""
     SPANS = "spans"
     """To any receiver: the sidecar is behind it."""
     OFF = "off"
-    """To none, and no goodbye either."""
+    """To none, and no end record either."""
 
 
 class FingerprintStore(StrEnum):

@@ -23,8 +23,8 @@ OLDEST = (0, 20)
 
 @cache
 def too_old() -> str | None:
-    """Why nothing can be traced here, as a clause; None if this vLLM is new enough. So is a build whose number says nothing:
-    that of a checkout without tags."""
+    """Why nothing can be traced here, as a clause; None if this vLLM is new enough. So is a build with a number that says
+    nothing: that of a checkout without tags."""
     import vllm
 
     try:
@@ -58,7 +58,7 @@ def unsupported(probe: Probe) -> frozenset[Lack]:
 
 
 def shows_changes(cls: type) -> bool:
-    """Whether a class of maps, of which vLLM's prefix cache has one, is of the form in which its changes can be followed."""
+    """Whether a class of maps, as vLLM's prefix cache has one, has the form in which its changes can be followed."""
     try:
         forms = {name: list(inspect.signature(getattr(cls, name)).parameters)[1:] for name in _CACHE_MAP}
     except (AttributeError, TypeError, ValueError):

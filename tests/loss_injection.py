@@ -414,7 +414,7 @@ c{n}: end
 
 
 @cache
-def a_told_day() -> Run:
+def a_written_day() -> Run:
     """A day in the language of histories: every engine-wide rule has something to judge in it, all the time."""
     lines = ["s: plan store 0+64 keys k-2,k-1\ns: end"]
     for n in range(1000):

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Stop after so many scheduling steps. [default: 20000, if neither --runs nor --time is given]",
+    help="Stop after this many scheduling steps. [default: 20000, if neither --runs nor --time is given]",
 )
-@click.option("--runs", type=click.IntRange(min=1), help="Stop after so many workloads.")
+@click.option("--runs", type=click.IntRange(min=1), help="Stop after this many workloads.")
 @click.option(
     "--time",
     "seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Stop after so many seconds; on a busy machine that is less.",
+    help="Stop after this many seconds; on a busy machine they check less.",
 )
 @click.option(
     "--fake-workers", is_flag=True, help="Do not run the connector's own workers, even if they would run on this CPU."

@@ -34,7 +34,7 @@ def runnable(context: click.Context, connector: str) -> Iterator[None]:
 
 
 def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> tuple[Checked, int]:
-    """Run a session of so many steps, with its progress in the terminal.
+    """Run a session of `steps` steps, with its progress in the terminal.
 
     Returns:
         What was seen, and the signal that ended it before its time, or 0.

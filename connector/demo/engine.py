@@ -86,7 +86,7 @@ def main() -> None:
         report(kind="progress", done=len(tokens) + now)
 
     for number in range(1) if order.once else count():
-        # The bug needs new prompts: a request whose prefix is loaded at once is not preempted.
+        # The bug needs new prompts: a request with a prefix that is loaded at once is not preempted.
         jobs = workload.stale_lookup(seed=number) if order.bug else workload.shared_prefixes()
         if number == 0:
             report(kind="ready", requests=len(jobs) * PASSES)

@@ -1,4 +1,4 @@
-"""Two real vLLM engines, one of which prefills for the other, seen from the router between them.
+"""Two real vLLM engines, one prefilling for the other, seen from the router between them.
 
 The connector is vLLM's own, unmodified: by default the NixlConnector, over UCX on loopback.
 """
@@ -74,7 +74,7 @@ class PairedEngine:
 
         Args:
             params: the `kv_transfer_params`.
-            aborted_after: after so many steps its client goes away.
+            aborted_after: after this many steps its client goes away.
             external_id: the id that its client chose, if that is not the job's.
         """
         answer: Future[Answer] = self._answer_of(job.id)
@@ -86,13 +86,13 @@ class PairedEngine:
         self._send(Forget())
 
     def kept(self) -> int:
-        """How many requests have ended whose blocks it keeps."""
+        """How many ended requests have blocks that it keeps."""
         answer = self._answer_of(Kept)
         self._send(AskKept())
         kept: Kept = answer.result(SLOW_S)
         return kept.requests
 
-    def say_goodbye(self) -> None:
+    def ask_to_end(self) -> None:
         """Have it end."""
         self._send(End())
 

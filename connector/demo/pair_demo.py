@@ -81,10 +81,10 @@ class _Engines:
         return [self._children[PREFILL], self._children[DECODE]]
 
     def end(self, *names: str) -> None:
-        """Have them say goodbye."""
+        """Have them end."""
         for engine in (self.decode, self.prefill, self.alone):
             if engine.name in names:
-                engine.say_goodbye()
+                engine.ask_to_end()
                 self._children[engine.name].process.wait(SLOW_S)
 
     def report_death(self) -> None:

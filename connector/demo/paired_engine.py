@@ -47,7 +47,7 @@ class Ask:
         id: for the answer.
         external_id: what vLLM has as the id that the client chose.
         params: its `kv_transfer_params`.
-        aborted_after: abort it after so many steps of the engine; None lets it end by itself.
+        aborted_after: abort it after this many steps of the engine; None lets it end by itself.
     """
 
     id: str
@@ -70,7 +70,7 @@ class AskKept:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Say goodbye and end."""
+    """Send the end record and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many requests have ended whose blocks the engine keeps."""
+    """How many ended requests have blocks that the engine keeps."""
 
     requests: int
 
@@ -110,7 +110,7 @@ def serve(
     hybrid: bool,
     step_tokens: int | None = None,
 ) -> None:
-    """Run until `End`, or until nobody can ask any more. `folder` is for the model, half of whose layers have a sliding
+    """Run until `End`, or until nobody can ask any more. `folder` is for the model; half of its layers have a sliding
     window if it is `hybrid`; `step_tokens` is vLLM's `max_num_batched_tokens`, if that is not the model's own."""
     import torch
 

@@ -1,7 +1,7 @@
 """Known bugs, to be injected into a connector: each rule is proven by the bug that it finds, and `kvtrail check` by those of
 copies. For tests and demos only.
 
-In comes a connector class and a fault by name, `Faulty:<fault>:<connector>`, so that no setting can switch one on by
+In comes a connector class and the name of a fault, `Faulty:<fault>:<connector>`, so that no setting can switch one on by
 accident; out comes the class with the fault in front of it. Most are for the OffloadConnector, some for vLLM's
 OffloadingConnector.
 """
@@ -26,7 +26,7 @@ def _of(*modules: ModuleType) -> dict[str, Any]:
 
 
 FAULTS = _of(lookups, plans, transfers, reports)
-"""The faults by name: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
+"""The faults under their names: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
 OF_PAIRS = {
     "altered-handoff": "altered", "ambiguous-handoff": "named alike", "crossed-handoff": "exchanged",
     "dead-pair": "all loads fail", "miscounted-readers": "a report comes twice", "second-handoff": "twice",
@@ -35,9 +35,9 @@ OF_PAIRS = {
 """What goes wrong between two engines, by the rule that finds it: a router's `Mistake`, or the network's
 (`simulate/pair_scenario.py`). No connector has such a fault by itself."""
 VARIANTS = _of(variants)
-"""Other faults that the rule in their attribute `rule` finds, by name."""
+"""Other faults that the rule in their attribute `rule` finds, under their names."""
 OF_COPIES = _of(copies)
-"""Faults that change bytes and no count, by name: no rule about counts sees them."""
+"""Faults that change bytes and no count, under their names: no rule about counts sees them."""
 BY_RULE = {"byte-drift": "blocks-exchanged", "byte-early": "late-load", "byte-rot": "stray-write"}
 """Which of them the rules about bytes are proven by."""
 

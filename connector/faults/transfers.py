@@ -166,7 +166,7 @@ class IdlePreemption(Fault):
 
 
 class EarlyDrafts(Fault):
-    """vLLM #30618: drafts are kept for a request whose prompt is not computed yet. With speculative tokens."""
+    """vLLM #30618: drafts are kept for a request before its prompt is computed. With speculative tokens."""
 
     def prepare(self) -> None:
         self._asked: list[Any] = []

@@ -103,7 +103,7 @@ def of_engine(engine_id: str) -> BlockChecksums | None:
 
 
 def chosen(blocks: int) -> range:
-    """The numbers of the blocks that have a checksum, of so many: the last one always, since vLLM gives away the end of a
-    request first."""
+    """The numbers of the blocks that have a checksum, of `blocks` in all: the last one always, since vLLM gives away the end
+    of a request first."""
     every = -(-blocks // MAX_CHECKSUMS) or 1
     return range((blocks - 1) % every, blocks, every)

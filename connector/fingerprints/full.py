@@ -20,7 +20,7 @@ import torch
 logger = logging.getLogger("vllm.kvtrail")
 
 ROW = 256
-"""Bytes whose weighted sum cannot leave 32 bits: 256 * 128 * 127 is less than 2**31."""
+"""Bytes with a weighted sum that cannot leave 32 bits: 256 * 128 * 127 is less than 2**31."""
 SUMS = 2
 """Weighted sums of a row."""
 TILE_BYTES = 1 << 21
@@ -47,7 +47,7 @@ class FullFingerprints:
         """Layers that share a tensor count once.
 
         Raises:
-            ValueError: a layer of which no dimension counts the blocks, by name and shape.
+            ValueError: no dimension of a layer counts the blocks; with its name and shape.
         """
         self._caches, self._num_blocks = caches, num_blocks
         self._alone: dict[str, FullFingerprints] = {}
@@ -140,7 +140,7 @@ class FullFingerprints:
         return result
 
     def _buffer(self, blocks: int, size: int) -> torch.Tensor:
-        """A tile for blocks of so many bytes: int8, [blocks, whole rows], zeros after the block. Always the same, since fresh
+        """A tile for blocks of `size` bytes: int8, [blocks, whole rows], zeros after the block. Always the same, since fresh
         memory would take as long as the reading."""
         if size not in self._buffers:
             width = -(-size // ROW) * ROW
@@ -204,8 +204,9 @@ def tensors_of(cache: Cache) -> Sequence[torch.Tensor]:
 
 
 def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
-    """Views of a layer's cache whose first dimension counts blocks, the others in the order in which they lie in memory: of
-    [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. A block may be several of the attention kernel's.
+    """Views of a layer's cache with a first dimension that counts blocks, the others in the order in which they lie in
+    memory: of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. A block may be several of the attention
+        kernel's.
 
     Raises:
         ValueError: no dimension counts them.
@@ -284,7 +285,7 @@ def _product_of_bytes(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor
 
 
 def _product_on_cuda(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The same on CUDA, whose product wants more rows and columns than there may be."""
+    """The same on CUDA, where the product wants more rows and columns than there may be."""
     if len(rows) < LEAST_ROWS:
         return _product_in_words(rows, weights)
     columns = torch.nn.functional.pad(weights, (0, 0, 0, _CUDA_COLUMNS - SUMS))

@@ -17,7 +17,7 @@ MAX_HASHES = 65_536
 MAX_VERSIONS = 64
 """Contents of one hash that are remembered, of those computed rightly and of those that were not."""
 VERSIONS_BY_LAYER = 4
-"""Contents of one hash of which each layer's fingerprint is remembered."""
+"""Contents of one hash with remembered fingerprints of each layer."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class FullReference:
 
     @property
     def incomplete(self) -> BloomFilter:
-        """The hashes of which something that is right may be unknown."""
+        """The hashes with right contents that may be unknown."""
         return self._incomplete
 
     def add(self, key: Key, fingerprint: int, layers: Sequence[int], origin: Origin) -> None:

@@ -16,7 +16,7 @@ from kvtrail.connector.fingerprints.result import DRIFT, EARLY, ROT, CheckResult
 from kvtrail.connector.fingerprints.slim import Array
 
 MAX_NAMED = 8
-"""Mismatches of a load of which the origin of what they hold is searched."""
+"""How many mismatches of a load are searched for the origin of what they hold."""
 BlockKey = tuple[int, int]
 """The number of a KV cache group, and a block's id."""
 JudgeOne = Callable[[Check, list[BlockFingerprint], CheckResult], None]

@@ -42,7 +42,7 @@ class Group(NamedTuple):
         return bool(self.window or self.chunk or self.boundary)
 
     def first_kept(self, computed: int) -> int:
-        """The first block that a request with so many computed tokens is sure to hold: vLLM's `get_num_skipped_tokens`."""
+        """The first block that a request with `computed` tokens is sure to hold: vLLM's `get_num_skipped_tokens`."""
         if self.window:
             return max(0, computed - self.window + 1) // self.block_size
         if self.chunk:

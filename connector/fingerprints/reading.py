@@ -105,8 +105,8 @@ class Readings:
     def read(
         self, checks: Sequence[Check], then: Callable[[Sequence[Check], Values], None], *, but_partial: bool = False
     ) -> None:
-        """Read the blocks of these checks: `then` is called with the checks of each group. `but_partial`: of a block whose
-        last token was computed, not all bytes are those that were loaded."""
+        """Read the blocks of these checks: `then` is called with the checks of each group. `but_partial`: of a block with a
+        computed last token, not all bytes are those that were loaded."""
         if any(check.blocks for check in checks):
             self.end_batches()
         for group, fingerprints in self._full.items():

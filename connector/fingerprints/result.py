@@ -13,7 +13,7 @@ from kvtrail.tracer.events.bounded import BoundedDict
 
 DRIFT, ROT, EARLY = "drift", "rot", "early"
 MAX_REMEMBERED = 65_536
-"""Mismatches that were reported, and requests whose checks are counted."""
+"""Mismatches that were reported, and requests with counted checks."""
 MAX_SLIM_BYTES = 64 * ROW.itemsize
 """Slim fingerprints that wait to be reported."""
 

@@ -30,7 +30,7 @@ class _RequestState:
 
     Attributes:
         tables: the block tables, as of the last step.
-        planned: blocks from its start whose check was planned, whether computed, loaded or admitted.
+        planned: blocks from its start with a planned check, whether computed, loaded or admitted.
         due: computed tokens at which there may be a new one to check.
         end: tokens that are computed when its last step has run; 0 before its first.
         step: the number of that step, where some group frees blocks.
@@ -230,7 +230,7 @@ class CheckScheduler:
         state.has_sampled = False
 
     def _restart(self, state: _RequestState, computed: int, end: int, is_async: bool) -> None:
-        """It takes over blocks with so many computed tokens, and what comes after them up to `end` is loaded."""
+        """It takes over blocks with `computed` tokens, and what comes after them up to `end` is loaded."""
         tables = state.tables
         self._empty(state)
         state.tables = tables
@@ -257,7 +257,7 @@ class CheckScheduler:
         state.due = 0
 
     def _check_handed_over(self, state: _RequestState, computed: int, end: int, handed_over: HandedOver) -> None:
-        """The request loads what comes after so many computed tokens, and of which another engine has the checksums. The last
+        """The request loads what comes after `computed` tokens, and another engine has the checksums of it. The last
         block may be partly filled: nobody writes to it before the load is compared."""
         (group,), (table,), each = self._groups, state.tables, self._hashes_of_block[0]
         numbers = range(-(-computed // group.block_size), min(-(-end // group.block_size), len(table)))
@@ -285,7 +285,7 @@ class CheckScheduler:
             self._loads += self._checks(state, LOADED, n, self._blocks(state, n, number, number + 1))
 
     def _ran(self, state: _RequestState, computed: int, scheduled: int, checks: list[Check]) -> None:
-        """A step runs so many of its tokens, after so many that are computed."""
+        """A step runs `scheduled` of its tokens, after `computed` ones."""
         if state.end:
             if any(state.pending):
                 for held, pending in zip(state.held, state.pending, strict=True):
@@ -297,7 +297,7 @@ class CheckScheduler:
         state.end = computed + scheduled
 
     def _completed(self, state: _RequestState, computed: int) -> list[Check]:
-        """The blocks that are complete with so many computed tokens, and whose check was not planned yet."""
+        """The blocks that are complete with `computed` tokens and have no planned check yet."""
         checks: list[Check] = []
         due = []
         has_just_run = state.step == self._last_step
@@ -325,7 +325,7 @@ class CheckScheduler:
         return checks
 
     def _states_left(self, state: _RequestState, n: int, computed: int) -> list[Block]:
-        """The recurrent states that the last step, which ended at so many tokens, has left where a boundary is."""
+        """The recurrent states that the last step, which ended at `computed` tokens, has left where a boundary is."""
         group, number = self._groups[n], computed // self._groups[n].unit
         if group.keeps_states:
             return self._blocks(state, n, state.planned[n] + 1, number + 1)

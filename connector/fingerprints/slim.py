@@ -67,7 +67,7 @@ class SlimFingerprints:
             heads: of a block on this rank, if the common places are to lie in the first of them.
 
         Raises:
-            ValueError: a layer of which no dimension counts the blocks, by name and shape.
+            ValueError: no dimension of a layer counts the blocks; with its name and shape.
         """
         self.num_blocks = num_blocks
         tensors = [tensor for cache in caches.values() for tensor in tensors_of(cache)]
@@ -213,7 +213,7 @@ def _view(view: torch.Tensor, storage: int, num_blocks: int, block_size: int, he
 
 
 def _fits(view: _View, word: int) -> bool:
-    """Whether words of so many bytes lie evenly in it."""
+    """Whether words of `word` bytes lie evenly in it."""
     *outer, (length, _, _) = view.inner
     return not any(each % word for each in (view.begin, view.stride, length, *(stride for _, stride, _ in outer)))
 

@@ -17,7 +17,7 @@ from kvtrail.tracer.events import ids
 
 BUCKETS, WAYS = 1 << 17, 8
 REQUESTS = 4096
-"""Requests of which it is remembered what they are called."""
+"""Requests with remembered names."""
 MAX_SERIALS = (1 << 20) - 1
 MAX_NUMBERS = (1 << 12) - 1
 """Blocks of a request that are remembered with their number."""
@@ -43,7 +43,7 @@ class SlimReference:
     """
 
     def __init__(self, *, own: bool, incomplete: BloomFilter) -> None:
-        """`own`: this engine alone writes to the connector's store. `incomplete` gets the hashes of which something may be
+        """`own`: this engine alone writes to the connector's store. `incomplete` gets the hashes with contents that may be
         unknown."""
         self._own, self._incomplete = own, incomplete
         self._tags = np.zeros((BUCKETS, WAYS), dtype=np.uint32)
@@ -208,5 +208,5 @@ def _of_hash(group: int, hash_: int) -> tuple[int, int]:
 
 
 def _key(row: int, tag: int) -> tuple[int, int]:
-    """Of a hash in a filter, whose keys are random numbers."""
+    """Of a hash in a filter, which has random numbers as keys."""
     return _SLIM, (tag * BUCKETS + row) * _GROUP & _ALL

@@ -27,7 +27,7 @@ from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult, Results
 
 MAX_ADMITTED = 64
-"""Of more blocks that a request takes over, and of which none is known to be a mismatch, this many have slim fingerprints."""
+"""Of more blocks that a request takes over, with no known mismatch, this many have slim fingerprints."""
 
 
 class CheckWorker:
@@ -78,7 +78,7 @@ class CheckWorker:
         """Those of them that have checksums of another engine."""
         self._arrived: list[HandedLoad] = []
         self._taken: list[Check] = []
-        """Loads of this step whose fingerprints are being read."""
+        """Loads of this step with fingerprints that are being read."""
         self._reported: set[int] = set()
         """Blocks of this step's loads that the connector itself reports as not loaded."""
         self._layers: list[tuple[Any, list[Check]]] = []
@@ -144,8 +144,8 @@ class CheckWorker:
             self._readings.read_batched(computed)
 
     def loads_started(self) -> bool:
-        """After `start_load_kv`: blocks whose last token this step will compute. Returns whether they must be read layer by
-        layer, too, since the connector may load them so."""
+        """After `start_load_kv`: blocks with a last token that this step will compute. Returns whether they must be read
+        layer by layer, too, since the connector may load them so."""
         checks = [some for each in partial_blocks(self._loads) if (some := self._readings.sampled(each)).blocks]
         self._read_full(checks, self._judge.judge_partial)
         self._readings.settle()
@@ -211,7 +211,7 @@ class CheckWorker:
 
     def _unlike_what_was_handed_over(self) -> set[int]:
         """Compare the loads that have arrived with the checksums of the engines that handed them over. Returns the blocks to
-        be computed again: all of a load of which one is wrong, since its read cannot be trusted."""
+        be computed again: all of a load with one that is wrong, since its read cannot be trusted."""
         arrived, self._arrived = self._arrived, []
         unlike: set[int] = set()
         for check, checksums, layout, blocks in arrived:

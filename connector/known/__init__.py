@@ -46,7 +46,7 @@ class KnownConnector:
         settings_when_full: the same, in their place, where the store is to be full.
         hands_over: those of its classes with which engines in one process hand over to each other, by the `stand_in` in its
             folder.
-        check_children: the connectors of which `kvtrail check` makes two its children.
+        check_children: the connectors that `kvtrail check` draws two children from.
     """
 
     package: str

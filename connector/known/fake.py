@@ -32,7 +32,7 @@ class Job(NamedTuple):
     Attributes:
         key: names it among the jobs of its connector.
         loads: the requests that wait for it, if it is a load.
-        holds: the requests whose blocks it reads: their end is reported only after it.
+        holds: the requests with blocks that it reads: their end is reported only after it.
         fills: the blocks that are reported, all of them, when the load fails; without, some of those that vLLM allocated.
         stream: jobs of one stream end in their order.
         then: what its fake wants to know of it when it ends.
@@ -67,7 +67,7 @@ class Fake:
         self.settings: Mapping[str, Any] = extra.get(SETTINGS, {})
 
     def extra(self, folder: Path) -> dict[str, Any]:
-        """Extra configuration without which there is no connector; `folder` lives as long as the scheduler."""
+        """Extra configuration that the connector requires; `folder` lives as long as the scheduler."""
         return {}
 
     def configured(self, transfer: Mapping[str, Any], folder: Path) -> dict[str, Any]:

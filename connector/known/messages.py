@@ -18,9 +18,9 @@ from kvtrail.tracer.events.events import Direction, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 MAX_NAMED = 65_536
-"""Hand-offs of which the request is remembered."""
+"""Hand-offs with a remembered request."""
 MAX_UNNAMED = 4_096
-"""Hand-offs whose request is not known yet; of the oldest beyond them it stays unknown."""
+"""Hand-offs with a request that is not known yet; beyond these, the requests of the oldest stay unknown."""
 MAX_WAITING = 64
 """Events that wait for one name."""
 

@@ -40,8 +40,8 @@ class GroupHit(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """A chunk that left the store: its key as short hex, its size in tokens and bytes, the request whose store pushed it out,
-    and the tier that it left. None is unknown; a store without tiers names none."""
+    """A chunk that left the store: its key as short hex, its size in tokens and bytes, the request that pushed it out with a
+    store, and the tier that it left. None is unknown; a store without tiers names none."""
 
     key: str
     tokens: int | None
@@ -54,7 +54,7 @@ class Planned(NamedTuple):
     """A transfer that the scheduler's side asks of its workers: tokens, blocks, chunk keys, and its number if it runs between
     steps. `present` chunks are in the store already and are not copied. A store of 0 tokens says that there was no room from
     its start on. With several KV cache groups, the blocks of one group come after those of another: `by_group` says how many
-    each has, and `group_starts` of which token the first one is, where that is known."""
+    each has, and `group_starts` the first token of the first one, where that is known."""
 
     request_id: str
     start: int | None
@@ -116,8 +116,8 @@ class StoreContents(Protocol):
     changes_in_plans: bool
 
     def changed(self) -> Sequence[tuple[Change, str | None]]:
-        """What has changed since the last call, in order, each with the request whose store did it. Of chunks with one hash
-        the first that comes and the last that leaves are changes.
+        """What has changed since the last call, in order, each with the request that did it with a store. Of chunks with one
+        hash the first that comes and the last that leaves are changes.
 
         Raises:
             Exception: something of it is not known.
@@ -195,7 +195,7 @@ class Probe:
 
     def held_keys(self, connector: Any) -> Sequence[Any] | None:
         """On the scheduler's side, seldom: the keys of all chunks that the store holds, as the store has them; None where
-        that cannot be seen. Only for a store with no other writer, whose plans name their keys."""
+        that cannot be seen. Only for a store with no other writer and with plans that name their keys."""
         return None
 
     def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ class Probe:
 
     def temporary(self, connector: Any) -> Mapping[str, int]:
         """On the scheduler's side, asked by `kvtrail check` when no request is left: pins, leases, kept blocks, pending jobs,
-        whatever must be 0 then, by name."""
+        whatever must be 0 then, under its name."""
         return {}
 
     def loads(self, connector: Any) -> Sequence[Moved]:

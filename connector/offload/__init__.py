@@ -148,7 +148,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.last_matched
 
     def in_groups(self, copies: Sequence[Copy]) -> list[tuple[tuple[int, ...], int]]:
-        """For each KV cache group, the blocks that the copies of one chunk name, and of which token the first one is."""
+        """For each KV cache group, the blocks that the copies of one chunk name, and the first token of the first one."""
         size = self.chunk_size
         found: list[tuple[tuple[int, ...], int]] = [((), 0)] * len(self._config.groups)
         for copy in copies:
@@ -163,7 +163,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return len(self._config.groups) > 1
 
     def hashes_of(self, copy: Copy) -> list[bytes]:
-        """vLLM's hashes of the blocks that a copy stores; of a group of which a chunk is stored whole, that of the last."""
+        """vLLM's hashes of the blocks that a copy stores; of a group with chunks that are stored whole, that of the last."""
         group, rows = self._config.groups[copy.group], self._config.rows[copy.group]
         end = (copy.start // self.chunk_size + 1) * self.chunk_size // group.block_size
         first = end - rows + copy.first
@@ -185,7 +185,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.held_bytes() if self.role is KVConnectorRole.SCHEDULER else None
 
     def still_held(self, keys: Sequence[bytes]) -> tuple[str, ...]:
-        """Those of these keys whose chunks are held, as they are recorded."""
+        """Those of these keys with chunks that are held, as they are recorded."""
         return self._scheduler.still_held(keys)
 
     def take_evicted(self) -> list[tuple[str, int, int, str | None]]:

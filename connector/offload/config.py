@@ -108,7 +108,7 @@ def from_vllm(vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
     """The configuration for this engine.
 
     Raises:
-        ValueError: bad keys (see `OffloadConfig.read`), or an engine whose KV cache this connector cannot offload.
+        ValueError: bad keys (see `OffloadConfig.read`), or an engine with a KV cache that this connector cannot offload.
     """
     given = kv_cache_config.kv_cache_groups
     groups = [group_of(group.kv_cache_spec, group.layer_names) for group in given]

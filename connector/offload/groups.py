@@ -1,4 +1,4 @@
-"""KV cache groups: layers of one kind, whose blocks vLLM gives out and takes back together.
+"""KV cache groups: layers of one kind. vLLM gives out and takes back their blocks together.
 
 A group is described by what the next token sees of it. Full attention sees everything; a sliding window, a chunk of local
 attention and a recurrent state, as Mamba has it, see the end only. So a request can go on behind a prefix where each group

@@ -40,10 +40,10 @@ class HostMemory:
 
     def register(self, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
         """Allocate host memory for the layers' KV caches; layers of a group that share a tensor share a slot. The layers of
-        several groups lie in the same memory, each block of which belongs to one of them.
+        several groups lie in the same memory, and each of its blocks belongs to one of them.
 
         Raises:
-            ValueError: a layer whose layout or group is unknown, by name.
+            ValueError: the layout or the group of a layer is unknown; with its name.
         """
         seen: set[tuple[int, int]] = set()
         for name, caches in kv_caches.items():
@@ -115,8 +115,9 @@ class HostMemory:
         return places
 
     def _blocks_first(self, name: str, cache: torch.Tensor) -> list[torch.Tensor]:
-        """Views of a layer's cache whose first dimension counts blocks, the others in the order in which they lie in memory:
-        of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. Where the attention kernel's blocks are
+        """Views of a layer's cache with a first dimension that counts blocks, the others in the order in which they lie in
+        memory: of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. Where the attention kernel's blocks
+            are
         smaller than vLLM's, several of them are one."""
         for dimension in (0, 1):
             if cache.dim() > dimension and cache.shape[dimension] and not cache.shape[dimension] % self._num_blocks:
@@ -136,7 +137,7 @@ def _as_it_lies(blocks_first: torch.Tensor) -> torch.Tensor:
 
 
 class _Rows:
-    """A cache in the CPU's memory, each of whose blocks is one row of bytes."""
+    """A cache in the CPU's memory with one row of bytes for each block."""
 
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
         """`cache` is [blocks, ...], and contiguous; `rows` are the blocks that host memory is to hold."""
@@ -155,8 +156,8 @@ class _Rows:
 
 
 class _Tensors:
-    """A cache on a GPU, or one whose blocks do not lie in one piece. A store gathers all blocks of a step before it copies
-    them, and a load copies all of them before it spreads them."""
+    """A cache on a GPU, or one with blocks that do not lie in one piece. A store gathers all blocks of a step before it
+    copies them, and a load copies all of them before it spreads them."""
 
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
         self._cache = cache

@@ -12,7 +12,7 @@ class Copy:
     """A copy between a request's KV blocks and a part of a chunk's slot.
 
     Attributes:
-        request_id: whose tokens they are.
+        request_id: the request with these tokens.
         start: position of the first token.
         count: tokens that the copy is for; the last block may hold one more (see `OffloadScheduler.admitted`).
         slot: the chunk's slot in host memory.
@@ -35,8 +35,8 @@ class Copy:
 @dataclass
 class OffloadPlan(KVConnectorMetadata):
     """The copies of one step, those of a chunk side by side. All loads come before the forward pass, all stores after it.
-    `present` chunks were held already; of them only blocks are copied that they lacked. `refused` are the requests for whose
-    next chunk there is no room, and where that begins. With copies beside the steps, `given` are the blocks that vLLM gives
+    `present` chunks were held already; of them only blocks are copied that they lacked. `refused` are the requests without
+    room for their next chunk, and where that begins. With copies beside the steps, `given` are the blocks that vLLM gives
     to requests to be written: before that, the stores that read them must have ended."""
 
     loads: list[Copy] = field(default_factory=list)

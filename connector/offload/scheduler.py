@@ -177,7 +177,7 @@ class OffloadScheduler:
         return len(self._index) * self._config.chunk_bytes
 
     def still_held(self, keys: Sequence[bytes]) -> tuple[str, ...]:
-        """Those of these keys whose chunks are held, as they are recorded."""
+        """Those of these keys with chunks that are held, as they are recorded."""
         return tuple([short(key) for key in keys if key in self._index])
 
     def admitted(self, request: Any, external: int, tables: Sequence[Sequence[int]]) -> None:
@@ -267,7 +267,7 @@ class OffloadScheduler:
             tracked.stored = tracked.refused = tracked.matched = 0
 
     def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
-        """The chunks that left since the last call: key, tokens and bytes of each, and the request whose chunk is in its
+        """The chunks that left since the last call: key, tokens and bytes of each, and the request with the chunk in its
         place."""
         evicted = list(self._evicted)
         self._evicted.clear()
@@ -375,7 +375,7 @@ class OffloadScheduler:
         places: Sequence[range],
         lacking: list[int] | None = None,
     ) -> list[Copy]:
-        """The copies of a chunk of a request, its `number`th: one for each group of which it has blocks at these places of
+        """The copies of a chunk of a request, its `number`th: one for each group with blocks of its own at these places of
         the block tables, or one without blocks. A store copies what is `lacking`, and notes that it is not any more."""
         copies = []
         for each, group in enumerate(self._config.groups):

@@ -4,7 +4,8 @@ Why copies beside the steps are right. They run one after the other, in the orde
 in host memory what those before it have left there. A copy begins after all that the engine was asked to do before it, so it
 reads what the forward pass has written, and writes into blocks that nobody reads any more. A request runs on what is loaded
 for it only after the load was reported. And before anybody writes into blocks that vLLM has given to another request, the
-stores that read them have ended, whoever held them: one that has ended, that was preempted, or whose window has passed them.
+stores that read them have ended, whoever held them: one that has ended, that was preempted, or with a window that has passed
+them.
 """
 
 from __future__ import annotations

@@ -155,14 +155,14 @@ class Contexts:
         return context
 
     def of_id(self, request_id: str) -> RequestContext:
-        """The context of a request of which only the id is known, brought to its current epoch on the scheduler's side."""
+        """The context of a request with only its id known, brought to its current epoch on the scheduler's side."""
         context = self.named(request_id)
         if context.request is not None:
             context.epoch = context.request.num_preemptions
         return context
 
     def named(self, request_id: str) -> RequestContext:
-        """The context of a request of which only the id is known, at the epoch that it had."""
+        """The context of a request with only its id known, at the epoch that it had."""
         return self.open.get(request_id) or self._ended.get(ids.bounded(request_id)) or self._create(request_id, None)
 
     def name_of(self, request_id: str) -> str:
@@ -199,7 +199,7 @@ class Contexts:
         return error
 
     def begun(self) -> list[RequestContext]:
-        """The open requests whose start has been recorded. Asked by another thread than the scheduler's."""
+        """The open requests with a recorded start. Asked by another thread than the scheduler's."""
         contexts = list(self.open.values())  # a copy in one go
         return [context for context in contexts if context.source is not None and context.recorded]
 

@@ -1,4 +1,4 @@
-"""What an engine died of: the exception that its goodbye names."""
+"""What an engine died of: the exception that its end record names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from traceback import walk_tb
 from kvtrail.connector.recording.messages import message
 
 MOST = 200
-"""Characters of it that a goodbye has."""
+"""Characters of it that an end record has."""
 _ENGINE = ("vllm.v1.engine.core", "vllm.v1.core.")
 """The modules that an engine's own steps run through."""
 

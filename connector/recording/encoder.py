@@ -1,7 +1,7 @@
 """Event tuples -> OTLP protobuf, by hand.
 
 A span here is a concatenation of byte strings: names, keys and ids are encoded once, frequent values are remembered. With
-messages of opentelemetry-proto instead, of which every attribute that was seen before is reused, a span takes 10.6 us, and
+messages of opentelemetry-proto instead, with every attribute that was seen before reused, a span takes 10.6 us, and
 2.5 us here: the recorder would need twice its 6.2 us of CPU in all (`benchmarks/recorder.py`).
 
 Wire format: https://protobuf.dev/programming-guides/encoding/. Field numbers: opentelemetry/proto/trace/v1/trace.proto and
@@ -25,9 +25,7 @@ Value = bool | int | float | str | bytes | tuple[int, ...] | tuple[str, ...]
 _SPAN_ID = struct.Struct(">2sQ")
 _TIMES = struct.Struct("<BQBQ")  # start_time_unix_nano (7) and end_time_unix_nano (8), both fixed64
 _EVENT_TIME = struct.Struct("<BQ")  # time_unix_nano (1) of a span's event, a fixed64
-_FLAGS = b"\x85\x01" + struct.pack(
-    "<I", 1
-)  # flags (16), a fixed32, of which the lowest bit says that the trace is sampled
+_FLAGS = b"\x85\x01" + struct.pack("<I", 1)  # flags (16), a fixed32: its lowest bit says that the trace is sampled
 _ROOTS = tuple(kind.value for kind in semconv.ROOTS)
 _CUT_OFF, _REQUEST = Kind.CUT_OFF.value, Kind.REQUEST.value
 _OUTPUT = place(Kind.REQUEST, "output")
@@ -102,7 +100,7 @@ _INTEGERS = _Integers()
 
 
 _MINUTES = 16
-"""Minutes whose first event is remembered."""
+"""Minutes with a remembered first event."""
 
 
 def key_value(key: str, value: Value) -> bytes:
@@ -149,7 +147,7 @@ class _Attribute(dict[object, bytes]):
 
 
 class SequenceNumbers:
-    """The attribute whose value is new every time: only its upper bits are remembered. Saves 2.2 us a span."""
+    """The attribute with a value that is new every time: only its upper bits are remembered. Saves 2.2 us a span."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -249,7 +247,7 @@ class Encoder:
         self._engine = _named(semconv.ENGINE_SPAN)
         self._engine += attribute(semconv.ENGINE_ID.key, str(resource.get(semconv.ENGINE_ID.key, "")))
         self._minute: tuple[bytes, int, Identity] = (b"", -1, (b"", b"", "", True))
-        """Of the last event that concerns no request: the root that it names, its minute, and whose it is in that."""
+        """Of the last event that concerns no request: the root that it names, its minute, and its identity in that."""
         self._firsts: dict[int, int] = {}
         """By minute, the number of the first event that concerns no request."""
         known = (key_value(k, v) for k, v in resource.items() if isinstance(v, bool | int | float | str))
@@ -261,7 +259,7 @@ class Encoder:
         return map(self.request, self.parts(events, most))
 
     def parts(self, events: Sequence[EventTuple], most: int) -> Iterator[Part]:
-        """The spans of these events, cut after `most` events, of which the rows of a step are some, and before `MAX_BYTES`;
+        """The spans of these events, cut after `most` events, counting the rows of a step, and before `MAX_BYTES`;
         what is larger alone is alone. For no events, a part without spans.
 
         Raises:

@@ -136,7 +136,7 @@ def _one_of(*values: str) -> Callable[[str], Wrong]:
 def _protocol(value: str) -> Wrong:
     if value not in PROTOCOLS:
         return " or ".join(PROTOCOLS)
-    return None if _has_exporter(value) else f"one whose package is installed (pip install {_exporter(value)})"
+    return None if _has_exporter(value) else f"one with its package installed (pip install {_exporter(value)})"
 
 
 def _exporter(protocol: str) -> str:

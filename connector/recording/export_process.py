@@ -1,8 +1,8 @@
 """The export process of a recorder: reads its batches from a pipe, encodes and sends them, and answers each.
 
 It is no child of the engine's: vLLM kills its children when it shuts down, and this process must survive the engine by the
-time that a goodbye takes. If the engine dies without one, this process sends in its place the roots of the requests that were
-open, and the goodbye (`post_mortem`).
+time that an end record takes. If the engine dies without one, this process sends in its place the roots of the requests that
+were open, and the end record (`post_mortem`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kvtrail.connector.recording.ring import EventTuple
 from kvtrail.connector.recording.transport import REFUSALS
 
 GRACE_S = 5.0
-"""How long the last batches and the goodbye may take after the engine has ended."""
+"""How long the last batches and the end record may take after the engine has ended."""
 TORN = "torn"
 """In place of a frame: the pipe ended in the middle of one."""
 _AT_ONCE = 1 << 16

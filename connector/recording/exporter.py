@@ -236,7 +236,7 @@ class ExportProcess:
             stdout=subprocess.PIPE,
             env=self._environ,
             bufsize=0,
-            start_new_session=True,  # a Ctrl-C is for the engine, which then says goodbye itself
+            start_new_session=True,  # a Ctrl-C is for the engine, which then sends its end record itself
         )
         self._frames: Any = launcher.stdin
         self._answers: Any = launcher.stdout

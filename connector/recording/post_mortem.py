@@ -1,4 +1,4 @@
-"""What is sent in place of an engine that has died: the roots of its open requests, and its goodbye."""
+"""What is sent in place of an engine that has died: the roots of its open requests, and its end record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import FIELDS, place
 from kvtrail.tracer.events.semconv import (
     CUT_OFF,
-    NO_GOODBYE,
+    NO_END_RECORD,
     ROOTS,
     ROW_EPOCHS,
     ROW_NUMBERS,
@@ -74,13 +74,13 @@ class PostMortem:
                 self._reach(request, number, epoch)
 
     def final_events(self, at_ns: int, *, torn: bool) -> list[EventTuple]:
-        """The roots and the goodbye, numbered as the engine's next events; if the last frame was `torn`, as those after one
-        that is missing."""
+        """The roots and the end record, numbered as the engine's next events; if the last frame was `torn`, as those after
+        one that is missing."""
         if self._last is None or (self._last is self._heartbeat and self._last[-1][_CLOSED]):
             return []
         following = sequence_of(self._last) + numbers_of(self._last) + torn
         roots = list(self._roots(following, at_ns, torn=torn))
-        return roots if self._silent else [*roots, self._goodbye(following + len(roots), at_ns)]
+        return roots if self._silent else [*roots, self._end_record(following + len(roots), at_ns)]
 
     def _follow_step(self, values: tuple[Any, ...]) -> None:
         requests, numbers = values[_REQUESTS], values[_NUMBERS]
@@ -96,11 +96,11 @@ class PostMortem:
             numbers = (number, each.next + torn, each.epoch)
             yield (_CUT_OFF, each.source, each.identity, *numbers, each.start_ns, at_ns, None, (CUT_OFF, each.prompt))
 
-    def _goodbye(self, sequence: int, at_ns: int) -> EventTuple:
-        """The last heartbeat once more, if there was one, as a goodbye."""
+    def _end_record(self, sequence: int, at_ns: int) -> EventTuple:
+        """The last heartbeat once more, if there was one, as an end record."""
         number: int = 0
         values: list[Any] = [sequence, 0, *(None,) * (len(FIELDS[Kind.HEARTBEAT]) - 2)]
         if self._heartbeat is not None:
             number, values = self._heartbeat[4] + 1, [*self._heartbeat[-1]]
-        values[_CLOSED], values[_ENDED_BY] = True, NO_GOODBYE
+        values[_CLOSED], values[_ENDED_BY] = True, NO_END_RECORD
         return (_HEARTBEAT, b"", self._nobody, sequence, number, 0, at_ns, at_ns, None, tuple(values))

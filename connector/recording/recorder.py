@@ -77,7 +77,7 @@ class Recorder:
         contexts: all the requests that it knows.
         level: how much is recorded.
         steps: scheduling steps so far; None on a worker.
-        probes_off: the connectors whose probe is switched off, in order.
+        probes_off: the connectors with a probe that is switched off, in order.
         spare: how long the scheduler has had spare capacity; None where it is not seen.
         holders: asked on the recorder's own thread how many bytes each connector holds; None where it does not know.
     """
@@ -96,7 +96,7 @@ class Recorder:
         self._append, self._numbers = self._ring.waiting.append, self._ring.numbers
         self._many = 1 << max(1, min(BATCH, limit // 2)).bit_length() - 1  # a power of two
         self._bits_of_many = self._many - 1
-        """The thread is woken at each event whose number has none of these bits."""
+        """The thread is woken at each event with none of these bits in its number."""
         self._delay_s = environment.number(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
         own = {
             "process.pid": os.getpid(),
@@ -131,8 +131,8 @@ class Recorder:
         self._warned_no_listener = False
         self._connectors = 0
         self._leaving = False
-        self._goodbye_at: int | None = None
-        """The number after the goodbye, if there was one."""
+        self._end_record_at: int | None = None
+        """The number after the end record, if there was one."""
         self._ended_by: str | None = None
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
@@ -265,8 +265,8 @@ class Recorder:
             self._leaving, self._ended_by = False, None
 
     def leave(self, timeout_s: float, *, ended_by: str | None = None) -> None:
-        """A connector has shut down, perhaps because of an exception: send what waits, and with the last of them the goodbye.
-        Whatever is recorded after it is sent as ever, and takes it back."""
+        """A connector has shut down, perhaps because of an exception: send what waits, and with the last of them the end
+        record. Whatever is recorded after it is sent as ever, and takes it back."""
         self._die_of(ended_by)
         with self._counting:
             self._connectors -= 1
@@ -286,7 +286,7 @@ class Recorder:
         atexit.unregister(self.close)
 
     def _die_of(self, error: str | None) -> None:
-        """Note what the goodbye says of an exception; the first one counts."""
+        """Note what the end record says of an exception; the first one counts."""
         if error is not None and self._ended_by is None:
             self._ended_by = self.contexts.redacted(error)[: death.MOST]
 
@@ -392,13 +392,13 @@ class Recorder:
         events[:] = readable
 
     def _heartbeat(self, closing: bool) -> list[EventTuple]:
-        """A heartbeat, if one is due and anybody has a use for it. The last one says goodbye, after the roots of the requests
-        that are open; then there is none until something is recorded."""
+        """A heartbeat, if one is due and anybody has a use for it. The last one is the end record, after the roots of the
+        requests that are open; then there is none until something is recorded."""
         now_s, closing = time.monotonic(), closing or self._leaving
-        if self._goodbye_at is not None:
-            if self._goodbye_at == self._ring.next:
+        if self._end_record_at is not None:
+            if self._end_record_at == self._ring.next:
                 return []
-            self._goodbye_at, self._leaving, closing = None, False, self._closing
+            self._end_record_at, self._leaving, closing = None, False, self._closing
         elif not closing and now_s - self._heartbeat_s < HEARTBEAT_S:
             return []
         self._heartbeat_s = now_s
@@ -406,7 +406,7 @@ class Recorder:
         if closing and self._cut_off():
             return self._ring.take(BATCH)
         if closing and self._heartbeats is Heartbeats.OFF:
-            self._goodbye_at = self._ring.next
+            self._end_record_at = self._ring.next
         if not ((closing and self._heartbeats is Heartbeats.AUTO) or self._has_listener()):
             return []
         at_ns, dropped = time.monotonic_ns(), self.dropped
@@ -425,7 +425,7 @@ class Recorder:
         self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
         events = self._ring.take(BATCH)
         if closing:
-            self._goodbye_at = self._ring.next
+            self._end_record_at = self._ring.next
         return events
 
     def _held_bytes(self) -> int | None:
@@ -521,7 +521,7 @@ def _make(engine_id: str, resource: dict[str, Any], queue_bytes: int) -> Recorde
 @contextmanager
 def exporting_to(make_exporter: Callable[[], exporter.Exporter]) -> Iterator[None]:
     """Recorders made inside get exporters from this function, whatever the environment says, and are closed at the end. For
-    runs whose tracer is the program itself; not for two at a time."""
+    runs with the program itself as the tracer; not for two at a time."""
     global _make_exporter, _recorders
     before = _make_exporter, _recorders
     _make_exporter, _recorders = make_exporter, {}

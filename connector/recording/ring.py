@@ -90,7 +90,7 @@ class Ring:
         self._unpacked_bytes = 0
 
     def append_large(self, event: EventTuple, size: int) -> None:
-        """Append an event with so many bytes of lists and texts."""
+        """Append an event with `size` bytes of lists and texts."""
         with self._lock:
             packed = size
             if self._large_bytes > self._most_large // 4 and event[0] != STEP_SPAN:
@@ -108,7 +108,7 @@ class Ring:
 
     def take(self, most: int, *, least: int = 1, most_bytes: int = BATCH_BYTES) -> list[EventTuple]:
         """Remove and return the oldest events, until they have `most` numbers or `most_bytes`, or more; none if fewer than
-        `least` wait, unless these have so many bytes."""
+        `least` wait, unless these have `most_bytes`."""
         with self._lock:
             waiting = len(self.waiting)
             if waiting < least and (not waiting or self._unpacked_bytes < most_bytes):

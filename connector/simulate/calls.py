@@ -32,11 +32,11 @@ class Calls:
     Attributes:
         answers: the last answer of each request that has not ended: tokens or None, and whether asynchronous.
         loads: the latest load of each such request.
-        failed: those of which a load has failed.
+        failed: those with a failed load.
         on_lookup: called after each lookup with the request, the computed tokens, and the answer.
-        on_load: called before the connector is told of an allocation to load into, with the request and the load.
+        on_load: called before the connector is notified of an allocation to load into, with the request and the load.
         on_reset: called with the answer of `reset_cache`.
-        on_end: called with a request before the connector is told that it has ended.
+        on_end: called with a request before the connector is notified of its end.
         on_events: called after each step with the KV cache events that the connector has reported.
     """
 

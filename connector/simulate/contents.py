@@ -128,7 +128,7 @@ def _spread(numbers: Any) -> Any:
 
 
 def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], contents: Contents) -> str:
-    """In words, what the words of one token's KV are: whose, of which layer, or none that was ever computed."""
+    """In words, what the words of one token's KV are: the KV of a prefix, in a layer, or none that was ever computed."""
     for value, text in (
         (_OF_NO_PREFIX[0], "zeros"),
         (_OF_NO_PREFIX[UNWRITTEN], "nothing, since nobody had written there by then"),

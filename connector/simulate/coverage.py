@@ -26,7 +26,7 @@ class _Load:
 
 
 def left_out(events: Iterable[Event], connector_id: str | None) -> Observation | None:
-    """The first load of which a plan leaves tokens out; of one connector, or of all. A load that is not planned at all is
+    """The first load with tokens that a plan leaves out; of one connector, or of all. A load that is not planned at all is
     none of its business: a plan may name no positions."""
     computed: dict[tuple[str, str | None], int] = {}
     loads: dict[str | None, dict[str, _Load]] = {}
@@ -39,7 +39,7 @@ def left_out(events: Iterable[Event], connector_id: str | None) -> Observation |
                 load.planned.append((event.start, event.start + event.count))
         elif isinstance(event, Alloc | Schedule | Preempt | RequestEnd):
             for load in loads.get(event.request, {}).values():
-                # A step's plan is told after the step.
+                # A step's plan is reported after the step.
                 if load.ran and load.planned and (missing := _missing(load)):
                     return _observation(load, *missing)
                 load.ran = load.ran or isinstance(event, Schedule)

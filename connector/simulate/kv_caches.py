@@ -14,7 +14,7 @@ class LayerCache:
     """The KV cache of one layer on one tensor-parallel rank.
 
     Attributes:
-        layer, rank, group: whose it is; a rank has a part of the heads.
+        layer, rank, group: what it belongs to; a rank has a part of the heads.
         is_state: whether a block holds one recurrent state, in one slot, instead of the KV of its tokens.
         tensor: the cache, as connectors see it: its first dimension counts blocks, the third one the slots of a block.
         secret: of this layer's KV.
@@ -79,5 +79,5 @@ class LayerCache:
         self._should[blocks] = self._held[blocks]
 
     def written(self, blocks: Any) -> bool:
-        """Whether anybody has written to blocks of which a write was expected."""
+        """Whether anybody has written to blocks that were expected to be written."""
         return bool((self._held[blocks] != self.secret.words(np.array([UNWRITTEN], np.int32)).flat[0]).any())

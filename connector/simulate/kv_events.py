@@ -1,8 +1,8 @@
 """Judges the KV cache events of a connector as a router lives by them: what they say is stored must have been computed, and
 what they say is removed must not be found.
 
-vLLM's scheduler takes them after each step (`take_events`) and publishes them with its own; routers keep an index of hashes of
-blocks from them (vLLM 0.32, `vllm/distributed/kv_events.py`).
+vLLM's scheduler takes them after each step (`take_events`) and publishes them with its own; routers build an index of block
+hashes from them (vLLM 0.32, `vllm/distributed/kv_events.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from kvtrail.tracer.model.words import some
 
 Place = tuple[str | None, int | None]
 """A medium, and a KV cache group."""
@@ -22,7 +24,7 @@ class KVEvents:
 
     Attributes:
         stored, removed: how many blocks were reported as stored, and as removed.
-        found: lookups that found tokens of which events had spoken.
+        found: lookups that found tokens, once events had named blocks of vLLM.
     """
 
     def __init__(self, note: Note, hash_block_size: int) -> None:
@@ -31,8 +33,8 @@ class KVEvents:
         self._computed: set[Any] = set()
         """The hashes of the blocks that some request has held."""
         self._stored: dict[Any, Counter[Place]] = {}
-        """How often each block was reported as stored, and not as removed since, by its hash and place: chunks that share blocks
-        report each of them once more (vLLM 0.33, `kv_connector/v1/offloading/events.py`)."""
+        """How often each block was reported as stored, and not as removed since, by its hash and place: chunks that share
+        blocks report each of them once more (vLLM 0.32, `kv_connector/v1/offloading/events.py`)."""
         self._removed: set[Any] = set()
         self._are_of_vllm = False
         """Whether the hashes are vLLM's: a connector may have its own, by which no block is known."""
@@ -61,7 +63,7 @@ class KVEvents:
                     self.clear()
 
     def clear(self) -> None:
-        """Nothing is stored: the cache was reset, of which vLLM itself informs the router."""
+        """Nothing is stored: the cache was reset, and vLLM itself informs the router of that."""
         self._stored.clear()
         self._removed.clear()
 
@@ -71,18 +73,17 @@ class KVEvents:
         if not self._are_of_vllm or not hashes:
             return
         self.found += 1
+        found = f"In step {step} a lookup of {request.request_id} found tokens {computed} to {computed + returned}."
         if gone := [each for each in hashes if each in self._removed]:
             self._note(
                 "a block that events have removed is found",
-                f"In step {step} a lookup of {request.request_id} found tokens {computed} to {computed + returned}. Events have"
-                f" reported {len(gone)} of these {len(hashes)} blocks as removed, and not as stored since: a router sends"
-                " such requests elsewhere.",
+                f"{found} Events have reported {len(gone)} of these {len(hashes)} blocks as removed, and not as stored since:"
+                " a router sends such requests elsewhere.",
             )
         elif not any(each in self._stored for each in hashes):
             self._note(
                 "a block that no event has stored is found",
-                f"In step {step} a lookup of {request.request_id} found tokens {computed} to {computed + returned}. No event has"
-                f" reported any of these {len(hashes)} blocks as stored: no router knows of them.",
+                f"{found} No event has reported any of these {len(hashes)} blocks as stored: no router knows of them.",
             )
 
     def listed(self, request: Any) -> int:
@@ -103,8 +104,8 @@ class KVEvents:
         if self._are_of_vllm and unknown:
             self._note(
                 "an event stores what nobody has computed",
-                f"After step {step} an event reported {len(event.block_hashes)} blocks as stored{_where(event)}. No request has"
-                f" computed {len(unknown)} of them.",
+                f"After step {step} an event reported {some(len(event.block_hashes), 'block')} as stored{_where(event)}. No"
+                f" request has computed {len(unknown)} of them.",
             )
         for each in event.block_hashes:
             self._stored.setdefault(each, Counter())[_place(event)] += 1
@@ -116,8 +117,8 @@ class KVEvents:
         if strange:
             self._note(
                 "an event removes what none has stored",
-                f"After step {step} an event reported {len(event.block_hashes)} blocks as removed{_where(event)}. For"
-                f" {len(strange)} of them no event has reported that they are stored there.",
+                f"After step {step} an event reported {some(len(event.block_hashes), 'block')} as removed{_where(event)}. No"
+                f" event has reported {len(strange)} of them as stored there.",
             )
         for each in event.block_hashes:
             left = self._stored.pop(each, Counter()) - Counter({_place(event): 1})

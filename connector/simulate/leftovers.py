@@ -1,7 +1,7 @@
 """What a connector's scheduler side still remembers when nothing is left to do, read from its own attributes.
 
 Nothing is known of the connector, so only two things count. Ids of requests that have ended; and numbers and containers
-whose name says that they are temporary (pins, leases, what is pending) and that are not as they were at first.
+with a name that says that they are temporary (pins, leases, what is pending) and that are not as they were at first.
 """
 
 from __future__ import annotations

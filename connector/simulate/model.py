@@ -87,7 +87,7 @@ class _Read:
 
 @dataclass(slots=True)
 class _Wrong:
-    """Tokens of a request whose KV is wrong: how many in each layer, the first one, its block and what that holds; and the
+    """Tokens of a request with wrong KV: how many in each layer, the first one, its block and what that holds; and the
     layers."""
 
     read: _Read
@@ -139,13 +139,13 @@ class Model:
         self._contents = Contents(shared.prefixes)
         slots = max(layout.slots for layout in self._layouts)
         self._numbers = np.full((kv_cache.num_blocks, slots), UNKNOWN, np.int32)
-        """The prefix whose KV each slot of each block should hold."""
+        """The prefix that each slot of each block should hold the KV of."""
         self._given_to = np.zeros(kv_cache.num_blocks, np.int32)
         """The KV cache group that each block was last given to."""
         self._unread: dict[str, Load] = {}
-        """Loads whose request has not run since."""
+        """Loads of requests that have not run since."""
         self._awaited: list[tuple[Any, Load]] = []
-        """Loads of which the workers have not been told yet."""
+        """Loads that the workers have not been given yet."""
         self._reads: list[_Read] = []
         self._writes: list[Any] = []
         """The blocks, slots and numbers of the step's tokens, of each KV cache group."""
@@ -244,7 +244,7 @@ class Model:
         return [cache.checksum() for cache in self.caches.values()]
 
     def copy(self, output: Any) -> None:
-        """Copy the blocks that vLLM copies before this step: those of which a request may use a part, and writes the rest."""
+        """Copy the blocks that vLLM copies before this step: a request may use a part of each, and writes the rest."""
         for source, target in getattr(output, "kv_cache_block_copies", None) or ():  # an older vLLM copies none
             for cache in self.caches.values():
                 cache.copy(source, target)
@@ -387,7 +387,7 @@ class Model:
         expected = self._secrets[layers[0]].words(self._contents.of(read.request)[token : token + 1])[0]
         known = self._found.get(read.request.request_id)
         if known is not None and layers[0] in known.layers and layers != known.layers[-1:]:
-            return  # the numbers have told it
+            return  # the numbers have shown it
         if known is None or (token < known.first and layers == known.layers):
             text = holds(held, expected, layers[0], self._secrets, self._contents)
             found = _Wrong(read, [0] if known is None else known.tokens, token, block, text, list(layers))

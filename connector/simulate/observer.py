@@ -23,7 +23,7 @@ KEEPS = "kvtrail_keeps"
 FLUSH = 64
 """Requests that come when all others have ended, to tell a memory of the latest requests from a leak."""
 UNBOUNDED = 1000
-"""Ended requests of which a memory that has a bound may not know more."""
+"""How many ended requests a memory with a bound may know of at most."""
 LISTED = 8
 """Ended requests for which lookups are compared with what events list."""
 PATIENCE = 3
@@ -70,7 +70,7 @@ class Observer:
         self._at_first = leftovers.temporary(connector, self._ignored)
         self._prefixes = stage.prefixes
         self._computed: set[int] = set()
-        """The prefixes whose KV some request has held since the connector's last reset."""
+        """The prefixes that some request has held the KV of since the connector's last reset."""
         self._entered: dict[str, int] = {}
         self._reset_step: int | None = None
         self._ended: dict[str, str] = {}
@@ -301,12 +301,12 @@ class Observer:
             self._add(f"listed-{number}", tokens, request)
             run(())
             self._calls.on_lookup.pop()
-            if max(found) < end:
+            if (most := max(found, default=0)) < end:
                 self._note(
                     EVENTS,
                     "a block that events have stored is not found",
-                    f"All requests have ended. Events list the first {end} tokens of {request.request_id} as stored, and a lookup"
-                    f" finds {max(found)}: a router sends such requests here for nothing.",
+                    f"All requests have ended. Events list the first {end} tokens of {request.request_id} as stored, and a"
+                    f" lookup finds {most}: a router sends such requests here for nothing.",
                 )
                 return
 

@@ -32,7 +32,7 @@ class _Rank(NamedTuple):
 
 
 class OwnWorker(FakeWorker):
-    """For connectors whose worker side runs on a CPU: one for each tensor-parallel rank."""
+    """For connectors with a worker side that runs on a CPU: one for each tensor-parallel rank."""
 
     model: Model
 

@@ -15,9 +15,9 @@ from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 from kvtrail.tracer.events.cache_groups import CacheGroup
 
 RETURNS_TICKS = 5
-"""For so many ticks an engine that was killed is away."""
+"""How many ticks an engine that was killed is away."""
 OVERDUE_TICKS = 90
-"""For so long at least a router keeps what it should have used long ago; the lease is shorter then."""
+"""For at least this long a router keeps what it should have used long ago; the lease is shorter then."""
 
 
 class Point(StrEnum):
@@ -70,7 +70,7 @@ class Request:
     Attributes:
         id: the client's; engines append a suffix of their own.
         at_tick: the router asks the engine that prefills before this tick.
-        kept_ticks: for so many ticks it then keeps what that engine returns.
+        kept_ticks: how long it then keeps what that engine returns.
         leaves: where its client disconnects, if it does.
     """
 
@@ -89,7 +89,7 @@ class PairScenario:
 
     Attributes:
         prefills, decodes: what else each of the two engines is asked; steps are ticks.
-        prefill_every, decode_every: each of them makes a step in every so many ticks.
+        prefill_every, decode_every: how many ticks there are for one step of each.
         prefill_blocks, decode_blocks: of their pools.
         prefill_dies_at, decode_dies_at: the tick in which that engine is killed; None if it lives.
         prefill_returns: how the engine that prefills comes back after that, `RETURNS_TICKS` later; None if it does not.

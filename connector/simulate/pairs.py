@@ -62,7 +62,7 @@ class Engine:
         every: int,
         beside: Sequence[Arrival],
     ) -> None:
-        """It makes a step in every so many ticks, and is asked for some requests `beside` those of the router; `exporter` has
+        """It makes a step in every `every` ticks, and is asked for some requests `beside` those of the router; `exporter` has
         what it records."""
         self.name, self.id, self.stage, self._exporter = name, id, stage, exporter
         self.error: str | None = None
@@ -170,7 +170,7 @@ class PlayedPair(Played):
 
     @property
     def given_back_early(self) -> set[str]:
-        """The clients' ids of the requests of which a reader reported for the first time after the blocks were given back,
+        """The clients' ids of the requests with a reader that first reported after the blocks were given back,
         though their lease had not run out."""
         reported: set[tuple[str | None, str | None]] = set()
         sent: set[str | None] = set()

@@ -1,6 +1,6 @@
 """The requests of a recording, each with what was recorded of it from its start to its end.
 
-It sorts events and draws no conclusions: a re-drive needs them as they were, also of requests whose accounts are incomplete.
+It sorts events and draws no conclusions: a re-drive needs them as they were, also of requests with incomplete accounts.
 """
 
 from __future__ import annotations
@@ -101,6 +101,6 @@ def recorded_requests(events: Iterable[Event]) -> dict[str, RecordedRequest]:
 
 
 def use(request_id: str, used: Counter[str]) -> str:
-    """The name of a request whose id is used once more; `used` counts how often each was."""
+    """The name of a request with an id that is used once more; `used` counts how often each was."""
     used[request_id] += 1
     return request_id if used[request_id] == 1 else f"{request_id}~{used[request_id]}"

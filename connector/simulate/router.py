@@ -24,7 +24,7 @@ ASKED_TO_PREFILL = {
 }
 """What a router says to the engine that prefills."""
 AGAIN_TICKS = 8
-"""Within so many ticks a router that makes the mistake asks a second time."""
+"""Within this many ticks a router that makes the mistake asks a second time."""
 
 
 class Server(Protocol):

@@ -40,9 +40,9 @@ FLUSH_STEPS = 200
 DRAIN_STEPS = 12
 """Idle steps at the end, beyond those that transfers in flight may take."""
 STALLED_STEPS = 300
-"""After so many steps in which nothing was scheduled although requests wait, they count as never ending."""
+"""After this many steps in which nothing was scheduled although requests wait, they count as never ending."""
 PATIENT_STEPS = 100
-"""After so many of them, each further one waits for a moment."""
+"""After this many of them, each further one waits for a moment."""
 PATIENCE_S = 0.005
 
 
@@ -65,9 +65,9 @@ class Played:
         steps: scheduling steps.
         unfinished: requests that had not ended when the run did, and what each of them waits for, by id.
         lookups: of the connector under test.
-        loads_read: loads whose bytes were looked at, where the connector's own workers ran.
+        loads_read: loads with bytes that were checked, where the connector's own workers ran.
         loads_copied: whether any of them had written anything.
-        blocks_compared: blocks whose bytes were compared before a step that reads them.
+        blocks_compared: blocks with bytes that were compared before a step that reads them.
         room_compared: whether the room of a full store was compared with that of a new one.
         kv_events: blocks that the connector's KV cache events reported as stored, as removed, and lookups that found some.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.

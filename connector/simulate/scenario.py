@@ -64,7 +64,8 @@ class When(StrEnum):
     """A load of it between steps has failed. Of a load within a step vLLM 0.32 keeps the failed blocks in its prefix cache
     until the request computes them, so whoever aborts it before that breaks others, whatever the connector does."""
     FAILED_WITHIN = "failed within"
-    """A load of it within a step has failed. For requests whose prefix nobody shares until vLLM's cache has been reset."""
+    """A load of it within a step has failed. For requests with a prefix that nobody shares until vLLM's cache has been
+    reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Workers:
     """How the fake workers behave.
 
     Attributes:
-        latest_steps: a transfer ends within so many steps; the order is random. 0: at once.
+        latest_steps: a transfer ends within this many steps; the order is random. 0: at once.
         load_failures: the share of loads that fail and are reported.
         seed: of their choices.
         ends: the steps in which certain transfers end; see `job` and `wait`.

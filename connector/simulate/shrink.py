@@ -17,7 +17,7 @@ Fails = Callable[[Scenario], bool]
 def shrink(
     scenario: Scenario, fails: Fails, *, tries: int | None, on_try: Callable[[Scenario], None] = lambda smallest: None
 ) -> Scenario:
-    """The smallest scenario found in so many tries for which `fails` holds, as it does for the given one; None sets no limit.
+    """The smallest scenario found in `tries` tries for which `fails` holds, as it does for the given one; None sets no limit.
 
     `on_try` is called with the smallest so far, before each try.
     """

@@ -34,7 +34,7 @@ class BareScheduler:
     Attributes:
         scheduler: vLLM's.
         steps: scheduling steps so far.
-        latest_steps: within so many steps every transfer ends.
+        latest_steps: within this many steps every transfer ends.
         block_sizes: tokens of a block, of each KV cache group.
         hash_block_size: tokens of a block that has a hash, of a request's `block_hashes`.
         calls: what the scheduler and the connector say to each other; None without a connector.

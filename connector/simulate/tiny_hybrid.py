@@ -1,4 +1,4 @@
-"""A tiny hybrid model: a four-layer Gemma 3 with seeded random weights, of which every other layer has a sliding window. vLLM
+"""A tiny hybrid model: a four-layer Gemma 3 with seeded random weights and a sliding window in every other layer. vLLM
 puts its layers into two KV cache groups.
 """
 

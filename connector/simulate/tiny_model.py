@@ -63,7 +63,7 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
     import torch
 
-    if not torch.cuda.is_available():  # a vLLM that was built for a GPU finds no device then, unless it is told
+    if not torch.cuda.is_available():  # a vLLM that was built for a GPU finds no device then, unless it is set
         os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 
@@ -129,7 +129,7 @@ def request(
 
 
 def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1, groups: Sequence[CacheGroup] = ()) -> Any:
-    """The model's KV cache on each of so many tensor-parallel ranks, as vLLM's `KVCacheConfig`: one group of all layers, or
+    """The model's KV cache on each of `ranks` tensor-parallel ranks, as vLLM's `KVCacheConfig`: one group of all layers, or
     one layer for each of `groups`.
 
     Raises:

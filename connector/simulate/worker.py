@@ -22,7 +22,7 @@ class FakeWorker:
     """Call it with each `SchedulerOutput`; it returns the worker's report of that step.
 
     Attributes:
-        model: whose KV caches it copies from and into; None if nothing is copied.
+        model: has the KV caches that it copies from and into; None if nothing is copied.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class FakeWorker:
         self._begun[request.request_id] += 1
 
     def _end_jobs(self, output: Any, report: Any) -> None:
-        """Begin the jobs that a step plans, and report those that end in it. A load within the step ends at once, and nobody
-        is told that it was received."""
+        """Begin the jobs that a step plans, and report those that end in it. A load within the step ends at once, and is not
+        reported as received."""
         plan = output.kv_connector_metadata
         flushed = self._end([name for name, (_, each) in self._jobs.items() if self._fake.flushes(plan, each)])
         for each in self._fake.jobs(self._scheduler.connector, plan):

@@ -1,6 +1,6 @@
 """Checks of the bytes of KV blocks, around the calls of the outermost connector of an engine.
 
-Nothing of this costs anything where it is off: only an object whose bytes are checked has wrappers around its methods.
+Nothing of this costs anything where it is off: only an object with bytes to check has wrappers around its methods.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BlockChecks:
             self._unwrap(call)
 
     def _before(self, call: str, do: Callable[..., None]) -> Callable[..., Any]:
-        """The method, before each call of which this is done, with its arguments."""
+        """The method, with this done before each call, with its arguments."""
         plain = getattr(self._connector, call)
 
         @wraps(plain)
@@ -78,7 +78,7 @@ class BlockChecks:
         return wrapped
 
     def _after(self, call: str, do: Callable[..., Any]) -> Callable[..., Any] | None:
-        """The method, after each call of which this is done, with what it returns and its arguments; None if there is no such
+        """The method, with this done after each call, with what it returns and its arguments; None if there is no such
         method. What this returns is the answer in the place of the connector's, if it is anything."""
         plain = getattr(self._connector, call, None)
         if plain is None:
@@ -255,7 +255,7 @@ class WorkerChecks(BlockChecks):
         self._worker: Any = None
         """A `CheckWorker`, once there are KV caches."""
         self._slices: dict[int, str] = {}
-        """By KV cache group, which first head of which caches the slim fingerprints are of."""
+        """By KV cache group, the caches of the slim fingerprints and their first head."""
         self._in_step: dict[str, Callable[..., Any]] = {}
         """The wrappers of steps with something to check."""
         self._wrap_after("register_kv_caches", self._on_kv_caches)
@@ -438,7 +438,7 @@ def attach(connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_c
         return None
     if not groups_of(vllm_config, kv_cache_config):
         logger.info(
-            "kvtrail: the bytes of KV blocks are not checked: no group whose blocks have hashes, or context parallelism"
+            "kvtrail: the bytes of KV blocks are not checked: no group with hashes of its blocks, or context parallelism"
         )
         return None
     given = (settings, vllm_config, kv_cache_config)
@@ -479,7 +479,7 @@ def _group_of(number: int, spec: Any, hash_size: int) -> Group | None:
     rings of blocks, states that are not cached or that drafts write to, and kinds that a later vLLM adds."""
     from vllm.v1 import kv_cache_interface as specs
 
-    if hasattr(spec, "kv_cache_specs"):  # layers of one kind whose blocks differ in bytes
+    if hasattr(spec, "kv_cache_specs"):  # layers of one kind with blocks that differ in bytes
         spec = next(iter(spec.kv_cache_specs.values()))
     size, name = spec.block_size, type(spec).__name__
     if not getattr(spec, "prefix_cacheable", True) or (size % hash_size and name != "MambaSpec"):

@@ -60,7 +60,7 @@ class BlockHashes:
         self._recorder: Recorder = proxy(recorder)  # a strong reference would keep it alive
         self._enabled = enabled
         self._seen: SeenBlocks | None = SeenBlocks() if enabled else None
-        """None, too, once a request was left out, whose blocks nobody knows."""
+        """None, too, once a request was left out, since nobody knows its blocks."""
         self._recorded: set[bytes] = set()
         self._dropped = 0
         self._resync_ns = 0

@@ -28,7 +28,7 @@ _GROUP = slice(HASH_BYTES, None)
 Scope = tuple[int | None, str | None, str | None]
 """What changes have in common: the KV cache group, the tier of a connector's store, and the request that made them."""
 StoreChange = tuple[Change, str | None]
-"""A change, and the request whose store made it."""
+"""A change, and the request with the store that made it."""
 
 
 class CacheEvents:

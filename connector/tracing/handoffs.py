@@ -34,7 +34,7 @@ def given(
         returned: the parameters that the connector returns for the client.
         name_of: gives a request its recorded name by its id.
         is_kept: whether the connector keeps the request's blocks.
-        computed: tokens of which the KV is there.
+        computed: tokens with KV.
     """
     asked = _mapping(getattr(request, "kv_transfer_params", None))
     returned = _mapping(returned)

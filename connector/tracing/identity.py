@@ -21,7 +21,7 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 """The files in which vLLM looks for an adapter's weights, in this order."""
 SAMPLES = 16
 SAMPLE_BYTES = 4096
-"""Read of a file at each of so many places, since a worker has to load all of it anyway. Training changes
+"""Read of a file at each of `SAMPLES` places, since a worker has to load all of it anyway. Training changes
 nearly all bytes of it, so that a few places show it."""
 MAX_ADAPTERS = 1000
 """Adapters remembered with their version."""

@@ -47,7 +47,7 @@ class SchedulerInstrumentation(Instrumentation):
     """Records the scheduler's calls of one connector object.
 
     Attributes:
-        forced_misses: requests whose loads were wrong: under `guard: heal` their lookups answer 0, and vLLM computes them.
+        forced_misses: requests with wrong loads: under `guard: heal` their lookups answer 0, and vLLM computes them.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.CACHE_RESET)
     def on_pool_bound(self, bound: Any) -> None:
-        """After `bind_kv_cache_manager` or `bind_gpu_block_pool`: vLLM's block pool, whose map of cached blocks is a new one
-        after each reset. Another vLLM may have none."""
+        """After `bind_kv_cache_manager` or `bind_gpu_block_pool`: vLLM's block pool, with a new map of cached blocks after
+        each reset. Another vLLM may have none."""
         pool = getattr(bound, "block_pool", bound)
         if hasattr(pool, "cached_block_hash_to_block"):
             self._pool, self._cached = pool, pool.cached_block_hash_to_block

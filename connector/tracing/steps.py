@@ -49,7 +49,7 @@ class Steps:
         self._last: Mapping[str, int] = {}
         """What the last step ran, in tokens by request."""
         self._tables: deque[str] = deque()
-        """The requests whose table is recorded again, one a step: so that none that is lost is unknown for ever."""
+        """The requests with a table to record again, one a step: so that no lost table stays unknown for ever."""
         self._next_scan_ns = 0
 
     def watch(self, request_id: str) -> None:
@@ -155,7 +155,7 @@ class Steps:
     def _resync_table(
         self, connector: Any, output: Any, recorded: Collection[RequestContext], number: int, at_ns: int
     ) -> None:
-        """Record the whole table of one request whose step says nothing new, and whose table was last recorded long ago."""
+        """Record the whole table of one request, if its step says nothing new and its table was last recorded long ago."""
         running, requests = output.scheduled_cached_reqs, self._recorder.contexts.open
         manager = getattr(connector, "_kv_cache_manager", None)
         if manager is None:
@@ -182,7 +182,7 @@ class Steps:
             self._record(_SCHEDULE, context, at_ns, values)
 
     def _rows_to_record(self, output: Any) -> list[int]:
-        """The places in `req_ids` of the requests whose step says something new, in order."""
+        """The places in `req_ids` of the requests with something new in their step, in order."""
         running, scheduled, new = output.scheduled_cached_reqs, output.num_scheduled_tokens, output.scheduled_new_reqs
         ids, count = running.req_ids, len(running.req_ids)
         rows = list(compress(range(count), running.new_block_ids))

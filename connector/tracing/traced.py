@@ -53,7 +53,7 @@ WATCHED = (
     "finish_forward", "wait_for_save", "get_finished", "get_transfer_results", "get_block_ids_with_load_errors",
     "build_connector_worker_meta", "clear_connector_metadata",
 )  # fmt: skip
-"""Methods of which only exceptions are recorded, where a connector has them."""
+"""Methods with only their exceptions recorded, where a connector has them."""
 BINDING = ("bind_kv_cache_manager", "bind_gpu_block_pool")
 """How vLLM hands over its block pool: in its KV cache manager since 0.30, by itself before; in 0.20 only to a connector with
 this method."""
@@ -335,7 +335,7 @@ def _takes_cache(cls: type) -> bool:
 
 
 def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of which only exceptions are recorded."""
+    """A method with only its exceptions recorded."""
 
     @wraps(plain)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:

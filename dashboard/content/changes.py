@@ -1,4 +1,4 @@
-"""What changed at a moment, in sentences and rows: how much each amount did, and the requests of which group explain it.
+"""What changed at a moment, in sentences and rows: how much each amount did, and which group's requests explain it.
 
 A `change` is one measure as `/api/changes` returns it, defined in tracer/savings/changes.py and request_changes.py.
 """

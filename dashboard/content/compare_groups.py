@@ -26,7 +26,7 @@ Filters = Mapping[str, str]
 """What the requests of a group are chosen by: `engine`, `status`, and conditions (`where`)."""
 LETTERS = ("A", "B")
 _MUCH = 1.2
-"""A median has changed if it is more than so many times the other one."""
+"""A median has changed if it is more than this many times the other one."""
 _APART = 0.05
 """A cause's share of the tokens has changed if it is this much apart."""
 _HEIGHT = 260
@@ -70,7 +70,7 @@ def _differing(a: Filters, b: Filters) -> set[str]:
 
 
 def _contained(a: Filters, b: Filters) -> str:
-    """A sentence if one of the two contains the other, whose filters are all of its own and more; else an empty text."""
+    """A sentence if one group contains the other, which then has all of its filters and more; else an empty text."""
     sides = [
         {*((name, value) for name, value in each.items() if name != "where"), *parsed(each.get("where", ""))}
         for each in (a, b)
@@ -171,7 +171,7 @@ def _shares(answer: Row) -> dict[str, float]:
 
 
 def _by_difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[str]:
-    """The causes, those first of which the shares lie furthest apart."""
+    """The causes, those with the largest difference between their shares first."""
     return sorted({*ours, *theirs}, key=lambda each: -abs(ours.get(each, 0) - theirs.get(each, 0)))
 
 

@@ -177,7 +177,7 @@ def source_of_savings(sums: Row) -> str:
         return (
             "Prefill saved: the spared tokens (loaded, not computed), divided by the prefill rate of their own"
             f" engine{here}, as measured from its steps in this window."
-            + (f" {some(unrated, 'token')} of engines whose rate is unknown are left out." if unrated else "")
+            + (f" {some(unrated, 'token')} of engines with an unknown rate are left out." if unrated else "")
         )
     if not sums["spared"]:
         return "No prefill was saved in this window: nothing was loaded in place of being computed."

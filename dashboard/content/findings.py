@@ -134,7 +134,7 @@ def finding_rows(findings: Sequence[Row]) -> list[Row]:
 
 
 def none_found(when: str, *, requests: int) -> str:
-    """A sentence where no finding is in a range, in which so many requests began."""
+    """The sentence for a range without findings, in which `requests` began."""
     if not requests:
         return f"No findings from {when}, and no request began then. Choose a longer range."
     return f"No findings from {when}: no judged event contradicts another."

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.time_range import TimeRange
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.model.words import NOTHING, count, duration, some
 
 MUCH_KEPT = 0.25
@@ -24,9 +25,9 @@ def is_live(recorder: Row) -> bool:
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
-    """Live, closed, terminated, quiet, ended of an error, or without a heartbeat for some time."""
+    """Live, closed, terminated, quiet, ended with an error, or without a heartbeat for some time."""
     if recorder["ended_by"]:
-        return "ended of an error"
+        return "ended with an error"
     if recorder["status"] in ("closed", "terminated", "quiet"):
         return str(recorder["status"])
     since_s = max(0, now_ns - recorder["heard_ns"]) // 10**9
@@ -168,7 +169,8 @@ def _end(engine: Row, *, now_ns: int) -> str | None:
     if engine["state"] not in ("died", "drained", "silent"):
         return None
     at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
-    return ": ".join(filter(None, (at, engine["ended_by"]))) or None
+    why = "ended without an end record" if engine["ended_by"] == NO_END_RECORD else engine["ended_by"]
+    return ": ".join(filter(None, (at, why))) or None
 
 
 def _connectors(engine: Row) -> str:

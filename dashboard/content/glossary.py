@@ -36,7 +36,7 @@ TERMS = {
     "rejected drafts": "Speculative tokens that the model rejected.",
     "refused answers": "Answers of the connector that broke the lookup contract and that the guard replaced with 0.",
     "blocks checked": "KV blocks that workers compared with the reference of their hashes; each check counts.",
-    "wrong blocks": "Compared blocks whose bytes differ from the reference.",
+    "wrong blocks": "Compared blocks with bytes that differ from the reference.",
     "status": "Where the request is: queued, admitted, loading, running, preempted, or how it ended.",
     "duration": "From the request's arrival to its end, or up to now.",
     "first token": "From the request's arrival to its first token, where the step after its prompt is recorded.",
@@ -74,12 +74,11 @@ TERMS = {
     # Engines and recorders.
     "engine": "One vLLM engine, by its pod, its instance, or its service and host.",
     "service": "The `service.name` that the engine's recorders send.",
-    "state": "running: it sends. contact lost: nothing comes. died: it ended of an error. drained: it ended with a goodbye.",
+    "state": "running: it sends. contact lost: nothing comes. died: it ended with an error. drained: it ended cleanly.",
     "recorder": "The part of kvtrail in one process of an engine that records events and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
     "received": "Events that have arrived since the tracer started.",
-    "lost requests": "Requests that were open when the engine ended. The one whose call raised is among them; its outcome is"
-    " failed.",
+    "lost requests": "Requests that were open when the engine ended. One that raised is among them; its outcome is failed.",
     "silences": "Active silences that cover findings of this engine, if it has such.",
     "dropped": "Events that a recorder dropped for lack of room.",
     "gaps": "Events that have not arrived, by gaps in their numbers.",

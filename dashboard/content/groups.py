@@ -22,7 +22,7 @@ CHOICES = {name: f"By {text.lower()}" for name, text in DIMENSIONS.items()}
 PERCENTILES = ("Half within", "90 % within", "99 % within")
 SHARES = ("Hit rate", "vLLM's own")
 _FILTERS = {"engine": "on", "model": "model"}
-"""The dimensions that the page of requests filters by name; the others are conditions."""
+"""The dimensions for which the page of requests has a filter; the others are conditions."""
 
 
 def rows(answer: Row) -> list[Row]:

@@ -36,7 +36,7 @@ def legend(entries: Iterable[Entry]) -> str:
 
 
 def of_colours(colours: Mapping[str, str], *, mark: str = "bar") -> str:
-    """The legend of a chart's colours by name."""
+    """The legend of a chart: what each colour means."""
     return legend(Entry(name, colour, mark) for name, colour in colours.items())
 
 

@@ -30,7 +30,7 @@ _BEYOND = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A hand-off with the requests of both engines, of which the page shows one.
+    """A hand-off with the requests of both engines; the page shows one of them.
 
     Attributes:
         given, taken: the timelines of the request that gives, and of the one that takes.
@@ -125,7 +125,7 @@ def _moments(timeline: Row) -> _Moments:
     total = timeline["request"]["prompt"] or timeline["request"]["total"]
     token = None
     for number, step in enumerate(steps):
-        if step["numbers"]["computed"] + step["numbers"]["scheduled"] >= total:  # of whose step it is the token
+        if step["numbers"]["computed"] + step["numbers"]["scheduled"] >= total:  # the step that makes the token
             token = steps[number + 1] if number + 1 < len(steps) else step
             break
     return _Moments(
@@ -275,7 +275,7 @@ def _lease_text(link: Row) -> str:
     the blocks back, and afterwards hears of the reader."""
     if not link["expired"]:
         return ""
-    is_its_own = link["takers"] <= 1  # of several readers it is not known whose report it is
+    is_its_own = link["takers"] <= 1  # with several readers it is not known who sent the report
     if is_its_own and link["read_ns"] is not None and link["read_ns"] > link["kept_to_ns"]:
         return " The lease had run out before they were read."
     return " The lease ran out, too; whether before or after the load failed, no message says."

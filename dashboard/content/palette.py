@@ -72,9 +72,9 @@ LEVEL = {
 """Levels of sentences on the first page."""
 STATE = {
     "running": Meaning(GREEN, "sends spans or heartbeats"),
-    "silent": Meaning(ORANGE, "sends nothing, without a goodbye"),
-    "died": Meaning(RED, "ended of an error"),
-    "drained": Meaning(GREY, "ended with a goodbye"),
+    "silent": Meaning(ORANGE, "sends nothing, without an end record"),
+    "died": Meaning(RED, "ended with an error"),
+    "drained": Meaning(GREY, "ended cleanly"),
     "replaced": Meaning(GREY, "replaced by another engine"),
     "unseen": Meaning(GREY, "not seen since the tracer started"),
 }
@@ -116,7 +116,7 @@ SEVERITY = {
 }
 """Severities of a finding, worst first."""
 DID = {
-    "engine died": Meaning(RED, "its engine ended of an error at that moment"),
+    "engine died": Meaning(RED, "its engine ended with an error at that moment"),
     "request lost": Meaning(RED, "its request was open when its engine ended"),
     "request failed": Meaning(RED, "its request ended in an error"),
     "wrong KV read": Meaning(RED, "its request went on with KV that is not its own"),
@@ -193,7 +193,7 @@ MEASURE = {
 MARKER = {
     "deploy": Meaning(BLUE, "an engine that is new, or has another version or setting than the one before it"),
     "restart": Meaning(CYAN, "an engine in the place of an equal one that had ended"),
-    "death": Meaning(RED, "an engine ended of an error"),
+    "death": Meaning(RED, "an engine ended with an error"),
     "contact lost": Meaning(ORANGE, "an engine stopped reporting"),
     "end": Meaning(GREY, "an engine ended well, or was replaced"),
     "reset": Meaning(YELLOW, "a cache was emptied"),
@@ -205,7 +205,7 @@ GROUPS: dict[str, Mapping[str, Meaning]] = {
     "level": LEVEL, "state": STATE, "status": STATUS, "outcome": OUTCOME, "verdict": VERDICT, "severity": SEVERITY,
     "did": DID, "known": KNOWN, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "measure": MEASURE, "marker": MARKER,
 }  # fmt: skip
-"""All groups by name; only the marks of `phase` are never text."""
+"""All groups, under their names; only the marks of `phase` are never text."""
 BADGES = {
     name: each.colour.badge
     for group in (STATUS, OUTCOME, VERDICT, SEVERITY, DID, KNOWN)
@@ -215,7 +215,7 @@ BADGES = {
 
 
 def colours(group: Mapping[str, Meaning], *, dark: bool) -> dict[str, str]:
-    """The colours of a group in one of the themes, by name."""
+    """The colours of a group in one of the themes, for each name."""
     return {name: each.colour.on(dark=dark) for name, each in group.items()}
 
 

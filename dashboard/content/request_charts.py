@@ -227,7 +227,7 @@ def _marks(timeline: Row, points: Sequence[Row], style: Style) -> list[alt.Chart
 
 
 def _labels(**options: Any) -> alt.Axis:
-    """A y axis whose labels have the same width in every chart."""
+    """A y axis with labels of the same width in every chart."""
     return alt.Axis(minExtent=_LABELS, maxExtent=_LABELS, **options)
 
 

@@ -24,7 +24,7 @@ def names() -> tuple[str, ...]:
 
 
 def text(name: str) -> str | None:
-    """A runbook as Markdown whose links are pages of the dashboard; the index if `name` is empty, None if unknown."""
+    """A runbook as Markdown with links to pages of the dashboard; the index if `name` is empty, None if unknown."""
     if name and name not in names():
         return None
     markdown = (FOLDER / f"{name}.md" if name else INDEX).read_text()

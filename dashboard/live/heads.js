@@ -3,7 +3,7 @@
 import { HEAD, ROW } from "./rows.js";
 import { clock, count } from "./time.js";
 
-const NO_GOODBYE = "its process ended without a goodbye"; // as in tracer/events/semconv.py
+const NO_END_RECORD = "its process ended without a goodbye"; // the value on the wire, as in tracer/events/semconv.py
 
 /** Buttons stay the same elements from update to update: one that is replaced while it is pressed is never clicked. */
 export class Heads {
@@ -68,7 +68,7 @@ function deathText(model, death) {
 
 /** How an engine ended: of an exception, or with its process, for which recorders have a sentence of their own. */
 export function howItEnded(at, endedBy) {
-  if (endedBy === NO_GOODBYE) return `ended ${at} without a goodbye`;
+  if (endedBy === NO_END_RECORD) return `ended ${at} without an end record`;
   return `died ${at}${endedBy ? ` of ${endedBy}` : ""}`;
 }
 

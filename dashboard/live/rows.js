@@ -74,7 +74,7 @@ export class Rows {
   }
 }
 
-/** The engines by name. */
+/** The engines, sorted by their names. */
 function inOrder(engines, names) {
   const key = (engine) => [names[engine] ?? engine, engine].join("\n");
   return [...new Set(engines)].sort((a, b) => (key(a) < key(b) ? -1 : 1));

@@ -36,7 +36,7 @@ class View:
         paused_ms: when it was paused.
         q: part of a request's id.
         engine, connector, status: filters, as on the page of requests; empty for all.
-        folded: the engines whose rows are folded into one.
+        folded: the engines with their rows folded into one.
         select: the selected range.
     """
 

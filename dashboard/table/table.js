@@ -1,4 +1,4 @@
-// A table whose rows are links. What a click opens is the link that is in the row under the pointer: the server is sent that
+// A table with links as rows. What a click opens is the link that is in the row under the pointer: the server is sent that
 // link, at once, and neither a row's number nor anything that it has to remember.
 
 const OPENS_WITHIN_MS = 8000; // then the browser follows the link itself, with a session of its own: the server may hang

@@ -225,7 +225,7 @@ def groups(found: list[Row], report: Row, asked: Question) -> None:
     st.subheader("Who explains it", anchor=False)
     titles = {each["measure"]: changes.title(each) for each in found}
     measure = st.selectbox(
-        "Of which change", [*titles], key=MEASURE, bind="query-params", format_func=lambda each: titles.get(each, each)
+        "Change", [*titles], key=MEASURE, bind="query-params", format_func=lambda each: titles.get(each, each)
     )
     change = next((each for each in found if each["measure"] == measure), found[0])
     amount = "%.3f s" if change["measure"] in changes.OF_A_REQUEST else "%.1f"

@@ -201,7 +201,7 @@ def causes_of(timeline: Row) -> None:
 
 
 def admission_causes(admission: Row, timeline: Row, *, is_alone: bool) -> None:
-    """One admission: its headline, its legend, and a bar of its prompt whose parts are links."""
+    """One admission: its headline, its legend, and a bar of its prompt with links as parts."""
     epoch = "" if is_alone else f"{run(admission['epoch']).capitalize()}: "
     st.markdown(f"{epoch}{headline(admission)}")
     dark = is_dark()

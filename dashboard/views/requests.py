@@ -27,7 +27,7 @@ back a request's `engine` would filter the list."""
 IMMUTABLE = ("engine", "service", "model")
 """Filters by properties that a request never changes."""
 BY, OF = "by", "of"
-"""The names in the address of what requests are grouped by, and of the time whose percentiles the groups have."""
+"""The names in the address of what requests are grouped by, and of the time that the groups have percentiles of."""
 
 
 @st.fragment(run_every=EVERY_S)

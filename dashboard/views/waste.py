@@ -84,7 +84,7 @@ def prefixes(answer: Row, query: dict[str, str]) -> None:
 
 
 def places(answer: Row, query: dict[str, str]) -> None:
-    """Who computes it again: tenants, of which there may be many, beside all else."""
+    """Who computes it again: tenants (there may be many) beside all else."""
     left, right = st.columns(2, gap="medium")
     for kind, heading in waste.KINDS.items():
         with left if kind == "tenant" else right:

@@ -118,8 +118,8 @@ class MyConnector(KVConnectorBase_V1):
         return plan
 
     def store(self, tracked: Tracked, blocks: int) -> None:
-        """Plan the stores of those of a request's first blocks that host memory lacks. vLLM has hashes of blocks whose tokens
-        are certain, so a block with a speculative token comes later."""
+        """Plan the stores of those of a request's first blocks that host memory lacks. vLLM has hashes of blocks with tokens
+        that are certain, so a block with a speculative token comes later."""
         keys = tracked.request.block_hashes[:blocks]
         mine = set(keys)
         for key, block in zip(keys, tracked.table, strict=False):

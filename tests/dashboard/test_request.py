@@ -242,7 +242,7 @@ def test_recorders_are_live_silent_or_closed() -> None:
         "live",
         "no heartbeat for 45 s",
         "closed",
-        "ended of an error",
+        "ended with an error",
         "terminated",
         "no heartbeat for 2 min",
         "quiet",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from browser import needs_chromium, playwright
 
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 
 pytest.importorskip("streamlit", reason="the component is Streamlit's")
 pytestmark = needs_chromium
@@ -225,9 +225,10 @@ def test_what_was_open_when_an_engine_died_is_lost_and_ends_there(ask: Any) -> N
 
 def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(ask: Any) -> None:
     """`died of its process ended without a goodbye`."""
-    death = {"engine": "e", "at_ms": 1500, "ended_by": NO_GOODBYE, "lost": 1}
+    death = {"engine": "e", "at_ms": 1500, "ended_by": NO_END_RECORD, "lost": 1}
     assert (
-        ask(f"m.deathsText([{json.dumps(death)}], {{}})") == "Engine e ended 00:00:01 without a goodbye, 1 request lost"
+        ask(f"m.deathsText([{json.dumps(death)}], {{}})")
+        == "Engine e ended 00:00:01 without an end record, 1 request lost"
     )
 
 

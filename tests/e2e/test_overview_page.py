@@ -127,7 +127,7 @@ def test_a_dead_engine_is_shown_at_once_and_all_texts_can_be_read(
     playwright.expect(card.filter(has_text="Died")).to_contain_text("1 request lost")
     playwright.expect(card.filter(has_text="Drained").get_by_test_id("stMetricValue")).to_have_text("1")
     recorders = table(page, "recorders")
-    playwright.expect(recorders.get_by_text("ended of an error")).to_be_attached()
+    playwright.expect(recorders.get_by_text("ended with an error")).to_be_attached()
     shoot(page, "fleet-died")
 
     def all_can_be_read() -> None:

@@ -99,8 +99,8 @@ class Engine(PairedEngine):
         self._process.join()
 
     def end(self) -> None:
-        """Have it say goodbye, if it has not ended, and wait for its end."""
-        self.say_goodbye()
+        """Have it end, if it has not, and wait for that."""
+        self.ask_to_end()
         self._process.join(SLOW_S)
         if self._process.is_alive():
             self.kill()

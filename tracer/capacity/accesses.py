@@ -1,4 +1,4 @@
-"""Accesses to a prefix cache: chunks in order, each of which is a hit only if all before it are hits."""
+"""Accesses to a prefix cache: chunks in order, each a hit only if all before it are hits."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RequestPrefix:
 
 
 def ends_early(event: Event) -> bool:
-    """Whether a hit ends with a chunk before the last token: in a store of several KV cache groups, not all of which keep
+    """Whether a hit ends with a chunk before the last token: in a store of several KV cache groups, if not all of them keep
     everything."""
     return event.has(Capability.TELLS_GROUPS) and any(group.kind != FULL for group in groups_of(event.groups))
 

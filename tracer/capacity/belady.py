@@ -1,10 +1,10 @@
 """The offline optimum: an upper bound on the hits of every eviction policy (Belady, with bypassing).
 
-Between two accesses a chunk is kept or not; if kept, it takes one slot for that interval. An access whose chunk vLLM itself
-held gains nothing from a hit, but the chunk can be stored then. So the most hits are the largest set of intervals of which
-at most C overlap: scan them by their starts, and whenever too many are open, drop the one that ends last (Faigle and Nawijn,
-1995; for whole chunks this is Belady's rule with bypassing). It ignores that a chunk is a hit only behind its prefix, so the
-bound is never too low.
+Between two accesses a chunk is kept or not; if kept, it takes one slot for that interval. An access to a chunk that vLLM
+itself held gains nothing from a hit, but the chunk can be stored then. So the most hits are the largest set of intervals with
+at most C that overlap: scan them by their starts, and whenever too many are open, drop the one that ends last (Faigle and
+Nawijn, 1995; for whole chunks this is Belady's rule with bypassing). It ignores that a chunk is a hit only behind its prefix,
+so the bound is never too low.
 """
 
 from __future__ import annotations

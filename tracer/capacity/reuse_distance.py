@@ -4,7 +4,7 @@ Mattson's stack algorithm: a chunk is in a store of C chunks if fewer than C oth
 prefix is a hit up to its first missing chunk, so a chunk of it needs the capacity at which all chunks before it are held as
 well: the largest distance so far along the prefix.
 
-Long histories are sampled by chunk (SHARDS, Waldspurger et al., FAST 2015): every access to chunks whose hashed key is below
+Long histories are sampled by chunk (SHARDS, Waldspurger et al., FAST 2015): every access to chunks with a hashed key below
 a threshold is followed, distances and tokens are scaled by the sampling rate, and the threshold is lowered whenever too many
 chunks are held. At capacities for which only a handful of chunks is followed, the curve is a rough guess.
 """
@@ -97,7 +97,7 @@ class ReuseDistances:
 
 
 def _below(threshold: int, keys: Sequence[bytes]) -> list[tuple[int, int]]:
-    """The positions of the keys whose hash is below the threshold, and that hash. A key is a hash already: its last bytes are
+    """The positions of the keys with a hash below the threshold, and that hash. A key is a hash already: its last bytes are
     used."""
     return [(n, hashed) for n, key in enumerate(map(int.from_bytes, keys)) if (hashed := key % SPACE) < threshold]
 

@@ -28,7 +28,7 @@ class Stream:
         engine, connector: that were asked.
         chunk_size: tokens in a chunk of its store; of a block, where the store's chunks are not known.
         accesses: in order; None stands for a reset of the store.
-        admissions: lookups whose answer was used.
+        admissions: lookups with an answer that was used.
         asked, local, taken: tokens of the requests at their admissions; those of them in vLLM's own cache, and those that
             the connector was to load.
         unhashed: admissions of requests without recorded block hashes: they are in no access.

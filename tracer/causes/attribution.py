@@ -31,10 +31,10 @@ class AdmissionContext(Struct, eq=False):
         chain: the hashes of its full blocks; None where they are not known, which `not_recorded` explains.
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
         begun: of these, those that all of these requests have computed: with several KV cache groups they may be lost again.
-        unfollowed: and those that a request goes on computing, of which it is not recorded how far it is.
+        unfollowed: and those that a request goes on computing, while it is not recorded how far it is.
         pending_by: the request that goes on furthest, and its admission.
         is_last_open: whether a running request may have computed the final block, which nobody reports.
-        shadow: why requests may be computing of whose prompts nothing is known; None if there are none.
+        shadow: why requests with unknown prompts may be computing; None if there are none.
         groups: the KV cache groups, where there are several and what a hit needs of each is known.
         has_groups: whether there are several, and that is not known: only the first one's blocks are.
         promised: tokens that an earlier load of this epoch was to bring and did not; it failed.
@@ -219,7 +219,7 @@ class Attribution:
             self._runs.add(Cause.UNALIGNED, "", start, asked.total)
 
     def _end_of_doubt(self) -> int:
-        """Up to where it is not known what became of tokens, since a state is not known: up to the longest possible hit; and
+        """Up to where the cause of tokens is unknown, since a state is not known: up to the longest possible hit; and
         the final block behind it, which no hit has."""
         asked, unit = self._context, self._unit * self._context.block_size
         return asked.total if asked.total - asked.possible == unit else asked.possible
@@ -455,7 +455,7 @@ class Attribution:
         return self._context.shadow if self._is_shadowed(block) else None
 
     def _is_shadowed(self, block: int) -> bool:
-        """Whether a request of which nothing is known may be computing a block."""
+        """Whether an unknown request may be computing a block."""
         asked = self._context
         return asked.shadow is not None and asked.chain is not None and not self._is_fresh(asked.chain[block])
 

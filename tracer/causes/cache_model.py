@@ -53,8 +53,8 @@ class BlockChange(Struct, eq=False, gc=False):
         number: its place among all facts.
         at_ns, span_id: when it happened, and the event.
         by: the request that did it.
-        before: of a chunk that was not stored, what had become of it earlier.
-        group: of several KV cache groups, the one whose part it is.
+        before: of a chunk that was not stored, what had happened to it earlier.
+        group: of several KV cache groups, the one that the part is of.
     """
 
     state: BlockState
@@ -112,11 +112,11 @@ class CacheModel:
         return self.others[number - 1] if number else self
 
     def record(self, keys: Iterable[Key], fact: BlockChange) -> None:
-        """Something became of these."""
+        """Something happened to these."""
         self.record_each(dict.fromkeys(keys, fact))
 
     def record_each(self, facts: Mapping[Key, BlockChange]) -> None:
-        """Something became of each of these."""
+        """Something happened to each of these."""
         young = self._young
         before = len(young)
         young.update(facts)
@@ -184,7 +184,7 @@ class CacheModel:
         return fact
 
     def _unsure(self) -> BlockChange:
-        """What is known of a key of which nothing was reported since something was missed."""
+        """What is known of a key without a report since something was missed."""
         cleared = self._cleared[-1].number if self._cleared else -1
         return ABSENT if max(cleared, self._listed) >= self.whole_from else UNSURE
 

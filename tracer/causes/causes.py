@@ -59,7 +59,7 @@ MAX_OPEN = 100_000
 MAX_FRESH = 500_000
 """Blocks remembered as named for the first time since events were missing."""
 SHADOW_NS = 60 * 10**9
-"""How long after a loss a request may still compute a prompt of which nothing is known any more."""
+"""How long after a loss a request may still compute a prompt that nothing is known of any more."""
 
 
 class Causes:
@@ -67,7 +67,7 @@ class Causes:
 
     Attributes:
         engine: its name.
-        breakdowns: admissions whose parts are new or have changed, since the caller last cleared it.
+        breakdowns: admissions with parts that are new or have changed, since the caller last cleared it.
     """
 
     def __init__(self, fleet: Fleet | None = None) -> None:
@@ -82,7 +82,7 @@ class Causes:
         self._changes: list[PrefixCache] = []
         """What caches have gained and lost, and is not entered yet."""
         self._admitting = ""
-        """The request whose allocation made those of vLLM's cache."""
+        """The request with the allocation that made those of vLLM's cache."""
         self._has_groups = False
         """Whether there are several KV cache groups. Where what a hit needs of each is not known, the first one's blocks
         stand for all, if it does not hold them."""
@@ -90,7 +90,7 @@ class Causes:
         self._chains = Chains()
         self._requests: OrderedDict[str, RequestState] = OrderedDict()
         self._awaited: set[str] = set()
-        """Those of which the next step will tell something: the others go on."""
+        """Those that the next step will say something about: the others go on."""
         self._computing: dict[str, BlockChange] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
         self._stored = BoundedDict[int, tuple[str, list[Key]]](MAX_OPEN)
@@ -101,7 +101,7 @@ class Causes:
         """Blocks that were named for the first time since something was missed: all that happened to them is known."""
         self._shadow_ns = 0
         self._unprobed: set[str] = set()
-        """Connectors whose probe has switched itself off."""
+        """Connectors with a probe that has switched itself off."""
         self._takes = False
         """Whether other engines hand over to this one."""
 
@@ -222,7 +222,7 @@ class Causes:
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
         not_recorded = request.not_recorded
         has_groups = len(groups_of(lookup.groups)) > 1
-        if has_groups and request.chain.end > full:  # hashes of pieces of blocks, of which a hit may consist, too
+        if has_groups and request.chain.end > full:  # hashes of pieces of blocks, which a hit may consist of, too
             is_known, not_recorded = False, NotRecorded.GROUPS
         chain = request.chain.hashes if is_known else None
         is_joint = self._has_groups and self._vllm.is_reported
@@ -350,7 +350,7 @@ class Causes:
         return furthest, by
 
     def _begun(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, int]:
-        """How many blocks of it all of these requests have computed, and up to where those go on of which it is not known."""
+        """How many blocks of it all of these requests have computed, and up to where those go on that are not followed."""
         going_on = list(self._going_on(name, chain, full))
         begun = min(going.reached // going.block_size if going.block_size else 0 for going, *_ in going_on)
         return begun, max([same for going, same, _ in going_on if not going.is_followed], default=0)
@@ -370,7 +370,7 @@ class Causes:
                 yield going, same, fact
 
     def _is_last_open(self, name: str, chain: Sequence[bytes] | None, total: int, size: int) -> bool:
-        """Whether a running request may have computed the prompt's final block, of which vLLM's lookup says nothing. Only
+        """Whether a running request may have computed the prompt's final block: vLLM's lookup says nothing of it. Only
         asked where what vLLM's cache gains is not reported."""
         if self._vllm.is_reported or not chain or total % size:
             return False
@@ -379,7 +379,7 @@ class Causes:
         return any(request.chain.of(last) == chain[last] for request in others)
 
     def _shadow(self, event: Alloc, request: RequestState) -> NotRecorded | None:
-        """Why requests may be computing of whose prompts nothing is known; None if there are none."""
+        """Why requests with unknown prompts may be computing; None if there are none."""
         if event.end_ns < self._shadow_ns:
             return self._lost[1] if self._lost else None
         for name in self._computing:
@@ -561,7 +561,7 @@ class Causes:
                 for each in (cache, *cache.others):
                     each.size = 0
                 if not is_store:
-                    self._computing.clear()  # only a cache whose blocks nobody uses is emptied
+                    self._computing.clear()  # only a cache with no block in use is emptied
                 continue
             held = self._fact(BlockState.HELD, event, by if is_store else "", event.group)
             gone = self._fact(BlockState.EVICTED, event, by, event.group)

@@ -9,7 +9,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 MODEL_DIGITS = 8
-"""So many digits of an identity are those of the model."""
+"""How many digits of an identity are those of the model."""
 
 
 class Member(Protocol):
@@ -60,7 +60,7 @@ class Fleet:
         return most, engine
 
     def has_strangers(self, identity: str, member: Member) -> bool:
-        """Whether other engines of the model are heard, whose hashes cannot be compared."""
+        """Whether there are reports of other engines of the model with hashes that cannot be compared."""
         by_identity = self._members[identity[:MODEL_DIGITS]]
         return len(by_identity) > 1 and any(
             other.engine != member.engine

@@ -21,7 +21,7 @@ class HandedOver(Struct, frozen=True, gc=False):
     Attributes:
         fact: the event that shows it.
         epoch: the request's epoch then: what was handed over is read once.
-        tokens: of the prompt, those of which the KV is handed over; None where that is not said.
+        tokens: of the prompt, those with KV that is handed over; None where that is not said.
         engine: the engine that gives; empty where it is not named.
     """
 

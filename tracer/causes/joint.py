@@ -41,9 +41,9 @@ class JointGroups(Struct, frozen=True):
     def of(
         cls, groups: tuple[CacheGroup, ...], block_size: int, *, chunk_size: int = 0, by_block: bool = False
     ) -> JointGroups | None:
-        """Those whose blocks are hashed in pieces of so many tokens; `chunk_size`: a store keeps chunks of all of them,
+        """Those with blocks hashed in pieces of `block_size` tokens; `chunk_size`: a store keeps chunks of all of them,
         `by_block` as `Capability.TELLS_GROUPS` has it. None where what a hit needs is not known: a group of another kind, or
-        a recurrent one with blocks unlike those of others, of which a hit may be a piece."""
+        a recurrent one with blocks unlike those of others, when a hit may be a piece of one."""
         sizes = {group.block_size or 0 for group in groups}
         if len(groups) < 2 or not block_size or gcd(*sizes) != block_size or 0 in sizes:
             return None
@@ -144,7 +144,7 @@ class JointGroups(Struct, frozen=True):
         return dense, sparse, never, unstored
 
     def _needed_from(self, group: CacheGroup, units: int, size: int) -> int:
-        """The first block that a hit of so many units needs of a group that is not full attention."""
+        """The first block that a hit of `units` units needs of a group that is not full attention."""
         end = units * self.unit
         first = group.needed_from(end, size)
         return (
@@ -172,14 +172,14 @@ class _Stretches:
 
 
 def _in_chunks(group: CacheGroup, chunk_size: int) -> CacheGroup:
-    """A group in a store, whose lookups want the whole window in full chunks, the token itself included (vLLM,
+    """A group in a store with lookups that want the whole window in full chunks, the token itself included (vLLM,
     `get_sliding_window_size_in_chunks`)."""
     window = None if group.window is None else group.window + (group.kind == SLIDING)
     return group._replace(block_size=chunk_size, window=window)
 
 
 def _both(one: Known, other: Known) -> Known:
-    """What is known of two things of which a hit needs both: a loss counts from the first one on."""
+    """What is known of two things that a hit needs both of: a loss counts from the first one on."""
     if one is None or other is None or one is other:
         return None if one is None else other
     losses = [each for each in (one, other) if each.state in LOST]

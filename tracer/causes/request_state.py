@@ -31,7 +31,7 @@ class RequestState(Struct, eq=False):
         reached: up to where its steps have computed it, as far as they were reported.
         failed: what said that a load of the epoch had failed.
         failed_from: where that load failed, while the request has not run since.
-        doubt: why it is not known whether that load failed: what would have told it may be missing.
+        doubt: why it is not known whether that load failed: what would have shown it may be missing.
         lost: the tokens of such a load that were not brought, after another lookup in the same epoch.
         lost_tier: where they were to be loaded from.
         handed: what another engine has handed over to it; None where it came without such parameters.
@@ -62,7 +62,7 @@ class RequestState(Struct, eq=False):
 
 
 def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None) -> list[Part]:
-    """The parts of a prompt of whose load only what lies before `computed` was brought."""
+    """The parts of a prompt after a load that brought only what lies before `computed`."""
     made: list[Part] = []
     for part in parts:
         if part.cause is not Cause.LOADED or part.end <= computed:
@@ -79,7 +79,7 @@ def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None
 
 
 def doubted(parts: Iterable[Part], why: NotRecorded) -> list[Part]:
-    """The parts of a prompt of which nobody knows whether its load has failed."""
+    """The parts of a prompt with a load that may have failed."""
     return [
         Part(Cause.UNKNOWN, "", part.start, part.tokens, Detail(why=why)) if part.cause is Cause.LOADED else part
         for part in parts

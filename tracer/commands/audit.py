@@ -106,7 +106,7 @@ def audit(
     With --store, what a tracer has stored is judged again, by the rules of today.
 
     Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule; 3: no drift, but inconclusive:
-    no kvtrail spans, no hit, missing events, damaged lines, an engine that died or never said goodbye, or a request
+    no kvtrail spans, no hit, missing events, damaged lines, an engine that died or has no end record, or a request
     without an end.
 
     Example: kvtrail audit trace.jsonl

@@ -65,7 +65,7 @@ class Deadlines:
                 self._judge(wait, event, recorder)
 
     def catch_up(self, recorder: TrackedRecorder) -> None:
-        """Ask how long requests had waited when the events came whose turn it has been meanwhile."""
+        """Ask how long requests had waited when the events came that have been entered meanwhile."""
         time, asked = recorder.engine.time, recorder.asked_later
         recorder.asked_later = [(event, wait) for event, wait in asked if event.sequence > time.number]
         for event, wait in asked:

@@ -49,11 +49,12 @@ class Detector:
 
     Attributes:
         accounts: by engine and request.
-        finished: the accounts whose request has ended, in the order of their ends, each with the moment of its last event's
+        finished: the accounts of ended requests, in the order of their ends, each with the moment of its last event's
             arrival.
-        findings: by request and id, for the requests whose account is held.
-        changed: requests whose account changed without an event of theirs, because their engine shut down or their gaps were
-            given up, or whose prompt was explained, maybe long after its event came. The caller reads and clears it.
+        findings: by request and id, for the requests with an account that is held.
+        changed: requests with an account that changed without an event of theirs, because their engine shut down or their
+            gaps were given up, or their prompt was explained, maybe long after its event came. The caller reads and clears
+            it.
         lost: events that were declared missing, by engine.
         handoffs: what engines hand over to each other.
     """
@@ -230,7 +231,7 @@ class Detector:
         return late or (stream is not None and event.request_sequence < stream.expected)
 
     def over(self, *, before_ns: int) -> list[Key]:
-        """The requests that have ended, of which nothing has arrived since `before_ns`, and that expect nothing more, neither
+        """The ended requests with no arrival since `before_ns` that expect nothing more, neither
         missing events nor a release. Their recorders' clocks may be wrong, and do not count."""
         ended = (key for key, at_ns in self.finished.items() if at_ns < before_ns)
         return [key for key in ended if key not in self._gaps and not self.accounts[key].is_waiting]
@@ -241,7 +242,7 @@ class Detector:
             held.pop(key, None)  # type: ignore[attr-defined]
 
     def forget_finished(self, *, before_ns: int, but: Collection[Key] = ()) -> int:
-        """Drop the requests that are `over`, except for some, and the recorders that said goodbye before `before_ns`;
+        """Drop the requests that are `over`, except for some, and the recorders that ended before `before_ns`;
         returns how many requests were dropped."""
         leaving = [key for key in self.over(before_ns=before_ns) if key not in but]
         for key in leaving:
@@ -348,7 +349,7 @@ class Detector:
         return request.account
 
     def _enter(self, event: Event, request: TrackedRequest, stream: Stream, recorder: TrackedRecorder) -> None:
-        """Judge the event whose turn it is, and enter it into its account."""
+        """Judge the event that is next, and enter it into its account."""
         account, kind = request.account, event.kind
         if account.ended_ns is not None and (event.role == SCHEDULER):
             account = self._reopen(event, request)
@@ -390,7 +391,7 @@ class Detector:
         stream.expected = event.request_sequence + 1
 
     def _reopen(self, event: Event, request: TrackedRequest) -> Account:
-        """An event after the end: late, or the first of another request with the same id, or the goodbye came too soon."""
+        """An event after the end: late, or the first of another request with the same id, or the end record came too soon."""
         account = request.account
         key = (account.engine, account.request)
         if isinstance(event, RequestStart):
@@ -402,7 +403,7 @@ class Detector:
         return account
 
     def _come_back(self, account: Account) -> None:
-        """The goodbye of the account's recorder came too soon."""
+        """The end record of the account's recorder came too soon."""
         account.status, account.outcome, account.ended_ns = "running", None, None
         self.finished.pop((account.engine, account.request), None)
 
@@ -445,7 +446,7 @@ class Detector:
         self._deadlines.catch_up(recorder)
 
     def _enter_engine(self, event: Event, recorder: TrackedRecorder) -> None:
-        """Judge the event whose turn it is, and enter it into its engine's state."""
+        """Judge the event that is next, and enter it into its engine's state."""
         engine, kind = recorder.engine, event.kind
         rules = self._engine_rules if engine.blind is None else self._blind_engine_rules
         for tally, judge in rules.get(kind, ()):
@@ -501,7 +502,7 @@ class Detector:
                 self.changed += self._deadlines.ask(recorder)
 
     def _explain(self, event: Event, causes: Causes) -> None:
-        """Enter the admissions whose parts are new, or final by this event."""
+        """Enter the admissions with parts that are new, or final by this event."""
         for breakdown in causes.breakdowns:
             key = (event.engine, breakdown.event.request or "")
             if not breakdown.is_whole:

@@ -24,7 +24,7 @@ from kvtrail.tracer.rules import Judges
 MAX_HEARD = 200_000
 """Events that were heard and are recognized when they come again."""
 MAX_UNNAMED, MAX_EARLY = 10_000, 8
-"""Requests of which a worker's reports wait for the name of their hand-off, and how many of each."""
+"""Requests with reports of workers that wait for the name of their hand-off, and how many of each."""
 Number = tuple[str, int]
 """A recorder, and its number of an event."""
 _ELSEWHERE = "elsewhere/"
@@ -67,7 +67,7 @@ class Pairs:
         listener: Callable[[Heard], None] | None,
         came_before: Mapping[str, int],
     ) -> None:
-        """`judges` are those for an engine of which not all requests are recorded, and for any other; `handoffs` is empty;
+        """`judges` are those for an engine with requests that are not recorded, and for any other; `handoffs` is empty;
         `listener` and `came_before` as the detector has them."""
         self.handoffs = handoffs
         self.kinds: frozenset[Kind] = KINDS.union(*judges)

@@ -23,7 +23,7 @@ class TrackedRequest:
         account: of its present life; an id may be used again.
         launch: the launch of the engine that the life belongs to.
         streams: its events, by recorder.
-        past: recorders and launches of earlier lives, whose events come too late.
+        past: recorders and launches of earlier lives; their events come too late.
         checked: whether any fact was checked.
         broken: whether a rule failed.
         waits_ns: since when it may wait for something, in its recorder's time; 0 if it does not.

@@ -1,4 +1,4 @@
-"""A dictionary that keeps only so many entries. What outsiders name must not fill the memory."""
+"""A dictionary with a bounded number of entries. What outsiders name must not fill the memory."""
 
 from __future__ import annotations
 

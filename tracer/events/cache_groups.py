@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 NULL_BLOCK = 0
 """vLLM's placeholder in a block table for a block that is not there, as one that a sliding window has left behind."""
 FULL, SLIDING, CHUNKED, MAMBA = "full_attention", "sliding_window", "chunked_local_attention", "mamba"
-"""The kinds of groups whose use of blocks is known. Any other is named after vLLM's class."""
+"""The kinds of groups with a known use of blocks. Any other is named after vLLM's class."""
 ALIGN = "align"
 """vLLM's `mamba_cache_mode` in which steps end where states are to be kept."""
 ALL = "all"
@@ -39,7 +39,7 @@ class CacheGroup(NamedTuple):
 
     @property
     def has_states_at_ends_alone(self) -> bool:
-        """Whether this is a recurrent group of which a step leaves one state, that after its last token."""
+        """Whether a step leaves one state of this group, a recurrent one: that after its last token."""
         return self.kind == MAMBA and self.cache_mode == ALIGN and not self.checkpoints
 
     @property
@@ -48,13 +48,13 @@ class CacheGroup(NamedTuple):
         return self.kind in (FULL, SLIDING, CHUNKED, MAMBA)
 
     def needed_from(self, computed: int, block_size: int) -> int:
-        """The first place in a block table whose block a step needs that begins after so many computed tokens. vLLM gives the
+        """The first place in a block table with a block that a step beginning after `computed` tokens needs. vLLM gives the
         ones before it back, in that step or a later one."""
         first = self.first_needed(computed)
         return -(-computed // block_size) if first is None else first // block_size
 
     def first_needed(self, computed: int) -> int | None:
-        """The first token that a step needs which begins after so many computed ones; None where that is not known of this
+        """The first token that a step needs if it begins after `computed` ones; None where that is not known of this
         kind. A recurrent group needs its last state, which is that of the last computed token."""
         if self.kind == FULL:
             return 0
@@ -70,8 +70,8 @@ ONE = (CacheGroup(),)
 
 
 def part_of_block(declared: str | None, block_size: int | None) -> int:
-    """Tokens of a block in whose middle a hit may end: with a recurrent group, whose states vLLM may keep within a block. 1
-    where hits are of whole blocks."""
+    """The size in tokens of the blocks within which a hit may end: with a recurrent group, since vLLM may keep its states
+    within a block. 1 where hits are of whole blocks."""
     recurrent = (group for group in groups_of(declared) if group.kind == MAMBA)
     return max((group.block_size or block_size or 1 for group in recurrent), default=1)
 

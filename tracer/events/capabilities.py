@@ -28,12 +28,12 @@ class Capability(StrEnum):
     ANSWERS_FOR_CHILDREN = "answers_for_children"
     """Its answers are its children's, which may be traced as well: what both report is counted once."""
     TELLS_CHUNKS = "tells_chunks"
-    """All that its store gains and loses is told, in order: by keys, which are the hash of each chunk's last block, or by the
-    tokens of a store. No other engine writes to it."""
+    """All that its store gains and loses is reported, in order: by keys, which are the hash of each chunk's last block, or by
+    the tokens of a store. No other engine writes to it."""
 
     TELLS_GROUPS = "tells_groups"
-    """With several KV cache groups it is told what each chunk of its store has of each: of full attention and recurrent ones
-    by the hash of the chunk's last block, of other groups by that of each block. Its lookups look at a prompt from its
+    """With several KV cache groups, what each chunk of its store has of each is reported: of full attention and recurrent
+    ones by the hash of the chunk's last block, of other groups by that of each block. Its lookups look at a prompt from its
     beginning, and go back to the last chunk before its last token behind which all groups have what the next token sees."""
     EVICTS_ANY = "evicts_any"
     """Its store evicts any chunk to make room, one of the same prompt included: what a store loses that is smaller than a

@@ -131,7 +131,7 @@ PushedBy = Annotated[
     Id,
     _on_wire(
         "kvtrail.chunk.pushed_by",
-        "The request whose store took the chunk's place, or stored the chunk; absent where that is not known.",
+        "The request that took the chunk's place with a store, or stored the chunk; absent where that is not known.",
         "pushed_by",
     ),
 ]
@@ -253,7 +253,7 @@ class RequestStart(Event, kw_only=True, gc=False):
     block_after: Annotated[
         bytes | None,
         _on_wire(
-            "kvtrail.block.after", "The hash of the block before that one, whose chain other requests have reported."
+            "kvtrail.block.after", "The hash of the block before that one; other requests have reported its chain."
         ),
     ] = None
     identity: Identity | None = None
@@ -313,8 +313,8 @@ class RequestEnd(Event, kw_only=True, gc=False):
 
 @final
 class CutOff(Event, kw_only=True, gc=False):
-    """Root of a request that was open when its engine ended: the span is a `kv.request` with status ERROR, whose outcome
-    is `cut_off`. The engine sends it as it shuts down, or in its place the export process, which outlives it. It says
+    """Root of a request that was open when its engine ended: the span is a `kv.request` with status ERROR and the
+    outcome `cut_off`. The engine sends it as it shuts down, or in its place the export process, which outlives it. It says
     nothing of how the request itself would have ended, and no rule judges it."""
 
     kind = Kind.CUT_OFF
@@ -359,7 +359,7 @@ class Lookup(Event, kw_only=True, gc=False):
 
 @final
 class Alloc(Event, kw_only=True, gc=False):
-    """`update_state_after_alloc`: blocks were allocated, and so many external tokens are to be loaded."""
+    """`update_state_after_alloc`: blocks were allocated, and this many external tokens are to be loaded."""
 
     kind = Kind.ALLOC
     total: Total | None = None
@@ -415,7 +415,7 @@ class Preempt(Event, kw_only=True, gc=False):
     ] = None
     scheduler_step: Step | None = None
     computed: Computed | None = None
-    """What it had computed, all of which is taken from it."""
+    """What it had computed; all of it is taken from it."""
 
 
 class Transfer(Event, kw_only=True, gc=False):
@@ -462,7 +462,7 @@ class Sent(Event, kw_only=True, gc=False):
 
 class Plan(Event, kw_only=True, gc=False):
     start: TransferStart | None = None
-    """None where the connector names blocks, but not whose tokens they are."""
+    """None where the connector names blocks, but not their tokens."""
     count: TransferTokens
     blocks_ids: BlockIds | None = None
     blocks_by_group: BlocksByGroup | None = None
@@ -521,7 +521,7 @@ class Flush(Event, kw_only=True, gc=False):
 
 @final
 class LoadError(Event, kw_only=True, gc=False):
-    """Blocks whose load failed, as the workers reported them to the scheduler."""
+    """Blocks that failed to load, as the workers reported them to the scheduler."""
 
     kind = Kind.LOAD_ERROR
     blocks_ids: BlockIds = ()
@@ -720,13 +720,11 @@ class Handoff(Event, kw_only=True, gc=False):
         ),
     ] = ()
     handoff_peer: Annotated[
-        Name | None, _on_wire("kvtrail.handoff.peer", "The engine that gives, where the one that takes was told it.")
+        Name | None, _on_wire("kvtrail.handoff.peer", "The engine that gives, where the one that takes knows it.")
     ] = None
     handoff_tokens: Annotated[
         Tokens | None,
-        _on_wire(
-            "kvtrail.handoff.tokens", "Tokens of which the KV is handed over: `remote_num_tokens`, where it is set."
-        ),
+        _on_wire("kvtrail.handoff.tokens", "Tokens with KV that is handed over: `remote_num_tokens`, where it is set."),
     ] = None
     handoff_mode: Annotated[
         Name | None, _on_wire("kvtrail.handoff.mode", "`pull` or `push`, where the connector names it.")
@@ -869,7 +867,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
     check_blocks: Annotated[
         Count, _check("blocks", "Blocks looked at for the request since its last event of this look.")
     ]
-    check_unknown: Annotated[Count, _check("unknown", "Of these, blocks of whose hash no content is known.")] = 0
+    check_unknown: Annotated[Count, _check("unknown", "Of these, blocks with a hash without a known content.")] = 0
     check_hashes: Annotated[
         Keys,
         _check(
@@ -912,7 +910,8 @@ class BlockCheck(Event, kw_only=True, gc=False):
         ),
     ] = ()
     check_wrong_from: Annotated[
-        Keys, _check("wrong.from", "The request whose load or step left it so; empty where it is this one itself.")
+        Keys,
+        _check("wrong.from", "The request with the load or step that left it so; empty where it is this one itself."),
     ] = ()
     check_wrong_more: Annotated[Count, _check("wrong.more", "Wrong blocks beyond those that are listed.")] = 0
     check_healed: Annotated[
@@ -1003,14 +1002,14 @@ class Heartbeat(Event, kw_only=True, gc=False):
         Keys | None,
         _on_wire(
             "kvtrail.recorder.probes_off",
-            "Connectors whose probe failed too often and is switched off: what only it can see is absent from then on.",
+            "Connectors with a probe that failed too often and is switched off: what only it can see is absent from then on.",
         ),
     ] = None
     idle_requests: Annotated[
         Keys | None,
         _on_wire(
             "kvtrail.idle.requests",
-            "Open requests, and ended ones whose blocks are kept, that had no event since the last heartbeat: as"
+            "Open requests, and ended ones with kept blocks, that had no event since the last heartbeat: as"
             " many as fit, the others in the next ones.",
         ),
     ] = None
@@ -1086,7 +1085,7 @@ def _plain(hint: Any) -> type:
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {cls.kind: tuple(_attributes(cls)) for cls in CLASSES.values()}
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
 IN_BYTES = frozenset(a.key for attributes in FIELDS.values() for a in attributes if a.type is bytes)
-"""The attributes whose value is bytes; base64 in a `Span`."""
+"""The attributes with bytes as their value; base64 in a `Span`."""
 
 
 def place(kind: Kind, field: str) -> int:

@@ -165,14 +165,15 @@ CUT_OFF = "cut_off"
 """The outcome of a request that was open when its engine ended."""
 CUT_OFF_REASON = "the engine ended before the request did"
 """The status of its root."""
-NO_GOODBYE = "its process ended without a goodbye"
-"""`ENDED_BY` where the export process says goodbye in the engine's place: it was killed, or has crashed."""
+NO_END_RECORD = "its process ended without a goodbye"
+"""`ENDED_BY` where the export process sends the end record in the engine's place: it was killed, or has crashed. The text is
+as recorders of every version send it."""
 UNHEARD = "unheard"
-"""The outcome of a request of whose engine nothing was heard for so long that it is taken for ended."""
+"""The outcome of a request after its engine has not reported for so long that it is taken for ended."""
 
 
 ROOTS = (Kind.REQUEST, Kind.CUT_OFF)
-"""The kinds whose span is the root of a request, from its arrival to its end."""
+"""The kinds with a span that is the root of a request, from its arrival to its end."""
 
 
 def span_name(kind: str) -> str:
@@ -259,7 +260,7 @@ CACHE_IDENTITY = Attribute(
     " Engines of one identity have equal hashes and, rank by rank, equal fingerprints for equal content.",
 )
 FINGERPRINTS = Attribute(
-    "kvtrail.fingerprints", float, "The share of blocks whose bytes are judged, 0 to 1; absent where none are."
+    "kvtrail.fingerprints", float, "The share of blocks with judged bytes, 0 to 1; absent where none are judged."
 )
 SLIM = Attribute(
     "kvtrail.fingerprints.slim", bool, "Some bytes of every block are judged, too; absent where they are not."
@@ -284,7 +285,9 @@ MINIMIZED_EVENTS = Attribute(
 )
 MINIMIZED_REQUESTS = Attribute("kvtrail.minimized.requests", int, "Requests of that recording.")
 MINIMIZED_RULE = Attribute(
-    "kvtrail.minimized.rule", str, "The rule whose finding was kept; what else the recording showed may be lost."
+    "kvtrail.minimized.rule",
+    str,
+    "The rule with the finding that was kept; what else the recording showed may be lost.",
 )
 MINIMIZED: tuple[Attribute, ...] = (MINIMIZED_EVENTS, MINIMIZED_REQUESTS, MINIMIZED_RULE)
 """Resource attributes that `kvtrail minimize` adds: nobody may take what it writes for a whole recording."""

@@ -7,7 +7,7 @@ from kvtrail.tracer.events.events import CLASSES, FIELDS, STEP_FIELDS
 from kvtrail.tracer.events.parts import PART
 
 _STEP = (
-    "Later steps of requests, as far as they say something new: a row is a `kv.schedule` whose request gets blocks, runs"
+    "Later steps of requests, as far as they say something new: a row is a `kv.schedule` of a request that gets blocks, runs"
     " more than one token or drafts, has just begun to decode, was left out of a step, or had a failed load. All the"
     " other running requests have decoded one token. Each row has its own number among the recorder's events, the first"
     " one that of the span, and the tracer takes the span apart: in its store, its api and its answers each row is a"

@@ -48,7 +48,7 @@ class Audit:
         verdicts: how many requests have each verdict.
         checks: how often each rule gave each verdict.
         spans, events, foreign: what was read; `repeated` spans were read twice and count once.
-        unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, counted by name.
+        unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, and how many of each name.
         engine_names: the engines' names for people, by id.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
@@ -61,13 +61,13 @@ class Audit:
         lookups, hits: lookups, and those that the connector answered with tokens.
         reasons: how many requests are unknown for each reason.
         unfinished: engine and id of those that had not ended.
-        silent, joined_late: engines whose goodbye, or whose first events, are missing.
-        probes_off: connectors whose probe was switched off, since it failed.
+        silent, joined_late: engines without an end record, or without their first events.
+        probes_off: connectors with a probe that failed and was switched off.
         unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
         asked: the rules that were asked for.
         explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
-        recorded: requests, by engine and id, of which only a part was read that does not decide by itself: their findings
-            are those that their tracer recorded.
+        recorded: requests, by engine and id, with only a part read that does not decide by itself: their findings are those
+            that their tracer recorded.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -151,8 +151,8 @@ class Audit:
             )
         if self.silent:
             reasons.append(
-                f"No goodbye came from {_some(self._named(self.silent))}: it was killed, or it hangs, or still runs. Look at"
-                " its end, or audit once it has shut down."
+                f"No end record came from {_some(self._named(self.silent))}: it was killed, or it hangs, or still runs. Look"
+                " at its end, or audit once it has shut down."
             )
         if self.unfinished:
             requests = _some([request for _, request in self.unfinished])
@@ -231,7 +231,7 @@ def audit(
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
     a server's log; a folder means the trace files in it.
 
-    With `rules`, only these judge. `why` is a request whose causes are asked for. `on_bytes` is called with how many bytes of
+    With `rules`, only these judge. `why` is a request to give the causes of. `on_bytes` is called with how many bytes of
     the files were read since the last call.
 
     Raises:
@@ -349,7 +349,7 @@ def _concluded(
     result.findings = list(detector.findings.values())
     result.deaths = detector.deaths
     result.handoffs = detector.handoffs
-    accounts = detector.became
+    accounts = detector.outcomes
     result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
     result.events = detector.events
     result.repeated += detector.repeated
@@ -364,7 +364,7 @@ def _concluded(
         result.lookups, result.hits = result.lookups + part.lookups, result.hits + part.hits
         result.checks, undecided = result.checks + part.checks, undecided + part.undecided
         result.explained = {**result.explained, **part.explained}
-        accounts |= part.became
+        accounts |= part.outcomes
         probes_off |= part.probes_off
         _enter_part(result, part, recorded)
     result.findings = by_weight({finding.id: finding for finding in result.findings}.values())

@@ -30,8 +30,8 @@ class History:
             time.
         foreign: spans that no kvtrail recorder wrote, by time.
         repeated: spans that occurred again, and are counted once.
-        unknown: spans in kvtrail's scope with names that this version does not know, counted by name.
-        unknown_attributes: kvtrail's attributes that this version does not know, counted by name.
+        unknown: spans in kvtrail's scope with names that this version does not know, and how many of each name.
+        unknown_attributes: kvtrail's attributes that this version does not know, and how many of each name.
         unreadable: (file, line, reason) of what could not be read; line 0 if a span or a whole file is at fault.
     """
 

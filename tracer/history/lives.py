@@ -38,7 +38,7 @@ class Life:
 
 
 def lives(events: Iterable[Event]) -> list[Life]:
-    """The requests of one engine whose events these are, in order. An id that is used again is another request."""
+    """The requests of one engine that these events are of, in order. An id that is used again is another request."""
     found: list[Life] = []
     latest: dict[str, Life] = {}
     ended: set[str] = set()

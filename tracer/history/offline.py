@@ -51,12 +51,12 @@ class OfflineDetector:
         verdicts: how many of the forgotten requests have each verdict; after `close`, how many of all requests.
         events: how many were entered.
         repeated: how many came more than once; they count once.
-        became: what happened to the requests with findings: each account's status, outcome and error.
+        outcomes: what happened to the requests with findings: each account's status, outcome and error.
         reasons: how many of the forgotten requests are unknown for each reason; after `close`, how many of all.
         unfinished: after `close`, requests that had not ended, by engine.
         lookups, hits: lookups that were entered, and those that the connector answered with tokens.
         explained: of the requests that were asked about, why their tokens were reused or computed.
-        probes_off: connectors whose probe was switched off, since it failed.
+        probes_off: connectors with a probe that failed and was switched off.
         about: the only request, by engine and id, that is spoken of; None if all are.
     """
 
@@ -73,7 +73,7 @@ class OfflineDetector:
         by engine and id, that is spoken of: the events of others are evidence."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
-        self.became: dict[Key, tuple[str, str | None, str | None]] = {}
+        self.outcomes: dict[Key, tuple[str, str | None, str | None]] = {}
         self.events = 0
         self.repeated = 0
         self.reasons: Counter[Unknown] = Counter()
@@ -114,12 +114,12 @@ class OfflineDetector:
 
     @property
     def silent(self) -> list[str]:
-        """Engines of which a recorder never said goodbye."""
+        """Engines with a recorder that never sent its end record."""
         return sorted({name for recorder, name in self._engines.items() if not self._detector.engine(recorder).closed})
 
     @property
     def joined_late(self) -> list[str]:
-        """Engines of which a recorder's first events are missing."""
+        """Engines with a recorder that lacks its first events."""
         late = (
             name for recorder, name in self._engines.items() if self._detector.engine(recorder).missing is Unknown.LATE
         )
@@ -150,7 +150,7 @@ class OfflineDetector:
             self._untidy = 0
 
     def settle(self) -> None:
-        """Give up on all missing events, for a history whose numbers leave out events that were never recorded."""
+        """Give up on all missing events, for a history with numbers of events that were never recorded."""
         self._take(self._detector.settle())
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class OfflineDetector:
         if self._why in (account.request, account.external):
             self.explained[account.engine, account.request] = account.as_dict()["causes"]
         if verdict is Verdict.DRIFT:
-            self.became[account.engine, account.request] = account.status, account.outcome, account.error
+            self.outcomes[account.engine, account.request] = account.status, account.outcome, account.error
 
     def _continue(self, events: Sequence[Event]) -> bool:
         """Whether the events are the next ones of one recorder, as nearly always; if so, note their numbers."""

@@ -1,4 +1,4 @@
-"""The prerequisites of an event: the events without which it could not have happened.
+"""The prerequisites of an event: the events that had to happen before it could.
 
 A part of a history must have no holes: no allocation without a lookup, no epoch without the preemption that began it. The
 rules notice many holes by themselves; this covers what they do not read.

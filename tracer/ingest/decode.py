@@ -272,9 +272,9 @@ class Decoded:
         events: the events, in the order of the request.
         foreign: spans that no kvtrail recorder wrote.
         malformed: an error for each kvtrail span without a required attribute.
-        unknown_spans: kvtrail spans with a name that this version does not know, counted by name.
+        unknown_spans: kvtrail spans with a name that this version does not know, and how many of each name.
         stand_ins: how many of the events stand for such a span.
-        unknown_attributes: kvtrail attributes that this version does not know, counted by name.
+        unknown_attributes: kvtrail attributes that this version does not know, and how many of each name.
         resources: those of our spans, each once in a row.
     """
 

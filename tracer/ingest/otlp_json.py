@@ -384,7 +384,7 @@ def with_hex_ids(data: Any) -> Any:
 
 
 def _to_base64(text: str) -> str:
-    """Writers that know protobuf's JSON, but not OTLP's, leave ids in base64, whose padding no hexadecimal id has."""
+    """Writers that know protobuf's JSON, but not OTLP's, leave ids in base64, with a padding that no hexadecimal id has."""
     return text if text.endswith("=") else base64.b64encode(bytes.fromhex(text)).decode()
 
 

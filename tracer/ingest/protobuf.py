@@ -212,7 +212,7 @@ def _event(event: ProtoSpan.Event) -> dict[str, Any]:
 
 
 def cut(data: bytes, marks: Collection[bytes]) -> bytes:
-    """A request with only those spans of a request whose bytes contain any of these marks."""
+    """A request with only those spans of a request that contain any of these marks in their bytes."""
     request = _Cut.FromString(data)
     for resource_spans in request.resource_spans:
         for scope_spans in resource_spans.scope_spans:
@@ -257,13 +257,13 @@ def _message(pool: DescriptorPool, name: str) -> Any:
 
 _REQUEST = f"{trace_service_pb2.DESCRIPTOR.package}.ExportTraceServiceRequest"
 Request = _message(_with_bytes({("Span", "attributes")}), _REQUEST)
-"""A request whose spans' attributes are bytes."""
+"""A request with the attributes of its spans as bytes."""
 
 _Cut = _message(_with_bytes({("ResourceSpans", "resource"), ("ScopeSpans", "spans")}), _REQUEST)
 
 
 class Parts:
-    """Messages whose parts are bytes. Parts that are not read stay as they are."""
+    """Messages with bytes as parts. Parts that are not read stay as they are."""
 
     _pool = _with_bytes(
         {

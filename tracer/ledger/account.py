@@ -88,7 +88,7 @@ class Loaded(NamedTuple):
 @dataclass(slots=True)
 class Evidence:
     """The events behind an account's numbers, which rules use as witnesses. A preemption clears those of its epoch. There may
-    be a hundred thousand of these: what is seldom there is a frozenset, of which the empty one is shared."""
+    be a hundred thousand of these: what is seldom there is a frozenset, and the empty one is shared."""
 
     recent_lookups: list[Lookup] = field(default_factory=list)
     """Over all epochs."""
@@ -107,7 +107,7 @@ class Evidence:
     blocks: BlockTable | None = None
     """The block table, as allocations and steps published it; None where they did not."""
     loading: Alloc | None = None
-    """The allocation whose asynchronous load has not been received."""
+    """The allocation with an asynchronous load that has not been received."""
     received: Received | None = None
     """The last completed asynchronous load of the epoch."""
     loaded: tuple[Loaded, ...] = ()
@@ -121,7 +121,7 @@ class Evidence:
     stored_end: int = 0
     """End of the last plan or store of the epoch, or of the one that reached furthest."""
     store: Event | None = None
-    """The epoch's last plan or store whose tokens are known."""
+    """The epoch's last plan or store with known tokens."""
     jobs: dict[int, Plan] = field(default_factory=dict)
     """Open asynchronous transfers by number, over all epochs."""
     ended_jobs: dict[int, TransferEnd] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Evidence:
     preempted: int = -1
     """The epoch that is known to have ended by a preemption."""
     reached: int = 0
-    """Tokens whose KV was there when the request was last preempted, as far as that is known."""
+    """Tokens with KV when the request was last preempted, as far as that is known."""
 
     def begin_epoch(self) -> None:
         """Forget what a preemption makes void."""
@@ -244,7 +244,7 @@ class Account:
     waited_ns: int = 0
     """How long it waited for KV, in all: for these loads, and after answers 'ask me later'."""
     recomputed: int = 0
-    """Tokens whose KV was there when it was preempted, and that had to be computed after that."""
+    """Tokens with KV when it was preempted that had to be computed after that."""
     refused: int = 0
     """Lookup answers that the guard replaced."""
     looked_at: int = 0

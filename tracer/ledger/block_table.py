@@ -15,7 +15,7 @@ WithBlocks = Alloc | LoadError | Plan | RequestEnd | Schedule
 
 
 class Room(NamedTuple):
-    """What a table has room for: blocks, and the tokens that they hold; of which KV cache group, where there are several."""
+    """What a table has room for: blocks, and the tokens that they hold; and the KV cache group, where there are several."""
 
     blocks: int
     tokens: int
@@ -27,7 +27,7 @@ class BlockTable:
     among them.
 
     Attributes:
-        groups: the block ids of each group. A group may have the null block at a place whose tokens it does not need.
+        groups: the block ids of each group. A group may have the null block at a place with tokens that it does not need.
         kinds: what the groups are.
         named_by: the event that named the table as a whole.
     """
@@ -90,8 +90,8 @@ class BlockTable:
         return any(kind.kind != FULL for kind in self.kinds)
 
     def new_from(self, computed: int) -> Iterator[int]:
-        """The blocks behind those of so many computed tokens: what a prefix cache has may end within a block. All of them
-        where it has nothing."""
+        """The blocks behind those of the `computed` tokens: what a prefix cache has may end within a block. All of them where
+        it has nothing."""
         for size, ids in self.sized():
             yield from ids[-(-computed // size) + 1 if computed else 0 :]
 
@@ -115,7 +115,7 @@ class BlockTable:
         return False
 
     def moved(self, group: int, blocks: Sequence[int]) -> dict[int, int]:
-        """Those of a group's blocks that are another group's now, and whose: vLLM had taken them back and gave them out
+        """Those of a group's blocks that are another group's now, with that group: vLLM had taken them back and gave them out
         again."""
         own = set(self.groups[group][self.certain_from(group) :])
         others = [number for number in range(len(self.groups)) if number != group]
@@ -123,12 +123,12 @@ class BlockTable:
         return {block: held[block] for block in blocks if block in held and block not in own and block != NULL_BLOCK}
 
     def certain_from(self, group: int) -> int:
-        """The first place in a group's table whose block the request holds for certain: which tokens are computed is not
-        known step by step, but they are no more than the table has room for."""
+        """The first place in a group's table with a block that the request holds for certain: which tokens are computed is
+        not known step by step, but they are no more than the table has room for."""
         return self.needed_from(group, len(self.groups[group]) * (self.size_of(group) or 0))
 
     def needed_from(self, group: int, computed: int) -> int:
-        """The first place in a group's table whose block a step needs that begins after so many tokens."""
+        """The first place in a group's table with a block that a step beginning after `computed` tokens needs."""
         size = self.size_of(group)
         if not size or group >= len(self.kinds):
             return len(self.groups[group])

@@ -80,8 +80,8 @@ class ChunkKeys:
         self.lost = self._listed = None
 
     def claimed(self, keys: Iterable[str]) -> None:
-        """A lookup says that the store holds these chunks. It is believed of those of which nothing is known, so that
-        the next claim can be judged; what it said too much of them before is not found."""
+        """A lookup says that the store holds these chunks. It is believed of unknown chunks, so that
+        the next claim can be judged; what it claimed too much of them before is not found."""
         if self.lost is not None:
             if len(self._held) >= MAX_KEYS:
                 self.lose(Unknown.MANY)

@@ -28,7 +28,7 @@ MAX_MOMENTS = 4096
 
 
 class CountedTime:
-    """How much of a recorder's time counts: a sum that is known at some moments, the latest ones of which are remembered."""
+    """How much of a recorder's time counts: a sum that is known at some moments; the latest ones are remembered."""
 
     __slots__ = ("_at_ns", "_sums_ns")
 
@@ -65,7 +65,7 @@ class DeadlineClocks:
     """When the scheduler of one recorder could have done what its requests wait for. Its events enter in order.
 
     Attributes:
-        spare: time in which it could have admitted one more request, or run one whose load was received.
+        spare: time in which it could have admitted one more request, or run one with a received load.
         stepping: time in which it made steps, or was not paused: ends of transfers are reported in steps.
         running: requests that run, as far as it is known.
         is_paused: whether it was paused at its last heartbeat, as for an update of the weights.

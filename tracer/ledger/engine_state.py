@@ -63,7 +63,7 @@ from kvtrail.tracer.model.findings import Unknown
 MAX_KEYS = 100_000
 """Chunk keys remembered with the contents that they stand for."""
 MAX_FETCHES = 10_000
-"""Requests of which it is remembered what was fetched for them."""
+"""Requests for which it is remembered what was fetched."""
 
 
 @dataclass(slots=True)
@@ -81,21 +81,21 @@ class Engine:
     clocks: DeadlineClocks = field(default_factory=DeadlineClocks)
     """What of this time the scheduler could use: the clocks of rules with a deadline."""
     closed: bool = False
-    """Whether the recorder has said goodbye."""
+    """Whether the recorder has sent its end record."""
     raised: bool = False
     """Whether the scheduler's last call of a connector raised: vLLM ends then, and nothing more is to be expected."""
     met: dict[str, Identity] = field(default_factory=dict)
-    """Open requests whose events are all known: they have begun since events were last missing."""
+    """Open requests with all events known: they have begun since events were last missing."""
     tables: dict[str, BlockTable] = field(default_factory=dict)
     """Block tables of the requests that hold blocks, where they are known."""
-    untold: set[str] = field(default_factory=set)
-    """Requests with an open transfer whose tables are not known."""
+    unknown_tables: set[str] = field(default_factory=set)
+    """Requests with an open transfer and an unknown table."""
     given: dict[int, Event] = field(default_factory=dict)
-    """By block, the event that gave it out last, free as it was, in engines whose windows leave blocks behind."""
+    """By block, the event that gave it out last, free as it was, in engines with windows that leave blocks behind."""
     admitted: set[str] = field(default_factory=set)
     """Requests that have been given blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
-    """Open asynchronous transfers over a block: by block, then by the request whose transfer it is."""
+    """Open asynchronous transfers over a block: by block, then by the request that has the transfer."""
     contested: dict[int | str, tuple[int, Event]] = field(default_factory=dict)
     """Open transfers over a block that has since been given to another request: the block, and the event that gave it. By the
     transfer's number, or by request for an asynchronous load. A flush settles it."""
@@ -123,7 +123,7 @@ class Engine:
     failing_peers: FailingPeers = field(default_factory=FailingPeers)
     """The other engines from which loads fail in a row."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
-    """Blocks whose load failed and that have not been computed since."""
+    """Blocks that failed to load and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
     """The requests that have begun to compute such a block, from its first token on."""
     ran_since: dict[str, int | None] = field(default_factory=dict)
@@ -132,22 +132,22 @@ class Engine:
     resets: dict[str, Reset] = field(default_factory=dict)
     """The last reset of each connector that has stored nothing since."""
     storing: set[str] = field(default_factory=set)
-    """Connectors whose stores are recorded."""
+    """Connectors with recorded stores."""
     preemptions: list[Preempt] = field(default_factory=list)
     """Consecutive preemptions, with no request scheduled in between."""
 
     short: Load | None = None
     """A load of the last step with loads that brought less than expected, while no error has been reported since."""
     writers: Writers = field(default_factory=Writers)
-    """Whose KV stored chunks hold."""
+    """Who wrote the stored chunks."""
     own_chunks: OwnChunks = field(default_factory=OwnChunks)
     """Where the chunks of open requests lie, and which of them their own stores have pushed out."""
     kept: dict[str, RequestEnd] = field(default_factory=dict)
-    """The ends of requests whose blocks are kept since."""
+    """The ends of requests with blocks that are kept since."""
     polled: Heartbeat | None = None
-    """The first heartbeat that told the present number of scheduling steps."""
+    """The first heartbeat that had the present number of scheduling steps."""
     beat: Heartbeat | None = None
-    """The latest heartbeat that told the scheduler's steps."""
+    """The latest heartbeat that had the scheduler's steps."""
     transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
     """By connector and direction, whether its transfers still end: `load`, `store`, or `save` for what an ended request's
     blocks are kept for."""
@@ -155,7 +155,7 @@ class Engine:
     """The chunks that were fetched for a request which has not been given blocks since, by connector and key: the fetch, and
     the eviction of the chunk since."""
     probes_off: set[str] = field(default_factory=set)
-    """Connectors whose probe has switched itself off."""
+    """Connectors with a probe that has switched itself off."""
 
     def keys(self, connector_id: str) -> ChunkKeys:
         """What is known of the chunks in a connector's store."""
@@ -197,7 +197,7 @@ class Engine:
         return self.lookups.get(event.request or "", {}).get(event.connector_id)
 
     def load_from_peer(self, event: Received) -> tuple[Alloc, Handoff] | None:
-        """The load that the event ends, and the hand-off, if that is one from an engine that is known by name."""
+        """The load that the event ends, and the hand-off, if that is one from an engine with a known name."""
         alloc = self.loads.get(event.request or "")
         pair = self.handoffs.taken_by(event)
         taken = None if pair is None else pair.takers.get((event.engine, event.request or ""))
@@ -210,9 +210,9 @@ class Engine:
         for known in self.stores.values():
             known.lose(why)
         for facts in (
-            self.met, self.tables, self.untold, self.admitted, self.transfers, self.contested, self.undecided, self.jobs,
-            self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers, self.own_chunks,
-            self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
+            self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.contested, self.undecided,
+            self.jobs, self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers,
+            self.own_chunks, self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
             self.ran_since, self.failing_peers,
         ):  # fmt: skip
             facts.clear()
@@ -257,7 +257,7 @@ class Engine:
                 self._renew(request, event.blocks_ids)
             if names_all_blocks(event):
                 table = self.tables[request] = BlockTable(event)
-                self.untold.discard(request)
+                self.unknown_tables.discard(request)
                 if table.leaves_behind and lookup is not None:
                     self.given.update(dict.fromkeys(table.new_from(lookup.computed), event))
                 self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
@@ -283,7 +283,7 @@ class Engine:
                 self.handoffs.enter_given_out(event, event.blocks_ids)
             if first or event.blocks_whole:
                 self.tables[request] = BlockTable(event)
-                self.untold.discard(request)
+                self.unknown_tables.discard(request)
             elif request in self.tables:
                 if self.invalid:
                     self._renew(request, event.blocks_ids)
@@ -482,7 +482,8 @@ class Engine:
             self.beat = event
 
     def _blame_probe(self) -> None:
-        """A probe has switched itself off, and the recorder has left a gap for what it told: what is unknown is so for it."""
+        """A probe has switched itself off, and the recorder has left a gap for what it reported: that is the reason for what
+        is unknown."""
         if self.missing is Unknown.LOST:
             self.missing = Unknown.PROBE
         for known in self.stores.values():
@@ -545,7 +546,7 @@ class Engine:
                     continue
                 number = transfer.transfer_id if isinstance(transfer, Plan) else None
                 key = owner if number is None else number
-                if owner in self.untold or (holds is None and not are_new):
+                if owner in self.unknown_tables or (holds is None and not are_new):
                     self.undecided.add(key)
                 else:
                     self.contested.setdefault(key, (block, event))
@@ -557,12 +558,12 @@ class Engine:
 
     def _holds_nothing(self, request: str) -> None:
         self.tables.pop(request, None)
-        self.untold.discard(request)
+        self.unknown_tables.discard(request)
 
     def _open(self, event: Event, blocks: Iterable[int]) -> None:
         request = event.request or ""
         if request not in self.tables and request not in self.met and self.missing is not None:
-            self.untold.add(request)
+            self.unknown_tables.add(request)
         for block in blocks:
             if block != NULL_BLOCK:
                 self.transfers.setdefault(block, {})[request] = event

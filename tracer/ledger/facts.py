@@ -80,7 +80,7 @@ class Admitted(Struct, eq=False):
 
     @property
     def lookup(self) -> Lookup:
-        """The lookup whose answer this allocation used."""
+        """The lookup with the answer that this allocation used."""
         return self.offer.lookup
 
     @property

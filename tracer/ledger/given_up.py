@@ -1,4 +1,4 @@
-"""Requests whose callers gave up while they waited for a connector: each too soon for a deadline, all of them not. Pure.
+"""Callers that gave up while their requests waited for a connector: each too soon for a deadline, all of them not. Pure.
 
 It follows the requests of a connector together, in the order of their engine, in which no account is.
 """
@@ -47,7 +47,7 @@ class GivenUps:
     """The first and the last of a row of answers 'ask me later' that goes on, by request."""
 
     def lose(self) -> None:
-        """Events are missing, any of which may have ended somebody's waiting."""
+        """Events are missing, and any of them may have ended somebody's waiting."""
         self._deferred.clear()
         self.rows.clear()
 
@@ -61,7 +61,7 @@ class GivenUps:
             self.rows.pop(event.connector_id, None)
 
     def enter_received(self) -> None:
-        """Note the end of a load, of which a MultiConnector tells all its children."""
+        """Note the end of a load; a MultiConnector reports it to all its children."""
         self.rows.clear()
 
     def enter_end(self, event: RequestEnd) -> None:

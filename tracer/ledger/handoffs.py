@@ -38,11 +38,11 @@ MAX_HANDOFFS = 100_000
 MAX_BLOCKS = 1_000_000
 """Blocks of a recorder's engine that were given back and are followed."""
 MAX_ENGINES = 10_000
-"""Engines that give, of which it is remembered whether they live."""
+"""Engines that give: how many of them are remembered as living or not."""
 MAX_TAKERS = 16
 """Requests remembered that take one hand-off."""
 MAX_WATCHED = 1_000
-"""Hand-offs of a recorder of which a reader's report is waited for at the same time."""
+"""Hand-offs of a recorder that wait for a reader's report at the same time."""
 ON_ITS_WAY_NS = 10 * 10**9
 """For how long a reader's report may be on its way, once its load has been heard of."""
 PUSH = "push"
@@ -71,7 +71,7 @@ class Pair:
     Attributes:
         given: what is given, and when; None while that engine has not reported it.
         released: when the blocks were given back first, by the lease's end or since they were read.
-        reads: the reports of readers of which it is not known that they came after that, or the ends of writes.
+        reads: the reports of readers that are not known to have come after that, or the ends of writes.
         late: the first report of a reader after it, or the first write that ended well after it, from the same recorder; or
             the first report to another launch of the engine that gives, which never had these blocks.
         writes: what the engine that gives writes, by the other engine's id of the request that it writes to.
@@ -81,10 +81,10 @@ class Pair:
             blocks no more, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
         loads: the ends of their loads that went well.
-        failed: those of them of which a load failed: no report need follow.
-        over: the ends of those that neither loaded nor failed to, and of which all events are known.
+        failed: those of them with a failed load: no report need follow.
+        over: the ends of those that neither loaded nor failed to, if all their events are known.
         unserved: those that have ended without a load, or failed to load.
-        recomputed: those of which blocks were reported as not loaded, so that vLLM computes them again.
+        recomputed: those with blocks that were reported as not loaded, so that vLLM computes them again.
     """
 
     given: Handoff | None = None
@@ -110,7 +110,7 @@ class Pair:
 
     @property
     def giver(self) -> str | None:
-        """The engine that gives, as it says itself, or as one that takes was told; None if neither did."""
+        """The engine that gives, as it says itself, or as one that takes says; None if neither did."""
         if self.given is not None:
             return self.given.engine
         return next((each.handoff_peer for each in self.takers.values() if each.handoff_peer), None)
@@ -178,7 +178,7 @@ class HandOffs:
         self._closed: BoundedDict[tuple[str, str | None], None] = BoundedDict(MAX_ENGINES)
         """Engines that have shut down, by id and launch."""
         self._watched: dict[str, list[Pair]] = {}
-        """By the recorder that saw the lease's end, those that nobody needs and of which no reader has reported."""
+        """By the recorder that saw the lease's end, those that nobody needs and no reader has reported."""
 
     def given_by(self, event: Event) -> Pair | None:
         """The hand-off that the event's request gives."""
@@ -366,8 +366,8 @@ class HandOffs:
                 pair.followed = False
 
     def unacknowledged(self, event: Heartbeat) -> list[Pair]:
-        """The hand-offs that nobody needs and whose lease has ended, and of which the heartbeat's recorder has waited long
-        enough for a reader's report."""
+        """The hand-offs that nobody needs and that have an ended lease, if the heartbeat's recorder has waited long enough
+        for a reader's report."""
         watched = self._watched.get(event.recorder, ())
         return [
             each for each in watched if each.quiet_ns and event.end_ns - each.quiet_ns > ON_ITS_WAY_NS and not each.late
@@ -465,7 +465,7 @@ class HandOffs:
             self.on_end(HandedOver(released, Side.GIVES, outcome, lasted_ns))
 
     def _count_unclaimed(self, pair: Pair, more: int) -> None:
-        """A hand-off has ended of which no request that takes is known, or now one is."""
+        """A hand-off has ended without a known request that takes it, or now one is known."""
         assert pair.given is not None
         flow = self.flows.of(pair.given.engine, NOBODY)
         flow.handoffs += more
@@ -473,7 +473,7 @@ class HandOffs:
         flow.outcomes[_outcome(pair)] += more
 
     def _sum_up(self, pair: Pair, taker: Handoff) -> None:
-        """A request takes, as soon as it is known of which engine."""
+        """A request takes, as soon as the engine that gives is known."""
         if (giver := pair.giver) is not None:
             flow = self.flows.of(giver, taker.engine)
             flow.handoffs += 1
@@ -495,7 +495,7 @@ class HandOffs:
 
 
 def _outcome(pair: Pair) -> Outcome:
-    """How a hand-off ended whose blocks are given back, as the engine that gives knows it."""
+    """How a hand-off with returned blocks ended, as the engine that gives knows it."""
     if pair.expired is not None:
         return Outcome.EXPIRED
     return Outcome.READ if pair.reads or pair.loads else Outcome.FREED

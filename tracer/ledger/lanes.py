@@ -47,7 +47,7 @@ class Window:
         limit: most lanes.
         connector, status: exact values.
         engines: any of these engines; None means any.
-        where: conditions, all of which are met; a request whose measures are not known meets none.
+        where: conditions that are all met; a request with unknown measures meets none.
         search: a part of the request's id or external id.
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.events.events import Event
 
 REMEMBERED_NUMBERS = 64
-"""Numbers per request and recorder whose span is remembered, to distinguish a repetition from a contradiction."""
+"""Spans remembered for each request and recorder, to distinguish a repetition from a contradiction."""
 MAX_GAPS = 500
 """Gaps remembered per recorder; the oldest are forgotten first."""
 

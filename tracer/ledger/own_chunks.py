@@ -54,7 +54,7 @@ class OwnChunks:
             self.placed.setdefault(event.request or "", []).append(placed)
 
     def enter_evict(self, event: Evict, keys: ChunkKeys) -> None:
-        """A request's store may have made room, of whose store the `keys` are known before; a store that holds others'
+        """A request's store may have made room; `keys` is what was known of its store before. A store that holds others'
         chunks, too, may well think these more useful."""
         request, key = event.pushed_by, event.chunk_key
         if request not in self.placed or event.pool_tier is not None or key is None:

@@ -73,10 +73,10 @@ class SharedReferences:
     _asked: tuple[BlockCheck, list[WrongBlocks]] | None = None
     """The event that was asked about last, until one is entered: a rule asks first."""
     _left: BoundedDict[tuple[str, int, int | None, str], str] = field(default_factory=lambda: BoundedDict(MAX_WRONG))
-    """By engine, rank, group and hash, the request by whose load a block holds another's content."""
+    """By engine, rank, group and hash, the request with the load that left another's content in a block."""
 
     def wrong(self, event: BlockCheck) -> list[WrongBlocks]:
-        """The checks of which this event proves blocks wrong, before it is entered: its own, or those of blocks that hold
+        """The checks with blocks that this event proves wrong, before it is entered: its own, or those of blocks that hold
         what it reports as computed. Each has the wrong blocks that are known by now, those found before included."""
         if self._asked is None or self._asked[0] is not event:
             if event.check_look in TAKEN:
@@ -91,8 +91,8 @@ class SharedReferences:
         return bool(self._known_of(wrong))
 
     def left_by(self, block: Block, beside: Iterable[WrongBlocks]) -> str | None:
-        """The request by whose load a block that another one takes over holds another's content; `beside` it these have come
-        to light."""
+        """The request with the load that left another's content in a block that another request takes over; `beside` it these
+        have come to light."""
         place = _place(block)
         loads = (each for wrong in beside for each, _ in wrong.values() if each.event.check_look == LOADED)
         return self._left.get(place) or next((each.event.request for each in loads if _place(each) == place), None)

@@ -1,6 +1,6 @@
 """What was computed under which hash, by the slim fingerprints that workers report of every block.
 
-A slim fingerprint is a few bytes of a block, so two prompts of which nearly everything is alike may have the same. A loaded
+A slim fingerprint is a few bytes of a block, so two prompts that are nearly alike may have the same. A loaded
 content is another block's only if that was computed under another hash, if others were computed under its own hash, and if it
 is unlike all of these: at most `MAX_COMMON_GROUPS` of six groups of bits are equal. Engines of different tensor-parallel
 sizes are compared by the groups of a head that both have first on a rank. Pure, and bounded: 24 bytes a block.
@@ -37,7 +37,7 @@ _ALL = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class SlimBlock:
-    """A block of which a worker reported hash and slim fingerprint, and its first token in the request."""
+    """A block with the hash and slim fingerprint that a worker reported, and its first token in the request."""
 
     event: BlockCheck
     number: int
@@ -50,7 +50,7 @@ class SlimBlock:
 
 
 def slim_blocks(event: BlockCheck) -> list[SlimBlock]:
-    """The blocks of which an event reports slim fingerprints; bytes that are not whole rows report nothing."""
+    """The blocks with slim fingerprints in an event; bytes that are not whole rows report nothing."""
     rows = event.check_slim
     if len(rows) % _ROW.size:
         return []
@@ -82,8 +82,8 @@ class SlimReferences:
         return _groups(block.fingerprint) in map(_groups, contents)  # the other bits are of all heads of a rank
 
     def foreign(self, event: BlockCheck) -> list[tuple[SlimBlock, SlimBlock]]:
-        """The blocks that a request loaded or took over and that hold another's content, each with the block whose content it
-        is."""
+        """The blocks that a request loaded or took over and that hold another's content, each with the block that the content
+        belongs to."""
         salt = _salt(event)
         if salt is None or event.check_look not in TAKEN or not self._contents:
             return []

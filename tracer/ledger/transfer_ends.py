@@ -13,7 +13,7 @@ from kvtrail.tracer.events.events import Event, Heartbeat, StorePlan
 from kvtrail.tracer.ledger.recorded_time import SIGN_NS, SILENCE_NS
 
 SEVERAL = 3
-"""So many transfers must have ended before, and so many must be open, before their ends are missed."""
+"""How many transfers must have ended before, and how many must be open, before their ends are missed."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""How the transfers of an engine's connectors get on: whose turn it is, and how much they have to load. Pure.
+"""How the transfers of an engine's connectors get on: which is next, and how much they have to load. Pure.
 
 A load that has been open for long is not stuck while its connector is busy with others: many do their transfers one after the
 other, or share their bandwidth. So a rule counts from the last end of a transfer that began before the load or with it.
@@ -16,7 +16,7 @@ BURST_NS = 10 * 10**9
 MAX_ENDED = 512
 """Transfers remembered after their end."""
 MAX_LOADS = 4096
-"""Asynchronous loads remembered: those whose ends were lost are forgotten first."""
+"""Asynchronous loads remembered: those with lost ends are forgotten first."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class TransferFlow:
     them, and too many ends, make a rule more patient, too few would accuse."""
 
     _loads: dict[str, Alloc] = field(default_factory=dict)
-    """Asynchronous loads by request, of which no end is known."""
+    """Asynchronous loads without a known end, by request."""
     _ended: deque[tuple[Event | None, Event]] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
     """The latest ends of transfers, and what began each; None where that is not known."""
     _resumed: Event | None = None

@@ -1,4 +1,4 @@
-"""Whose KV the chunks of a store hold: the adapter and salt of those who stored them, and the weights' version. Pure.
+"""Who wrote the chunks of a store: the adapter and salt of those who stored them, and the weights' version. Pure.
 
 It follows chunks, which outlast the requests that stored them; what it needs of an open request, `Engine.met` has.
 """
@@ -24,7 +24,7 @@ class Identity(NamedTuple):
 
 @dataclass(slots=True)
 class Writer:
-    """Whose KV a stored chunk holds.
+    """The request that wrote a stored chunk.
 
     Attributes:
         identity: adapter and salt of the request that stored it first.

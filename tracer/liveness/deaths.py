@@ -42,7 +42,7 @@ class _Side:
     went_on: int = -1
     """The number of the last event that shows that the engine went on."""
     raised: Event | None = None
-    goodbye: Heartbeat | None = None
+    end_record: Heartbeat | None = None
     lost: dict[str, bool] = field(default_factory=dict)
     """The requests that were lost with it, and whether a call about each raised."""
 
@@ -81,8 +81,8 @@ class Deaths:
                 side.went_on = event.sequence
         elif isinstance(event, Heartbeat) and event.recorder_closed:
             side = self._side(event)
-            if side.goodbye is None or side.goodbye.sequence < event.sequence:
-                side.goodbye = event
+            if side.end_record is None or side.end_record.sequence < event.sequence:
+                side.end_record = event
 
     def leave(self, account: Account) -> None:
         """The last that is known of a request."""
@@ -102,13 +102,13 @@ class Deaths:
 
     def _deaths(self, findings: Sequence[Finding]) -> Iterator[Death]:
         for side in self._sides.values():
-            # What came after a goodbye, or after an exception, takes it back.
+            # What came after an end record, or after an exception, takes it back.
             raised = side.raised if side.raised and side.raised.sequence > side.went_on else None
-            goodbye = side.goodbye if side.goodbye and side.goodbye.sequence > side.went_on else None
-            last = goodbye or raised
+            end_record = side.end_record if side.end_record and side.end_record.sequence > side.went_on else None
+            last = end_record or raised
             evidence = Evidence(
-                is_closed=goodbye is not None,
-                ended_by=None if goodbye is None else goodbye.recorder_ended_by,
+                is_closed=end_record is not None,
+                ended_by=None if end_record is None else end_record.recorder_ended_by,
                 raised=None if raised is None else raised.error,
                 lost=len(side.lost),
             )

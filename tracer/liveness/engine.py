@@ -1,9 +1,9 @@
 """The life of an engine: its states, what leads to each of them, and the record of one launch.
 
-What an engine reports of itself is final: a goodbye that names an exception is a death, one that names none is a good end. A
-lost contact is a death if the last that came was a call of the connector that raised, since vLLM catches none of these;
-otherwise nobody can tell it from a broken network. A process that ended without a goodbye died if it left requests open:
-vLLM, asked to stop, kills its engine's process at once, unless it is given a `--shutdown-timeout`.
+What an engine reports of itself is final: an end record that names an exception is a death, one that names none is a good
+end. A lost contact is a death if the last that came was a call of the connector that raised, since vLLM catches none of
+these; otherwise nobody can tell it from a broken network. A process that ended without an end record died if it left requests
+open: vLLM, asked to stop, kills its engine's process at once, unless it is given a `--shutdown-timeout`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvtrail.tracer.events.events import Alloc, Event, Failure, Lookup, RequestStart, Schedule
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 
 CONTACT_NS = 30 * 10**9
 """After so long without a heartbeat, contact is lost."""
@@ -33,9 +33,9 @@ class EngineState(StrEnum):
     LOST_CONTACT = "silent"
     """Its heartbeats stopped, and nothing explains that."""
     DIED = "died"
-    """An exception ended it, or it ended without a goodbye and requests were lost with it."""
+    """An exception ended it, or it ended without an end record and requests were lost with it."""
     DRAINED = "drained"
-    """It said goodbye and named no exception, or nothing was lost with it."""
+    """Its end record names no exception, or nothing was lost with it."""
     REPLACED = "replaced"
     """It stopped reporting, and another engine came in its place."""
     NOT_OBSERVED = "unseen"
@@ -49,12 +49,12 @@ FINAL = (EngineState.DIED, EngineState.DRAINED)
 class Cause(StrEnum):
     """What leads to a state."""
 
-    EXCEPTION = "its goodbye names an exception"
-    KILLED_IN_CALL = "its process ended without a goodbye, after a call that raised"
-    KILLED = "its process ended without a goodbye, and requests were open"
-    KILLED_IDLE = "its process ended without a goodbye, and no request was open"
-    RAISED_BEFORE_GOODBYE = "it said goodbye after a call that raised"
-    GOODBYE = "it said goodbye"
+    EXCEPTION = "its end record names an exception"
+    KILLED_IN_CALL = "its process ended without an end record, after a call that raised"
+    KILLED = "its process ended without an end record, and requests were open"
+    KILLED_IDLE = "its process ended without an end record, and no request was open"
+    RAISED_BEFORE_END = "it sent its end record after a call that raised"
+    ENDED = "it sent its end record"
     HEARTBEAT = "it sends heartbeats"
     EVENTS = "it sends events and no heartbeats"
     RAISED = "nothing came after a call that raised"
@@ -68,8 +68,8 @@ class Evidence:
     """What is known of a launch at one moment.
 
     Attributes:
-        is_closed: whether it said goodbye: all recorders that speak for it did.
-        ended_by: what the goodbye says the engine ended of.
+        is_closed: whether it sent its end record: all recorders that speak for it did.
+        ended_by: what the end record says the engine ended of.
         raised: the exception of the last call of its connector, if the engine has not gone on since.
         reports: whether anything came of it lately (`CONTACT_NS`).
         sends_heartbeats: whether a heartbeat ever came.
@@ -90,12 +90,12 @@ class Evidence:
     @property
     def exception(self) -> str | None:
         """What ended the engine: what a call raised says more than that the process has gone."""
-        return self.raised if self.raised is not None and self.ended_by in (None, NO_GOODBYE) else self.ended_by
+        return self.raised if self.raised is not None and self.ended_by in (None, NO_END_RECORD) else self.ended_by
 
     @property
     def was_killed(self) -> bool:
-        """Whether its process ended without a goodbye."""
-        return self.ended_by == NO_GOODBYE
+        """Whether its process ended without an end record."""
+        return self.ended_by == NO_END_RECORD
 
 
 class Transition(NamedTuple):
@@ -111,8 +111,8 @@ TRANSITIONS = (
     Transition(Cause.KILLED_IN_CALL, EngineState.DIED, lambda seen: seen.was_killed and seen.raised is not None),
     Transition(Cause.KILLED_IDLE, EngineState.DRAINED, lambda seen: seen.was_killed and seen.lost == 0),
     Transition(Cause.KILLED, EngineState.DIED, lambda seen: seen.was_killed),
-    Transition(Cause.RAISED_BEFORE_GOODBYE, EngineState.DIED, lambda seen: seen.is_closed and seen.raised is not None),
-    Transition(Cause.GOODBYE, EngineState.DRAINED, lambda seen: seen.is_closed),
+    Transition(Cause.RAISED_BEFORE_END, EngineState.DIED, lambda seen: seen.is_closed and seen.raised is not None),
+    Transition(Cause.ENDED, EngineState.DRAINED, lambda seen: seen.is_closed),
     Transition(Cause.HEARTBEAT, EngineState.RUNNING, lambda seen: seen.reports and seen.sends_heartbeats),
     Transition(Cause.EVENTS, EngineState.NOT_OBSERVED, lambda seen: seen.reports),
     Transition(Cause.RAISED, EngineState.DIED, lambda seen: seen.raised is not None),
@@ -120,7 +120,7 @@ TRANSITIONS = (
     Transition(Cause.IDLE, EngineState.NOT_OBSERVED, lambda seen: not seen.heartbeats_due),
     Transition(Cause.SILENCE, EngineState.LOST_CONTACT, lambda seen: True),
 )
-"""From any state, the first cause whose condition holds decides; `supersedes` says what a final state gives way to."""
+"""From any state, the first cause with a condition that holds decides; `supersedes` says what a final state gives way to."""
 
 
 def transition(evidence: Evidence) -> Transition:
@@ -151,7 +151,7 @@ class LossCause(StrEnum):
 
     EXCEPTION = "exception"
     KILLED = "killed"
-    """Its process ended without a goodbye, and requests were lost with it."""
+    """Its process ended without an end record, and requests were lost with it."""
     LOST_CONTACT = "lost_contact"
     """It was killed with everything around it, or the network between is broken."""
 
@@ -172,12 +172,12 @@ class Launch:
 
     Attributes:
         engine: vLLM's engine id.
-        launch: how its recorders name the launch; empty in an older vLLM, all of whose launches are one then.
+        launch: how its recorders name the launch; empty in an older vLLM; all its launches are one then.
         state: how it is, or how it ended.
         began_ns: beginning of the first event that came.
         ended_ns: end of the last event, once it has ended or contact is lost.
         ended_by: the exception that ended it, its class and the beginning of its text.
-        lost: requests that were open when it ended, or whose blocks it held for another engine.
+        lost: requests that were open when it ended, or had blocks that it held for another engine.
         cause: of its death; None if nothing was found that might have caused it.
         settings: the versions and settings it was launched with (`model.engines.launched_with`).
     """
@@ -199,7 +199,7 @@ class Launch:
             return LossCause.LOST_CONTACT
         if self.state is not EngineState.DIED:
             return None
-        return LossCause.KILLED if self.ended_by == NO_GOODBYE else LossCause.EXCEPTION
+        return LossCause.KILLED if self.ended_by == NO_END_RECORD else LossCause.EXCEPTION
 
 
 def last_launches(launches: Iterable[Launch]) -> dict[str, Launch]:

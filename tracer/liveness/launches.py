@@ -123,7 +123,7 @@ class Launches:
             self._known[key] = self.changed[key] = launch
 
     def _not_heard_since_start(self, known: Launch, accounts: Iterable[Account]) -> Launch:
-        """A launch that was running before this sidecar was started, and of which nothing came since."""
+        """A launch that was running before this sidecar was started, and has sent nothing since."""
         last_ns = [account.last_ns for account in accounts if account.engine == known.engine]
         ended_ns = max(last_ns, default=self._heard.get(known.engine, known.began_ns))
         return replace(known, state=EngineState.LOST_CONTACT, ended_ns=ended_ns)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtrail.tracer.events.events import CacheReset, Event, Heartbeat, Reset
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.model.markers import MOST_TEXT, Marker, MarkerKind
 from kvtrail.tracer.model.words import duration, size, some
@@ -16,9 +16,9 @@ from kvtrail.tracer.model.words import duration, size, some
 MOST_DIFFERENCES = 4
 """Differing versions and settings that are named; the rest are counted."""
 PLACE_NS = 10 * 60 * 10**9
-"""An engine that is launched within so long after another one ended is in its place."""
+"""An engine that is launched within this time after another one ended is in its place."""
 MOST_EARLIER = 200
-"""So many earlier launches of a service and model may be the one that a new launch is compared with."""
+"""How many earlier launches of a service and model may be the one that a new launch is compared with."""
 _ENDS = {
     EngineState.DIED: MarkerKind.DEATH,
     EngineState.LOST_CONTACT: MarkerKind.CONTACT_LOST,
@@ -126,7 +126,7 @@ def _beginning(
 
 
 def _ending(launch: Launch, at_ns: int) -> Marker:
-    error = "" if launch.ended_by in (None, NO_GOODBYE) else f" of {launch.ended_by}"
+    error = "" if launch.ended_by in (None, NO_END_RECORD) else f" of {launch.ended_by}"
     how = {
         EngineState.DIED: f"died{error}" if error else "was killed",
         EngineState.LOST_CONTACT: "stopped reporting",

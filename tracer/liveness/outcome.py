@@ -55,8 +55,8 @@ def outcome_of(status: str, reason: str | None, engine: EngineState) -> Outcome:
 
 
 def ending_of(status: str, reason: str | None) -> Outcome:
-    """The outcome of a request as far as its account alone says: of one that has not ended, or with whose engine contact was
-    lost, it depends on the engine, too."""
+    """The outcome of a request as far as its account alone says: for one that has not ended, or lost contact with its
+    engine, it depends on the engine, too."""
     if has_failed(status) or reason == ERROR:
         return Outcome.FAILED
     if status == FINISHED:

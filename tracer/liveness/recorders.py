@@ -1,7 +1,7 @@
 """What the sidecar knows of each recorder: whether it reports, what it lost, and what replaced its engine.
 
-A recorder sends a heartbeat every five seconds and says goodbye. Where neither came, nobody can tell a crash from a broken
-network: contact is lost. That is explained once the engine said goodbye through another of its recorders, or was replaced:
+A recorder sends a heartbeat every five seconds and an end record. Where neither came, nobody can tell a crash from a broken
+network: contact is lost. That is explained once the engine sent an end record through another recorder, or was replaced:
 another engine of the same service and model came about the time when it stopped reporting. A recorder that never sent a
 heartbeat owes none: it does not know that a kvtrail receives it. Arrival is by this machine's monotonic clock; no clock of an
 engine is asked.
@@ -47,9 +47,10 @@ class Contact(StrEnum):
     QUIET = "quiet"
     """Nothing came for a while, and nothing had to: it sends no heartbeats."""
     TERMINATED = "terminated"
-    """No heartbeat; its engine said goodbye, was replaced, or has not reported for so long that it will not come back."""
+    """No heartbeat; its engine sent an end record, was replaced, or has not reported for so long that it will not come
+    back."""
     CLOSED = "closed"
-    """It said goodbye."""
+    """It sent its end record."""
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class RecorderState:
         dropped_by: the same by the reason that it gives.
         `untold`: what the recorder reports that it could not record, and how often, by kind.
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
-        probes_off: the connectors whose probe has switched itself off.
+        probes_off: the connectors with a probe that has switched itself off.
         gives_signs: whether a heartbeat ever came.
         memory_limit: bytes that its connector may hold in host memory, on each worker; None where its settings do not say.
         pool_blocks: KV blocks of its engine's pool; None where it does not say.
@@ -73,7 +74,7 @@ class RecorderState:
         launch: what it says of the launch of its engine; may be empty.
         launched_with: the versions and settings of that launch (`model.engines.launched_with`).
         is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
-        ended_by: what its goodbye says the engine ended of; None for a good end.
+        ended_by: what its end record says the engine ended of; None for a good end.
         raised: the number of the last event that tells of an exception of the connector, and this exception, if the engine
             has not gone on since.
         contact: whether it reports.
@@ -252,10 +253,10 @@ class Recorders:
                 if recorder.contact in (Contact.CLOSED, Contact.TERMINATED) or at_ns - recorder.heard_at <= CONTACT_NS:
                     continue
                 recorder.contact = Contact.LOST if recorder.gives_signs else Contact.QUIET
-                goodbye = any(other.contact is Contact.CLOSED for other in recorders)
+                ended = any(other.contact is Contact.CLOSED for other in recorders)
                 began_again = any(other.began_at > recorder.heard_at for other in recorders)
                 given_up = recorder.gives_signs and at_ns - recorder.heard_at > TERMINATED_NS
-                if goodbye or began_again or given_up:
+                if ended or began_again or given_up:
                     recorder.contact = Contact.TERMINATED
             if all(
                 recorder.contact not in (Contact.RUNNING, Contact.TERMINATED, Contact.CLOSED) for recorder in recorders
@@ -298,7 +299,7 @@ class Recorders:
 
 
 def _is_over(recorder: RecorderState, of_engine: Iterable[RecorderState], at_ns: int) -> bool:
-    """Whether a recorder can be forgotten. A goodbye is remembered while another recorder of the engine is silent."""
+    """Whether a recorder can be forgotten. An end record is remembered while another recorder of the engine is silent."""
     if recorder.contact is Contact.CLOSED and all(other.contact is not Contact.LOST for other in of_engine):
         return at_ns - recorder.heard_at > FORGET_CLOSED_NS
     return at_ns - recorder.heard_at > FORGET_SILENT_NS

@@ -168,7 +168,7 @@ def group_name(number: object, kind: str) -> str:
 
 
 def _place(part: Mapping[str, Any]) -> str:
-    """The cache that lost a part, and of several KV cache groups the one whose part it was."""
+    """The cache that lost a part, and of several KV cache groups the one that the part is of."""
     of = group(part)
     return f"{of} of {cache(part['tier'])}" if of else cache(part["tier"])
 

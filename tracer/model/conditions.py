@@ -41,7 +41,7 @@ ENDING = "ending"
 """How a request ended as far as its account says (`liveness.outcome.ending_of`): no name that anybody may write, since the
 outcome depends on the engine, too."""
 AMONG = "in"
-"""The operator of a condition on the `ENDING`, whose value is a tuple of texts, each an engine and an ending."""
+"""The operator of a condition on the `ENDING`, with a tuple of texts as its value, each an engine and an ending."""
 NAMES = (*TIMES, *COUNTS, *CAUSES, *TEXTS)
 OPERATORS = (">=", "<=", ">", "<", "=")
 LARGEST = 2**62
@@ -71,7 +71,7 @@ class Condition:
 
 
 def parsed(text: str) -> tuple[Condition, ...]:
-    """The conditions in a text, all of which are to be met; they are joined by `and` or commas. Times have a unit: ns, us,
+    """The conditions in a text; all are to be met, and they are joined by `and` or commas. Times have a unit: ns, us,
     ms, s, min or h.
 
     Raises:

@@ -34,7 +34,7 @@ LAUNCHED_WITH = {
 }  # fmt: skip
 """Versions and settings of an engine, by vLLM's names, and the attribute of its recorders' resource that says them."""
 MOST_SETTINGS, LONGEST_SETTING = 40, 80
-"""So many of the connector's own settings are compared, and so many characters of each."""
+"""How many of the connector's own settings are compared, and how many characters of each."""
 _UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE)
 _RANK = re.compile(r"_dp(\d+)$")
 """What vLLM appends to the engine id of a data-parallel rank."""
@@ -63,7 +63,8 @@ def memory_limit(resource: Mapping[str, Any]) -> int | None:
 
 
 def launched_with(resource: Mapping[str, Any]) -> dict[str, str]:
-    """The versions and settings of an engine, with its connector's own, as texts by name; without what is not recorded."""
+    """The versions and settings of an engine, with its connector's own, as a text for each name; without what is not
+    recorded."""
     found = {name: resource[key] for name, key in LAUNCHED_WITH.items() if resource.get(key) is not None}
     try:
         own = json.loads(str(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}"))
@@ -111,8 +112,8 @@ def descriptions(resources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def names(known: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The names of engines, by id, from their descriptions: those that several would have are told apart by the beginning of
-    each one's id, or by all of it."""
+    """The names of engines, by id, from their descriptions: those that several would have are distinguished by the beginning
+    of each one's id, or by all of it."""
     plain = {engine: shown_name(engine, description) for engine, description in known.items()}
     apart = dict(plain)
     for length in (_SHORT, None):

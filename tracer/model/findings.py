@@ -62,7 +62,7 @@ class Unknown(StrEnum):
 class Drift:
     """A judgement: the invariant is broken. `witness` is the smallest set of events that shows it, in order; the last
     is the event that broke it. The finding is about the `connector` of that event, if none is given; "" where it is not known
-    which of a MultiConnector's children it is. One that has `grown` repeats an earlier one, of which more is known now."""
+    which of a MultiConnector's children it is. One that has `grown` repeats an earlier one with what is known since."""
 
     numbers: dict[str, Any]
     witness: Sequence[Event]

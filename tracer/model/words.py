@@ -10,7 +10,7 @@ from math import floor, log10
 from typing import Any
 
 from kvtrail.tracer.events.events import Direction, Side, XferOp
-from kvtrail.tracer.events.semconv import CUT_OFF, Kind
+from kvtrail.tracer.events.semconv import CUT_OFF, NO_END_RECORD, Kind
 from kvtrail.tracer.model.findings import Unknown
 
 MAX_RUNS = 4
@@ -41,7 +41,7 @@ def singular(text: str) -> str:
 
 
 def significant(number: float, digits: int = 3) -> str:
-    """A number with so many digits that matter, and never in the notation of a machine: 2.31, 1,240, 0.00012."""
+    """A number with `digits` significant digits, and never in the notation of a machine: 2.31, 1,240, 0.00012."""
     if not number:
         return "0"
     after = max(0, digits - 1 - floor(log10(abs(number))))
@@ -293,7 +293,9 @@ def described(name: str, numbers: Mapping[str, Any]) -> str:
             return _block_check(numbers)
         case Kind.HEARTBEAT if numbers.get("recorder_closed"):
             ended_by = numbers.get("recorder_ended_by")
-            return f"goodbye; its engine ended by {ended_by}" if ended_by else "goodbye"
+            if ended_by == NO_END_RECORD:
+                return "end record, sent in the place of its engine"
+            return f"end record; its engine ended by {ended_by}" if ended_by else "end record"
         case Kind.PREEMPT:
             return "its computed tokens were discarded"
         case Kind.RECEIVED:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from click import style
 
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.history.audit import Audit
 from kvtrail.tracer.ledger.handoff_flows import Flow, Outcome
 from kvtrail.tracer.liveness.deaths import Death
@@ -74,7 +75,12 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
 def _death(death: Death, result: Audit, columns: int | None) -> str:
     """How an engine died, the requests it lost, and the finding that may have caused it."""
     at = f"{day(death.at_ns)} {clock(death.at_ns)} UTC"
-    head = plain(f"Engine {result.engine_name(death.engine)} died at {at} of {death.ended_by}")
+    how = (
+        f"ended at {at} without an end record"
+        if death.ended_by == NO_END_RECORD
+        else f"died at {at} of {death.ended_by}"
+    )
+    head = plain(f"Engine {result.engine_name(death.engine)} {how}")
     lines = [style(line, fg="red", bold=True) for line in wrapped(head, columns, rest="  ")]
     lost = words.some(len(death.lost), "request")
     named = f": {', '.join(death.lost[:MAX_NAMED])}" if death.lost else ""

@@ -36,7 +36,7 @@ def or_exit(output: Path | None, *refusals: type[Exception], doing: str = "") ->
 
     Args:
         output: named in errors of the operating system.
-        refusals: exceptions, besides `UnusableTrace`, whose text says what cannot be used.
+        refusals: exceptions, besides `UnusableTrace`, with a text that says what cannot be used.
         doing: what fails, as in "the replay". With it, defects of ours end the command in the same way, since their exit
             code 1 would say that there is drift.
 

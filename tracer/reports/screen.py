@@ -45,7 +45,7 @@ LONGEST_ID = 28
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
 """Numbers of an account that are shown even while unknown, so that the screen does not jump from step to step."""
 NAMES = {"epoch": "preemptions", "waited_ns": "waited for KV", "looked_at": "blocks checked"}
-"""Numbers whose names on the pages are not those of their fields."""
+"""Numbers with other names on the pages than those of their fields."""
 _BLANK = Account("", "").as_dict()
 _GAP = 2
 

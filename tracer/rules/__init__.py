@@ -1,6 +1,6 @@
 """The rules, one file each, and the rule set that applies them.
 
-A rule file defines one rule whose docstring begins with its title, states the invariant as a formula and names its source. To
+A rule file defines one rule. Its docstring begins with its title, states the invariant as a formula and names its source. To
 add a rule, add such a file, an incident and two look-alikes (tests/incidents), and a fault (connector/faults).
 """
 
@@ -195,12 +195,12 @@ Judge = Callable[[Any, Any], Judgement]
 
 
 def _incomplete(judge: Judge) -> Judge:
-    """A rule's judge for an account of which events are missing."""
+    """A rule's judge for an account with missing events."""
     return lambda event, account: None if judge(event, account) is None else account.missing
 
 
 def _blind(judge: Judge) -> Judge:
-    """A rule's judge for an engine of which not all requests are recorded."""
+    """A rule's judge for an engine with requests that are not recorded."""
     return lambda event, engine: None if judge(event, engine) is None else engine.blind
 
 
@@ -222,8 +222,8 @@ class RuleSet:
     """The rules that judge, by kind of event, and how often each gave which verdict.
 
     Attributes:
-        for_requests: the judges for an account of which events are missing, and for any other.
-        for_engines: the judges for an engine of which not all requests are recorded, and for any other.
+        for_requests: the judges for an account with missing events, and for any other.
+        for_engines: the judges for an engine with requests that are not recorded, and for any other.
         for_pairs: the same, of the rules that judge both engines of a hand-off.
         deadlines: the rules that judge what has not happened.
     """

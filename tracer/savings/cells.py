@@ -1,4 +1,4 @@
-"""Sums by the minute, and by whose they are: what the counter adds to, and what a store keeps."""
+"""Sums by the minute, and by what they belong to: what the counter adds to, and what a store keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAST_EPOCH = 3
 
 
 class Cell(NamedTuple):
-    """What a number is added to: the minute as Unix seconds, and whose it is."""
+    """What a number is added to: the minute as Unix seconds, and what it belongs to."""
 
     at_s: int
     engine: str

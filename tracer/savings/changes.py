@@ -1,4 +1,4 @@
-"""What changed between two ranges of time: how much each amount did, and the requests of which group explain it.
+"""What changed between two ranges of time: how much each amount did, and which group's requests explain it.
 
 An amount is a sum per minute of its range, so that ranges of different lengths can be compared. What a group of requests adds
 to the change of the whole is its share; the shares of one dimension's groups add up to 1. The group with the largest share is
@@ -99,7 +99,7 @@ MEASURES: Mapping[str, Callable[[Sums], float]] = {
 _KNOWN_OF = {"tenant": ("computed", "asked"), "prefix": ("computed", "asked", "local", "loaded")}
 """The measures that are known by a dimension, where these are not all."""
 PARTS_OF_ASKED = frozenset({"computed", "local", "loaded"})
-"""Measures that are a part of the tokens asked for, so that traffic and reuse can be told apart."""
+"""Measures that are a part of the tokens asked for, so that traffic and reuse can be distinguished."""
 
 
 @dataclass(frozen=True, slots=True)

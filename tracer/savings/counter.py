@@ -37,7 +37,7 @@ MAX_TIERS = 8
 TIER = "tier:"
 """Prefix of a tier's name in a measure."""
 UNNAMED, OTHER = "store", "other"
-"""The tier of tokens whose source the connector does not name, and of those beyond `MAX_TIERS`."""
+"""The tier of tokens from a source that the connector does not name, and of those beyond `MAX_TIERS`."""
 
 
 @dataclass(slots=True)

@@ -16,8 +16,8 @@ class SavingsRow:
 
     Attributes:
         at_s: where the interval begins, Unix seconds.
-        engine, connector, epoch: whose they are; the last epoch includes all later ones.
-        measures: sums by name; a measure that is absent is 0.
+        engine, connector, epoch: what they belong to; the last epoch includes all later ones.
+        measures: the sum of each measure; one that is absent is 0.
     """
 
     at_s: int
@@ -45,9 +45,9 @@ class Savings:
         hit_share, local_share: `taken` and `local` as shares of `asked`.
         spared: tokens that were taken and not computed.
         recomputed: tokens that the connector's store held and that were computed all the same.
-        hidden: admissions whose connector hides what its store held, so that `recomputed` does not cover them.
-        failed: tokens whose load failed.
-        lookups, lookups_unused, lookups_postponed: calls; those whose answer was not used; those answered 'ask me later'.
+        hidden: admissions of a connector that hides what its store held, so that `recomputed` does not cover them.
+        failed: tokens that failed to load.
+        lookups, lookups_unused, lookups_postponed: calls; those with an unused answer; those answered 'ask me later'.
         unused: tokens that the unused lookups had promised.
         lookup_s: time that lookups took on the scheduler's thread.
         waits: asynchronous loads that requests waited for.
@@ -57,12 +57,12 @@ class Savings:
         load_s, store_s: duration of the workers' copies, summed over ranks.
         load_bytes_per_s, store_bytes_per_s: the rate of one rank while it copies.
         preemptions: how often requests were preempted.
-        counted: requests of which the engine's own statistics say where their cached tokens came from;
+        counted: requests for which the engine's own statistics say where their cached tokens came from;
             `counted_local` and `counted_external` are these tokens, from its own cache and from the connector, and
             `compared_local` and `compared_external` what the lookups and allocations of the same requests say.
         prefill_tokens_per_s: measured from the engines' own steps, over all engines.
         prefill_saved_s: `spared` at the prefill rate of the engine that spared it.
-        spared_unrated: `spared` of engines whose prefill rate is unknown; not part of `prefill_saved_s`.
+        spared_unrated: `spared` of engines with an unknown prefill rate; not part of `prefill_saved_s`.
     """
 
     admissions: int

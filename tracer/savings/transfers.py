@@ -21,7 +21,7 @@ class TimedTransfer:
 
 class TransferTimer:
     """Times numbered transfers. It pairs events itself, since transfers may outlast their request and its account. Transfers
-    whose events come out of order, or are lost, are not counted."""
+    with events that come out of order, or are lost, are not counted."""
 
     def __init__(self) -> None:
         self._plans = BoundedDict[tuple[str, str | None, int], Plan](MAX_OPEN)

@@ -25,7 +25,7 @@ class WastedTokens(NamedTuple):
 
     Attributes:
         at_ns: when it was admitted, Unix nanoseconds.
-        engine, request, epoch: whose admission it is.
+        engine, request, epoch: what the admission is of.
         cause, tier: why its tokens were computed, and the cache that is meant.
         tenant: as in the sums of causes.
         prefix: the hash of the admission's first lost block, in hexadecimal; empty where hashes are not known.

@@ -10,7 +10,7 @@ from typing import Any
 
 MIB = 2**20
 MAX_REQUESTS = 25_000
-"""Of vLLM, whose accounts are held: 9 KB each, whether they run or have ended lately."""
+"""Of vLLM, with accounts that are held: 9 KB each, whether they run or have ended lately."""
 RETRY_S = 6
 """After how many seconds a sender is asked to try again. An exporter of OpenTelemetry's SDK for Python tries six times: so it
 lasts 30 seconds where its own timeout is as long, and with its default of 10 seconds it still tries twice."""

@@ -1,6 +1,6 @@
 """The sidecar's log: as text or as JSON, and never flooded.
 
-Of each kind of message so many a minute are logged, and then how many were left out.
+A limited number of messages of each kind is logged a minute, and then how many were left out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Pairs in a fleet: the two engines of a hand-off may report to two sidecars. Each writes the events of its hand-offs to the
-fleet's store, and asks there for the other sides of those of which it has one. So it has both, and judges its own requests.
+fleet's store, and asks there for the other sides of those that it has one side of. So it has both, and judges its own
+requests.
 
 What another sidecar will write, and when, nobody knows. A hand-off is asked for at once, after a second, two, four and so on,
 until nothing has come of it for a while; each event of its own side begins that again.
@@ -31,7 +32,7 @@ class Judging(Protocol):
         """Judge what another sidecar has; False if that cannot be done yet."""
 
     def own_handoffs(self) -> Iterable[str]:
-        """What the recent hand-offs are called of which it has a side."""
+        """The names of the recent hand-offs that it has a side of."""
 
 
 class Shared(Protocol):

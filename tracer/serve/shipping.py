@@ -54,7 +54,7 @@ class Shipper:
 
     Attributes:
         trouble: why the last parcel could not be sent; None while all is well.
-        others: asks for what other tracers have sent of hand-offs of which this one has a side; None if nobody does.
+        others: asks for what other tracers have sent of hand-offs that this one has a side of; None if nobody does.
         silences: exchanges silences with the fleet; None if nobody does.
         sent_spans, failures: how many spans were sent, and how often a parcel could not be, since the start.
     """
@@ -76,7 +76,7 @@ class Shipper:
         self._thread.start()
 
     def stop(self, *, within_s: float) -> None:
-        """Send what still waits, if that can be done within so many seconds; the rest is sent after the next start."""
+        """Send what still waits, if that can be done within `within_s` seconds; the rest is sent after the next start."""
         self._stopping.set()
         self._thread.join(within_s)
 

@@ -104,7 +104,7 @@ class Batch:
         lanes: the requests of `accounts` as lanes of the live view.
         launches: launches of engines that are new or have changed.
         handoffs: events of hand-offs that have entered the ledger, in order.
-        markers: new ones; one whose id is stored changes nothing.
+        markers: new ones; one with a stored id changes nothing.
         settled: the number of the last span that accounts and lanes now include, if it has changed. A restart rebuilds
             those that do not.
         judged: the number of the last span that was judged, where that is not the last one stored.
@@ -156,7 +156,7 @@ EVERY = FindingFilter()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The requests that started at or after `since_ns` and before `before_ns`, of these engines (None means any), and that
-    meet all conditions of `where`. One whose measures are not known meets none."""
+    meet all conditions of `where`. One with unknown measures meets none."""
 
     since_ns: int
     before_ns: int

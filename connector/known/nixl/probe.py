@@ -21,7 +21,7 @@ HEARTBEAT, REGISTRATION = b"HB:", b"PUSH_REG:"
 MAX_ENGINES = 256
 """Other engines with which a handshake is followed."""
 MAX_HEARTBEATS = 4096
-"""Requests of which a heartbeat was recorded; beyond that the oldest may be recorded again."""
+"""Requests with a recorded heartbeat; beyond that the oldest may be recorded again."""
 
 
 class NixlProbe(Probe):
@@ -34,7 +34,7 @@ class NixlProbe(Probe):
         self._seen: deque[ProbeEvent] = deque(maxlen=MAX_PENDING)
         """Filled by all threads of the worker."""
         self._waiting: BoundedDict[tuple[str, str], bool] = BoundedDict(MAX_HEARTBEATS)
-        """Requests, by direction and id, of which a heartbeat was recorded."""
+        """Requests with a recorded heartbeat, by direction and id."""
         self._handshakes: BoundedDict[str, Any] = BoundedDict(MAX_ENGINES)
         """The last handshake with each engine that was under way."""
         self._sending = local()

@@ -14,14 +14,15 @@ from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 MAX_OPEN = 4096
-"""Requests whose transfers are followed at the same time; beyond that the oldest is forgotten, and its end not recorded."""
+"""Requests with transfers that are followed at the same time; beyond that the oldest is forgotten, and its end not
+recorded."""
 FAILED = "ERR"
 """What NIXL says of a transfer that has failed on its way."""
 Blocks = Sequence[Sequence[int]]
 
 
 class _Posted(NamedTuple):
-    """A transfer whose end is not known yet."""
+    """A transfer with an unknown end."""
 
     peer: str
     rank: int | None
@@ -36,7 +37,7 @@ class Transfers:
         self._worker, self._note, self._unsent = worker, note, unsent
         self._open: BoundedDict[str, list[_Posted]] = BoundedDict(MAX_OPEN)
         self._failed: BoundedDict[str, bool] = BoundedDict(MAX_OPEN)
-        """Requests of which a failure was recorded and whose other transfers are not over."""
+        """Requests with a recorded failure and other transfers that are not over."""
         self._failure: str | None = None
         """What failed within the current post."""
         self._trimmed: tuple[Blocks, Blocks] | None = None
@@ -128,7 +129,7 @@ class Transfers:
             self._failed.pop(request_id, None)
 
     def _end(self, request_id: str, state: XferState, reason: str | None) -> None:
-        """The transfers of a request have ended, or one of them has failed, of which it is not known which."""
+        """The transfers of a request have ended, or one of them has failed; it is not known which."""
         if state is XferState.FAILED:
             if request_id in self._failed:
                 return  # noticed at each look, until NIXL gives the handle back

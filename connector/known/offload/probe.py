@@ -25,22 +25,22 @@ class OffloadProbe(Probe):
         return self._contents
 
     def chunk_size(self, connector: Any) -> int | None:
-        return connector.chunk_size  # type: ignore[no-any-return]  # the connector is known by name only
+        return connector.chunk_size  # type: ignore[no-any-return]  # only the connector's name is known
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
         return connector.last_matched, connector.answered_from_memory
 
     def keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
-        return connector.last_keys()  # type: ignore[no-any-return]  # the connector is known by name only
+        return connector.last_keys()  # type: ignore[no-any-return]  # only the connector's name is known
 
     def held_keys(self, connector: Any) -> Sequence[Any] | None:
-        return connector.held_keys()  # type: ignore[no-any-return]  # the connector is known by name only
+        return connector.held_keys()  # type: ignore[no-any-return]  # only the connector's name is known
 
     def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
-        return connector.still_held(keys)  # type: ignore[no-any-return]  # the connector is known by name only
+        return connector.still_held(keys)  # type: ignore[no-any-return]  # only the connector's name is known
 
     def held_bytes(self, connector: Any) -> int | None:
-        return connector.held_bytes()  # type: ignore[no-any-return]  # the connector is known by name only
+        return connector.held_bytes()  # type: ignore[no-any-return]  # only the connector's name is known
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):

@@ -31,9 +31,9 @@ MAX_BOUNDARIES = 64
 HOST = "cpu"
 """The tier that chunks are fetched into."""
 FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec")
-"""vLLM's specifications of groups whose blocks hold all tokens of a request."""
+"""vLLM's specifications of groups with blocks that hold all tokens of a request."""
 _GROUP_BYTES, _HASH_BYTES = 4, 8
-"""A key is the hash of a chunk's last block, of which the end is recorded, and the number of the KV cache group."""
+"""A key is the hash of a chunk's last block (its end is recorded) and the number of the KV cache group."""
 
 
 class OffloadingProbe(Probe):
@@ -158,7 +158,7 @@ class OffloadingProbe(Probe):
             answer = complete(keys, *more, **named)
             try:
                 held = _held(connector) or ()
-                note([key for key in keys if key not in held], None)  # those whose copy has failed
+                note([key for key in keys if key not in held], None)  # those with a failed copy
             except Exception as error:
                 self._failure = error
             return answer
@@ -295,8 +295,8 @@ def _planned(scheduler: Any, size: int, number: int, job: Any, in_vllm: Any) -> 
 
 
 def _planned_in_groups(scheduler: Any, configs: Sequence[Any], number: int, job: Any, in_vllm: Any) -> Planned:
-    """The same of several KV cache groups, some of which the connector may leave out. Its tokens are those of the first group
-    of full attention, whose blocks hold all of them."""
+    """The same of several KV cache groups; the connector may leave some of them out. Its tokens are those of the first group
+    of full attention, which has blocks for all of them."""
     blocks, sizes = tuple(int(block) for block in in_vllm.block_ids), tuple(map(int, in_vllm.group_sizes))
     if [config.group_idx for config in configs] != list(range(len(configs))):
         return Planned(job.req_id, None, 0, None, None, number)

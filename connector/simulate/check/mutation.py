@@ -238,7 +238,7 @@ def _fitting(arrival: Arrival) -> Arrival:
 
 
 def _blocks(scenario: Scenario, length: int) -> int:
-    """Blocks for so many tokens, of all KV cache groups."""
+    """Blocks for `length` tokens, of all KV cache groups."""
     sizes = [group.block_size or scenario.block_size for group in scenario.groups] or [scenario.block_size]
     return sum(-(-length // size) + 1 for size in sizes)
 

@@ -27,7 +27,7 @@ PAIR_PROFILES: dict[str, Callable[[random.Random], PairScenario]] = {
     "handoffs": handoffs,
     "handoff-ranks": handoff_ranks,
 }
-"""By name. They come first, where they can be run."""
+"""The profiles of pairs. They come first, where they can be run."""
 
 
 def pair_of(profile: str, seed: int) -> PairScenario:

@@ -1,4 +1,4 @@
-"""The states of a connector and its scheduler that a run may reach, by name, with what each means."""
+"""The states of a connector and its scheduler that a run may reach, with what each means."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POINTS: Mapping[str, str] = {
     "step/shared-blocks": "a request runs on blocks that another one has loaded",
     # Loads.
     "load/planned": "a load was planned",
-    "load/planned-with-positions": "a load was planned, and the plan says of which tokens",
+    "load/planned-with-positions": "a load was planned, and the plan names its tokens",
     "load/within-step": "a request ran in the step in which its tokens are loaded",
     "load/open": "a load between steps began",
     "load/received": "a load between steps ended well",
@@ -80,14 +80,14 @@ POINTS: Mapping[str, str] = {
     "end/aborted": "a request was aborted",
     "end/aborted-unscheduled": "a request was aborted that had never run",
     "end/aborted-matched": "a request was aborted that waited with a hit",
-    "end/aborted-deferred": "a request was aborted whose last lookup was answered 'ask me later'",
+    "end/aborted-deferred": "a request was aborted after an answer 'ask me later' to its last lookup",
     "end/aborted-running": "a request was aborted that ran",
     "end/aborted-preempted": "a request was aborted that was preempted",
     "end/aborted-after-failure": "a request was aborted after a load of it had failed",
     "end/blocks-kept": "the connector kept the blocks of a request that had ended",
     "end/blocks-given-back": "blocks that the connector had kept were given back",
     "end/all": "all requests ended, and nothing raised",
-    "end/id-again": "a request came whose id another one had before",
+    "end/id-again": "a request came with an id that another one had before",
     "end/many": "a thousand requests ended in one run",
     "reset/connector": "the connector's cache was reset",
     "reset/refused": "the connector refused to reset its cache",
@@ -125,7 +125,7 @@ POINTS: Mapping[str, str] = {
     "handoff/given-back": "blocks that were kept for another engine were given back",
     "handoff/lease-expired": "blocks that were kept for another engine were given back as their lease had run out",
     "handoff/lease-extended": "the other engine asked to keep blocks for longer",
-    "handoff/ranks": "blocks were handed over between engines of which one has several ranks",
+    "handoff/ranks": "blocks were handed over between engines, and one of them has several ranks",
     "handoff/pull": "blocks were handed over by the engine that takes",
     "handoff/push": "blocks were handed over by the engine that gives",
     # What the connector says by itself, and what its probe sees.
@@ -136,4 +136,4 @@ POINTS: Mapping[str, str] = {
     "probe/stored": "a probe showed that the store had gained something",
     "probe/removed": "a probe showed that the store had lost something",
 }
-"""By name, in one sentence."""
+"""What each means, in one sentence."""

@@ -111,7 +111,7 @@ def reset(rng: random.Random) -> Scenario:
 
 
 def identity(rng: random.Random) -> Scenario:
-    """The same tokens with another cache salt or another adapter, whose KV is another."""
+    """The same tokens with another cache salt or another adapter, and so with other KV."""
     scenario = _waves(rng)
     salts, adapters = ("", "", "one", "other"), ("", "", "adapter")
     arrivals = tuple(
@@ -267,7 +267,7 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "states": states,
     "block-sizes": block_sizes,
 }
-"""By name, in the order in which `kvtrail check` takes turns."""
+"""The profiles, in the order in which `kvtrail check` takes turns."""
 OF_PAIRS = ("handoffs", "handoff-ranks")
 """Profiles of two engines (`pair_profiles`), for connectors by which one hands over to the other."""
 NOT_FOR_ALL = ("ranks", "groups", "states", "block-sizes")
@@ -346,7 +346,7 @@ def _given_up(rng: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _with_twins(scenario: Scenario, rng: random.Random) -> Scenario:
-    """At last come requests with one of these prompts in one step, each with another salt or adapter, some of which have
+    """At last come requests with one of these prompts in one step, each with another salt or adapter, and some of these have
     stored it."""
     first = rng.choice(scenario.arrivals)
     at_step = max(each.at_step for each in scenario.arrivals) + 200

@@ -1,6 +1,6 @@
 """What a run has reached: how often the connector and its scheduler were in each of the states that `points` names.
 
-It follows no request itself. It asks the ledger, event by event, what was known before the event: which answers wait, whose
+It follows no request itself. It asks the ledger, event by event, what was known before the event: which answers wait, which
 loads and stores are open, who is preempted.
 """
 
@@ -49,7 +49,7 @@ from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Offer
 
 MANY = 1000
-"""Requests of one run of which something that grows with their number would be seen."""
+"""Requests of one run: enough to show what grows with their number."""
 ABORTED = "aborted"
 PLAIN = "plain"
 
@@ -60,7 +60,7 @@ class Moment(NamedTuple):
     Attributes:
         request: the engine and the request that it is about; None where it is about none.
         points: names of points, the most general first; never empty.
-        loads, stores: transfers that were open before it, of all requests; of stores, ended requests whose blocks are kept
+        loads, stores: transfers that were open before it, of all requests; of stores, ended requests with kept blocks
             count as well.
         preempted: requests that were preempted and had not run again.
         epoch: how often the request had been preempted.

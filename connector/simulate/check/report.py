@@ -166,7 +166,7 @@ def names_of(found: Found) -> tuple[str, str]:
 
 
 def texts_of(found: Found) -> dict[str, str]:
-    """A failure's files, by name: its trace, its test, and its scenario where no seed gives it again."""
+    """A failure's files, under their names: its trace, its test, and its scenario where no seed gives it again."""
     trace, test = names_of(found)
     small = found.small
     texts = {
@@ -183,7 +183,7 @@ def _summary(checked: Checked) -> str:
     rate = checked.steps.total() / checked.seconds if checked.seconds else 0
     return (
         f"{checked.connector}: {some(checked.trials.total(), 'run')}, {some(checked.steps.total(), 'scheduling step')},"
-        f" {some(checked.lookups, 'lookup')} of which {count(checked.hits)} hit, in {checked.seconds:.0f} s"
+        f" {some(checked.lookups, 'lookup')} with {some(checked.hits, 'hit')}, in {checked.seconds:.0f} s"
         f" ({count(rate)} steps/s); seeds from {checked.seed}."
     )
 

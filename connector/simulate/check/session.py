@@ -87,8 +87,8 @@ class Checked:
         trials, steps: of each profile.
         checks: how often each rule gave each verdict to the connector, in all trials.
         lookups, hits: lookups of the connector, and those that answered with tokens: a session without hits proves little.
-        loads_read: loads whose bytes were looked at.
-        blocks_compared: blocks whose bytes were compared before a step that reads them.
+        loads_read: loads with bytes that were checked.
+        blocks_compared: blocks with bytes that were compared before a step that reads them.
         reached: how often each of the `points` was reached.
         runs: what each run has reached, and who has looked at it.
         situations: in how many runs each of their situations was seen.

@@ -15,7 +15,7 @@ LONGEST = 1000
 
 
 def room(rng: random.Random) -> Scenario:
-    """A store that is full all the time: more prefixes than a small one holds, of which every other comes again at once.
+    """A store that is full all the time: more prefixes than a small one holds, and every other one comes again at once.
     Equal prompts come in one step, and some clients leave while they wait or load."""
     heads = [_segment(rng, BLOCK_SIZE * rng.randrange(8, 25)) for _ in range(9)]
     head = heads[0]
@@ -101,7 +101,7 @@ STORE_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "conversation": conversation,
     EVENTS: kv_events,
 }
-"""By name."""
+"""The profiles of stores."""
 
 
 def _segment(rng: random.Random, count: int) -> Segment:

@@ -82,7 +82,7 @@ def in_turn(profile: str, turn: int) -> Choose:
 
 
 def _declared(name: str) -> Mapping[str, Any]:
-    """What the author of a connector declares; nothing for one that cannot be imported, of which vLLM says more."""
+    """What the author of a connector declares; nothing for one that cannot be imported; vLLM says more of it."""
     try:
         cls = resolve(configuration(name, {})["kv_connector"])
     except Exception:  # of whatever its module raises when it is imported

@@ -114,7 +114,7 @@ def shrunk(
     tries: int | None,
     on_try: Callable[[Any], None] = lambda smallest: None,
 ) -> Shrunk:
-    """Run a scenario that has failed again; if it always fails in the same way, shrink it in so many tries, as long as it
+    """Run a scenario that has failed again; if it always fails in the same way, shrink it in `tries` tries, as long as it
     does, and run the smallest again."""
     best = scenario, played, failure
 

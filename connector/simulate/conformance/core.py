@@ -311,7 +311,7 @@ CORE = (
     ),
     Requirement(
         "core.engine.steps",
-        "The steps that the connector is told of are those that run: with all of their blocks, and with drafts behind the"
+        "The steps that the connector is given are those that run: with all of their blocks, and with drafts behind the"
         " prompt only.",
         "vLLM 0.32, `SchedulerOutput`; vLLM #30618 (https://github.com/vllm-project/vllm/pull/30618)",
         ("unreported-blocks", "early-drafts"),

@@ -20,7 +20,7 @@ _LOADS = (
     ),
     Requirement(
         "extended.async-loads.received-once",
-        "The end of a load is reported once, for a request whose load is under way, and is not offered again.",
+        "The end of a load is reported once, for a request with a load under way, and is not offered again.",
         f"{_SCHEDULER}._update_from_kv_xfer_finished`; vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240)",
         ("stray-completion", "second-load"),
         ("load/received",),
@@ -90,7 +90,7 @@ _LOOKUPS = (
 _FAILURES = (
     Requirement(
         "extended.failures.computed-again",
-        "No request runs on blocks whose load has failed before they are computed again.",
+        "No request runs on blocks that failed to load before they are computed again.",
         f"{_SCHEDULER}._update_requests_with_invalid_blocks`; vLLM #49250 (https://github.com/vllm-project/vllm/issues/49250)",
         ("failed-load-resume", "bytes"),
         ("load/computed-after-failure",),
@@ -98,7 +98,7 @@ _FAILURES = (
     ),
     Requirement(
         "extended.failures.not-stored",
-        "Blocks whose load has failed are not stored before they are computed again.",
+        "Blocks that failed to load are not stored before they are computed again.",
         "vllm-ascend #16876 (https://github.com/vllm-project/vllm-ascend/pull/16876)",
         ("store-failed-load", "bytes"),
         ("load/stored-after-failure", "load/computed-after-failure"),
@@ -106,7 +106,7 @@ _FAILURES = (
     ),
     Requirement(
         "extended.failures.not-offered",
-        "Tokens whose load has failed, and that nobody has computed since, are not claimed as stored by that request.",
+        "Tokens that failed to load, and that nobody has computed since, are not claimed as stored by that request.",
         f"{_BASE}.get_block_ids_with_load_errors`",
         ("hits",),
         ("load/failed",),
@@ -185,7 +185,7 @@ _RANKS = (
     ),
     Requirement(
         "extended.ranks.all-of-core",
-        "With several ranks, of which one ends its transfers later than the other, all of core holds.",
+        "With several ranks, one ending its transfers later than the other, all of core holds.",
         "vLLM 0.32, `KVOutputAggregator.aggregate`",
         ("crash", "hang", "stray-completion", "rest/memory", "rest/blocks"),
         ("ranks/hit",),

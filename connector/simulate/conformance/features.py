@@ -78,7 +78,7 @@ def detected(reached: Counter[str]) -> list[Feature]:
 
 
 def worlds(scenario: Scenario | PairScenario, present: Sequence[Feature]) -> frozenset[Feature]:
-    """The features without which a scenario could not have been played: a failure in it is one of theirs."""
+    """The features that a scenario needs in order to be played: a failure in it is one of theirs."""
     handed_over = frozenset({Feature.PULL, Feature.PUSH}.intersection(present) or {Feature.PULL})
     if isinstance(scenario, PairScenario):
         return handed_over

@@ -1,4 +1,4 @@
-"""Elements of a page, whose texts are escaped by the way in which they are made: a tree of elements is written, never a
+"""Elements of a page. Their texts are escaped by the way in which they are made: a tree of elements is written, never a
 string. Connectors' names and errors are other people's text."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The judges of a session, by name: a rule's id, or one of `OTHERS`; and whether each of them has looked at a run."""
+"""The judges of a session, under their names: a rule's id, or one of `OTHERS`; and whether each of them has looked at a
+run."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _RULE = "rule: "
 
 
 def as_html(report: Report, folder: Path) -> str:
-    """The page of a report, whose traces and tests are in a folder."""
+    """The page of a report with its traces and tests in a folder."""
     style, script = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     name = report["connector"]["name"]
     policy = f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'"

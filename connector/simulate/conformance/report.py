@@ -54,8 +54,8 @@ class Workers(TypedDict):
 
     own: Annotated[bool, "The connector's own workers ran."]
     why_fake: Annotated[str | None, "Why fakes stood in for them."]
-    loads_read: Annotated[int, "Loads whose bytes were looked at."]
-    blocks_compared: Annotated[int, "Blocks whose bytes were compared before a step that reads them."]
+    loads_read: Annotated[int, "Loads with bytes that were checked."]
+    blocks_compared: Annotated[int, "Blocks with bytes that were compared before a step that reads them."]
 
 
 class Features(TypedDict):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kvtrail.connector.simulate.conformance.report import Failure, Report, RequirementResult
 from kvtrail.connector.simulate.conformance.verdict import Result, Verdict
-from kvtrail.tracer.model.words import count, some
+from kvtrail.tracer.model.words import some
 
 _MOST_DETAILS = 20
 """Lines of a failure's details; the report has all of them."""
@@ -33,8 +33,8 @@ def _ran(report: Report) -> str:
     claimed, seen = (", ".join(features[which]) or "nothing" for which in ("claimed", "detected"))  # type: ignore[literal-required]
     return (
         f"{connector['name']}{package}, vLLM {report['vllm']}, level {report['settings']['level']}:"
-        f" {some(report['steps'], 'scheduling step')}, {some(report['lookups'], 'lookup')} of which {count(report['hits'])}"
-        f" hit, in {report['seconds']:.0f} s; seeds from {report['seed']}.\n"
+        f" {some(report['steps'], 'scheduling step')}, {some(report['lookups'], 'lookup')} with"
+        f" {some(report['hits'], 'hit')}, in {report['seconds']:.0f} s; seeds from {report['seed']}.\n"
         f"{ran}: {some(workers['blocks_compared'], 'block')} compared, after {some(workers['loads_read'], 'load')}.\n"
         f"It claims: {claimed}. Seen: {seen}."
     )

@@ -32,8 +32,8 @@ class Verdict(StrEnum):
 
 
 NEEDED = ("lookup", "allocation", "load", "preemption", "abort", "end", "engine")
-"""The subjects of core of which something must have been exercised before all is well. vLLM does not ask for a reset, and
-what is stored is seen where it is loaded."""
+"""The subjects of core that must have been exercised, at least in part, before all is well. vLLM does not ask for a reset,
+and what is stored is seen where it is loaded."""
 
 
 _OF_WORKERS = frozenset({"bytes/loads"})

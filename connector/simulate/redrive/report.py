@@ -34,7 +34,7 @@ _PLURALS = {Meaning.FIX: "fixes", Meaning.NEW_FAULT: "new faults", Meaning.OTHER
 
 
 def as_text(driven: Redriven, *, columns: int | None = None) -> str:
-    """What became of the recorded findings, how the answers compare, and the findings of the run."""
+    """The outcome of the recorded findings, how the answers compare, and the findings of the run."""
     compared, played = driven.comparison, driven.played
     recorded = driven.workload.connector
     with_what = driven.connector if driven.connector == recorded else f"{driven.connector} instead of {recorded}"

@@ -156,7 +156,7 @@ _NO_REQUEST = "no request of a scheduler begins in it (a log does not show how r
 
 
 def begun(events: Sequence[Event]) -> dict[str, RecordedRequest]:
-    """The requests of a run whose beginning is recorded, by the ids of `Workload.scenario`."""
+    """The requests of a run with a recorded beginning, by the ids of `Workload.scenario`."""
     return {name: request for name, request in recorded_requests(events).items() if request.start is not None}
 
 

@@ -115,7 +115,7 @@ def drift() -> dashboards.Dashboard:
                           query(f"sum by (engine, state) (kvtrail_handoffs_kept_blocks{{{OURS}}})"
                                 f" / on (engine) group_left max by (engine) (kvtrail_pool_blocks{{{OURS}}})",
                                 "{{state}} {{engine_name}}"), unit="percentunit", maximum=1, stacked=True))
-        .with_panel(graph("Blocks kept after the end", "Requests that ended and whose blocks the connector still holds.",
+        .with_panel(graph("Blocks kept after the end", "Ended requests with blocks that the connector still holds.",
                           query(f"sum by (engine) (kvtrail_kept_requests{{{OURS}}})", "requests of {{engine_name}}"),
                           query(f"sum by (engine) (kvtrail_kept_blocks{{{OURS}}})", "blocks of {{engine_name}}")))
     )  # fmt: skip

@@ -41,7 +41,7 @@ def test_an_engine_answers_over_its_pipes_and_ends_with_them(tmp_path: Path) -> 
         assert one.result().tokens == other.result().tokens
         assert (one.result().id, one.result().reason) == ("job", "length")
         assert engine.kept() == 0
-        engine.say_goodbye()
+        engine.ask_to_end()
         assert child.process.wait() == 0
         with pytest.raises(EngineDied):
             engine.ask(replace(job, id="late")).result()

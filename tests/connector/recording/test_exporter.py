@@ -276,7 +276,7 @@ def test_a_pipe_that_ends_in_the_middle_of_a_batch_leaves_a_gap_before_the_goodb
     root, goodbye = post_mortem.final_events(9, torn=cut > 0)
     assert (root[0], *root[3:5]) == ("kv.request.cut_off", 9 if cut else 8, 5 if cut else 4)
     assert (goodbye[0], goodbye[3]) == ("kv.recorder", 10 if cut else 9)
-    assert goodbye[-1][-1] == semconv.NO_GOODBYE
+    assert goodbye[-1][-1] == semconv.NO_END_RECORD
 
 
 def test_without_processes_the_thread_encodes_and_sends(monkeypatch: pytest.MonkeyPatch) -> None:

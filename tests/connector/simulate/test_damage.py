@@ -135,7 +135,7 @@ def test_after_one_lost_event_an_engine_is_known_again() -> None:
 def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
     """At most one judgement in a hundred is unknown, of each by itself: after one lost event, and ten minutes after a late
     start."""
-    run = loss_injection.a_told_day()
+    run = loss_injection.a_written_day()
     assert not live(sent(run.events)).found
     quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4
     wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}

@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 from foreign import ForeignReceiver, receiving
 from processes import SLOW_S, Tracer, serve, until
 
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -85,7 +85,7 @@ def test_a_tracer_says_how_an_engine_ended(tmp_path: Path, end: str) -> None:
         statements = [each["kind"] for each in tracer.get("/api/status")["statements"]]
     finally:
         tracer.end()
-    expected = {"killed": ("died", NO_GOODBYE, 6), "broken": ("died", "RuntimeError: the device is lost", 6)}
+    expected = {"killed": ("died", NO_END_RECORD, 6), "broken": ("died", "RuntimeError: the device is lost", 6)}
     assert (reported["state"], reported["ended_by"], reported["lost"]) == expected.get(end, ("drained", None, 0))
     assert reported["cause"] is None
     assert set(outcomes) == {*OPEN}

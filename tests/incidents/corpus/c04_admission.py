@@ -89,7 +89,7 @@ INCIDENTS = [
             S 100+29 [5]
             end [1-5]
         """,
-        why="A table grows after the allocation; that it is longer at the end is legal as long as the steps told of it.",
+        why="A table grows after the allocation; that it is longer at the end is legal as long as the steps reported it.",
     ),
     Incident(
         id="vllm-18631",

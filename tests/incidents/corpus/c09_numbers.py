@@ -169,7 +169,7 @@ INCIDENTS = [
             L 749 c288 h512 -> 224  # the request's length is ours
             prefetch 0+512
         """,
-        gap="Prefetches of a connector whose lookups say what they matched.",
+        gap="Prefetches of a connector with lookups that say what they matched.",
     ),
     Incident(
         id="LMCache-1467",

@@ -137,7 +137,7 @@ INCIDENTS = [
             wait 480
             freed expired
         """,
-        why="The lease gave the blocks back, as it may; that the reader had refused the request is told by no event here.",
+        why="The lease gave the blocks back, as it may; no event here shows that the reader had refused the request.",
     ),
     Incident(
         id="vllm-46283",
@@ -187,7 +187,7 @@ INCIDENTS = [
             pins 0
             end
         """,
-        why="The counts are right; whether an object of count 0 was freed is told by no event.",
+        why="The counts are right; no event shows whether an object of count 0 was freed.",
     ),
     Incident(
         id="LMCache-987",
@@ -199,7 +199,7 @@ INCIDENTS = [
             b: L 7325 c336 h0 -> 0
             b: A 0
         """,
-        why="The printed -400 and -336 are legal; that the full pool holds what nobody can find is told by no count.",
+        why="The printed -400 and -336 are legal; no count shows that the full pool holds what nobody can find.",
     ),
     Incident(
         id="LMCache-4852",

@@ -105,7 +105,7 @@ INCIDENTS = [
             b: load 1600/1600
             b: S 1700+1
         """,
-        why="All counts are right, 1600 stored and 1600 loaded; the bytes are a Mamba state, whose blocks are not judged.",
+        why="All counts are right, 1600 stored and 1600 loaded; the bytes are a Mamba state, and its blocks are not judged.",
     ),
     Incident(
         id="LMCache-2979",

@@ -15,7 +15,7 @@ INCIDENTS = [
             A 0 [1-19]
             S 256+344 [1-19]
         """,
-        why="Withdrawn by its reporter: the error had been told.",
+        why="Withdrawn by its reporter: the error had been reported.",
     ),
     Incident(
         id="LMCache-2703",

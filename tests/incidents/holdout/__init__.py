@@ -398,7 +398,7 @@ HOLDOUT = [
             L 600 c256 h256 -> 0
             prefetch 0+256
         """,
-        gap="Prefetches of a connector whose lookups say what they matched.",
+        gap="Prefetches of a connector with lookups that say what they matched.",
     ),
     Holdout(
         id="LMCache-1403",
@@ -464,7 +464,7 @@ HOLDOUT = [
             A 512
             S 512+88
         """,
-        why="The connector was never told of the reset; a hit after a reset of vLLM's own cache alone is legal.",
+        why="The reset never reached the connector; a hit after a reset of vLLM's own cache alone is legal.",
     ),
     Holdout(
         id="LMCache-4612",
@@ -493,7 +493,7 @@ HOLDOUT = [
             store 0+512
             end
         """,
-        why="The generated tokens are not stored; that this was asked for is told by no event.",
+        why="The generated tokens are not stored; no event shows that this was asked for.",
     ),
     Holdout(
         id="vllm-ascend-14055",
@@ -508,7 +508,7 @@ HOLDOUT = [
             b: L 300 c0 -> 0
             b: A 0 [1-10]
         """,
-        why="The blocks are given away while a step, no transfer, is still in flight; when a step ends is told by no event.",
+        why="The blocks are given away while a step, no transfer, is still in flight; no event shows when a step ends.",
     ),
     Holdout(
         id="vllm-44592",
@@ -521,7 +521,7 @@ HOLDOUT = [
             R
             S 512+88
         """,
-        why="The request had opted out of reading the cache, which is told by no event.",
+        why="The request had opted out of reading the cache; no event shows that.",
     ),
     Holdout(
         id="lmdeploy-4930",
@@ -548,6 +548,6 @@ HOLDOUT = [
             S 2048+1
             end
         """,
-        why="A last part of a chunk may be left out; that this instance was to hand all of it on is told by no event.",
+        why="A last part of a chunk may be left out; no event shows that this instance was to hand all of it on.",
     ),
 ]

@@ -100,7 +100,7 @@ def test_audit_by_some_rules_only(tmp_path: Path) -> None:
     [
         ("start 749\nend", True, "No lookup was recorded"),
         ("L 749 c0 h0 -> 0\nS 0+48\nend", True, "The only lookup did not hit"),
-        (OK, False, "No goodbye came from engine: it was killed, or it hangs"),
+        (OK, False, "No end record came from engine: it was killed, or it hangs"),
         (OK.removesuffix("\nend"), True, "Requests that had not ended: r-0-0123abcd."),
         (
             OK.removesuffix("\nend"),

@@ -10,7 +10,7 @@ from history import goodbyes, history
 from msgspec.structs import replace
 
 from kvtrail.tracer.events.events import Event, Heartbeat
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.history.offline import OfflineDetector
 from kvtrail.tracer.liveness.deaths import Death
 
@@ -40,7 +40,7 @@ def ended_by(events: Sequence[Event], error: str | None) -> list[Event]:
         history(FATAL),
         ended_by(history(FATAL), ERROR),
         ended_by(history(FATAL), None),
-        ended_by(history(FATAL), NO_GOODBYE),
+        ended_by(history(FATAL), NO_END_RECORD),
         ended_by(history(BEFORE), ERROR),
     ],
     ids=["no goodbye", "goodbye", "of an older recorder", "of the export process", "raised elsewhere"],
@@ -65,7 +65,7 @@ def test_a_death_tells_what_it_was_of_what_was_lost_and_why(events: list[Event])
         history(f"{FATAL}\nb: S 0+64"),
         ended_by(history(f"{FATAL}\nb: S 0+64\nb: end"), None),
         ended_by(history(f"{BEFORE}\nfailure shutdown !{ERROR}"), None),
-        ended_by(history("L 749 c0 h0 -> 0\nS 0+749\nend"), NO_GOODBYE),
+        ended_by(history("L 749 c0 h0 -> 0\nS 0+749\nend"), NO_END_RECORD),
     ],
     ids=[
         "no end",
@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_is_no_death_of_its_engine() -> None:
     events = [*history("L 64 c0 h0 -> 0\nS 0+64\nend"), *history("load 0/64", recorder="worker")[1:]]
     worker = [replace(event, role="worker", sequence=0) for event in events if event.recorder == "worker"]
     scheduler = [event for event in events if event.recorder != "worker"]
-    assert deaths([*ended_by(scheduler, None), *ended_by(worker, NO_GOODBYE)]) == []
+    assert deaths([*ended_by(scheduler, None), *ended_by(worker, NO_END_RECORD)]) == []
 
 
 def test_what_was_found_long_before_is_not_the_cause() -> None:
@@ -97,5 +97,5 @@ def test_what_was_found_long_before_is_not_the_cause() -> None:
 
 
 def test_an_engine_that_was_killed_died_without_an_exception() -> None:
-    (death,) = deaths(ended_by(history("L 64 c0 h0 -> 0\nS 0+64"), NO_GOODBYE))
-    assert (death.ended_by, death.lost, death.cause) == (NO_GOODBYE, (ONE,), None)
+    (death,) = deaths(ended_by(history("L 64 c0 h0 -> 0\nS 0+64"), NO_END_RECORD))
+    assert (death.ended_by, death.lost, death.cause) == (NO_END_RECORD, (ONE,), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import (
     CONTACT_NS,
     FINAL,
@@ -21,11 +21,11 @@ from kvtrail.tracer.liveness.engine import (
 ERROR = "AssertionError: Mismatch"
 SEEN = {
     Cause.EXCEPTION: Evidence(is_closed=True, ended_by=ERROR),
-    Cause.KILLED_IN_CALL: Evidence(is_closed=True, ended_by=NO_GOODBYE, raised=ERROR, lost=0),
-    Cause.KILLED: Evidence(is_closed=True, ended_by=NO_GOODBYE, lost=3),
-    Cause.KILLED_IDLE: Evidence(is_closed=True, ended_by=NO_GOODBYE, lost=0),
-    Cause.RAISED_BEFORE_GOODBYE: Evidence(is_closed=True, raised=ERROR),
-    Cause.GOODBYE: Evidence(is_closed=True, lost=2),
+    Cause.KILLED_IN_CALL: Evidence(is_closed=True, ended_by=NO_END_RECORD, raised=ERROR, lost=0),
+    Cause.KILLED: Evidence(is_closed=True, ended_by=NO_END_RECORD, lost=3),
+    Cause.KILLED_IDLE: Evidence(is_closed=True, ended_by=NO_END_RECORD, lost=0),
+    Cause.RAISED_BEFORE_END: Evidence(is_closed=True, raised=ERROR),
+    Cause.ENDED: Evidence(is_closed=True, lost=2),
     Cause.HEARTBEAT: Evidence(reports=True, sends_heartbeats=True, raised=ERROR, is_replaced=True),
     Cause.EVENTS: Evidence(reports=True),
     Cause.RAISED: Evidence(raised=ERROR, sends_heartbeats=True, is_replaced=True),
@@ -47,7 +47,7 @@ def test_every_state_and_every_cause_is_in_the_table_once() -> None:
 
 def test_what_a_call_raised_says_more_than_that_the_process_has_gone() -> None:
     assert SEEN[Cause.KILLED_IN_CALL].exception == SEEN[Cause.RAISED].exception == ERROR
-    assert SEEN[Cause.KILLED].exception == NO_GOODBYE
+    assert SEEN[Cause.KILLED].exception == NO_END_RECORD
     assert Evidence(ended_by="KeyError: 3", raised=ERROR).exception == "KeyError: 3"
 
 

@@ -18,7 +18,7 @@ from wire import encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CutOff, Event
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.history.offline import OfflineDetector
 from kvtrail.tracer.liveness.engine import CONTACT_NS, EngineState, Launch, agreed
 from kvtrail.tracer.liveness.launches import SETTLED_NS
@@ -123,7 +123,7 @@ def test_an_engine_that_dies_says_of_what(tracer: Tracer) -> None:
 
 def test_what_the_call_raised_says_more_than_that_the_process_has_gone(tracer: Tracer) -> None:
     events = alive(DIED)
-    tracer.hear([*events, *ending(events, NO_GOODBYE)])
+    tracer.hear([*events, *ending(events, NO_END_RECORD)])
     tracer.wait(0)
     assert (tracer.state, tracer.engine()["ended_by"]) == ("died", "AssertionError: Mismatch")
 
@@ -134,11 +134,11 @@ def test_a_process_that_ends_without_a_goodbye_died_if_requests_were_open(
 ) -> None:
     """vLLM, asked to stop, kills its engine's process at once; so does whoever is out of memory."""
     events = alive(text)
-    tracer.hear([*events, *(ending(events, NO_GOODBYE) if lost else ending(events, NO_GOODBYE)[-1:])])
+    tracer.hear([*events, *(ending(events, NO_END_RECORD) if lost else ending(events, NO_END_RECORD)[-1:])])
     for _ in range(2):
         tracer.wait(SETTLED_NS)
         engine = tracer.engine()
-        assert (engine["state"], engine["ended_by"], engine["lost"]) == (state, NO_GOODBYE, lost)
+        assert (engine["state"], engine["ended_by"], engine["lost"]) == (state, NO_END_RECORD, lost)
 
 
 def test_a_goodbye_after_a_call_that_raised_is_a_death(tracer: Tracer) -> None:
@@ -236,7 +236,9 @@ def test_an_engine_without_signs_of_life_is_unseen_and_not_silent(tracer: Tracer
     assert tracer.state == "unseen"
 
 
-@pytest.mark.parametrize("said", [NO_GOODBYE, "RuntimeError: cancelled", None], ids=["killed", "raised", "nothing yet"])
+@pytest.mark.parametrize(
+    "said", [NO_END_RECORD, "RuntimeError: cancelled", None], ids=["killed", "raised", "nothing yet"]
+)
 def test_the_scheduler_speaks_for_its_workers(tracer: Tracer, said: str | None) -> None:
     """vLLM kills what is left of its workers after it has drained."""
     scheduler = alive(f"{OPEN}\nend")
@@ -414,7 +416,7 @@ def lost_contact(tracer: Tracer) -> float | None:
     return None if value is None else round(value)
 
 
-@pytest.mark.parametrize(("said", "cause"), [(TALE, "exception"), (NO_GOODBYE, "killed"), (None, None)])
+@pytest.mark.parametrize(("said", "cause"), [(TALE, "exception"), (NO_END_RECORD, "killed"), (None, None)])
 def test_a_death_is_counted_once_and_again_by_no_later_tracer(
     tracer: Tracer, said: str | None, cause: str | None
 ) -> None:
@@ -480,11 +482,11 @@ def test_a_prefill_engine_that_is_killed_loses_what_it_keeps_for_decode(
     tracer: Tracer, end: str, state: str, lost: int
 ) -> None:
     events = alive(f"{OPEN}\n{end}")
-    tracer.hear([*events, *ending(events, NO_GOODBYE)[-1:]])
+    tracer.hear([*events, *ending(events, NO_END_RECORD)[-1:]])
     tracer.wait(SETTLED_NS)
     assert (tracer.state, tracer.engine()["lost"]) == (state, lost)
     assert counted(tracer) == ({"killed": (1, 1)} if lost else {})
     recorded = OfflineDetector()
-    recorded.feed([*events, *ending(events, NO_GOODBYE)[-1:]])
+    recorded.feed([*events, *ending(events, NO_END_RECORD)[-1:]])
     recorded.close()
     assert [len(death.lost) for death in recorded.deaths] == ([1] if lost else [])

@@ -102,11 +102,13 @@ def test_every_reason_says_what_to_do_and_is_documented(reason: Unknown) -> None
     assert f"| `{reason.name.lower()}` |" in (DOCS / "limits.md").read_text()
 
 
-def test_a_goodbye_is_said_in_words() -> None:
+def test_an_end_record_is_said_in_words() -> None:
     closed = {"recorder_recorded": 9, "recorder_closed": True}
-    assert words.described(semconv.Kind.HEARTBEAT, closed) == "goodbye"
+    assert words.described(semconv.Kind.HEARTBEAT, closed) == "end record"
     said = words.described(semconv.Kind.HEARTBEAT, {**closed, "recorder_ended_by": "KeyError: 'x'"})
-    assert said == "goodbye; its engine ended by KeyError: 'x'"
+    assert said == "end record; its engine ended by KeyError: 'x'"
+    said = words.described(semconv.Kind.HEARTBEAT, {**closed, "recorder_ended_by": semconv.NO_END_RECORD})
+    assert said == "end record, sent in the place of its engine"
 
 
 def test_the_root_of_an_interrupted_request_in_words() -> None:

@@ -112,7 +112,7 @@ class Assembler:
             yield from self._store_is_lost(process, lambda begun: True)
 
     def _stored(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
-        """`Stored` counts tokens, `Storing` before it says of which request and from where on. Without it the place is
+        """`Stored` counts tokens, `Storing` before it names the request and the first token. Without it the place is
         unknown: a part of the story, and no event."""
         of = reading.fields.pop("of")
         begun = [each for each in process.storing if reading.request in (None, each[1].request)]

@@ -118,7 +118,7 @@ class Lines:
         return Record(number, line.strip(), self._now(), process, rank, logged=dated)
 
     def _joined(self, record: Record) -> Iterator[Record]:
-        """Records as they are, but for a warning whose end stands on the next line."""
+        """Records as they are, but for a warning that ends on the next line."""
         held, self._open = self._open, None
         if held is not None:
             if not record.logged:

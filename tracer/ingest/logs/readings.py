@@ -81,7 +81,7 @@ class Table:
 
 
 def note(words: str, *, role: Role = Role.NOTE, remarkable: bool = False) -> Callable[[re.Match[str]], Reading]:
-    """Reads a line without fields. `words` are a format: the pattern's groups by name, and the match as `{0}`."""
+    """Reads a line without fields. `words` are a format: the pattern's groups under their names, and the match as `{0}`."""
 
     def read(match: re.Match[str]) -> Reading:
         groups = match.groupdict()

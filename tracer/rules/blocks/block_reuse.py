@@ -15,10 +15,10 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
     same step to wait for the transfer before they run.
 
     Source: vLLM, `request_finished` -> True keeps blocks until `finished_sending`; the OffloadingConnector flushes a
-    store whose blocks are given away; blocks without either are overwritten. The incidents are vLLM #52360
+    store before its blocks are given away; blocks without either are overwritten. The incidents are vLLM #52360
     (https://github.com/vllm-project/vllm/issues/52360), #29870 (https://github.com/vllm-project/vllm/pull/29870) and
     SGLang #32564 (https://github.com/sgl-project/sglang/pull/32564). Needs block ids (level `detailed`), plans with
-    numbers or asynchronous loads, and every event of the engine while the transfer is open, at whose end it is judged.
+    numbers or asynchronous loads, and every event of the engine while the transfer is open; it is judged at its end.
     """
 
     id = "block-reuse"

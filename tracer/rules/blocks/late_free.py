@@ -16,7 +16,7 @@ class LateFree(DeadlineRule):
 
     Invariant: `request_finished` -> True is followed by one `finished_sending` for the request within 600 seconds, or within
     the lease and a minute where that is longer; of a connector that reports each extension of a lease (`reports_leases`:
-    NIXL, Mooncake), within the lease and a minute. The end of a request whose asynchronous load is under way is followed by
+    NIXL, Mooncake), within the lease and a minute. The end of a request during its asynchronous load is followed by
     the end of that load within 600 seconds.
 
     A connector may keep blocks as long as its lease; blocks that are freed when the lease ends are not late. Only the time

@@ -89,8 +89,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
 
 
 def _expected(event: LoadPlan | StorePlan, table: BlockTable, group: int, count: int) -> list[int] | None:
-    """The blocks that a plan should name of a group, of which it names so many; None where it does not say of which tokens
-    they are."""
+    """The blocks of a group that a plan of `count` blocks should name; None where it does not say which tokens they hold."""
     size, ids = table.size_of(group), table.groups[group]
     if size is None:
         return None

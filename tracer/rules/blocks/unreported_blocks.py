@@ -75,8 +75,8 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
 
 def _at_end(event: RequestEnd, table: BlockTable) -> Judgement:
     if event.blocks_ids:
-        untold = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
-        return Drift({"untold": untold, "table_length": sum(map(len, table.groups))}, [event]) if untold else OK
+        unreported = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
+        return Drift({"untold": unreported, "table_length": sum(map(len, table.groups))}, [event]) if unreported else OK
     if event.computed is None or not event.block_size:
         return None
     lacking = table.lacks(event.computed)

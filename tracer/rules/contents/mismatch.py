@@ -107,7 +107,7 @@ def tokens(first: int, size: int | None) -> str:
 
 
 def place(token: int, size: int | None, group: int | None) -> str:
-    """The tokens of a block; where there are several KV cache groups, of which of them."""
+    """The tokens of a block, and its group where there are several KV cache groups."""
     return tokens(token, size) if group is None else f"bytes of KV cache group {group} at token {token}"
 
 

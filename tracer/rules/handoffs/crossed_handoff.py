@@ -34,13 +34,13 @@ class CrossedHandoff(EngineRule[Handoff | Xfer]):
     )
     explanation = (
         "At {0} engine {giver} ended request {other} with a prompt of {given_prompt} tokens, and kept its KV for another"
-        " engine. At {1} this request, whose prompt has {prompt} tokens, is to read it: {why}. If it does, its answer"
+        " engine. At {1} this request, with a prompt of {prompt} tokens, is to read it: {why}. If it does, its answer"
         " is one to another prompt."
     )
 
     written = (
         "At {0} engine {giver} ended request {other} with a prompt of {given_prompt} tokens, and kept its KV for another"
-        " engine. At {1} it wrote that into the blocks of this request, whose prompt has {prompt} tokens, and which is to"
+        " engine. At {1} it wrote that into the blocks of this request, with a prompt of {prompt} tokens, which is to"
         " take something else ({2}): {why}. Its answer will be one to another prompt."
     )
 

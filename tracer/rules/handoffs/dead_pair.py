@@ -10,20 +10,20 @@ from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severit
 from kvtrail.tracer.rules import EngineRule
 
 LEAST = 8
-"""Failed loads in a row: of a network that loses each fifth, three in a million times so many do."""
+"""Failed loads in a row: where a network loses one in five, eight in a row have a chance of three in a million."""
 
 
 class DeadPair(EngineRule[Received]):
     """Every load from one other engine fails.
 
-    Invariant: of eight loads from one engine, each of which began after the one before it had failed, one is received.
+    Invariant: of eight loads from one engine, each begun after the one before it had failed, one is received.
 
     Loads that are under way at the same time count once: whatever ends them may be over. It is found once for a row, with the
     engine that gives, and not for each request. Source: vLLM, `NixlPullConnectorWorker` keeps what it knows of another engine
     until it shakes hands with a new one, so that a connection that is lost, or an engine that was started again under another
     id, fails each request by itself: it is computed again, or ends with an error, by `kv_load_failure_policy`; the incident
-    is vLLM #27083 (https://github.com/vllm-project/vllm/issues/27083). Needs the engine that decodes, of which all requests
-    are recorded, and parameters that name the other one (`remote_engine_id`: NIXL).
+    is vLLM #27083 (https://github.com/vllm-project/vllm/issues/27083). Needs the engine that decodes, with all of its
+    requests recorded, and parameters that name the other one (`remote_engine_id`: NIXL).
     """
 
     id = "dead-pair"
@@ -52,7 +52,7 @@ class DeadPair(EngineRule[Received]):
     def template(self, finding: Finding) -> str:
         text = (
             "The load of this request from engine {peer} has failed at {1}, and so have those before it, the first at {0}:"
-            " {failed} in a row, of which each began after the last had failed."
+            " {failed} in a row, and each began after the last had failed."
         )
         return text + (" That engine {gone} since." if finding.numbers["gone"] else "")
 

@@ -8,7 +8,7 @@ from kvtrail.tracer.rules import EngineRule, Groups
 
 
 class FailedLoadResume(EngineRule[Schedule]):
-    """A request computes on top of blocks whose load failed.
+    """A request computes on top of blocks that failed to load.
 
     Invariant: after a load error over block b, every step of a request that has b at position i of a KV cache group's table
     begins at or before i x the group's block size, until a step has computed b again, or this request's own step has begun
@@ -50,9 +50,9 @@ class FailedLoadResume(EngineRule[Schedule]):
 
 
 def _may_be_computed_beside(event: Schedule, block: int, engine: Engine) -> bool:
-    """Whether another request may compute the block to its end in this very step: the one whose load failed, if it has not
-    run since, or one that has begun the block. Of a step's requests, new ones are recorded before running ones. The next step
-    of this request shows whether it did."""
+    """Whether another request may compute the block to its end in this very step: the one that failed to load it, if it has
+    not run since, or one that has begun the block. Of a step's requests, new ones are recorded before running ones. The next
+    step of this request shows whether it did."""
     step, owner = event.scheduler_step, engine.invalid[block].request or ""
     if step is None:
         return False

@@ -11,7 +11,7 @@ class LoadRange(RequestRule[LoadPlan]):
     """The connector plans to load beyond what was allocated for it.
 
     Invariant: a load's end <= c + x, where c are the computed tokens of the lookup and x the external tokens of the
-    allocation; one more on a full hit, whose last token is computed again; the end of its block on a hit that ends within
+    allocation; one more on a full hit, since its last token is computed again; the end of its block on a hit that ends within
     one, as it may with a recurrent KV cache group. Its keys are among those that the lookup claimed, where both name them.
 
     A load may begin before c, at the start of a chunk. Source: vLLM, `Scheduler.schedule` allocates blocks for c + x

@@ -19,7 +19,7 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
 
     With asynchronous scheduling the next step is scheduled before the workers' report, so the one after it counts. What vLLM
     has computed itself need not be brought, though it is a part of a chunk. A request that is aborted or fails in
-    the step of the load is not judged, nor is one whose engine dies in it: the failure decides these. Source: vLLM,
+    the step of the load is not judged, nor is one if its engine dies in it: the failure decides these. Source: vLLM,
     `Scheduler._handle_invalid_blocks` recomputes what is reported; what is not, is taken for computed. The incidents are
     LMCache #1770 (https://github.com/LMCache/LMCache/issues/1770) and vllm-ascend #10561
     (https://github.com/vllm-project/vllm-ascend/issues/10561). Needs a load that says what was expected of it.

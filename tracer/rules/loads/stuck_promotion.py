@@ -25,7 +25,7 @@ class StuckPromotion(DeadlineRule):
     classes = ("C12",)
     hint = "Requests with loaded blocks wait behind one that needs blocks, and each holds what the other waits for."
     after_s = 120.0
-    """How long a request whose load has been received may wait for its first step while the scheduler could run it."""
+    """How long a request may wait for its first step after its load was received, while the scheduler could run it."""
     explanation = (
         "At {received:epoch} the request's load was received. {waited_s} seconds later it has not run a step, and holds its"
         " blocks. For {counted_s} of them the scheduler could have run it."

@@ -57,8 +57,8 @@ class EndlessDeferral(DeadlineRule):
 
     def template(self, finding: Finding) -> str:
         text = (
-            "At {0:epoch} the connector answered 'ask me later' for the request of {total} tokens, of which vLLM had"
-            " {computed} computed, and it has answered nothing else in the {waited_s} seconds since. For {counted_s}"
+            "At {0:epoch} the connector answered 'ask me later' for the request of {total} tokens, {computed} of"
+            " them computed, and it has answered nothing else in the {waited_s} seconds since. For {counted_s}"
             " of them it was asked again, or the scheduler could have asked."
         )
         n = finding.numbers

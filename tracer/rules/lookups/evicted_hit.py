@@ -15,7 +15,7 @@ class EvictedHit(EngineRule[Alloc | LoadPlan | Evict]):
     Source: lookup and load are two moments, and nothing may be evicted between them, nor while it is read; the incidents
     are vLLM #42289 (https://github.com/vllm-project/vllm/pull/42289) and LMCache #1101
     (https://github.com/LMCache/LMCache/pull/1101).
-    Needs a connector that names its keys and whose store nobody else writes (OffloadConnector). The keys that
+    Needs a connector that names its keys and is the only one that writes to its store (OffloadConnector). The keys that
     a lookup claims are recorded at level `detailed`, those of loads and stores at any. What is known of a chunk is as for
     phantom-hit.
     """

@@ -15,10 +15,10 @@ class PhantomHit(EngineRule[Lookup]):
     Invariant: the keys that a lookup claims are among those that were stored and not evicted since.
 
     Source: the meaning of a hit; the incidents are vLLM #53314 (https://github.com/vllm-project/vllm/pull/53314) and
-    LMCache #1922 (https://github.com/LMCache/LMCache/pull/1922). Needs a connector that names its keys and whose store
-    nobody else writes (OffloadConnector), at level `detailed`. Of every chunk it is known whether it is held, until events
-    are lost; after that of each that was stored, evicted or claimed since, and of all of them after a reset or a whole
-    list (`kv.holdings`).
+    LMCache #1922 (https://github.com/LMCache/LMCache/pull/1922). Needs a connector that names its keys and is the
+    only one that writes to its store (OffloadConnector), at level `detailed`. Of every chunk it is known whether it is held,
+    until events are lost; after that of each that was stored, evicted or claimed since, and of all of them after a reset or a
+    whole list (`kv.holdings`).
     """
 
     id = "phantom-hit"

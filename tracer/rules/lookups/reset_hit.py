@@ -17,7 +17,7 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
     connector refused changes nothing. One that it answered with nothing, perhaps since it does not implement it, is a
     success to vLLM and its caller. Source: vLLM, `Scheduler.reset_connector_cache`, called when weights were changed;
     the incidents are vLLM #57727 (https://github.com/vllm-project/vllm/issues/57727) and #41956
-    (https://github.com/vllm-project/vllm/pull/41956). Needs a connector whose stores are recorded, and every event of the
+    (https://github.com/vllm-project/vllm/pull/41956). Needs a connector with recorded stores, and every event of the
     engine since the reset; where h is hidden, all of its events. What another engine hands on (the capability
     `receives_once`) is in no cache.
     """
@@ -48,7 +48,7 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
             return None if found is None else OK
         if event.connector_id not in engine.storing:
             return Unknown.PROBE
-        if event.matched is None and engine.missing is not None:  # a store may be on its way of which nothing is known
+        if event.matched is None and engine.missing is not None:  # an unknown store may be on its way
             return engine.missing
         numbers = {"matched": event.matched, "returned": event.answer, "answered": reset.succeeded}
         return Drift(numbers, [reset, event])
@@ -60,6 +60,6 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
         if "present" not in n:
             found = "it offered {returned} tokens" if n["matched"] is None else "it matched {matched} tokens"
         return (
-            "At {0} the connector was told to reset its cache, and "
+            "At {0} vLLM reset the connector's cache, and the connector "
             f"{answer}. Nothing has been stored since. At {{1}} {found}."
         )

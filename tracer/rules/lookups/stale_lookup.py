@@ -8,7 +8,7 @@ from kvtrail.tracer.rules import RequestRule
 
 
 def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
-    """The earlier lookup whose result `lookup` repeats although vLLM's computed tokens have changed since, or None.
+    """The earlier lookup with the result that `lookup` repeats although vLLM's computed tokens have changed since, or None.
 
     The result may be repeated as the number that was returned then, or as the length that was matched then. A connector
     that says it has recomputed the answer repeats nothing: the same number is then a coincidence.

@@ -1,4 +1,4 @@
-"""unloaded-hit: a prefix cache hit on blocks whose load has not ended."""
+"""unloaded-hit: a prefix cache hit on blocks that are still being loaded."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class EarlyDrafts(RequestRule[Schedule]):
 
     A recurrent state is that after the step's last token: with drafts at the prompt's end it is the state of tokens that
     nobody may have accepted. Without recurrent layers that does no harm, but it is the same fault: vLLM drops these drafts
-    for every model, so every model is judged. It pads a request of which one token is left to the size of its decode steps,
+    for every model, so every model is judged. It pads a request with one token left to the size of its decode steps,
     and counts what it pads as drafts. Source: vLLM, `Scheduler.update_draft_token_ids`, which ignores the drafts of a
     prompt's chunks; the incident is vLLM #30618 (https://github.com/vllm-project/vllm/pull/30618). Needs every event of the
     request, and its steps at level `detailed`.
@@ -27,9 +27,7 @@ class EarlyDrafts(RequestRule[Schedule]):
     severity = Severity.WRONG_OUTPUT
     level = Level.DETAILED
     classes = ("C4",)
-    hint = (
-        "Drafts were kept for a request whose prompt was not computed yet: drop them until its first token is sampled."
-    )
+    hint = "Drafts were kept for a request before its prompt was computed: drop them until its first token is sampled."
     explanation = (
         "The step at {0} begins at token {begins} of a prompt of {prompt}, computes {computes} of its tokens, and carries"
         " {drafted} speculative tokens: where layers are recurrent, a recurrent state after it is that of {end} tokens"

@@ -11,7 +11,7 @@ from kvtrail.tracer.rules import DeadlineRule, Pending
 class NeverAdmitted(DeadlineRule):
     """A request is looked up and gets no blocks for minutes.
 
-    Invariant: a request whose lookup was answered with a number is given blocks, or ends, within 600 seconds in which the
+    Invariant: a request with a number as the answer to its lookup is given blocks, or ends, within 600 seconds in which the
     scheduler had a slot and blocks for it, or nothing else to do.
 
     vLLM looks a request up when its turn has come; it then waits for blocks alone. While others run, load, or hold blocks for

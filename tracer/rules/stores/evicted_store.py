@@ -14,10 +14,10 @@ class EvictedStore(EngineRule[Evict]):
     Invariant: no chunk with an open store leaves the store.
 
     Its memory would be given to another chunk while the copy still writes into it, or it is lost before it has reached the
-    next tier. A store whose request was aborted, or that began before a reset, is not judged, and what a failed store
+    next tier. A store of an aborted request, or that began before a reset, is not judged, and what a failed store
     leaves is evicted after its end. Source: vLLM, `CPUOffloadingManager` evicts only chunks that are ready and that nobody
     reads; the incident is LMCache #5263 (https://github.com/LMCache/LMCache/issues/5263). Needs a connector that names its
-    keys, whose stores have numbers, and every event of the engine since the store began.
+    keys and numbers its stores, and every event of the engine since the store began.
     """
 
     id = "evicted-store"

@@ -69,6 +69,6 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
                 " uses the same chunk."
             )
         return (
-            "At {0} the chunk with key {key} was stored by request {other}, whose adapter and salt are {other_identity}. At"
+            "At {0} the chunk with key {key} was stored by request {other}, with {other_identity}. At"
             " {1} this request, with {identity}, uses the same key: what the one computed is read by the other."
         )

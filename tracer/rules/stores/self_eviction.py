@@ -18,9 +18,9 @@ class SelfEviction(EngineRule[StorePlan]):
 
     Source: prefix lookup, as all connectors of vLLM have it; the incident is pegaflow #396
     (https://github.com/novitalabs/pegaflow/issues/396). Needs a connector that names its keys and who pushed a chunk out,
-    and whose store nobody else writes (OffloadConnector), and every event of the engine since the request began. A connector
-    that declares that its store evicts any chunk (`evicts_any`: vLLM's OffloadingConnector) is not judged: there it is a
-    matter of the store's size.
+    and is the only one that writes to its store (OffloadConnector), and every event of the engine since the request began. A
+    connector that declares that its store evicts any chunk (`evicts_any`: vLLM's OffloadingConnector) is not judged: there it
+    is a matter of the store's size.
     """
 
     id = "self-eviction"

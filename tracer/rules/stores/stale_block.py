@@ -1,4 +1,4 @@
-"""stale-block: a block is copied for a request whose window has left it behind, and that is somebody else's by now."""
+"""stale-block: a block is copied for a request after its window has left it behind and another request has been given it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StaleBlock(EngineRule[LoadPlan | StorePlan]):
     )
     explanation = (
         "At {0} block {block} was given to request {other}. At {1:epoch} the connector plans to copy it as one of KV cache"
-        " group {group} of this request, whose window has left it behind ({stale} such blocks in the plan): what is copied is"
-        " the other request's KV."
+        " group {group} of this request, but its window has left it behind ({stale} such blocks in the plan): the other"
+        " request's KV is copied."
     )
 
     def judge(self, event: LoadPlan | StorePlan, engine: Engine) -> Judgement:

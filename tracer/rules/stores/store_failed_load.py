@@ -10,7 +10,7 @@ from kvtrail.tracer.rules import EngineRule, Groups
 
 
 class StoreFailedLoad(EngineRule[StorePlan]):
-    """The connector stores blocks whose load has failed.
+    """The connector stores blocks that failed to load.
 
     Invariant: after a load error over block b nothing is stored from b until a step has computed it again.
 

@@ -14,7 +14,7 @@ class StoreUncomputed(RequestRule[StorePlan]):
     of the allocation.
 
     Source: vLLM, `Scheduler.update_from_output` takes rejected tokens back; the incident is LMCache #886
-    (https://github.com/LMCache/LMCache/issues/886). Needs a probe that reads plans, and the plan alone; of a recording whose
+    (https://github.com/LMCache/LMCache/issues/886). Needs a probe that reads plans, and the plan alone; where the recorded
     plans do not say what their step runs, every step of the request.
     """
 

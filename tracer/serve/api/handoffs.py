@@ -9,7 +9,7 @@ from kvtrail.tracer.detect.kept import KeptHandOff
 from kvtrail.tracer.serve.api.process import Live
 
 MAX_ROWS = 500
-"""Of the pairs, and of what is kept, so many are named."""
+"""How many of the pairs, and of what is kept, are named."""
 
 
 def handed_over(

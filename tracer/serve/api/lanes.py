@@ -72,7 +72,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         from_ns: Moment,
         to_ns: Moment,
         which: Where,
-        limit: Annotated[int, Query(ge=1, le=5000, description="at most so many requests")] = 1000,
+        limit: Annotated[int, Query(ge=1, le=5000, description="the maximum number of requests")] = 1000,
         points: Annotated[int, Query(ge=100, le=20_000, description="resolution: moments across the window")] = 2000,
         connector: str = "",
         status: str = "",

@@ -19,7 +19,7 @@ from kvtrail.tracer.serve.api.time_range import MAX_NS, Moment, moments
 from kvtrail.tracer.store import Reader
 
 MOST_OF_A_KIND = 2_000
-"""So many stored markers of a kind are read, the latest."""
+"""How many stored markers of a kind are read, the latest ones."""
 STEPS = 120
 """Markers of one kind are joined where they lie closer than this part of the range: their lines would touch."""
 HOUR_NS = 3600 * 10**9

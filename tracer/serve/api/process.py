@@ -55,7 +55,7 @@ class Live(Protocol):
 
     @property
     def kept(self) -> Sequence[KeptHandOff]:
-        """The hand-offs whose blocks engines keep, as of the last second."""
+        """The hand-offs with blocks that engines keep, as of the last second."""
 
     def handoffs_called(self, keys: Collection[str]) -> HandOffs:
         """The same, with what is stored of the hand-offs that are called so."""
@@ -67,7 +67,7 @@ class Live(Protocol):
         """Store a note. Raises StoreError."""
 
     def running(self) -> set[str]:
-        """The engines that are heard, whose open requests go on."""
+        """The engines that report; their open requests go on."""
 
     def checks(self) -> Counter[tuple[str, Verdict]]:
         """How often each rule gave each verdict, since this process started."""

@@ -24,13 +24,13 @@ from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 ENOUGH_TOKENS = 10_000
 """Tokens that must have been asked for before and after, before a share counts as changed."""
 FACTOR, LEAST = 2.0, 0.1
-"""A share has changed if it is more than so many times the other one, and this much apart from it."""
+"""A share has changed if it is more than `FACTOR` times the other one, and at least `LEAST` apart from it."""
 NONE_OF = 0.1
 """An engine hits next to nothing if its hit rate is less than this share of that of the others."""
 MOSTLY_NEW = 0.9
 """Where this share of what an engine computed was new to it, no hit was possible."""
 LEAST_MINUTES = 5
-"""The amount of prefill is compared over at least so many minutes before and after."""
+"""The amount of prefill is compared over at least this many minutes before and after."""
 GREW = 0.05
 """A cause is named if its share of the tokens asked for grew by this much."""
 _BRIEFLY = {MarkerKind.DEATH: "died", MarkerKind.CONTACT_LOST: "lost contact", MarkerKind.END: "ended"}

@@ -24,7 +24,7 @@ class RequestFilter:
 
     Attributes:
         engines: of any of these engines; None means any.
-        where: conditions, all of which are met.
+        where: conditions that are all met.
     """
 
     engines: list[str] | None

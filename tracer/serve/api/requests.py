@@ -35,7 +35,7 @@ MAX_FINDINGS = 1000
 MAX_IN_TIME = 4
 """Hand-offs of one request that are shown in time, with the request on the other side."""
 ENOUGH_CANDIDATES, MAX_CANDIDATES = 50, 500
-"""Among so many requests, the similar ones are chosen."""
+"""How many requests the similar ones are chosen from."""
 _AROUND_NS = (10**9, 10**10, 10**11, 10**12, 10**13, 10**14)
 """How far around a request's start similar ones are looked for: ever further, until there are enough."""
 Limit = Annotated[int, Query(ge=1, le=10_000)]

@@ -56,7 +56,7 @@ from kvtrail.tracer.store.sqlite import damage
 UNAVAILABLE = 503
 MAX_RECORDERS = 500
 MAX_ENGINES = 500
-"""Of the recorders and engines that are known, so many are named."""
+"""How many of the known recorders and engines are named."""
 
 
 class Health(BaseModel):
@@ -114,7 +114,7 @@ class Fleet(BaseModel):
     engines: list[dict[str, Any]]
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
     the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
-    `state` (one of `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), of which exception
+    `state` (one of `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), the exception
     (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). `silences`
     is how many active silences cover findings of it, if it has such. An engine without recorders has not been heard from
     lately, or another process hears it. If there are very many, those with recorders, then the latest."""
@@ -146,7 +146,7 @@ def application(
     """The ASGI application: API and metrics on one port, and OTLP for a pipeline. `hosts` are those that may
     be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called; `ending` is set when the
     process is to end."""
-    app = FastAPIOffline(  # whose pages load nothing from anywhere else
+    app = FastAPIOffline(  # its pages load nothing from anywhere else
         redoc_url=None,
         title="kvtrail tracer",
         version=__version__,

@@ -23,7 +23,7 @@ UNREADABLE, NOT_FOUND, TOO_LARGE, NOT_JSON, WRONG = 400, 404, 413, 415, 422
 
 
 class SilenceAsked(BaseModel):
-    """What a silence is made of: at least one of the first five, of which a finding must meet all that are given."""
+    """What a silence is made of: at least one of the first five; a finding must meet all that are given."""
 
     rule: str = ""
     engine: str = ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model.findings import Severity, clock, day
@@ -60,7 +60,7 @@ class FindingCounts(BaseModel):
     healed: int
     """Of those, how many the guard healed, each time."""
     harmed: int
-    """Of those, how many whose request failed or was lost, or whose engine died of it."""
+    """Of those, how many with a request that failed or was lost, or an engine that died of it."""
 
 
 class RuleSummary(FindingCounts):
@@ -123,7 +123,9 @@ def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement
     if launch.state is EngineState.DRAINED:
         how = f"was stopped at {at}"
     else:
-        how = f"ended at {at} without a goodbye" if error == NO_GOODBYE else f"died at {at} of {exception(error)}"
+        how = (
+            f"ended at {at} without an end record" if error == NO_END_RECORD else f"died at {at} of {exception(error)}"
+        )
     why = f": {indefinite(cause.rule)}" if cause is not None else ""
     statement = Statement(
         kind="stop" if launch.state is EngineState.DRAINED else "death",
@@ -236,7 +238,7 @@ def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
 
 
 def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, silenced: int = 0) -> Statement:
-    """The statement where nothing is wrong, but for so many findings that are silenced."""
+    """The statement where nothing is wrong, except for `silenced` findings."""
     sums: Counter[str] = Counter()
     admitted = 0
     for row in rows:

@@ -67,7 +67,8 @@ class Tail:
         """The number of the span after those of the last part; None before the first."""
 
     def publish(self, last: int, spans: int, payload: bytes) -> None:
-        """Take an `ExportTraceServiceRequest` of so many spans that was just stored; the last one has the number `last`."""
+        """Take an `ExportTraceServiceRequest` with this number of spans that was just stored; the last one has the number
+        `last`."""
         if not self.readers:
             return
         with self._lock:
@@ -97,7 +98,7 @@ class Tail:
                     self._pending_bytes = 0
 
     def after(self, position: int) -> tuple[list[_Part], int]:
-        """The parts after so many, as far as they are still held, and how many there are then."""
+        """The parts after the first `position`, as far as they are still held, and how many there are then."""
         with self._lock:
             count = min(self._parts_made - position, len(self._parts))
             return [*self._parts][len(self._parts) - count :], self._parts_made

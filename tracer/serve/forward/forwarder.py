@@ -57,9 +57,9 @@ class Forwarder:
         self._requests: OrderedDict[Key, Request] = OrderedDict()
         """Those that have not ended, or have only just, in the order in which they came."""
         self._undecided: OrderedDict[Key, Request] = OrderedDict()
-        """Those of them whose spans are held."""
+        """Those of them with held spans."""
         self._ending: deque[tuple[float, Request]] = deque()
-        """Those whose root has come, and when they are to be finished."""
+        """Those with a root that has come, and when they are to be finished."""
         self._ended: BoundedDict[Key, Request] = BoundedDict(MAX_ENDED)
         self._held_spans = self._held_bytes = 0
 
@@ -71,7 +71,7 @@ class Forwarder:
         return cls(settings, Sender(to_receiver, figures, most_bytes=settings.most_bytes), figures)
 
     def received(self, payload: bytes, events: Sequence[Event], findings: Sequence[Finding]) -> None:
-        """A batch was stored: an `ExportTraceServiceRequest` whose spans can be read, the events in it, and what was found at
+        """A batch was stored: an `ExportTraceServiceRequest` with readable spans, the events in it, and what was found at
         that."""
         by_id = {event.trace_id + event.span_id: event for event in events}
         guilty = {(finding.engine, finding.request) for finding in findings}

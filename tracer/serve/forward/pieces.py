@@ -52,7 +52,7 @@ class Cutter:
         self._known: BoundedDict[tuple[bytes, bytes], Origin] = BoundedDict(_MAX_REMEMBERED)
 
     def cut(self, payload: bytes) -> Iterator[tuple[Origin, Sequence[bytes]]]:
-        """The spans of an `ExportTraceServiceRequest`, all of which can be read, by origin they are."""
+        """The spans of an `ExportTraceServiceRequest`, all readable, by their origin."""
         for resource_spans in Parts.Request.FromString(payload).resource_spans:
             of_resource = Parts.ResourceSpans.FromString(resource_spans)
             scopes = of_resource.scope_spans[:]

@@ -82,7 +82,7 @@ class Sender:
             self._drop(dropped, Dropped.QUEUE_FULL, self.trouble or "the receiver is too slow")
 
     def close(self, *, drain_s: float) -> None:
-        """Send what is queued, for so many seconds at most, and drop the rest."""
+        """Send what is queued, for `drain_s` seconds at most, and drop the rest."""
         with self._changed:
             self._end_s = self._clock() + drain_s
             self._changed.notify()

@@ -49,7 +49,7 @@ class Answer:
         taken: the receiver has it.
         rejected: spans of it that the receiver would not take.
         again: it may be sent again.
-        after_s: not before so many seconds have passed, if the receiver says so.
+        after_s: not before this many seconds have passed, if the receiver says so.
         reason: why it was not taken, or not all of it.
     """
 

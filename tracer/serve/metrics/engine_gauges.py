@@ -12,7 +12,7 @@ from kvtrail.tracer.liveness.recorders import INFO, Contact, RecorderState
 from kvtrail.tracer.model.findings import Finding
 
 _LATE_LOAD, _LATE_FREE = "stuck-load", "late-free"
-"""The rules whose findings are shown as long as what they found lasts."""
+"""The rules with findings that are shown as long as what they found lasts."""
 
 
 @dataclass(slots=True)
@@ -39,18 +39,18 @@ class EngineGauges:
         heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
         recorders: how many of its recorders have neither closed nor terminated, as far as they send heartbeats or have
             reported a moment ago.
-        outstanding: events whose sequence number is known and that have not arrived (yet).
+        outstanding: events with a known sequence number that have not arrived (yet).
         not_recorded: how often its recorders could not record something.
         probes_off: how many connectors' probes have switched themselves off, in all of its recorders.
         open_loads: asynchronous loads that have not been received.
         open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has stopped reporting does
             not age.
         overdue_loads: open loads that the rule `stuck-load` has found, by whether that is silenced.
-        kept_requests: requests that have ended and whose blocks the connector still holds.
+        kept_requests: ended requests with blocks that the connector still holds.
         kept_blocks: how many blocks those are, where the recorder names them.
         kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
         overdue_frees: of those requests, the ones that the rule `late-free` has found, by whether that is silenced.
-        kept: of the hand-offs whose blocks it keeps, by what for; empty for an engine that has never given any.
+        kept: of the hand-offs with blocks that it keeps, by what for; empty for an engine that has never given any.
         pool_blocks: KV blocks of its pool; None where no recorder says.
         held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
             where no recorder knows.
@@ -82,7 +82,7 @@ def engine_gauges(
     kept: Iterable[KeptHandOff],
     is_silenced: Callable[[Finding], bool],
 ) -> list[EngineGauges]:
-    """The gauges of every engine that has a recorder; `kept` are the hand-offs whose blocks are kept, and `is_silenced` says
+    """The gauges of every engine that has a recorder; `kept` are the hand-offs with kept blocks, and `is_silenced` says
     whether a finding is known."""
     states: dict[str, EngineGauges] = {}
     for recorder in recorders:

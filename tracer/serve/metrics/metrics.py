@@ -1,6 +1,6 @@
 """What Prometheus sees: base units, `_total`, and few label values. No request id is ever a label.
 
-The registry is our own. vLLM may set `PROMETHEUS_MULTIPROC_DIR`, whose multiprocess mode this process has no use for.
+The registry is our own. vLLM may set `PROMETHEUS_MULTIPROC_DIR`; this process has no use for its multiprocess mode.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ KEPT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 _LOST = frozenset(Lost)
 OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown", CUT_OFF})
-"""vLLM's finish statuses, and the end of a request whose engine ended first. What a newer vLLM adds is `other`."""
+"""vLLM's finish statuses, and the end of a request after its engine has ended. What a newer vLLM adds is `other`."""
 UNSPECIFIED = "external_unspecified"
-"""vLLM's name for the source of tokens whose connector does not name one."""
+"""vLLM's name for the source of tokens where the connector does not name one."""
 SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
 """vLLM's names for where cached tokens come from."""
 TIERS = frozenset({"", GPU, STORE, *SOURCES})
@@ -156,7 +156,7 @@ class Metrics:
         # What the connectors do.
         self.lookups = counter("lookups", "Lookups, by their answer.", (*_CONNECTOR, "answer"))
         self.lookup_tokens = counter("lookup_tokens_returned", "Tokens that lookups returned.", _CONNECTOR)
-        self.admissions = counter("admissions", "Lookups whose answer led to an allocation.", _EPOCH)
+        self.admissions = counter("admissions", "Lookups with an answer that led to an allocation.", _EPOCH)
         self.queried = counter("queried_tokens", "Tokens that the connector was asked for at admissions.", _EPOCH)
         self.hits = counter("hit_tokens", "External tokens that blocks were allocated for.", (*_EPOCH, "source"))
         self.local = counter("local_hit_tokens", "Tokens that vLLM's prefix cache held at admissions.", _EPOCH)
@@ -170,7 +170,7 @@ class Metrics:
         self.store_bytes = counter("store_bytes", "Bytes copied to the connector's store.", _CONNECTOR)
         self.blocks_checked = counter(
             "blocks_checked",
-            "KV blocks whose bytes were compared, by why and how they were.",
+            "KV blocks with bytes that were compared, by why and how they were.",
             (*_CONNECTOR, "look", "verdict"),
         )
         self.evicted = counter("evicted_chunks", "Chunks evicted from the connector's store.", _CONNECTOR)
@@ -284,12 +284,12 @@ class Metrics:
                 lambda s: s.heard_ns / 1e9,
             ),
             ("engine_recorders", "Recorders of an engine that have not ended.", lambda s: s.recorders),
-            ("events_outstanding", "Events whose number is known and that have not arrived.", lambda s: s.outstanding),
+            ("events_outstanding", "Events with a known number that have not arrived.", lambda s: s.outstanding),
             ("recorder_untold", "What an engine's recorders could not record.", lambda s: s.not_recorded),
             ("recorder_probes_off", "Probes of connectors that have switched themselves off.", lambda s: s.probes_off),
             ("open_loads", "Asynchronous loads that have not been received.", lambda s: s.open_loads),
             ("open_load_oldest_seconds", "Age of the oldest open load, or 0.", lambda s: s.open_load_oldest_ns / 1e9),
-            ("kept_requests", "Ended requests whose blocks are still held.", lambda s: s.kept_requests),
+            ("kept_requests", "Ended requests with blocks that are still held.", lambda s: s.kept_requests),
             ("kept_blocks", "Blocks held for them, where the recorder names them.", lambda s: s.kept_blocks),
             ("kept_oldest_seconds", "Time since the oldest of them ended, or 0.", lambda s: s.kept_oldest_ns / 1e9),
             ("pool_blocks", "KV blocks of the engine's pool.", lambda s: s.pool_blocks),
@@ -301,7 +301,7 @@ class Metrics:
             ("overdue_frees", "Kept requests that are late: findings of `late-free`.", lambda s: s.overdue_frees),
         )
         kept: tuple[tuple[str, str, Callable[[KeptSum], float]], ...] = (
-            ("handoffs_kept", "Hand-offs whose blocks an engine keeps now, by what for.", lambda s: s.handoffs),
+            ("handoffs_kept", "Hand-offs with blocks that an engine keeps now, by what for.", lambda s: s.handoffs),
             ("handoffs_kept_blocks", "Blocks that it keeps for them.", lambda s: s.blocks),
             ("handoffs_kept_oldest_seconds", "Age of the oldest of them, or 0.", lambda s: s.oldest_ns / 1e9),
         )

@@ -1,4 +1,4 @@
-"""A bounded number of time series: label values come from outside, so only so many of them get series of their own.
+"""A bounded number of time series: label values come from outside, so only a limited number of them get series of their own.
 
 vLLM makes up a random engine id unless one is configured, so every restart may bring a new one. An engine that has been
 silent for long gives up its series, and another engine can have its place.
@@ -23,7 +23,7 @@ class Metric(Protocol):
 
 
 class Series:
-    """The series of metrics whose first label is `engine`: created on first use, removed with their engine."""
+    """The series of metrics with `engine` as their first label: created on first use, removed with their engine."""
 
     def __init__(self) -> None:
         self._engines: set[str] = set()

@@ -45,7 +45,7 @@ class Engines:
     Attributes:
         recorders: those that report, or did lately.
         launches: the launches of engines.
-        kept: the hand-offs whose blocks engines keep, as the metrics were shown last.
+        kept: the hand-offs with blocks that engines keep, as the metrics were shown last.
     """
 
     def __init__(self, stored: Iterable[Launch], heard: Mapping[str, int], metrics: Metrics) -> None:
@@ -63,7 +63,7 @@ class Engines:
         """The engines in the metrics."""
 
     def running(self) -> set[str]:
-        """The engines that report, whose open requests go on."""
+        """The engines that report; their open requests go on."""
         return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}
 
     def descriptions(self, came: ReceivedRequest) -> dict[str, dict[str, str]]:

@@ -60,7 +60,7 @@ class _Broken(ValueError):
 
 @dataclass(slots=True)
 class _Call:
-    """A call whose answer has not been sent.
+    """A call with an answer that has not been sent.
 
     Attributes:
         since_s: when it began.
@@ -98,7 +98,7 @@ class _Connection:
 
     @property
     def unfinished_s(self) -> float | None:
-        """When the oldest of its calls began whose message is not whole; None if there is none."""
+        """When the oldest of its calls with an incomplete message began; None if there is none."""
         return min((call.since_s for call in self.calls.values() if not call.is_whole), default=None)
 
     async def serve(self, accepted: socket.socket) -> None:
@@ -285,7 +285,7 @@ class Gate:
     async def opened(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The two directions of a connection, once hands are shaken where there is TLS."""
         # Else the system keeps each small frame of an answer until the one before is confirmed, which takes 40 ms. asyncio
-        # does this for sockets whose protocol is named, and that of an accepted one is not.
+        # does this for sockets with a named protocol, and that of an accepted one is not named.
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader = asyncio.StreamReader(limit=PART, loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)

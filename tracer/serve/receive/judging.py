@@ -48,7 +48,7 @@ class Judge:
         is_recalling: whether the accounts are not whole yet: after a start.
         is_closing: whether what takes long should end.
         may_settle: whether all that was open could be read back; where it could not, the next start tries again.
-        dirty: requests whose accounts changed and whose rows are to be written.
+        dirty: requests with a changed account, to be written.
         changed: findings that are to be written, by id.
         handoffs: events of hand-offs that are to be written.
         silences: which findings are known.
@@ -119,7 +119,7 @@ class Judge:
         self._take_findings(self._feed(events))
 
     def hear(self, those: Iterable[Heard]) -> None:
-        """Judge what another sidecar has of hand-offs of which this one has a side."""
+        """Judge what another sidecar has of hand-offs that this one has a side of."""
         with self._errors.caught(Where.DETECTOR, "hand-offs between two sidecars are not judged"):
             fresh, found = self.detector.hear(those)
             for heard in fresh:
@@ -149,7 +149,7 @@ class Judge:
                 self._mark_changed()
 
     def take_dirty(self) -> dict[Key, None]:
-        """The requests whose rows are to be written now."""
+        """The requests with rows that are to be written now."""
         taken, self.dirty = self.dirty, {}
         return taken
 
@@ -212,7 +212,7 @@ class Judge:
             self._errors.count(Where.RECALL, error, "requests that were open could not be restored")
 
     def _recall(self, stored: Iterable[Event]) -> None:
-        """Feed events whose findings were reported, and whose sums are stored."""
+        """Feed events with findings that were reported, and sums that are stored."""
         events = of_this_time(stored)
         with self._lock:
             self.sums.expect_again(events)

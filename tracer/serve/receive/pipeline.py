@@ -132,7 +132,7 @@ class Pipeline:
         return came.refused
 
     def hear(self, those: Iterable[Heard]) -> bool:
-        """Judge what another sidecar has of hand-offs of which this one has a side; False while it reads back what it
+        """Judge what another sidecar has of hand-offs that this one has a side of; False while it reads back what it
         knew."""
         with self._lock:
             if self.judge.is_behind or self.judge.is_recalling:
@@ -239,7 +239,7 @@ class Pipeline:
         return self.storage.spans_behind
 
     def own_handoffs(self) -> set[str]:
-        """What the recent hand-offs are called of which an engine reports here."""
+        """The names of the recent hand-offs that an engine reports here."""
         return {key for row in self._writer.handoffs() if row.is_own for key in row.keys}
 
     def handoffs_called(self, keys: Collection[str]) -> HandOffs:

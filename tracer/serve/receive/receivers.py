@@ -49,7 +49,7 @@ HTTP_WORKERS = 16
 """Bodies that are unpacked and parsed at a time, besides one heavy one: those that wait for their turn take no worker from
 light ones."""
 HEAVY_PART = 2
-"""Of the places, one in so many may be taken by heavy requests that wait for their turn. The others are for light ones."""
+"""One in this many places may be taken by heavy requests that wait for their turn. The others are for light ones."""
 COMING_SHARE = 0.75
 """Of the places over HTTP, as many may be taken by bodies that still come. A fleet that posts at once is no attack."""
 AGAIN = (429, 503)
@@ -124,7 +124,7 @@ class GrpcReceiver:
         metrics.watch("grpc_connections", "Connections over gRPC.", lambda: self._gate.connections)
 
     def stop(self, grace: float) -> None:
-        """Finish within so many seconds what has come, and close all connections."""
+        """Finish within `grace` seconds what has come, and close all connections."""
         self._server.stop(grace=grace).wait()
         self._gate.close()
         self._behind.unlink(missing_ok=True)
@@ -176,7 +176,7 @@ def _server(pipeline: Pipeline, metrics: Metrics, limits: Limits, tokens: Access
         return _accepted(refused).SerializeToString()
 
     server = grpc.server(
-        # A thread for each call whose message comes, and for each that waits.
+        # A thread for each call with a message that comes, and for each that waits.
         ThreadPoolExecutor(MAX_UNFINISHED + limits.max_waiting, thread_name_prefix="otlp-grpc"),
         options=[
             ("grpc.max_receive_message_length", limits.request_bytes),
@@ -187,7 +187,7 @@ def _server(pipeline: Pipeline, metrics: Metrics, limits: Limits, tokens: Access
         ],
         interceptors=[] if tokens is None else [TokenInterceptor(tokens)],
     )
-    # To the server each call is a stream, of which it takes the first message: only so it is read when it is asked for, and
+    # To the server each call is a stream, and it takes its first message: only so it is read when it is asked for, and
     # not before the caller is known. Without a deserializer the method gets the bytes.
     methods = {"Export": grpc.stream_unary_rpc_method_handler(export)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))

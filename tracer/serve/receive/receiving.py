@@ -23,9 +23,9 @@ from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.store import MAX_RECEIPTS, Chunk
 
 AHEAD_NS = 24 * 3600 * 10**9
-"""A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
+"""A clock may be wrong by this much; an event from later than this has a time that no clock gave it."""
 MAX_RECORDERS = 100_000
-"""Recorders whose numbers are remembered; those that have not reported for longest are forgotten first."""
+"""Recorders with remembered numbers; those that have not reported for longest are forgotten first."""
 
 Part = tuple[Mapping[str, Any], Decoded]
 """The attributes of a resource, and what came from it."""
@@ -142,7 +142,7 @@ class Receiver:
 
 
 def of_this_time(events: Iterable[Event]) -> list[Event]:
-    """The stored events that are judged: those whose time a clock may have given them."""
+    """The stored events that are judged: those with a time that a clock may have given them."""
     latest_ns = time.time_ns() + AHEAD_NS
     return [event for event in events if event.end_ns <= latest_ns]
 

@@ -18,9 +18,10 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 logger = logging.getLogger("kvtrail")
 
 MANY_UNFINISHED = 1_000
-"""So many requests take a while to read back, and the log says so."""
+"""From this many requests on, reading them back takes a while, and the log says so."""
 MAX_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
-"""Spans that may be stored and not judged; the sender of the next waits, and is to try again after so many seconds."""
+"""Spans that may be stored and not judged; the sender of the next waits, and is to try again after `WAIT_BEHIND_S`
+seconds."""
 RECALLED = 20_000
 """Spans, the latest, that a start reads back as a whole: some seconds of work."""
 RESUME_S = 1.0

@@ -31,7 +31,7 @@ from kvtrail.tracer.store import ACTIVITY_S, Activity, Amounts, Batch, StoreErro
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 MANY_DIRTY = 5_000
-"""So many changed requests are not waited with: accounts that are not held any more have no row."""
+"""From this many changed requests on, their rows are written at once: accounts that are not held any more have no row."""
 ROWS_AT_ONCE = 500
 """Rows of requests that are written together, so that a batch does not wait for long."""
 CATCH_UP_S, MAX_CATCH_UP_S = 0.05, 0.25
@@ -85,7 +85,7 @@ class Storage:
         self.spans = 0
         self.tail = Tail(on_skip=metrics.tail_skipped.inc)
         self.due: dict[Key, None] = {}
-        """The requests whose rows are being written: the changed ones of a moment ago."""
+        """The requests with rows that are being written: the changed ones of a moment ago."""
         self._due_number = self.last_number = writer.last_number()
         """The last span that the due rows know of, and that is stored."""
         self._rows_at = time.monotonic_ns() - rows_every_ns
@@ -245,7 +245,7 @@ class Storage:
             time.sleep(time.monotonic() - began_s)  # as long as it took: ingest has its turn
 
     def _next_rows(self, number: int, *, due: bool) -> tuple[dict[Key, None], int | None]:
-        """The requests whose rows are written next; and the number of the span that all rows know of then, if it changes.
+        """The requests with rows that are written next; and the number of the span that all rows know of then, if it changes.
         Where none are due, those with new findings."""
         judge = self._judge
         if not due:

@@ -1,4 +1,4 @@
-"""Whose turn it is: one heavy request at a time is unpacked, parsed and judged, so that light ones wait for one at most."""
+"""Turns: one heavy request at a time is unpacked, parsed and judged, so that light ones wait for one at most."""
 
 from __future__ import annotations
 

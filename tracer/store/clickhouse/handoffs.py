@@ -1,5 +1,5 @@
 """The events of hand-offs in ClickHouse, by what the hand-offs are called: here the sidecars of a fleet find the other sides
-of those of which they have one."""
+of those that they have one side of."""
 
 from __future__ import annotations
 

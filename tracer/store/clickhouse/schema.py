@@ -71,7 +71,7 @@ OUR_COLUMNS = f"""ALTER TABLE otel_traces
     ADD INDEX IF NOT EXISTS idx_request Request TYPE bloom_filter(0.001) GRANULARITY 1,
     ADD INDEX IF NOT EXISTS idx_named Named TYPE bloom_filter(0.001) GRANULARITY 1,
     ADD INDEX IF NOT EXISTS idx_number Number TYPE minmax GRANULARITY 1"""
-"""`Number` grows as spans arrive; `Typed` names the attributes whose text is JSON and no string (see `spans`)."""
+"""`Number` grows as spans arrive; `Typed` names the attributes with JSON as their text and no string (see `spans`)."""
 
 TRACE_TIMES = """CREATE TABLE IF NOT EXISTS otel_traces_trace_id_ts (
     TraceId String CODEC(ZSTD(1)),

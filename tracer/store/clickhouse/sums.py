@@ -1,6 +1,6 @@
 """Sums in ClickHouse: of savings, and of recent activity.
 
-ClickHouse has no transaction over several tables, and may be asked to write a batch again of which it had written a part.
+ClickHouse has no transaction over several tables, and may be asked to write a batch again after it had written a part.
 So what is written is not what a batch adds but what this tracer has counted in all, with the number of the last batch in
 it. A batch that a sum includes already adds nothing to it. To read a sum is to add up those of all tracers.
 """
@@ -16,7 +16,7 @@ from kvtrail.tracer.store.clickhouse.connection import Connection
 from kvtrail.tracer.store.clickhouse.schema import DIMENSIONS
 
 _MAX_STRETCHES = 500
-"""Intervals of which the sums are held in memory; those of others are read when needed."""
+"""Intervals with sums held in memory; those of others are read when needed."""
 
 RowKey = tuple[Any, ...]
 Total = tuple[int, ...]

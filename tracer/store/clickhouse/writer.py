@@ -153,7 +153,7 @@ class ClickHouseWriter:
         return rows
 
     def _handoff_rows(self, batches: Iterable[Batch], unfit: list[Exception]) -> list[Row]:
-        """The rows of events that a hand-off is known of by name; the others follow when it is."""
+        """The rows of events with a known name of their hand-off; the others follow when it is known."""
 
         def named(row: HandoffRow) -> Row:
             return tuple(handoffs.rows_of(row, tracer=self._tracer, number=self._next))

@@ -1,6 +1,6 @@
 """Finds requests by any part of an id, through an index of the trigrams of all ids.
 
-For each sequence of three characters, FTS5 stores the numbers of the requests whose ids contain it, and nothing else
+For each sequence of three characters, FTS5 stores the numbers of the requests with ids that contain it, and nothing else
 (`detail=none`, no text). Few requests have all trigrams of a search, and only their ids are compared with it. Numbers grow
 as requests arrive, so the latest are found first and the rest need not be read.
 

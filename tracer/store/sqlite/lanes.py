@@ -145,7 +145,7 @@ def _sample(tiers: _Tiers, base: int, *, room: int) -> _Sample:
 
 
 def _tiers_of(db: sqlite3.Connection, window: Window, live: Iterable[str], named: Sequence[int]) -> _Tiers:
-    """The tiers of the named requests, each of which is looked up, however long the window is."""
+    """The tiers of the named requests; each is looked up, however long the window is."""
     conditions, values = _filters(window)
     query = (
         f"SELECT tier, {_COLUMNS} FROM json_each(?) AS n CROSS JOIN lanes ON lanes.number = n.value WHERE started_ns <= ?"

@@ -13,7 +13,7 @@ _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def requests_in(query: Query, trace_id: str) -> list[int]:
-    """The numbers of the requests whose own trace this is; none if it is no trace id."""
+    """The numbers of the requests with this as their own trace; none if it is no trace id."""
     if not _TRACE_ID.fullmatch(trace_id):
         return []
     decoder = ProtobufDecoder()

@@ -20,7 +20,7 @@ from kvtrail.connector.known.nixl.stand_in.side_channel import SideChannel
 
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 TIMED = ("base_scheduler", "base_worker", "pull_scheduler", "pull_worker", "push_scheduler", "push_worker")
-"""vLLM's modules by the clock of which leases run."""
+"""vLLM's modules with the clocks that leases run by."""
 
 
 class Clock:

@@ -39,8 +39,8 @@ class Schedule:
     """What a network does, drawn from a seed.
 
     Attributes:
-        transfer_ticks, message_ticks, handshake_ticks: after one tick and up to so many more each of these ends; the order is
-            random.
+        transfer_ticks, message_ticks, handshake_ticks: after one tick and up to this many more each of these ends; the order
+            is random.
         lost, repeated: the share of readers' reports that never arrive, or arrive twice.
         heartbeats_lost: the share of heartbeats that never arrive.
         failing: the share of transfers that fail, in any of the three ways.
@@ -79,7 +79,7 @@ class Transfer:
     """When its reader sees the end, which may be after its peer does."""
     fails: Fails | None = None
     owners: tuple[str, str] = ("", "")
-    """The agents whose memory is written and read."""
+    """The agents with the memory that is written and read."""
 
 
 class _Message(NamedTuple):

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from wire import encoded
 
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.serve.api import rule_summaries, status
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.api.status import MAX_OF_A_KIND, Level, Range, Statement
@@ -102,9 +102,9 @@ def test_a_death_is_told_with_its_place_its_loss_and_its_cause(tracer: Tracer) -
 
 
 def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(tracer: Tracer) -> None:
-    events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True, ended_by=NO_GOODBYE)
+    events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True, ended_by=NO_END_RECORD)
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
-    assert tracer.statements() == [("death", "lost", f"Engine a ended at {at} without a goodbye, 1 request lost")]
+    assert tracer.statements() == [("death", "lost", f"Engine a ended at {at} without an end record, 1 request lost")]
 
 
 def test_an_engine_that_was_stopped_in_the_middle_of_requests_has_lost_them(tracer: Tracer) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from planted.chunk_store import ChunkStore, Entry
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+from planted.chunk_store import ChunkStore, Entry
 
 
 class Reporting(ChunkStore):
