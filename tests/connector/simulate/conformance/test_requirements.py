@@ -49,7 +49,7 @@ def test_each_judge_belongs_to_a_requirement() -> None:
 
 
 def test_each_feature_and_each_needed_subject_has_requirements() -> None:
-    assert {each.feature for each in of_level("extended")} == set(Feature) - {Feature.EVENTS}
+    assert {each.feature for each in of_level("extended")} == set(Feature)
     assert {each.subject for each in of_level("core")} > set(NEEDED)
     assert [*of_level("core"), *of_level("extended")] == list(of_level("all")) == list(REQUIREMENTS)
 
