@@ -152,7 +152,7 @@ def cards(sums: Row) -> list[tuple[str, str, str, str]]:
             f"{text.short(sums['spared'])} tokens spared",
             "prefill saved",
         ),
-        ("Net time", net, f"{text.seconds(saved_s)} less copies", "net time"),
+        ("Net time", net, "not measured" if saved_s is None else f"{text.seconds(saved_s)} less copies", "net time"),
         ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
         ("vLLM's own", text.percent(sums["local_share"]), "its prefix cache", "vLLM's own hit rate"),
         ("Held, yet computed", text.short(sums["recomputed"]), "tokens the store had", "held, yet computed"),

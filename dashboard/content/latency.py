@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.palette import BLUE, GREY, ORANGE, RED
+from kvtrail.dashboard.content.palette import BLUE, CYAN, GREY, VIOLET
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.content.trends import BRUSH, HEIGHT, MOMENT, Chart, framed, time_axis
 from kvtrail.tracer.model.words import count, duration, some
@@ -138,6 +138,16 @@ def _why_none(of: str) -> str:
     return "they were never in this phase, or have not left it yet."
 
 
+def none_found(chosen: Mapping[str, str]) -> str:
+    """What to do where no request began that meets the filters."""
+    if chosen:
+        return "No request began in this range that meets the filters. Choose a longer range, or remove a filter."
+    return (
+        "No request began in this range. Choose a longer one. If the tracer has no requests at all, the overview shows how to"
+        " trace an engine."
+    )
+
+
 def measure_rows(answer: Row) -> list[Row]:
     """Each measure with its percentiles; those that no request has are left out."""
     by_name = {each["of"]: each for each in answer["times"]}
@@ -191,7 +201,7 @@ def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
 
 def percentile_colours(*, dark: bool) -> dict[str, str]:
     """The colours of the percentiles, by their words."""
-    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, ORANGE, RED)), strict=True))
+    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, CYAN, VIOLET)), strict=True))
 
 
 def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:

@@ -293,6 +293,8 @@ def test_loads_that_nobody_waited_for_are_no_zero_seconds() -> None:
 def test_nothing_is_guessed_where_no_rate_was_measured() -> None:
     answer = efficiency("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")["worth"]
     assert gauge(answer, "Net time") == NOTHING
+    notes = {name: note for name, _, note, _ in savings.cards(answer)}
+    assert notes["Net time"] == "not measured", "and not of copies alone"
     assert "is not known" in savings.source_of_savings(answer)
     assert "level `detailed`" in savings.source_of_savings(answer)
     nothing = efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749\nend")["worth"]
@@ -551,6 +553,10 @@ def test_a_mixture_of_versions_is_a_row() -> None:
         ("0.32.0", "C", 2, 2, 0),
         ("0.33.0", "D", 1, 0, 1),
     ]
+
+
+def test_engines_that_differ_in_the_model_only_are_no_mixture() -> None:
+    assert not fleet.version_rows([engine("a", recorder(), model="small"), engine("b", recorder(), model="large")])
 
 
 def test_whoever_loses_something_is_on_top() -> None:
