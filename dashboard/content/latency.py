@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.palette import BLUE, CYAN, GREY, VIOLET
+from kvtrail.dashboard.content.palette import BLUE, GREY, PINK, VIOLET
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.content.trends import BRUSH, HEIGHT, MOMENT, Chart, framed, time_axis
 from kvtrail.tracer.model.words import count, duration, some
@@ -201,7 +201,7 @@ def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
 
 def percentile_colours(*, dark: bool) -> dict[str, str]:
     """The colours of the percentiles, by their words."""
-    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, CYAN, VIOLET)), strict=True))
+    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, VIOLET, PINK)), strict=True))
 
 
 def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:
