@@ -32,11 +32,13 @@ PERCENTILES = {"p50_ns": "half", "p90_ns": "90 %", "p99_ns": "99 %"}
 AREA = "area"
 """The name of the selection on the heat map."""
 _HEIGHT = 240
-TICKS_S = [digit * 10.0**power for power in range(-6, 6) for digit in (1, 2, 5)]
+TICKS_S = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5) if digit * 10.0**power < 50] + [
+    minutes * 60.0 for minutes in (1, 2, 5, 10, 20, 60, 120, 300, 600, 1440, 2880, 7200)
+]
 """Where an axis of durations may have labels."""
 LABELS = (
-    "datum.value < 1 ? format(datum.value * 1000, '.3~g') + ' ms' : datum.value < 120 ? format(datum.value, '.3~g') + ' s' :"
-    " format(datum.value / 60, '.3~g') + ' min'"
+    "datum.value < 1 ? format(datum.value * 1000, '.3~g') + ' ms' : datum.value < 60 ? format(datum.value, '.3~g') + ' s' :"
+    " datum.value < 3600 ? format(datum.value / 60, '.3~g') + ' min' : format(datum.value / 3600, '.3~g') + ' h'"
 )
 """The text of a label; the axis has seconds."""
 

@@ -111,6 +111,13 @@ def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
     assert "not shown" not in groups.note({**result, "others": None})
 
 
+def test_an_axis_has_round_minutes_and_hours() -> None:
+    """An hour was between `33.3 min` and `167 min`."""
+    longer = [each for each in latency.TICKS_S if each >= 60]
+    assert all(each % 60 == 0 for each in longer)
+    assert {60, 600, 3600} <= set(longer)
+
+
 def test_no_request_without_a_filter_does_not_ask_to_remove_one() -> None:
     assert "remove a filter" in latency.none_found({"engine": "e-1"})
     assert "how to trace an engine" in latency.none_found({})

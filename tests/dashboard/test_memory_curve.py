@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.dashboard.content import memory, text, trends
+from kvtrail.dashboard.content import memory, trends
 
 MIB = 1 << 20
 CURVE: dict[str, Any] = {

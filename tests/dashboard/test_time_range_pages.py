@@ -85,7 +85,7 @@ def worth(**changes: Any) -> dict[str, Any]:
     """Sums of which 40 of 80 tokens to prefill were spared, 8 s of 16."""
     sums = {
         "asked": 100, "local": 20, "spared": 40, "prefill_saved_s": 8.0, "waited_s": 1.0, "postponed_s": 0.5, "load_s": 0.25,
-        "store_s": 0.5,
+        "store_s": 0.5, "causes": {},
     }  # fmt: skip
     return {**sums, **changes}
 
@@ -123,6 +123,20 @@ def worth(**changes: Any) -> dict[str, Any]:
             "Hardly worth its memory in this range: it spared 0.0 % of prefill: 2,000 of 20,000,000 tokens. In seconds:",
         ),
         ({"spared": 0, "prefill_saved_s": None}, "warning", "Not worth its memory in this range: nothing was loaded"),
+        (
+            {
+                "spared": 0,
+                "prefill_saved_s": None,
+                "causes": {"new:": 70, "unaligned:": 3, "evicted:gpu": 7, "held:": 20},
+            },
+            "calm",
+            "Nothing to load in this range: 91.2 % of what was computed was never computed before.",
+        ),
+        (
+            {"spared": 0, "prefill_saved_s": None, "causes": {"new:": 40, "evicted:gpu": 40}},
+            "warning",
+            "Not worth its memory in this range: nothing was loaded",
+        ),
         (
             {"prefill_saved_s": None},
             "calm",
