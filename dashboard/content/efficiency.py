@@ -75,7 +75,7 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
     if not sums["spared"] and (new := _new_share(sums)) >= MOSTLY_NEW:
         return (
             "calm",
-            f"Nothing to load in this range: {text.percent(new)} of what was computed was never computed before.",
+            f"Nothing to load in this range: {text.percent(new)} of what was computed could be in no cache.",
         )
     if not sums["spared"] or share is None:
         return "warning", "Not worth its memory in this range: nothing was loaded in place of being computed."

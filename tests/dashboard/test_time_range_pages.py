@@ -130,7 +130,7 @@ def worth(**changes: Any) -> dict[str, Any]:
                 "causes": {"new:": 70, "unaligned:": 3, "evicted:gpu": 7, "held:": 20},
             },
             "calm",
-            "Nothing to load in this range: 91.2 % of what was computed was never computed before.",
+            "Nothing to load in this range: 91.2 % of what was computed could be in no cache.",
         ),
         (
             {"spared": 0, "prefill_saved_s": None, "causes": {"new:": 40, "evicted:gpu": 40}},
