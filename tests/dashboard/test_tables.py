@@ -53,10 +53,7 @@ def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
         {"Request": "r", "State": ["silent"], "Loads": 2},
         {"Request": "s", "State": ["died"], "Loads": None, "Late": 1},
     ]
-    looks = {
-        "State": Labels(meanings=palette.STATE, help="what it does"),
-        "Request": Column(label="Id", help="by which vLLM knows it"),
-    }
+    looks = {"State": Labels(meanings=palette.STATE, help="what it does"), "Request": Column(label="Id", help="by which vLLM knows it")}
     columns = payload(rows, looks)["columns"]
     assert [each["label"] for each in columns] == ["Id", "State", "Loads", "Late"]
     assert columns[0] == {"label": "Id", "help": "by which vLLM knows it", "kind": "text"}

@@ -26,8 +26,6 @@ ENOUGH_TOKENS = 10_000
 """Tokens that must have been asked for before and after, before a share counts as changed."""
 FACTOR, LEAST = 2.0, 0.1
 """A share has changed if it is more than so many times the other one, and this much apart from it."""
-BY_CHANCE = 3.0
-"""A change of at most so many standard errors can be chance, where few requests show it: the best of many moments counts."""
 NONE_OF = 0.1
 """An engine hits next to nothing if its hit rate is less than this share of that of the others."""
 MOSTLY_NEW = 0.9
@@ -36,6 +34,8 @@ LEAST_MINUTES = 5
 """The amount of prefill is compared over at least so many minutes before and after."""
 GREW = 0.05
 """A cause is named if its share of the tokens asked for grew by this much."""
+BY_CHANCE = 3.0
+"""A change of at most so many standard errors can be chance, where few requests show it: the best of many moments counts."""
 _BRIEFLY = {MarkerKind.DEATH: "died", MarkerKind.CONTACT_LOST: "lost contact", MarkerKind.END: "ended"}
 """What is named with a change, in a few words where the marker's own text is long."""
 _MEASURES = frozenset({"admissions", "asked", "local", "taken", "store_tokens"})
