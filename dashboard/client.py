@@ -246,4 +246,6 @@ def _failed(error: httpx.HTTPError) -> str:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return "closes the connection without an answer in HTTP. If it serves with TLS, name it with https://."
+    if isinstance(error, httpx.ReadTimeout):
+        return "does not answer in time. It may be busy: a shorter range takes less. If it hangs, restart it."
     return "does not answer. Start it with `kvtrail serve`."

@@ -84,7 +84,12 @@ def sentence(change: Row, engine_names: Mapping[str, str]) -> str:
         if share < EXPLAINS:
             parts.append("Traffic does not explain it: reuse changed.")
         elif share > 1 - EXPLAINS:
-            parts.append("That is traffic: reuse is what it was.")
+            kept = (
+                "reuse is what it was"
+                if before and after
+                else f"nothing was asked for {'after' if before else 'before'}"
+            )
+            parts.append(f"That is traffic: {kept}.")
         else:
             parts.append(f"{text.percent(share)} of that is traffic, the rest a changed reuse.")
     explaining = [

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
+from kvtrail.tracer.model.causes import REUSED, Cause
 from kvtrail.tracer.model.words import NOTHING, count, size, some
 
 LOCAL, COMPUTED = "vLLM's own cache", "computed"
@@ -18,6 +19,8 @@ LOCAL, COMPUTED = "vLLM's own cache", "computed"
 EPOCHS = {"0": "first run", "1": "after 1 preemption", "2": "after 2 preemptions", "3": "after 3 or more"}
 WORTH = 0.01
 """The share of prefill from which on the offload counts as worth its memory."""
+NO_HIT_POSSIBLE, MOSTLY_NEW = (Cause.NEW, Cause.UNALIGNED), 0.9
+"""Where this share of what was computed could not be held by any cache, that nothing was loaded is no verdict."""
 MOST_NAMED = 5
 """Engines that a sentence names."""
 _TIERS = {"store": "connector's store", "other": "other tiers"}
@@ -54,6 +57,13 @@ def saved_share(sums: Row) -> float | None:
     return _share(sums["spared"], sums["asked"] - sums["local"])
 
 
+def _new_share(sums: Row) -> float:
+    """Of the computed tokens, those that no cache can have held; 0 if no cause is recorded."""
+    computed = {name: tokens for name, tokens in sums["causes"].items() if name.partition(":")[0] not in REUSED}
+    new = sum(tokens for name, tokens in computed.items() if name.partition(":")[0] in NO_HIT_POSSIBLE)
+    return new / sum(computed.values()) if computed else 0.0
+
+
 def costs_s(sums: Row) -> tuple[float, float]:
     """Seconds in loads and in stores. Requests wait for asynchronous loads: the longer of wait and copy counts, once."""
     return max(sums["waited_s"] + sums["postponed_s"], sums["load_s"]), sums["store_s"]
@@ -62,6 +72,11 @@ def costs_s(sums: Row) -> tuple[float, float]:
 def is_it_worth_it(sums: Row) -> tuple[str, str]:
     """The page's first line: a level of the palette, and whether the offload is worth its memory."""
     share, saved_s = saved_share(sums), sums["prefill_saved_s"]
+    if not sums["spared"] and (new := _new_share(sums)) >= MOSTLY_NEW:
+        return (
+            "calm",
+            f"Nothing to load in this range: {text.percent(new)} of what was computed could be in no cache.",
+        )
     if not sums["spared"] or share is None:
         return "warning", "Not worth its memory in this range: nothing was loaded in place of being computed."
     if saved_s is None:
@@ -152,7 +167,7 @@ def cards(sums: Row) -> list[tuple[str, str, str, str]]:
             f"{text.short(sums['spared'])} tokens spared",
             "prefill saved",
         ),
-        ("Net time", net, f"{text.seconds(saved_s)} less copies", "net time"),
+        ("Net time", net, "not measured" if saved_s is None else f"{text.seconds(saved_s)} less copies", "net time"),
         ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
         ("vLLM's own", text.percent(sums["local_share"]), "its prefix cache", "vLLM's own hit rate"),
         ("Held, yet computed", text.short(sums["recomputed"]), "tokens the store had", "held, yet computed"),

@@ -143,11 +143,14 @@ def last_seen_ns(engine: Row) -> int:
 
 
 def version_rows(engines: Iterable[Row]) -> list[Row]:
-    """The combinations of versions, connectors and models that engines run, the most frequent first."""
+    """The combinations of versions, connectors and models that engines run, the most frequent first; none where only models
+    differ, since nothing is mixed then."""
     combinations: dict[tuple[str, str, str, str], list[Row]] = {}
     for engine in engines:
         combination = (engine["version"] or "", engine["kvtrail"] or "", _connectors(engine), engine["model"] or "")
         combinations.setdefault(combination, []).append(engine)
+    if len({versions[:3] for versions in combinations}) < 2:
+        return []
     return [
         {
             "vLLM": vllm or None,

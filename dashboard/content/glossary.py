@@ -67,7 +67,8 @@ TERMS = {
     "spared tokens": "Tokens that were loaded and therefore not computed.",
     "held, yet computed": "Tokens that were computed although the store held them.",
     "unused lookups": "Lookups that promised tokens without an allocation for them.",
-    "waited for KV": "Time from the allocation to the end of an asynchronous load, and time lost to 'ask me later'.",
+    "waited for KV": "Time from the allocation to the end of an asynchronous load, and time lost to 'ask me later'. That of a"
+    " single request has its copies within a step as well.",
     "more memory": "The estimated share of the tokens beyond vLLM's own cache that a store of another size would have given,"
     " from each chunk's reuse distance.",
     "bandwidth": "Bytes per second that one rank copies, while it copies.",

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.palette import BLUE, GREY, ORANGE, RED
+from kvtrail.dashboard.content.palette import BLUE, GREY, PINK, VIOLET
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.content.trends import BRUSH, HEIGHT, MOMENT, Chart, framed, time_axis
 from kvtrail.tracer.model.words import count, duration, some
@@ -32,11 +32,13 @@ PERCENTILES = {"p50_ns": "half", "p90_ns": "90 %", "p99_ns": "99 %"}
 AREA = "area"
 """The name of the selection on the heat map."""
 _HEIGHT = 240
-TICKS_S = [digit * 10.0**power for power in range(-6, 6) for digit in (1, 2, 5)]
+TICKS_S = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5) if digit * 10.0**power < 50] + [
+    minutes * 60.0 for minutes in (1, 2, 5, 10, 20, 60, 120, 300, 600, 1440, 2880, 7200)
+]
 """Where an axis of durations may have labels."""
 LABELS = (
-    "datum.value < 1 ? format(datum.value * 1000, '.3~g') + ' ms' : datum.value < 120 ? format(datum.value, '.3~g') + ' s' :"
-    " format(datum.value / 60, '.3~g') + ' min'"
+    "datum.value < 1 ? format(datum.value * 1000, '.3~g') + ' ms' : datum.value < 60 ? format(datum.value, '.3~g') + ' s' :"
+    " datum.value < 3600 ? format(datum.value / 60, '.3~g') + ' min' : format(datum.value / 3600, '.3~g') + ' h'"
 )
 """The text of a label; the axis has seconds."""
 
@@ -138,6 +140,16 @@ def _why_none(of: str) -> str:
     return "they were never in this phase, or have not left it yet."
 
 
+def none_found(chosen: Mapping[str, str]) -> str:
+    """What to do where no request began that meets the filters."""
+    if chosen:
+        return "No request began in this range that meets the filters. Choose a longer range, or remove a filter."
+    return (
+        "No request began in this range. Choose a longer one. If the tracer has no requests at all, the overview shows how to"
+        " trace an engine."
+    )
+
+
 def measure_rows(answer: Row) -> list[Row]:
     """Each measure with its percentiles; those that no request has are left out."""
     by_name = {each["of"]: each for each in answer["times"]}
@@ -191,7 +203,7 @@ def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
 
 def percentile_colours(*, dark: bool) -> dict[str, str]:
     """The colours of the percentiles, by their words."""
-    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, ORANGE, RED)), strict=True))
+    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, VIOLET, PINK)), strict=True))
 
 
 def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:

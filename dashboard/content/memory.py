@@ -205,7 +205,8 @@ def counted_since(curve: Row) -> str:
     """When the curve begins, if that is within the page's range; else empty."""
     if curve["since_s"] is None:
         return ""
-    return f" It counts from {text.clock(curve['since_s'] * 10**9)} on: what was stored before then is taken for new."
+    since = text.clock(curve["since_s"] * 10**9)[: -len(":00.000")]
+    return f" It counts from about {since} on: what was stored before then is taken for new."
 
 
 def _instead(causes: Mapping[str, int]) -> str:

@@ -59,11 +59,11 @@ def cards(savings: Row, rules: Sequence[Row], *, open_requests: int, minutes: fl
     spared = f"{text.seconds(seconds)} of time" if seconds is not None else f"{some(sums['spared'], 'token')} spared"
     waited_s = sums["waited_s"] + sums["postponed_s"]
     return [
-        ("Admitted", count(sums["admissions"]), _a_minute(first_runs, minutes, "requests"), "admitted"),
+        ("Admitted", count(sums["admissions"]), _requests(first_runs, minutes, of=sums["admissions"]), "admitted"),
         ("Open now", count(open_requests), "begun, not ended", "open requests"),
         ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
         ("Prefill saved", text.percent(share), spared, "prefill saved"),
-        ("Waited for KV", text.seconds(waited_s), f"in {some(sums['waits'], 'load')}", "waited for KV"),
+        ("Waited for KV", text.seconds(waited_s), efficiency.waits(sums), "waited for KV"),
         ("Preemptions", count(sums["preemptions"]), _a_minute(sums["preemptions"], minutes), "preemption"),
         ("Findings", count(sum(rule["findings"] for rule in rules)), _of_rules(rules), "finding"),
     ]  # fmt: skip
@@ -73,6 +73,13 @@ def _of_rules(rules: Sequence[Row]) -> str:
     """Of how many rules the findings are, or how many are silenced: a sum that is all known needs nobody."""
     number = findings.silenced(rules)
     return f"{count(number)} silenced" if number else f"of {some(len(rules), 'rule')}"
+
+
+def _requests(number: int, minutes: float, *, of: int) -> str:
+    """The rate of requests, and their number where it is not that of admissions: some were preempted and admitted again."""
+    if number in (0, of):
+        return _a_minute(number, minutes, "requests")
+    return f"of {some(number, 'request')}, {_a_minute(number, minutes)}"
 
 
 def _a_minute(number: int, minutes: float, what: str = "") -> str:

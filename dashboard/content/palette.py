@@ -61,7 +61,11 @@ TEXT = Colour("#12151c", "#f4f5f7", "")
 BORDER = Colour("#dfe3ea", "#2f3542", "")
 PRIMARY = Colour("#1d5fd6", "#4d86f0", "")
 """Clickable and selected elements."""
-OF_PAGE = {"page": BACKGROUND, "secondary": SECONDARY, "line": BORDER, "muted": GREY, "clickable": PRIMARY}
+FILLED = Colour("#1d5fd6", "#1d5fd6", "")
+"""Buttons with white text, for which `PRIMARY` is too light in the dark theme."""
+OF_PAGE = {
+    "page": BACKGROUND, "secondary": SECONDARY, "line": BORDER, "muted": GREY, "clickable": PRIMARY, "filled": FILLED,
+}  # fmt: skip
 """The page's own colours, by their names in CSS: also of text that says less, such as headings of columns."""
 
 LEVEL = {

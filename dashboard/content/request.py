@@ -123,7 +123,7 @@ def facts(request: Row) -> list[tuple[str, str, str, str]]:
         ("Loaded", count(request["loaded"]), f"in {some(request['loads'], 'load')}", "loaded tokens"),
         ("Recomputed", count(request["recomputed"]), "after preemptions", "recomputed tokens"),
         ("Stored", count(request["stored"]), "tokens", "stored tokens"),
-        ("Lookups", count(request["lookups"]), f"{count(request['refused'])} answers refused", "lookup"),
+        ("Lookups", count(request["lookups"]), f"{some(request['refused'], 'answer')} refused", "lookup"),
         ("Preemptions", count(request["epoch"]), "of the request", "preemption"),
         *_bytes(request),
     ]

@@ -20,7 +20,7 @@ LEAST_SHARE = 0.02
 LEAST_MS = 0.5
 FEW_CAUSES = 2
 """Causes of computed tokens that are named."""
-_ORDER = ("queued", "lookup", "waiting for remote KV", "prefill", "decode", "running", "preempted")
+_ORDER = ("queued", "lookup", "waiting for remote KV", "prefill", "decode", "running", "preempted", "failed")
 """The phases in the order of a request's life."""
 
 
@@ -72,13 +72,15 @@ def summary(a: Side, b: Side) -> str:
 
 
 def rows(a: Side, b: Side) -> list[Row]:
-    """The phases in which the two differ, as rows."""
+    """The phases in which the two differ, as rows: by how much they were longer in the request that was slower."""
+    spent_a, spent_b = (sum(_spent(each).values()) for each in (a, b))
+    slower, sign = ("A", 1) if spent_a >= spent_b else ("B", -1)
     return [
         {
             "Phase": each.phase,
             "A": _ms(each.a_ms) if each.a_ms else "none",
             "B": _ms(each.b_ms) if each.b_ms else "none",
-            "A longer by": f"{'-' if each.longer_ms < 0 else '+'}{_ms(abs(each.longer_ms))}",
+            f"{slower} longer by": f"{'-' if sign * each.longer_ms < 0 else '+'}{_ms(abs(each.longer_ms))}",
             "Why": each.why or "no recorded event shows why",
         }
         for each in phase_differences(a, b)
@@ -173,6 +175,12 @@ def _preempted(a: Side, b: Side) -> str:
     return f"{both}; {_both('recomputed', *(some(number, 'token') for number in again))}" if any(again) else both
 
 
+def _failed(a: Side, b: Side) -> str:
+    """After a call that raised nothing is known of a request until its end."""
+    which = [letter for letter, each in (("A", a), ("B", b)) if each.request.get("error")]
+    return f"a call for {' and one for '.join(which)} raised" if which else ""
+
+
 _WHY: dict[str, Callable[[Side, Side], str]] = {
     "queued": _queued,
     "lookup": _lookup,
@@ -181,6 +189,7 @@ _WHY: dict[str, Callable[[Side, Side], str]] = {
     "decode": _decode,
     "running": _running,
     "preempted": _preempted,
+    "failed": _failed,
 }
 """What the events say of a difference in each phase."""
 

@@ -30,7 +30,7 @@ def sentence(answer: Row) -> str:
     """How much was computed again, and what that cost, in bold; then what the numbers leave out."""
     whole = answer["whole"]
     if not answer["computed"]:
-        return "**No prompt token was computed** in this range."
+        return "**Nothing is known of computed tokens in this range**: none has a recorded cause."
     if not whole["tokens"]:
         return "**Nothing that a cache had held was computed again**, by what is recorded."
     share = f" ({text.percent(whole['tokens'] / answer['computed'])})" if answer["computed"] else ""

@@ -12,6 +12,9 @@ from kvtrail.dashboard.content.requests import filters
 DEFAULT_SPAN_MS = 300_000.0
 FIT_MS = 900_000.0
 """The longest range of a view that fits its contents."""
+CLOSEST_MS, CLOSER = 10_000.0, 3.0
+"""On either side of contents that are looked at closely, so much is asked for, or so many times their length: the picture is
+wider than they are."""
 LONGEST_MS = 7 * 86_400_000.0
 LATEST_MS = 4_102_444_800_000.0
 """The year 2100; later moments are ignored."""
@@ -60,6 +63,22 @@ def question(view: View, *, end_ms: float) -> dict[str, int | str]:
     to_ms = end_ms if view.to_ms is None else view.to_ms
     around_ms = view.span_ms * AROUND
     return _parameters(view, to_ms - view.span_ms - around_ms, to_ms + around_ms)
+
+
+def closer_question(view: View, answer: Mapping[str, Any]) -> dict[str, int | str] | None:
+    """The parameters for the contents of an answer alone, for a view that fits them; None where they fill it. An answer has
+    so many moments over its whole range: in one of half an hour, phases of less than a second would be one."""
+    if not view.fit or not answer["requests"]["begin_us"]:
+        return None
+    beside = [*answer["marks"]["at_us"], *((each["at_ns"] - answer["from_ns"]) / 1000 for each in answer["deaths"])]
+    begin_us, end_us = (
+        most([*answer["requests"][name], *beside]) for most, name in ((min, "begin_us"), (max, "end_us"))
+    )
+    around_ms = max(CLOSEST_MS, CLOSER * (end_us - begin_us) / 1000)
+    from_ms, to_ms = (answer["from_ns"] / 1e6 + us / 1000 for us in (begin_us, end_us))
+    if to_ms - from_ms + 2 * around_ms > FIT_MS:
+        return None
+    return _parameters(view, from_ms - around_ms, to_ms + around_ms)
 
 
 def ms_of(at_ns: int) -> float:

@@ -12,8 +12,8 @@ from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.palette import Meaning
 from kvtrail.tracer.model import words
 
-LOCALIZED, PERCENT = "localized", "percent"
-"""Formats of numbers: with thousands separators; a share as a percentage."""
+LOCALIZED, TENTHS, PERCENT = "localized", "tenths", "percent"
+"""Formats of numbers: with thousands separators; the same with one decimal; a share as a percentage."""
 
 CLOCK = "%Y-%m-%d %H:%M:%S"
 """The format of a moment, unless another is given."""
@@ -49,7 +49,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers(Column):
-    """Numbers in a format: `LOCALIZED`, `PERCENT`, or one of printf's, such as `%.3f s`."""
+    """Numbers in a format: `LOCALIZED`, `TENTHS`, `PERCENT`, or one of printf's, such as `%.3f s`."""
 
     format: str = LOCALIZED
     right: bool = True
@@ -122,6 +122,8 @@ def number(value: float, format: str) -> str:
     """A number in a format of `Numbers`."""
     if format == LOCALIZED:
         return f"{value:,}" if isinstance(value, int) else _trimmed(f"{value:,.3f}")
+    if format == TENTHS:
+        return f"{value:,.1f}"
     return words.percent(value) if format == PERCENT else format % value
 
 

@@ -11,6 +11,7 @@ from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import changes, markers, text, trends
 from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import EXAMPLES, TimeRange, parsed, typed
+from kvtrail.dashboard.table.columns import TENTHS
 from kvtrail.dashboard.views import address, picker, tables
 from kvtrail.dashboard.views.answers import read, tracer
 from kvtrail.dashboard.views.context import is_dark
@@ -228,7 +229,7 @@ def groups(found: list[Row], report: Row, asked: Question) -> None:
         "Change", [*titles], key=MEASURE, bind="query-params", format_func=lambda each: titles.get(each, each)
     )
     change = next((each for each in found if each["measure"] == measure), found[0])
-    amount = "%.3f s" if change["measure"] in changes.OF_A_REQUEST else "%.1f"
+    amount = "%.3f s" if change["measure"] in changes.OF_A_REQUEST else TENTHS
     tables.table(
         changes.rows(change, report["engine_names"] | report["tenant_names"]),
         key=f"changed_{change['measure']}",

@@ -117,7 +117,7 @@ def slower_phases(a: compare.Side, b: compare.Side) -> None:
     tables.table(
         slower.rows(a, b),
         key="slower",
-        widths={"Phase": 170, "A": 100, "B": 100, "A longer by": 110, "Why": 700},
+        widths={"Phase": 170, "A": 100, "B": 100, "A longer by": 110, "B longer by": 110, "Why": 700},
     )
 
 

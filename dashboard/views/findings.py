@@ -105,7 +105,7 @@ def page(given: dict[str, str], order: str) -> None:
             sentence = content.none_found(when, requests=answer.began)
             (st.success if answer.began else st.info)(sentence)
         return
-    st.caption("Drag along the chart to see a part of it.")
+    st.caption("Findings by what they could do. Drag along the chart to see a part of it.")
     st.html(of_colours(trends.severity_colours(answer.trend, dark=is_dark())))
     picker.chart_over_time(
         trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings_trend"

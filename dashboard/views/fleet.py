@@ -120,7 +120,7 @@ def pairs(answer: Row) -> None:
 def versions(engines: list[Row]) -> None:
     """The versions that run side by side, if there are several."""
     rows = fleet.version_rows(engines)
-    if len(rows) < 2:
+    if not rows:
         return
     st.subheader("Versions side by side", anchor=False)
     table(rows, key="versions", most_rows=6, numbers=("Engines", "Running", "Died"))

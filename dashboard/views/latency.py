@@ -52,7 +52,7 @@ def page(of: str, chosen: dict[str, str]) -> None:
         return
     over_time, measures, in_area, marked = answer
     if not over_time["requests"]:
-        st.info("No request began in this range that meets the filters. Choose a longer range, or remove a filter.")
+        st.info(latency.none_found(chosen))
         return
     st.markdown(latency.summary(over_time))
     if over_time["whole"]["requests"]:
@@ -83,7 +83,8 @@ def query(chosen: Mapping[str, str], shown: TimeRange) -> dict[str, str]:
 def heat_map(answer: Row, area: latency.Area | None) -> None:
     """The heat map. An area that is drawn on it goes into the address."""
     st.caption(
-        f"When requests started, against their time of “{latency.MEASURES[answer['of']]}”. Draw an area to list its requests."
+        f"When requests started, against their time of “{latency.MEASURES[answer['of']]}”. The stronger a"
+        " cell's colour, the more requests. Draw an area to list them."
     )
     # What was drawn ends once it is shown: the next area has another chart.
     key = f"heat_map {answer['of']} {picker.current().field()} {area}"

@@ -13,7 +13,16 @@ from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.live.address import as_query, of_query, typed_range
 from kvtrail.dashboard.live.component import component
 from kvtrail.dashboard.live.payload import busyness, found, payload, shows_nothing
-from kvtrail.dashboard.live.view import FILTERS, View, fit_end_ms, ms_of, of_component, overview_question, question
+from kvtrail.dashboard.live.view import (
+    FILTERS,
+    View,
+    closer_question,
+    fit_end_ms,
+    ms_of,
+    of_component,
+    overview_question,
+    question,
+)
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, tracer
 from kvtrail.dashboard.views.links import follow, request_query
@@ -21,6 +30,8 @@ from kvtrail.dashboard.views.links import follow, request_query
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
 """The session's keys for the component, the address's view, the view when the page was left, the last answer, and the
 clicked request."""
+FIT_END = "live_fit_end"
+"""The same for the end of the range that was asked for, of a view that fits its contents."""
 OVERVIEW, FOUND, MARKERS, COMMAND = "live_overview", "live_found", "live_markers", "live_command"
 """The same for the overview, a search's results at other times, markers, and the last view that the page commanded."""
 SLOW_MS = 10_000
@@ -44,7 +55,7 @@ def page() -> None:
             answer,
             view,
             is_away=is_away,
-            overview=None if answer is None else overview(view, answer),
+            overview=None if answer is None else overview(view),
             elsewhere=None if answer is None else elsewhere(view, answer),
             markers=[] if answer is None else markers(view, answer),
             command=st.session_state[COMMAND],
@@ -85,6 +96,9 @@ def read(view: View) -> tuple[Row | None, bool]:
         answer = tracer().lanes(**asked)
         if view.fit and shows_nothing(answer, view, now_ms=now_ms()) and not any(getattr(view, f) for f in FILTERS):
             answer = the_latest(view) or answer
+        st.session_state[FIT_END] = fit_end_ms(answer)
+        if (closer := closer_question(view, answer)) is not None:
+            answer = tracer().lanes(**closer)
     except TracerAway:
         return (None if last is None else last[1]), True
     st.session_state[ANSWERED] = (asked, answer)
@@ -97,9 +111,9 @@ def the_latest(view: View) -> Row | None:
     return tracer().lanes(**question(view, end_ms=ms_of(requests[0]["last_ns"]))) if requests else None
 
 
-def overview(view: View, answer: Row) -> Row | None:
+def overview(view: View) -> Row | None:
     """How many requests ran at a time around the view."""
-    end_ms = fit_end_ms(answer) if view.fit else now_ms()
+    end_ms = st.session_state[FIT_END] if view.fit else now_ms()
     asked = overview_question(view, end_ms=-(-end_ms // SLOW_MS) * SLOW_MS)
     return cached(OVERVIEW, asked, lambda: busyness(tracer().lanes(**asked)))
 

@@ -46,6 +46,12 @@ def test_a_change_says_how_much_of_it_is_traffic(of_traffic: float, said: str) -
     assert sentence == f"**Prompt tokens computed** went from 400 to 1.2 k a minute (3 times as many). {said}"
 
 
+def test_no_reuse_is_compared_where_nothing_was_asked_for() -> None:
+    """`went from 0 to 74 a minute. That is traffic: reuse is what it was.`"""
+    assert changes.sentence(change(0, 74, of_traffic=74.0), NAMES).endswith("traffic: nothing was asked for before.")
+    assert changes.sentence(change(74, 0, of_traffic=-74.0), NAMES).endswith("traffic: nothing was asked for after.")
+
+
 def test_groups_that_explain_a_change_are_named_and_those_that_do_not_are_not() -> None:
     groups = [
         group("engine", "a-1", 0.9), group("engine", "b-1", 0.1), group("model", "m", 1.0),

@@ -53,14 +53,23 @@ def test_an_id_stays_one_segment_of_the_path(request_id: str) -> None:
     assert paths[0].count(b"/") == 3
 
 
-@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow")])
-def test_no_answer_names_the_address_and_the_command(error: httpx.TransportError) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (httpx.ConnectError("refused"), "does not answer. Start it with `kvtrail serve`."),
+        (
+            httpx.ReadTimeout("slow"),
+            "does not answer in time. It may be busy: a shorter range takes less. If it hangs, restart it.",
+        ),
+    ],
+)
+def test_no_answer_names_the_address_and_what_to_do(error: httpx.TransportError, said: str) -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         raise error
 
     with pytest.raises(TracerAway) as away:
         tracer(answer).health()
-    assert str(away.value) == f"The tracer at {URL} does not answer. Start it with `kvtrail serve`."
+    assert str(away.value) == f"The tracer at {URL} {said}"
 
 
 def test_a_tracer_that_hung_is_first_asked_whether_it_is_alive() -> None:

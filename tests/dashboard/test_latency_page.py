@@ -8,6 +8,7 @@ import pytest
 from history import START_NS
 
 from kvtrail.dashboard.content import groups, latency, trends
+from kvtrail.dashboard.content.palette import RED
 from kvtrail.tracer.model.conditions import TIMES, Condition, parsed
 from kvtrail.tracer.model.grouping import OF_REQUESTS
 from kvtrail.tracer.serve.api.latency import latency_of
@@ -108,3 +109,21 @@ def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
     said = "2 requests of smaller groups are not shown, half of them within 1.00 s; their hit rate is 25 %."
     assert said in groups.note(result)
     assert "not shown" not in groups.note({**result, "others": None})
+
+
+def test_an_axis_has_round_minutes_and_hours() -> None:
+    """An hour was between `33.3 min` and `167 min`."""
+    longer = [each for each in latency.TICKS_S if each >= 60]
+    assert all(each % 60 == 0 for each in longer)
+    assert {60, 600, 3600} <= set(longer)
+
+
+def test_no_request_without_a_filter_does_not_ask_to_remove_one() -> None:
+    assert "remove a filter" in latency.none_found({"engine": "e-1"})
+    assert "how to trace an engine" in latency.none_found({})
+    assert "filter" not in latency.none_found({})
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_slow_percentile_is_not_red_since_nothing_is_lost(dark: bool) -> None:
+    assert RED.on(dark=dark) not in latency.percentile_colours(dark=dark).values()

@@ -15,11 +15,13 @@ from kvtrail.dashboard.live.address import as_query, of_query, typed_range
 from kvtrail.dashboard.live.component import FOLDER, MODULES, script
 from kvtrail.dashboard.live.payload import BINS, busyness, found, payload, shows_nothing
 from kvtrail.dashboard.live.view import (
+    CLOSEST_MS,
     DEFAULT_SPAN_MS,
     FILTERS,
     FIT_MS,
     LONGEST_MS,
     View,
+    closer_question,
     fit_end_ms,
     of_component,
     overview_question,
@@ -150,6 +152,28 @@ def test_a_view_that_fits_itself_asks_for_the_most_that_it_may_show() -> None:
     asked = question(View(span_ms=10_000, to_ms=1.0), end_ms=AT_MS)
     assert int(asked["from_ns"]) < (AT_MS - FIT_MS) * 1e6 < AT_MS * 1e6 < int(asked["to_ns"])
     assert fit_end_ms(asked) == pytest.approx(AT_MS, abs=1)
+
+
+def test_short_contents_are_asked_for_again_so_that_their_phases_can_be_told_apart() -> None:
+    """An engine that died after a second had lanes of one phase each: the answer for half an hour has 0.9 s per point."""
+    asked = question(View(), end_ms=AT_MS)
+    died_ms = AT_MS - 120_000
+    begin_us = int((died_ms - 900) * 1000 - int(asked["from_ns"]) / 1000)
+    answer = {
+        **asked,
+        "requests": {"begin_us": [begin_us, begin_us + 400_000], "end_us": [begin_us + 300_000, begin_us + 890_000]},
+        "marks": {"at_us": [begin_us + 200_000]},
+        "deaths": [{"at_ns": int(died_ms * 1e6)}],
+    }
+    closer = closer_question(View(q="chat"), answer)
+    assert closer is not None
+    assert closer["q"] == "chat"
+    assert int(closer["from_ns"]) / 1e6 == pytest.approx(died_ms - 900 - CLOSEST_MS, abs=1)
+    assert int(closer["to_ns"]) / 1e6 == pytest.approx(died_ms + CLOSEST_MS, abs=1)
+    assert closer_question(View(fit=False), answer) is None, "somebody chose the range"
+    long = {"begin_us": [begin_us - 300_000_000], "end_us": [begin_us]}
+    assert closer_question(View(), {**answer, "requests": long}) is None, "they fill the answer"
+    assert closer_question(View(), {**answer, "requests": {"begin_us": [], "end_us": []}}) is None
 
 
 def test_the_overview_shows_more_and_stays_while_the_range_moves_in_it() -> None:

@@ -57,7 +57,9 @@ def test_how_much_there_was_is_that_of_the_range() -> None:
     cards = {
         name: (value, note) for name, value, note, _ in overview.cards(of(sums, 60), rules, open_requests=2, minutes=20)
     }
-    assert cards["Admitted"] == ("120", "3.0 requests a minute"), "as in the sentence: a preempted request is one"
+    assert cards["Admitted"] == ("120", "of 60 requests, 3.0 a minute"), (
+        "as in the sentence: a preempted request is one"
+    )
     assert cards["Hit rate"] == ("40.0 %", "of 12.3 k tokens")
     assert cards["Prefill saved"] == ("33.3 %", "4,000 tokens spared")
     assert cards["Waited for KV"] == ("1.50 s", "in 2 loads")

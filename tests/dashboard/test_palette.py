@@ -101,6 +101,15 @@ def test_words_of_charts_tables_and_pressed_buttons_can_be_read(dark: bool) -> N
         assert contrast(meaning.colour.on(dark=dark), row) >= AS_TEXT, f"the label {name} in a row under the pointer"
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_white_words_of_a_filled_button_can_be_read(dark: bool) -> None:
+    """On `PRIMARY` they had 3.51 in the dark theme."""
+    filled = palette.FILLED.on(dark=dark)
+    assert contrast(filled, "#ffffff") >= AS_TEXT
+    assert contrast(filled, BACKGROUND.on(dark=dark)) >= AS_MARK
+    assert 'stBaseButton-primaryFormSubmit"] { background: var(--filled)' in STYLES
+
+
 def test_every_chart_is_drawn_with_words_that_can_be_read() -> None:
     drawn = re.compile(r"st\.(altair_chart|vega_lite_chart)\(")
     views = [path for path in (DASHBOARD / "views").glob("*.py") if drawn.search(path.read_text())]

@@ -39,6 +39,17 @@ def test_the_largest_difference_comes_first_and_small_ones_not_at_all() -> None:
     assert said.startswith("**A took 501 ms longer than B**: 1.05 s against 550 ms. It was 600 ms longer in prefill.")
     assert slower.summary(b, a).startswith("**B took 501 ms longer than A**")
     assert [row["A longer by"] for row in slower.rows(a, b)] == ["+600 ms", "-100 ms"]
+    assert [row["B longer by"] for row in slower.rows(b, a)] == ["+600 ms", "-100 ms"], "as the sentence has it"
+
+
+def test_the_time_after_a_call_that_raised_is_a_difference_too() -> None:
+    """`It was 75.2 ms longer in preempted`, of a request that had failed for 576 ms."""
+    a, b = side(HIT, queued=190.0, preempted=75.0, failed=576.0), side(HIT, queued=839.0)
+    a.request["error"] = "AssertionError"
+    found = slower.phase_differences(a, b)
+    longest = next(each for each in found if each.longer_ms > 0)
+    assert (longest.phase, longest.why) == ("failed", "a call for A raised")
+    assert "576 ms longer in failed. A call for A raised." in slower.summary(a, b)
 
 
 def test_requests_that_took_as_long_say_so_or_nothing() -> None:

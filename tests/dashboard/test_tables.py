@@ -10,7 +10,7 @@ import pytest
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.link import address, of_address
-from kvtrail.dashboard.table.columns import PERCENT, Bars, Column, Labels, Lengths, Moments, Numbers
+from kvtrail.dashboard.table.columns import PERCENT, TENTHS, Bars, Column, Labels, Lengths, Moments, Numbers
 from kvtrail.dashboard.table.payload import payload
 from kvtrail.tracer.model.words import NOTHING
 
@@ -34,6 +34,7 @@ AT = datetime(2026, 11, 26, 21, 5, 6, 78_900, tzinfo=UTC)
         (Numbers(), None, NOTHING),
         (Numbers(format="%.3f s"), 1.5, "1.500 s"),
         (Numbers(format="%.1f %%"), 38.04, "38.0 %"),
+        (Numbers(format=TENTHS), 16246.94, "16,246.9"),
         (Numbers(format=PERCENT), 0.25, "25 %"),
         (Moments(format="%H:%M:%S.%f"), AT, "21:05:06.078"),
         (Labels(meanings=palette.VERDICT), ["ok"], ["ok"]),

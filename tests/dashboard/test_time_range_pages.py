@@ -85,7 +85,7 @@ def worth(**changes: Any) -> dict[str, Any]:
     """Sums of which 40 of 80 tokens to prefill were spared, 8 s of 16."""
     sums = {
         "asked": 100, "local": 20, "spared": 40, "prefill_saved_s": 8.0, "waited_s": 1.0, "postponed_s": 0.5, "load_s": 0.25,
-        "store_s": 0.5,
+        "store_s": 0.5, "causes": {},
     }  # fmt: skip
     return {**sums, **changes}
 
@@ -123,6 +123,20 @@ def worth(**changes: Any) -> dict[str, Any]:
             "Hardly worth its memory in this range: it spared 0.0 % of prefill: 2,000 of 20,000,000 tokens. In seconds:",
         ),
         ({"spared": 0, "prefill_saved_s": None}, "warning", "Not worth its memory in this range: nothing was loaded"),
+        (
+            {
+                "spared": 0,
+                "prefill_saved_s": None,
+                "causes": {"new:": 70, "unaligned:": 3, "evicted:gpu": 7, "held:": 20},
+            },
+            "calm",
+            "Nothing to load in this range: 91.2 % of what was computed could be in no cache.",
+        ),
+        (
+            {"spared": 0, "prefill_saved_s": None, "causes": {"new:": 40, "evicted:gpu": 40}},
+            "warning",
+            "Not worth its memory in this range: nothing was loaded",
+        ),
         (
             {"prefill_saved_s": None},
             "calm",
@@ -293,6 +307,8 @@ def test_loads_that_nobody_waited_for_are_no_zero_seconds() -> None:
 def test_nothing_is_guessed_where_no_rate_was_measured() -> None:
     answer = efficiency("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")["worth"]
     assert gauge(answer, "Net time") == NOTHING
+    notes = {name: note for name, _, note, _ in savings.cards(answer)}
+    assert notes["Net time"] == "not measured", "and not of copies alone"
     assert "is not known" in savings.source_of_savings(answer)
     assert "level `detailed`" in savings.source_of_savings(answer)
     nothing = efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749\nend")["worth"]
@@ -551,6 +567,10 @@ def test_a_mixture_of_versions_is_a_row() -> None:
         ("0.32.0", "C", 2, 2, 0),
         ("0.33.0", "D", 1, 0, 1),
     ]
+
+
+def test_engines_that_differ_in_the_model_only_are_no_mixture() -> None:
+    assert not fleet.version_rows([engine("a", recorder(), model="small"), engine("b", recorder(), model="large")])
 
 
 def test_whoever_loses_something_is_on_top() -> None:

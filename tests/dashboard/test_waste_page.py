@@ -47,7 +47,10 @@ def answer(**changed: Any) -> dict[str, Any]:
     ("changed", "said"),
     [
         ({}, RATED),
-        ({"whole": group(0), "computed": 0}, "**No prompt token was computed** in this range."),
+        (
+            {"whole": group(0), "computed": 0},
+            "**Nothing is known of computed tokens in this range**: none has a recorded cause.",
+        ),
         ({"whole": group(0)}, "**Nothing that a cache had held was computed again**, by what is recorded."),
         (
             {"whole": group(2000, unrated=2000)},

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import sqrt
 
 from kvtrail.tracer.model.cause_words import in_sums
 from kvtrail.tracer.model.causes import REUSED, Cause
@@ -33,9 +34,11 @@ LEAST_MINUTES = 5
 """The amount of prefill is compared over at least this many minutes before and after."""
 GREW = 0.05
 """A cause is named if its share of the tokens asked for grew by this much."""
+BY_CHANCE = 3.0
+"""A change of at most so many standard errors can be chance, where few requests show it: the best of many moments counts."""
 _BRIEFLY = {MarkerKind.DEATH: "died", MarkerKind.CONTACT_LOST: "lost contact", MarkerKind.END: "ended"}
 """What is named with a change, in a few words where the marker's own text is long."""
-_MEASURES = frozenset({"asked", "local", "taken", "store_tokens"})
+_MEASURES = frozenset({"admissions", "asked", "local", "taken", "store_tokens"})
 _NO_HIT_POSSIBLE = (Cause.NEW, Cause.UNALIGNED)
 
 
@@ -47,6 +50,11 @@ class Sums:
 
     def _of(self, measure: str) -> int:
         return self.measures.get(measure, 0)
+
+    @property
+    def admissions(self) -> int:
+        """The admissions that they are of."""
+        return self._of("admissions")
 
     @property
     def asked(self) -> int:
@@ -175,6 +183,15 @@ def _splits(rows: Iterable[SavingsRow], step_s: int) -> Iterator[Split]:
         before.update(stretches[at_s])
 
 
+def _is_chance(split: Split, before: float, after: float) -> bool:
+    """Whether a share can have changed by chance: as if each admission had all of it or nothing."""
+    numbers = split.before.admissions, split.after.admissions
+    if not all(numbers):
+        return False
+    error = sqrt(sum(share * (1 - share) / number for share, number in zip((before, after), numbers, strict=True)))
+    return abs(before - after) <= BY_CHANCE * error
+
+
 def _fell(splits: Iterable[Split]) -> Split | None:
     """The moment at which the hit rate fell most."""
     fallen = [
@@ -182,6 +199,7 @@ def _fell(splits: Iterable[Split]) -> Split | None:
         for split in splits
         if split.after.hit_rate * FACTOR < split.before.hit_rate
         and split.before.hit_rate - split.after.hit_rate >= LEAST
+        and not _is_chance(split, split.before.hit_rate, split.after.hit_rate)
     ]
     return max(fallen, key=lambda split: split.before.hit_rate - split.after.hit_rate, default=None)
 
@@ -193,6 +211,7 @@ def _rose(splits: Iterable[Split]) -> Split | None:
         for split in splits
         if split.after.computed_share > FACTOR * split.before.computed_share
         and split.after.computed_share - split.before.computed_share >= LEAST
+        and not _is_chance(split, split.before.computed_share, split.after.computed_share)
     ]
     return max(risen, key=lambda split: split.after.computed_share - split.before.computed_share, default=None)
 

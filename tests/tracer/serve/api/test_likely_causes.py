@@ -80,6 +80,8 @@ SITUATIONS = [
             "Note: “load test” (00:20:00, then)",
         ],
     ),
+    Situation("traffic begins", [], MORE, [], ["Nothing was asked for before, and 6,000 tokens a minute after"]),
+    Situation("traffic ends", BOTH, [], [], ["Nothing was asked for after, and 2,000 tokens a minute before"]),
     Situation(
         "an eviction storm",
         HELD,

@@ -87,9 +87,24 @@ HEALTHY = [
         [],
     ),
     Situation("nobody hits", [minute(n, asked=10_000, engine=each) for n in range(20) for each in "abc"], []),
+    Situation(
+        "seven requests hit by chance",
+        [minute(n, asked=1_700, taken=410 if n < 7 else 120, admissions=1) for n in range(60)],
+        [],
+    ),
     Situation("a busy minute", [minute(n, asked=90_000 if n == 9 else 10_000, taken=500) for n in range(20)], []),
 ]
 WRONG = [
+    Situation(
+        "many requests hit, and then few",
+        [minute(n, asked=17_000, taken=4_100 if n < 7 else 1_200, admissions=10) for n in range(60)],
+        ["Hit rate beyond vLLM's cache fell from 24 % to 7 % at 00:07"],
+    ),
+    Situation(
+        "twenty requests hit mostly, and then none",
+        [minute(n, asked=700, taken=420 if n < 20 else 0, admissions=1) for n in range(40)],
+        ["Hit rate beyond vLLM's cache fell from 60 % to 0 % at 00:20"],
+    ),
     Situation("the hit rate fell", FALLS, ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20"]),
     Situation(
         "as an engine died",
