@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
 from kvtrail.connector.simulate.check.session import Checked, check
+from kvtrail.connector.simulate.kv_events import KVEvents
 
 
 def checked(connector: str, runs: int = 3) -> Checked:
@@ -22,7 +31,8 @@ def test_true_events_are_silent(connector: str) -> None:
     ("bug", "what"),
     [
         ("EvictionNotReported", "a block that events have stored is not found"),
-        ("StoreNotReported", "a block that events have removed is found"),
+        ("StoreNotReported", "an event removes what none has stored"),
+        ("MoreRemoved", "a block that events have removed is found"),
         ("ReportedTooEarly", "an event stores what nobody has computed"),
         ("RemovedElsewhere", "an event removes what none has stored"),
     ],
@@ -35,3 +45,42 @@ def test_each_wrong_event_is_found(bug: str, what: str) -> None:
 def test_a_connector_without_events_is_not_judged_by_them() -> None:
     result = checked("planted.chunk_store:ChunkStore", runs=1)
     assert (result.found, result.reached["events/stored"], result.reached["events/found"]) == ([], 0, 0)
+
+
+def test_hashes_of_a_connectors_own_are_not_compared_with_vllms() -> None:
+    """LMCache has hashes of its own: nobody knows which prompts they are of."""
+    texts: list[str] = []
+    events = KVEvents(lambda what, text: texts.append(what), 32)
+    events.take([stored(b"its own")], 1)
+    events.looked_up(SimpleNamespace(request_id="r", block_hashes=[b"\1" * 32]), 0, 32, 2)
+    assert texts == []
+    events.take([BlockRemoved(block_hashes=[b"another"], medium="CPU")], 3)
+    assert texts == ["an event removes what none has stored"]
+
+
+def test_a_block_that_was_stored_twice_is_there_until_it_is_removed_twice() -> None:
+    """Chunks that share a block report it once each (vLLM 0.32, `kv_connector/v1/offloading/events.py`)."""
+    texts: list[str] = []
+    events = KVEvents(lambda what, text: texts.append(what), 32)
+    request = SimpleNamespace(request_id="r", block_hashes=[b"\1" * 32])
+    events.computed(request, 0, 32)
+    name = maybe_convert_block_hash(b"\1" * 32)  # type: ignore[arg-type]
+    events.take([stored(name), stored(name), BlockRemoved(block_hashes=[name], medium="CPU")], 1)
+    assert (events.listed(request), events.counts) == (32, (2, 1, 0))
+    events.looked_up(request, 0, 32, 2)
+    assert texts == []
+    events.take([BlockRemoved(block_hashes=[name], medium="CPU")], 3)
+    events.looked_up(request, 0, 32, 4)
+    assert (events.listed(request), texts) == (0, ["a block that events have removed is found"])
+
+
+def stored(name: Any) -> Any:
+    return BlockStored(
+        block_hashes=[name],
+        parent_block_hash=None,
+        token_ids=[],
+        block_size=32,
+        lora_id=None,
+        medium="CPU",
+        lora_name=None,
+    )

@@ -85,6 +85,14 @@ class ReportedTooEarly(Reporting):
         pass
 
 
+class MoreRemoved(Reporting):
+    """With each eviction it reports another one, of what it keeps."""
+
+    def report_removed(self, name: bytes) -> None:
+        for each in (name, *list(self.where)[-2:-1]):  # the last is the new one
+            super().report_removed(each)
+
+
 class RemovedElsewhere(Reporting):
     """An eviction names another medium than the store did."""
 
