@@ -96,6 +96,11 @@ class Terminal:
         self.process.kill()
         self.process.wait()
 
+    def sleeps(self) -> bool:
+        """Whether the command waits for something, as in a read. Python sees a Ctrl-C that comes just before a read only when
+        that returns."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
     def is_as_it_was(self) -> bool:
         """Whether what is typed is shown and waits for Enter, as in a shell."""
         flags: int = termios.tcgetattr(self._ours)[3]

@@ -254,6 +254,7 @@ def test_ctrl_c_while_it_reads_ends_it(tmp_path: Path, open_terminal: Open) -> N
             return False
 
         until(is_read, why=lambda: terminal.raw)
+        until(terminal.sleeps, why=lambda: terminal.raw)
         assert not terminal.is_as_it_was()
         terminal.type("\x03")
         assert terminal.end() == 130
