@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtrail.connector.simulate.check.store_profiles import STORE_PROFILES
+from kvtrail.connector.simulate.check.store_profiles import EVENTS, STORE_PROFILES, kv_events
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
@@ -266,6 +266,7 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "groups": groups,
     "states": states,
     "block-sizes": block_sizes,
+    EVENTS: kv_events,
 }
 """The profiles, in the order in which `kvtrail check` takes turns."""
 OF_PAIRS = ("handoffs", "handoff-ranks")

@@ -50,10 +50,12 @@ def room(rng: random.Random) -> Scenario:
 
 
 def kv_events(rng: random.Random) -> Scenario:
-    """A store that is full all the time, and that reports what it gains and loses, as a router asks of it."""
+    """A store that is full all the time, and that reports what it gains and loses, as a router asks of it. No two resets come
+    in one step: `room` has such."""
     scenario = room(rng)
     asked = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
-    return replace(scenario, settings={**scenario.settings, **asked})
+    resets = {each.at_step: each for each in scenario.resets}
+    return replace(scenario, resets=tuple(resets.values()), settings={**scenario.settings, **asked})
 
 
 def many_prefixes(rng: random.Random) -> Scenario:
@@ -99,7 +101,6 @@ STORE_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     FULL: room,
     "many-prefixes": many_prefixes,
     "conversation": conversation,
-    EVENTS: kv_events,
 }
 """The profiles of stores."""
 
