@@ -289,18 +289,22 @@ class Observer:
 
     def _lists(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """What KV cache events list as stored is found when nothing else is to be done."""
+        if self._connector is not self._stage.connectors[0]:
+            return
+        found: list[int] = []
+
+        def looked_up(_: Any, computed: int, returned: int | None) -> None:
+            found.append(computed + (returned or 0))
+
+        self._calls.on_lookup.append(looked_up)
         for number, request in enumerate(list(self._latest)):
-            if not (end := self.kv_events.listed(request)) or self._connector is not self._stage.connectors[0]:
+            if not (end := self.kv_events.listed(request)):
                 continue
             self._stage.scheduler.reset_prefix_cache()
-            found: list[int] = []
-            self._calls.on_lookup.append(
-                lambda _, computed, returned, found=found: found.append(computed + (returned or 0))
-            )
+            found.clear()
             tokens = [*list(request.all_token_ids)[:end], 3]  # of a prompt, the last token is computed in any case
             self._add(f"listed-{number}", tokens, request)
             run(())
-            self._calls.on_lookup.pop()
             if (most := max(found, default=0)) < end:
                 self._note(
                     EVENTS,

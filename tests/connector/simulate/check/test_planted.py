@@ -28,6 +28,7 @@ def test_a_planted_bug_is_found_without_a_probe(bug: str) -> None:
     assert checked.found, f"{bug} is not found in {checked.steps.total()} steps"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", [name for name in BUGS if name not in MISSED | OF_WORKERS | OF_PLANS])
 def test_fake_workers_alone_find_it_too(bug: str) -> None:
     checked = check(f"planted.bugs:{bug}", steps=STEPS, shrink_tries=0, stop_at_first=True, fake_workers=True)
