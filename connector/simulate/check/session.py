@@ -307,7 +307,6 @@ class _Session:
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)
         known = list(moments(played))
-        _count(checked, profile, played, reached(played, known))
         holds = any(lookup.is_async and lookup.returned for lookup in played.lookups) or RESET_REFUSED in (
             played.error or ""
         )
@@ -318,6 +317,7 @@ class _Session:
                 scenario = without  # what vLLM refuses to such connectors is no failure of theirs
                 played, failures = run(subject, scenario)
                 known = list(moments(played))
+        _count(checked, profile, played, reached(played, known))
         self.corpus.show(
             replace(workload, scenario=scenario), known, steps=played.steps, may_keep=not _is_cut_short(failures)
         )

@@ -275,17 +275,19 @@ def test_what_vllm_refuses_while_loads_run_between_steps_is_left_out_for_that_co
 def test_a_reset_that_vllm_refuses_while_a_store_holds_blocks_is_no_failure_of_the_connector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    errors = []
+    errors, steps = [], []
 
     def run(subject: Subject, scenario: Scenario) -> Any:
         played, failures = run_one(subject, scenario)
         errors.append(played.error or "")
+        steps.append(played.steps)
         return played, failures
 
     monkeypatch.setattr("kvtrail.connector.simulate.check.session.run", run)
     checked = check("SimpleCPUOffloadConnector", profiles=["room"], steps=None, runs=1)
     assert checked.found == []
     assert [RESET_REFUSED in error for error in errors] == [True, False]
+    assert checked.steps.total() == steps[-1], "the run that counts is the one without that reset"
 
 
 def test_nothing_recorded_is_an_error_of_its_own() -> None:
