@@ -56,7 +56,8 @@ def traffic(url: str) -> Iterator[str]:
     def go_on() -> None:
         while not over.wait(0.5):
             for recording in recordings:
-                post(encoded(list(recording.until(time.time_ns()))))
+                if events := list(recording.until(time.time_ns())):
+                    post(encoded(events))
 
     thread = threading.Thread(target=go_on)
     thread.start()
