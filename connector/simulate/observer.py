@@ -145,12 +145,13 @@ class Observer:
         if end < begin:
             begin = 0
         self._computed.update(self._prefixes.of(request)[begin:end])
-        self.kv_events.computed(request, begin, end)
+        if self._overrides("take_events"):
+            self.kv_events.computed(request, begin, end)
         self._entered[request.request_id] = end
 
     def _was_reset(self, succeeded: bool | None) -> None:
         """What running requests hold may be stored again."""
-        if succeeded is False or not self._resets:
+        if succeeded is False or not self._overrides("reset_cache"):
             return
         self._computed.clear()
         self._entered.clear()
@@ -159,11 +160,10 @@ class Observer:
         for request in self._stage.scheduler.running:
             self._enter(request)
 
-    @property
-    def _resets(self) -> bool:
+    def _overrides(self, method: str) -> bool:
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-        return self._plain.reset_cache is not KVConnectorBase_V1.reset_cache
+        return getattr(self._plain, method) is not getattr(KVConnectorBase_V1, method)
 
     def observations(self) -> list[Observation]:
         """What was wrong; of KV that was not there in time, also when it came."""
@@ -317,7 +317,7 @@ class Observer:
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""
         returned, end, request = self._hit
-        if request is None or not self._resets or self._connector is not self._stage.connectors[0]:
+        if request is None or not self._overrides("reset_cache") or self._connector is not self._stage.connectors[0]:
             return
         scheduler = self._stage.scheduler
         if not scheduler.reset_prefix_cache(reset_connector=True):

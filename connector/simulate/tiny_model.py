@@ -63,7 +63,7 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
     import torch
 
-    if not torch.cuda.is_available():  # a vLLM that was built for a GPU finds no device then, unless it is set
+    if not torch.cuda.is_available():  # a vLLM that was built for a GPU finds no device then, unless this is set
         os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 
@@ -78,12 +78,13 @@ def engine_config(folder: Path, connector: Mapping[str, Any] | None, *, drafts: 
     Raises:
         ValueError, ImportError: vLLM refuses a setting or the connector.
     """
-    from vllm.config import KVEventsConfig
     from vllm.engine.arg_utils import EngineArgs
 
     write_model(folder)
     options = {**OPTIONS, **overrides}
     if "kv_events_config" in options:
+        from vllm.config import KVEventsConfig
+
         options["kv_events_config"] = KVEventsConfig(**options["kv_events_config"])
     if connector is not None:
         options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}

@@ -67,7 +67,7 @@ def question(view: View, *, end_ms: float) -> dict[str, int | str]:
 
 def closer_question(view: View, answer: Mapping[str, Any]) -> dict[str, int | str] | None:
     """The parameters for the contents of an answer alone, for a view that fits them; None where they fill it. An answer has
-    so many moments over its whole range: in one of half an hour, phases of less than a second would be one."""
+    a fixed number of moments over its range: in one of half an hour, phases of less than a second would fall together."""
     if not view.fit or not answer["requests"]["begin_us"]:
         return None
     beside = [*answer["marks"]["at_us"], *((each["at_ns"] - answer["from_ns"]) / 1000 for each in answer["deaths"])]

@@ -306,7 +306,6 @@ class _Session:
             checked.fake_workers = rehearsal.NO_BYTES
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)
-        known = list(moments(played))
         holds = any(lookup.is_async and lookup.returned for lookup in played.lookups) or RESET_REFUSED in (
             played.error or ""
         )
@@ -316,7 +315,7 @@ class _Session:
             if (without := allowed(scenario, subject)) != scenario:
                 scenario = without  # what vLLM refuses to such connectors is no failure of theirs
                 played, failures = run(subject, scenario)
-                known = list(moments(played))
+        known = list(moments(played))
         _count(checked, profile, played, reached(played, known))
         self.corpus.show(
             replace(workload, scenario=scenario), known, steps=played.steps, may_keep=not _is_cut_short(failures)

@@ -1,4 +1,4 @@
-"""The chunk store with KV cache events, as a router asks for them: a correct one, and some whose events are wrong."""
+"""The chunk store with KV cache events, as a router asks for them: a correct one, and some with wrong events."""
 
 from __future__ import annotations
 
