@@ -32,7 +32,7 @@ from connectors import LMCACHES, ROWS, VLLMS, WITH_VLLM, Row
 from real_lmcache import DEPENDENCIES, INSTALLED, fetch
 
 REPORTS = conformance_pages.REPORTS
-CELL_S = 900
+CELL_S = 1800
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "CRITICAL", "LMCACHE_LOG_LEVEL": "CRITICAL", "LMCACHE_TRACK_USAGE": "false"}
 BUILT = (0, 1, 3)
 """Exit codes of `kvtrail conformance` with a report: passed, failed, inconclusive."""
