@@ -147,8 +147,10 @@ class MyConnector(KVConnectorBase_V1):
 
     def update_connector_output(self, connector_output: Any) -> None:
         if connector_output.invalid_block_ids:  # what was stored since then may rest on a load that failed
-            for key in [key for stored in self.latest for key in stored if key in self.held]:
-                self.drop(key)
+            for stored in self.latest:
+                for key in stored:
+                    if key in self.held:  # a block that was stored twice is dropped once
+                        self.drop(key)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self.tracked.pop(request.request_id, None)
