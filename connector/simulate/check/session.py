@@ -35,6 +35,8 @@ ASKED_FOR = "that was asked for"
 RESET_REFUSED = "Failed to reset KV cache even when all the running requests are preempted"
 """vLLM's error where a connector still holds blocks, for a load between steps or for a store. Blocks that it never gives back
 are found at the end of a run in any case."""
+Known = Mapping[str, Sequence[Scenario | PairScenario]]
+_NONE_KNOWN: Known = {}
 FEW_STEPS, FEW_HITS = 1000, 20
 """Fewer than these prove nothing."""
 
@@ -158,6 +160,7 @@ def check(
     stop_at_first: bool = False,
     loads_may_fail: bool = True,
     shrink_tries: int | None = SHRINK_TRIES,
+    known: Known = _NONE_KNOWN,
     workloads: Workloads = Workloads.RANDOM,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
@@ -171,6 +174,8 @@ def check(
         fake_workers: do not run its own workers, even if they would run here.
         loads_may_fail: whether workloads have loads that fail.
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
+        known: small scenarios of earlier sessions, by the ids of the failures that they show; a failure that one of them shows
+            again is not shrunk again.
         workloads: how they are chosen.
 
     Raises:
@@ -182,7 +187,7 @@ def check(
     if lacking := [name for name in PAIR_PROFILES if name in profiles and name not in pairs]:
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
-    session = _Session(checked, config, shrink_tries, on_progress, loads_may_fail=loads_may_fail)
+    session = _Session(checked, config, shrink_tries, on_progress, loads_may_fail=loads_may_fail, known=known)
     session.rehearse(fake_workers)
     chosen_from = session.corpus if workloads is Workloads.COVERAGE else None
     for workload in turns(checked, connector, config, chosen_from):
@@ -255,8 +260,9 @@ class _Session:
         on_progress: Callable[[Checked, str], None],
         *,
         loads_may_fail: bool = True,
+        known: Known = _NONE_KNOWN,
     ) -> None:
-        self._loads_may_fail = loads_may_fail
+        self._loads_may_fail, self._known = loads_may_fail, known
         self._checked, self._config, self._shrink_tries, self._on_progress = checked, config, shrink_tries, on_progress
         self.corpus = Corpus(checked.seed, seen=checked.situations)
         self._started = time.monotonic()
@@ -344,7 +350,8 @@ class _Session:
             checked.repeated[failure.id] += 1
         elif not _a_consequence(failure, failures, checked):
             on_try = partial(self._announce_shrinking, failure)
-            small = shrunk(failure, played, subject, scenario, tries=self._shrink_tries, on_try=on_try)
+            known = self._known.get(failure.id, ())
+            small = shrunk(failure, played, subject, scenario, tries=self._shrink_tries, known=known, on_try=on_try)
             checked.found.append(Found(small, subject, workload, checked.fake_workers == ASKED_FOR))
 
     def ended(self) -> Checked:

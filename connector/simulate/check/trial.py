@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,10 +112,12 @@ def shrunk(
     scenario: Scenario | PairScenario,
     *,
     tries: int | None,
+    known: Sequence[Scenario | PairScenario] = (),
     on_try: Callable[[Any], None] = lambda smallest: None,
 ) -> Shrunk:
     """Run a scenario that has failed again; if it always fails in the same way, shrink it in `tries` tries, as long as it
-    does, and run the smallest again."""
+    does, and run the smallest again. A small one that is known from elsewhere, and always fails in the same way here as well,
+    takes its place."""
     best = scenario, played, failure
 
     def fails(candidate: Scenario | PairScenario) -> bool:
@@ -126,6 +128,11 @@ def shrunk(
             best = candidate, played, same
         return same is not None
 
+    for small in known:
+        on_try(small)
+        if all(fails(small) for _ in range(CONFIRMATIONS)):
+            return Shrunk(*best, CONFIRMATIONS, CONFIRMATIONS)
+    best = scenario, played, failure
     seen = sum(fails(scenario) for _ in range(CONFIRMATIONS))
     if tries != 0 and seen == CONFIRMATIONS:
         smallest: Scenario | PairScenario

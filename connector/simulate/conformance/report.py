@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Annotated, Any, Literal, TypedDict, cast
 
@@ -11,10 +12,12 @@ import vllm
 from kvtrail import __version__
 from kvtrail.connector.known import importable_as
 from kvtrail.connector.simulate.check.report import again, names_of
-from kvtrail.connector.simulate.check.session import Found
+from kvtrail.connector.simulate.check.session import Found, Known
 from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION
 from kvtrail.connector.simulate.conformance.suite import Asked, Conformance
 from kvtrail.connector.simulate.conformance.verdict import Judged
+from kvtrail.connector.simulate.pair_scenario import PairScenario
+from kvtrail.connector.simulate.scenario import Scenario
 
 SCHEMA_VERSION = 1
 AskedLevel = Literal["core", "extended", "all"]
@@ -121,6 +124,25 @@ class Report(TypedDict):
     requirements: list[RequirementResult]
     failures: list[Failure]
     not_driven: Annotated[dict[str, str], "Why kinds of workloads were not driven, by their name."]
+
+
+def known_from(reports: Iterable[Mapping[str, Any]]) -> Known:
+    """The small scenarios of reports, by the ids of the failures that they show.
+
+    Raises:
+        ValueError: one is no report; the text says why.
+    """
+    known: dict[str, list[Scenario | PairScenario]] = {}
+    try:
+        for report in reports:
+            for failure in report["failures"]:
+                data, same = failure["scenario"], known.setdefault(failure["id"], [])
+                small = PairScenario.from_dict(data) if "requests" in data else Scenario.from_dict(data)
+                if not failure["flaky"] and small not in same:
+                    same.append(small)
+    except (TypeError, KeyError) as wrong:
+        raise ValueError(f"not a report of the suite: {wrong}") from wrong
+    return known
 
 
 def as_dict(of: Conformance) -> Report:

@@ -10,7 +10,7 @@ from typing import Any
 from kvtrail.connector.known import has_other_writers
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.check.session import SHRINK_TRIES, Checked, check
+from kvtrail.connector.simulate.check.session import SHRINK_TRIES, Checked, Known, check
 from kvtrail.connector.simulate.conformance import features, verdict
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level
 from kvtrail.connector.simulate.conformance.requirements import of_level
@@ -105,9 +105,13 @@ def run(
     asked: Asked,
     *,
     shrink_tries: int | None = SHRINK_TRIES,
+    known: Known | None = None,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
     """The session of `check` for what is asked.
+
+    Args:
+        known: small scenarios of earlier sessions, by the ids of the failures that they show.
 
     Raises:
         Unbuildable: the connector cannot be built; the text says why.
@@ -121,6 +125,7 @@ def run(
         steps=asked.steps,
         loads_may_fail=Feature.FAILURES in asked.claimed,
         shrink_tries=shrink_tries,
+        known=known or {},
         on_progress=on_progress,
     )
 

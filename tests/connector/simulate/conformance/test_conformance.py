@@ -14,6 +14,7 @@ pytest.importorskip("vllm")
 
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.conformance import LEVELS, conformance
+from kvtrail.connector.simulate.check import trial
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import allowed
 from kvtrail.connector.simulate.check.subject import Subject
@@ -180,6 +181,36 @@ def test_the_command_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for each in of["failures"]:
         assert (tmp_path / each["trace"]).stat().st_size
         assert "def test_" in (tmp_path / each["test"]).read_text()
+
+
+def test_a_failure_that_an_earlier_report_shows_is_not_shrunk_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = suite.asked_of(f"{SILENT}:FindsEverything", steps=1)
+    before = suite.run(asked)
+    earlier = report.as_dict(suite.concluded(asked, before))
+
+    def never(*args: Any, **options: Any) -> Any:
+        raise AssertionError("it was shrunk again")
+
+    monkeypatch.setattr(trial, "shrink", never)
+    after = suite.run(asked, known=report.known_from([json.loads(json.dumps(earlier))]))
+    assert before.found
+    assert [each.small.scenario for each in after.found] == [each.small.scenario for each in before.found]
+    assert [each.failure.id for each in after.found] == [each.failure.id for each in before.found]
+    assert not any(each.small.is_flaky for each in after.found)
+    with pytest.raises(AssertionError, match="shrunk again"):  # what does not show the failure changes nothing
+        suite.run(asked, known={each.failure.id: [scenario_of("abort", 0)] for each in before.found})
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", '{"failures": [{"id": "a"}]}', "no JSON"])
+def test_what_is_no_report_is_not_known(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(text)
+    arguments = [f"{SILENT}:FindsNothing", "--known", str(tmp_path / "report.json"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(conformance, arguments)
+    assert result.exit_code == 2
+    assert "Invalid value for --known" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_says_what_it_cannot_run(tmp_path: Path) -> None:
