@@ -121,6 +121,7 @@ def play(
     own_workers: bool = False,
     child: int = 0,
     observed: bool = False,
+    at_rest: bool = True,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> Played:
     """Run a scenario with a connector, and judge what it records.
@@ -130,7 +131,8 @@ def play(
         whole_engine: run vLLM's CPU engine, with a model and the connector's workers, instead of the bare scheduler.
         own_workers: on the bare scheduler, run the connector's own worker side on KV caches in memory.
         child: the connector under test: 0 for the whole, n for the n-th child of a MultiConnector.
-        observed: also judge by what was computed, and by what is left in the end; that takes some more requests.
+        observed: also judge by what was computed.
+        at_rest: and by what is left in the end; that takes some more requests.
         on_step: called with the number of steps so far.
 
     Raises:
@@ -158,7 +160,7 @@ def play(
                 observer = Observer(stage, stage.connectors[child])
         try:
             drive(scenario, stage, on_step)
-            if observer is not None and not stage.scheduler.has_unfinished_requests():
+            if at_rest and observer is not None and not stage.scheduler.has_unfinished_requests():
                 observer.rest(partial(run_more, stage, scenario), when_new if room.can_be_measured(scenario) else None)
         except Exception as died:  # an engine may die of anything
             error, trace = f"{type(died).__name__}: {died}", where(died)

@@ -91,13 +91,21 @@ def failures(played: Played) -> list[Failure]:
     return list(found.values())
 
 
-def run(subject: Subject, scenario: Scenario | PairScenario) -> tuple[Played, list[Failure]]:
-    """Play a scenario with the connector. What also happens without any connector is not its failure."""
+def run(subject: Subject, scenario: Scenario | PairScenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:
+    """Play a scenario with the connector, and look at what is left `at_rest`. What also happens without any connector is not
+    its failure."""
     if isinstance(scenario, PairScenario):
         pair = play_pair(scenario, subject.configuration())
         return pair, failures(pair)
     child = 2 if subject.beside else 0
-    played = play(scenario, subject.configuration(), own_workers=subject.own_workers, child=child, observed=True)
+    played = play(
+        scenario,
+        subject.configuration(),
+        own_workers=subject.own_workers,
+        child=child,
+        observed=True,
+        at_rest=at_rest,
+    )
     found = failures(played)
     if any(failure.kind in (CRASH, HANG) for failure in found):
         alone = {failure.id for failure in failures(play(scenario, None))}
@@ -119,15 +127,17 @@ def shrunk(
     does, and run the smallest again. A small one that is known from elsewhere, and always fails in the same way here as well,
     takes its place."""
     best = scenario, played, failure
+    at_rest = False
 
     def fails(candidate: Scenario | PairScenario) -> bool:
         nonlocal best
-        played, found = run(subject, candidate)
+        played, found = run(subject, candidate, at_rest=at_rest)
         same = next((each for each in found if each.id == failure.id), None)
         if same is not None:
             best = candidate, played, same
         return same is not None
 
+    at_rest = not fails(scenario)  # to look at what is left takes longer than a small scenario itself
     for small in known:
         on_try(small)
         if all(fails(small) for _ in range(CONFIRMATIONS)):
