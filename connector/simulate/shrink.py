@@ -31,8 +31,6 @@ def shrink(
         on_try(smallest)
         return fails(candidate)
 
-    if tries == 0:
-        return scenario
     while True:
         before = smallest
         for part in (_fewer_arrivals, _fewer_happenings, _simpler_world, _shorter, _sooner):

@@ -125,7 +125,9 @@ def shrunk(
 ) -> Shrunk:
     """Run a scenario that has failed again; if it always fails in the same way, shrink it in `tries` tries, as long as it
     does, and run the smallest again. A small one that is known from elsewhere, and always fails in the same way here as well,
-    takes its place."""
+    takes its place. With `tries` 0 it is not run again."""
+    if tries == 0:
+        return Shrunk(scenario, played, failure, 1, 1)
     best = scenario, played, failure
     at_rest = False
 
@@ -144,7 +146,7 @@ def shrunk(
             return Shrunk(*best, CONFIRMATIONS, CONFIRMATIONS)
     best = scenario, played, failure
     seen = sum(fails(scenario) for _ in range(CONFIRMATIONS))
-    if tries != 0 and seen == CONFIRMATIONS:
+    if seen == CONFIRMATIONS:
         smallest: Scenario | PairScenario
         if isinstance(scenario, PairScenario):
             smallest = shrink_pair(scenario, fails, tries=tries, on_try=on_try)
