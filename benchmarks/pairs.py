@@ -27,9 +27,9 @@ from kvtrail.connector.faults import OF_PAIRS
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate import pairs
-from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, drawn
-from kvtrail.connector.simulate.pairs import PlayedPair, play_pair
+from kvtrail.connector.simulate.pairs import pairs
+from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, PairScenario, drawn
+from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Handoff
 from kvtrail.tracer.events.semconv import Kind

@@ -18,8 +18,8 @@ from sidecars import FORGET_NS, Name, live, moments
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.pair_scenario import Mistake, drawn
-from kvtrail.connector.simulate.pairs import play_pair
+from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
+from kvtrail.connector.simulate.pairs.pairs import play_pair
 from kvtrail.connector.simulate.scenario import Arrival, Scenario
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events.events import Event, Heartbeat

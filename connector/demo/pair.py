@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from kvtrail.connector.demo.paired_engine import Answer, Ask, AskKept, Channel, End, Forget, Kept, Ready
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
+from kvtrail.connector.simulate.pairs.router import ASKED_TO_PREFILL
 
 PREFILL, DECODE, ALONE = "prefill", "decode", "alone"
 """The engines, and their services in the spans."""

@@ -14,7 +14,7 @@ from typing import Any
 from kvtrail.connector.known.fake import SETTINGS
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import Failure, failures, shrunk
-from kvtrail.connector.simulate.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.history.history import History

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector import registration
-from kvtrail.connector.simulate import in_memory, room
-from kvtrail.connector.simulate.coverage import left_out
-from kvtrail.connector.simulate.observer import Observation, Observer
+from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.judges import room
+from kvtrail.connector.simulate.judges.coverage import left_out
+from kvtrail.connector.simulate.judges.observer import Observation, Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
 from kvtrail.connector.tracing import traced

@@ -16,11 +16,11 @@ from typing import Any
 from kvtrail.connector.known.fake import fake_for
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls
-from kvtrail.connector.simulate.contents import Shared
-from kvtrail.connector.simulate.model import Model
-from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.scenario import Arrival, When, Workers, tokens
-from kvtrail.connector.simulate.worker import FakeWorker
+from kvtrail.connector.simulate.workers.contents import Shared
+from kvtrail.connector.simulate.workers.model import Model
+from kvtrail.connector.simulate.workers.own_worker import OwnWorker
+from kvtrail.connector.simulate.workers.worker import FakeWorker
 from kvtrail.tracer.events.cache_groups import CacheGroup
 
 HANDED_ON = {"do_remote_decode": True}

@@ -24,7 +24,7 @@ from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.pair import DECODE, PREFILL, EngineDied, at_once, nixl
 from kvtrail.connector.demo.paired_engine import Answer
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.simulate.router import ASKED_TO_PREFILL
+from kvtrail.connector.simulate.pairs.router import ASKED_TO_PREFILL
 from kvtrail.connector.simulate.tiny_model import VOCABULARY
 
 PROMPT_TOKENS = 720

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.connector.simulate.pair_scenario import PairScenario, drawn
-from kvtrail.connector.simulate.pairs import hands_over
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario, drawn
+from kvtrail.connector.simulate.pairs.pairs import hands_over
 
 
 def handoffs(rng: random.Random) -> PairScenario:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.observer import BYTES
-from kvtrail.connector.simulate.pair_scenario import PairScenario
-from kvtrail.connector.simulate.pairs import play_pair
+from kvtrail.connector.simulate.judges.observer import BYTES
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs.pairs import play_pair
+from kvtrail.connector.simulate.pairs.shrink_pair import shrink_pair
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.shrink import shrink
-from kvtrail.connector.simulate.shrink_pair import shrink_pair
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import some
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.scenario import Scenario
 
 

@@ -16,7 +16,7 @@ from kvtrail.connector.simulate.check.session import Found, Known
 from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION
 from kvtrail.connector.simulate.conformance.suite import Asked, Conformance
 from kvtrail.connector.simulate.conformance.verdict import Judged
-from kvtrail.connector.simulate.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.scenario import Scenario
 
 SCHEMA_VERSION = 1

@@ -14,7 +14,7 @@ from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judge_of, looked
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
-from kvtrail.connector.simulate.observer import BYTES, HITS
+from kvtrail.connector.simulate.judges.observer import BYTES, HITS
 
 
 class Result(StrEnum):

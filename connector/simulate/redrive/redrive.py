@@ -10,8 +10,8 @@ from kvtrail.connector.known import has_other_writers, part_of, plain_name
 from kvtrail.connector.known.recorded import RecordedStore
 from kvtrail.connector.registration import configuration, resolve
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.connector.simulate.recorded import RecordedRequest
 from kvtrail.connector.simulate.redrive.comparison import Comparison, compare
+from kvtrail.connector.simulate.redrive.recorded import RecordedRequest
 from kvtrail.connector.simulate.redrive.workload import Workload, begun, workload_of
 from kvtrail.connector.simulate.run import Played, Unbuildable, play
 from kvtrail.connector.tracing.traced import Tracing

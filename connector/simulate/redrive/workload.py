@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrail.connector.registration import found_again
-from kvtrail.connector.simulate.prefixes import Known, segments
-from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
+from kvtrail.connector.simulate.redrive.prefixes import Known, segments
+from kvtrail.connector.simulate.redrive.recorded import RecordedRequest, recorded_requests
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.cache_groups import ONE, CacheGroup, groups_of

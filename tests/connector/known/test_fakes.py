@@ -74,7 +74,7 @@ def test_streams_end_in_their_order() -> None:
         def worker_metadata(self, over: Any) -> None:
             ended.extend(job.key for job in over)
 
-    from kvtrail.connector.simulate.worker import FakeWorker
+    from kvtrail.connector.simulate.workers.worker import FakeWorker
 
     scheduler: Any = SimpleNamespace(connector=None)
     worker = FakeWorker(scheduler, Workers(latest_steps=9, seed=3), Noting({}), SimpleNamespace(on_load=[], loads={}))  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_a_load_within_the_step_is_over_with_it_and_not_reported_as_received() -
         def worker_metadata(self, over: Any) -> None:
             ended.extend(job.key for job in over)
 
-    from kvtrail.connector.simulate.worker import FakeWorker
+    from kvtrail.connector.simulate.workers.worker import FakeWorker
 
     loads = {"now": Load(0, 64, (1, 2), False), "later": Load(0, 64, (3, 4), True)}
     calls: Any = SimpleNamespace(on_load=[], loads=loads)

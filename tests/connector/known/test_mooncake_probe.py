@@ -21,9 +21,9 @@ from processes import SLOW_S, free_port
 
 from kvtrail.connector.known.mooncake.stand_in import TransferEngines, installed
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.contents import Shared
 from kvtrail.connector.simulate.run import of_its_own
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.workers.contents import Shared
 from kvtrail.tracer.events.events import Event, Free, Handoff, Notification, Xfer
 
 PROMPT = list(range(3, 323))

@@ -13,8 +13,8 @@ pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pair_scenario import PairScenario, Request
-from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario, Request
+from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
 from kvtrail.tracer.events.events import Alloc, Lease, Notification, Read, Xfer, XferState
 from kvtrail.tracer.events.semconv import Kind
 

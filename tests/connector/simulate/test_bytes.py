@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.contents import FAILED, UNWRITTEN, Secret
-from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.workers.contents import FAILED, UNWRITTEN, Secret
+from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 
 PROMPTS = {"r-0": list(range(3, 103)), "r-1": list(range(200, 300))}
 

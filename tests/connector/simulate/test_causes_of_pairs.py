@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pair_scenario import Mistake, drawn
-from kvtrail.connector.simulate.pairs import DECODE, PlayedPair, play_pair
+from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
+from kvtrail.connector.simulate.pairs.pairs import DECODE, PlayedPair, play_pair
 from kvtrail.tracer.events.events import Handoff, Received, Schedule
 from kvtrail.tracer.model.causes import PEER, REUSED, Cause, Part
 

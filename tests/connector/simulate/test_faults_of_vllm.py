@@ -17,9 +17,9 @@ from bare_scheduler import scheduler, storm
 
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate import pairs
-from kvtrail.connector.simulate.pair_scenario import PairScenario, Point, Request, Return
-from kvtrail.connector.simulate.pairs import DECODE, PREFILL, play_pair
+from kvtrail.connector.simulate.pairs import pairs
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario, Point, Request, Return
+from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, play_pair
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers, tokens
 from kvtrail.connector.simulate.stages import BareScheduler

@@ -12,10 +12,10 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
-from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.run import Unbuildable, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.workers.model import Model
 from kvtrail.tracer.events.cache_groups import ALL, FULL, MAMBA, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import Schedule, StorePlan
 from kvtrail.tracer.model.findings import Verdict

@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 sys.path.insert(0, str(Path(__file__).parent / "check"))
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate import room
 from kvtrail.connector.simulate.check.profiles import scenario_of
+from kvtrail.connector.simulate.judges import room
 from kvtrail.connector.simulate.run import play, run_more
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.connector.simulate.stages import BareScheduler

@@ -19,9 +19,9 @@ from kvtrail.connector.faults import OF_PAIRS
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.known.nixl.stand_in.network import Network, Schedule, Transfer
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, Point, Request, drawn
-from kvtrail.connector.simulate.pairs import DECODE, PREFILL, PlayedPair, play_pair
-from kvtrail.connector.simulate.router import Router
+from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, PairScenario, Point, Request, drawn
+from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.connector.simulate.pairs.router import Router
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup

@@ -14,7 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.simulate.check.profiles import scenario_of
-from kvtrail.connector.simulate.recorded import recorded_requests
+from kvtrail.connector.simulate.redrive.recorded import recorded_requests
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, tokens
 from kvtrail.tracer.detect.detector import Detector

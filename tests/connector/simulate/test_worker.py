@@ -10,7 +10,7 @@ import pytest
 
 from kvtrail.connector.simulate.calls import Load
 from kvtrail.connector.simulate.scenario import Workers
-from kvtrail.connector.simulate.worker import FakeWorker
+from kvtrail.connector.simulate.workers.worker import FakeWorker
 
 
 class Backwards(set[str]):

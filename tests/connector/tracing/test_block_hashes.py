@@ -14,7 +14,7 @@ from memory import MemoryTransport, a_recorder
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
-from kvtrail.connector.simulate.recorded import recorded_requests, use
+from kvtrail.connector.simulate.redrive.recorded import recorded_requests, use
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing import block_hashes
 from kvtrail.connector.tracing.block_hashes import NO_HASHES, BlockHashes, SeenBlocks

@@ -13,7 +13,7 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 from kvtrail.connector.simulate.check.session import Checked, check
-from kvtrail.connector.simulate.kv_events import KVEvents
+from kvtrail.connector.simulate.judges.kv_events import KVEvents
 
 
 def checked(connector: str, runs: int = 2, seed: int = 0) -> Checked:

@@ -13,7 +13,7 @@ from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, pair_of
 from kvtrail.connector.simulate.check.profiles import OF_PAIRS
 from kvtrail.connector.simulate.check.session import Checked, check
-from kvtrail.connector.simulate.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.regression import as_pytest
 from kvtrail.connector.simulate.run import Unbuildable
 
@@ -51,7 +51,7 @@ def test_a_failure_is_shrunk_and_written_down_as_a_test() -> None:
     assert len(found.small.scenario.arrivals) == 1
     assert not found.small.is_flaky
     source = as_pytest(found.small.scenario, connector=found.subject, failure=found.failure)
-    assert "from kvtrail.connector.simulate.pair_scenario import PairScenario" in source
+    assert "from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario" in source
     compile(source, "test", "exec")
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from conformance_reports import TEST, failure, folder_with_files, report, requirement
 
-from kvtrail.connector.simulate import pair_scenario
 from kvtrail.connector.simulate.conformance import page
 from kvtrail.connector.simulate.conformance.junit import as_junit
+from kvtrail.connector.simulate.pairs import pair_scenario
 from kvtrail.dashboard.content import palette
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>\"'&amp;\x1b[31m\x00\ud800]]> `<b>code</b>`"

@@ -8,8 +8,6 @@ import pytest
 from history import history
 
 from kvtrail.connector.known.offload.recorded import room
-from kvtrail.connector.simulate.prefixes import Known, segments
-from kvtrail.connector.simulate.recorded import recorded_requests
 from kvtrail.connector.simulate.redrive.comparison import (
     Comparison,
     Expected,
@@ -18,6 +16,8 @@ from kvtrail.connector.simulate.redrive.comparison import (
     compare,
     same_error,
 )
+from kvtrail.connector.simulate.redrive.prefixes import Known, segments
+from kvtrail.connector.simulate.redrive.recorded import recorded_requests
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import tokens
 from kvtrail.tracer.events.events import Event

@@ -14,8 +14,8 @@ from typing import Any
 
 from kvtrail.connector.known.fake import Fake, Job
 from kvtrail.connector.simulate.calls import Calls, Load
-from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.scenario import Workers, job, wait
+from kvtrail.connector.simulate.workers.model import Model
 
 
 class FakeWorker:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 
-from kvtrail.connector.simulate.recorded import RecordedRequest
+from kvtrail.connector.simulate.redrive.recorded import RecordedRequest
 from kvtrail.connector.simulate.scenario import Segment
 from kvtrail.tracer.events.events import LoadPlan, Lookup, StorePlan
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls, Load
-from kvtrail.connector.simulate.contents import FAILED, UNKNOWN, UNWRITTEN, Contents, Shared, holds
-from kvtrail.connector.simulate.kv_caches import LayerCache
-from kvtrail.connector.simulate.late import Late
 from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
+from kvtrail.connector.simulate.workers.contents import FAILED, UNKNOWN, UNWRITTEN, Contents, Shared, holds
+from kvtrail.connector.simulate.workers.kv_caches import LayerCache
+from kvtrail.connector.simulate.workers.late import Late
 from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.tracer.events.cache_groups import ALL, MAMBA, CacheGroup
 

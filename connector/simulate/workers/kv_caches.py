@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrail.connector.simulate.contents import UNWRITTEN, Secret
+from kvtrail.connector.simulate.workers.contents import UNWRITTEN, Secret
 
 
 class LayerCache:

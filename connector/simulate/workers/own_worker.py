@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.simulate.calls import Calls
-from kvtrail.connector.simulate.kv_caches import LayerCache
-from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.scenario import Workers, wait
-from kvtrail.connector.simulate.worker import FakeWorker
+from kvtrail.connector.simulate.workers.kv_caches import LayerCache
+from kvtrail.connector.simulate.workers.model import Model
+from kvtrail.connector.simulate.workers.worker import FakeWorker
 
 LAYOUT = "LBHNC"
 """The order of dimensions of all KV caches here, as vLLM names it: layer, block, head, token, and what a head keeps of it."""

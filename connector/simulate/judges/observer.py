@@ -11,9 +11,9 @@ from typing import Any
 
 from kvtrail.connector.known import has_other_writers
 from kvtrail.connector.known.fake import reports_transfers
-from kvtrail.connector.simulate import leftovers, room
 from kvtrail.connector.simulate.calls import Calls
-from kvtrail.connector.simulate.kv_events import KVEvents
+from kvtrail.connector.simulate.judges import leftovers, room
+from kvtrail.connector.simulate.judges.kv_events import KVEvents
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.model.words import some

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvtrail.connector.known.nixl.stand_in.network import Schedule
-from kvtrail.connector.simulate.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.tracer.history.shrink import minimal
 
 

@@ -20,17 +20,18 @@ from kvtrail.connector.known import by_class
 from kvtrail.connector.known.nixl.stand_in import Clock, installed
 from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.simulate import in_memory, leftovers
-from kvtrail.connector.simulate.contents import Shared
+from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
-from kvtrail.connector.simulate.model import Model
-from kvtrail.connector.simulate.observer import BYTES, REST, Observation
-from kvtrail.connector.simulate.own_worker import OwnWorker
-from kvtrail.connector.simulate.pair_scenario import RETURNS_TICKS, PairScenario, Point, Return
-from kvtrail.connector.simulate.router import Router
+from kvtrail.connector.simulate.judges import leftovers
+from kvtrail.connector.simulate.judges.observer import BYTES, REST, Observation
+from kvtrail.connector.simulate.pairs.pair_scenario import RETURNS_TICKS, PairScenario, Point, Return
+from kvtrail.connector.simulate.pairs.router import Router
 from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, Played, judged_alone, of_its_own, where
 from kvtrail.connector.simulate.scenario import Arrival, Workers
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.workers.contents import Shared
+from kvtrail.connector.simulate.workers.model import Model
+from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 from kvtrail.tracer.events.events import Event, Free, Lookup, Read, Sent
 from kvtrail.tracer.model.findings import by_weight
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvtrail.connector.simulate.observer import Observation
+from kvtrail.connector.simulate.judges.observer import Observation
 from kvtrail.tracer.events.events import Alloc, Event, LoadPlan, Lookup, Preempt, RequestEnd, Schedule
 
 PLANS = "plans"

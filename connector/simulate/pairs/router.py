@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvtrail.connector.simulate.pair_scenario import Mistake, PairScenario, Point, Request
+from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, PairScenario, Point, Request
 from kvtrail.connector.simulate.scenario import When, tokens
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
