@@ -152,7 +152,7 @@ def play(
                 assert isinstance(new, BareScheduler), "as the one that is compared with it"
                 measured = room.measured_when_new(new, partial(run_more, new, scenario))
                 new.close()
-            steps_when_new = new.steps
+            steps_when_new += new.steps
             return measured
 
         if isinstance(stage, BareScheduler) and stage.connectors:

@@ -7,6 +7,7 @@ again, the latest first, as long as they are found. An engine that has done noth
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,8 @@ TOKENS = 8 * BLOCK_SIZE + 1
 SMALLEST_STEP = 96
 """Where steps have fewer tokens, to fill a store would take longer than most scenarios."""
 TRIES = 3
-"""As often in a row a store must have less room: which transfers end late is a matter of chance."""
+"""As often in a row a store must have less room than each of as many new ones: which transfers end late is a matter of
+chance."""
 
 Run = Callable[[Sequence[Arrival]], None]
 """Runs some more requests, until all of their transfers have ended."""
@@ -43,17 +45,16 @@ def can_be_measured(scenario: Scenario) -> bool:
 def lost(stage: BareScheduler, run: Run, when_new: Callable[[], Room]) -> str | None:
     """In words, how much room the store has lost; None if it has lost none. `when_new` is asked only if the store is full,
     as one with room for all of the prompts shows nothing."""
-    most = new = 0
+    most, new = 0, sys.maxsize
     for number in range(TRIES):
         now = measured(stage, run, f"room-{number}")
         if not now.is_full:
             return None
-        new = new or when_new().tokens
-        most = max(most, now.tokens)
+        most, new = max(most, now.tokens), min(new, when_new().tokens)
         if most >= new:
             return None
     return (
-        f"When the connector was new, it held {new} tokens of {PROMPTS} prompts of {TOKENS} tokens that came one after the"
+        f"When the connector was new, it held {new} tokens or more of {PROMPTS} prompts of {TOKENS} tokens that came one after the"
         f" other. All requests have ended, and of as many other prompts it now holds {most} tokens at the most, in {TRIES}"
         f" tries: room for {new - most} tokens is lost. Slots that nobody gave back, and pins or leases of requests that"
         " have ended, take room for ever."
