@@ -54,10 +54,10 @@ def lost(stage: BareScheduler, run: Run, when_new: Callable[[], Room]) -> str | 
         if most >= new:
             return None
     return (
-        f"When the connector was new, it held {new} tokens or more of {PROMPTS} prompts of {TOKENS} tokens that came one after the"
-        f" other. All requests have ended, and of as many other prompts it now holds {most} tokens at the most, in {TRIES}"
-        f" tries: room for {new - most} tokens is lost. Slots that nobody gave back, and pins or leases of requests that"
-        " have ended, take room for ever."
+        f"When the connector was new, it held {new} tokens or more of {PROMPTS} prompts of {TOKENS} tokens that came one"
+        f" after the other. All requests have ended, and of as many other prompts it now holds {most} tokens at the most, in"
+        f" {TRIES} tries: room for {new - most} tokens is lost. Slots that nobody gave back, and pins or leases of requests"
+        " that have ended, take room for ever."
     )
 
 
