@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from causes import anchor, cause
 from connectors import LMCACHES, ROWS, VLLMS, WITH_VLLM, Row
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -102,9 +103,17 @@ def findings(rows: Sequence[Row], of_vllm: Sequence[Column], of_lmcache: Sequenc
             parts.append(
                 f"### {row.id}: {failure}\n\n{_quoted(newest['text'])}\n\n"
                 f"With {', '.join(version for version, _ in where)}. Requirements:"
-                f" {', '.join(f'`{each}`' for each in newest['requirements'])}.\n\nTo reproduce: `{newest['again']}`\n"
+                f" {', '.join(f'`{each}`' for each in newest['requirements'])}. {_causes(row, failure, where)}\n\n"
+                f"To reproduce: `{newest['again']}`\n"
             )
     return "\n".join(parts)
+
+
+def _causes(row: Row, failure: str, where: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Where it is said what causes a failure, with each of these versions."""
+    said = dict.fromkeys(cause(row.id, failure, each["text"]) for _, each in where)
+    links = [f"[{heading}](#{anchor(heading)})" if heading else "not looked into yet" for heading in said]
+    return f"Cause: {'; '.join(links)}."
 
 
 def _failures(

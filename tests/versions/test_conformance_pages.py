@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import causes
 import conformance_pages as pages
 import matrix
 import pytest
@@ -30,6 +31,20 @@ def test_the_pages_are_made_from_the_reports() -> None:
     of_vllm, of_lmcache = pages.all_columns()
     assert pages.MATRIX.read_text("utf-8") == pages.matrix(ROWS, of_vllm, of_lmcache)
     assert pages.findings(ROWS, of_vllm, of_lmcache) in pages.FINDINGS.read_text("utf-8")
+
+
+def test_each_failure_was_looked_into() -> None:
+    headings = [line[3:] for line in pages.FINDINGS.read_text("utf-8").splitlines() if line.startswith("## ")]
+    for row in ROWS:
+        for column in pages.all_columns()[0] + pages.all_columns()[1]:
+            for failure in column.reports.get(row.id, {}).get("failures", ()):
+                assert causes.cause(row.id, failure["id"], failure["text"]) in headings, (column.folder, row, failure)
+
+
+def test_a_link_leads_to_a_heading() -> None:
+    known = "a known issue (known: #2158)"
+    assert causes.anchor(known) == "a-known-issue-known-2158"
+    assert causes.anchor("LMCache 0.3.10 and 0.3.11: KV, `x_y`") == "lmcache-0310-and-0311-kv-x_y"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""What causes each failure of the conformance matrix: the section of `docs/findings.md` that says which upstream lines do."""
+
+from __future__ import annotations
+
+import re
+
+KEYS = "LMCache 0.5.6: keys do not tell adapters apart, and in one process not cache salts either"
+AFTER_RESET = "LMCache 0.5.6: after a reset, requests that wait are answered as before"
+IN_PROCESS = r"LMCacheConnectorV1(Dynamic)?"
+MULTIPROCESS = r"LMCacheMPConnector(-vllm)?"
+OF_VLLM = "LMCacheMPConnector-vllm"
+OFFLOADING = r"OffloadingConnector(-tiers)?|MultiConnector"
+
+CAUSES: tuple[tuple[str, str, str], ...] = (
+    (r"ExampleConnector", "hits: ", "ExampleConnector of vLLM 0.32: tokens that were never computed"),
+    (r"ExampleConnector", "rule: over-report", "ExampleConnector of vLLM 0.32: a negative answer"),
+    (IN_PROCESS, "hits: ", KEYS),
+    (IN_PROCESS, "rule: reset-hit", AFTER_RESET),
+    (IN_PROCESS, "_requests_priority remembers", "LMCache 0.3.11 to 0.5.6: the priority of a preempted request leaks"),
+    (IN_PROCESS, "load_specs remembers", "LMCache 0.5.6: what an aborted request was to load is remembered for ever"),
+    (MULTIPROCESS, "hits: ", KEYS),
+    (MULTIPROCESS, "rule: reset-hit", AFTER_RESET),
+    (
+        OF_VLLM,
+        "rule: retried-lookup",
+        "LMCacheMPConnector of vLLM 0.32: a repeated lookup moves the start of the store (known: LMCache #4508)",
+    ),
+    (
+        OF_VLLM,
+        "rule: store-short",
+        "LMCacheMPConnector of vLLM 0.32: tokens that vLLM had computed are not counted",
+    ),
+    (
+        OF_VLLM,
+        "rule: unselected-load",
+        "LMCacheMPConnector of vLLM 0.29 and before: it loads although another connector was chosen",
+    ),
+    (
+        OFFLOADING,
+        r"rule: failed-call.*AssertionError.*_build_store_jobs",
+        "OffloadingConnector of vLLM 0.26: a request is aborted before its prompt is computed",
+    ),
+    (
+        OFFLOADING,
+        r"rule: failed-call.*KeyError",
+        "OffloadingConnector of vLLM 0.22 to 0.25: a reset while a running request has an open store",
+    ),
+)
+"""Rows and failures, as regular expressions of the row's id and of the failure's id and text; and the section's heading."""
+
+
+def cause(row: str, failure: str, text: str) -> str | None:
+    """The heading of the section about a failure's cause; None where nobody has looked into it."""
+    for rows, failures, section in CAUSES:
+        if re.fullmatch(rows, row) and re.search(failures, f"{failure}: {text}", re.DOTALL):
+            return section
+    return None
+
+
+def anchor(heading: str) -> str:
+    """Where GitHub's rendering of Markdown puts a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
