@@ -92,11 +92,9 @@ class Prepared:
         arguments = ["conformance", cell.row.connector, "--level", cell.row.level, "--out", "."]
         if steps is not None:
             arguments += ["--steps", str(steps)]
-        for known in sorted(REPORTS.glob(f"*/{cell.row.id}.json")):
-            if "failures" in json.loads(
-                known.read_text("utf-8")
-            ):  # a failure looks the same with each version that has it
-                arguments += ["--known", str(known)]
+        for known in (*sorted(REPORTS.glob(f"*/{cell.row.id}.json")), *sorted(cell.path.parent.glob("*.json"))):
+            if json.loads(known.read_text("utf-8")).get("failures"):
+                arguments += ["--known", str(known)]  # with other versions and rows the same failure looks the same
         if cell.row.config is not None:
             arguments += ["--config", json.dumps(cell.row.config)]
         with tempfile.TemporaryDirectory() as home:

@@ -28,6 +28,9 @@ from kvtrail.tracer.model.words import some
 
 STEPS = 20_000
 """Scheduling steps of a session, where the user sets no limit."""
+LEAST_STEPS = 100
+"""Of a trial, on average: to make an engine takes as long. Otherwise a session with a connector that dies at once would take
+hours."""
 SHRINK_TRIES = 300
 """Runs for shrinking one failure."""
 ASKED_FOR = "that was asked for"
@@ -192,7 +195,9 @@ def check(
     chosen_from = session.corpus if workloads is Workloads.COVERAGE else None
     for workload in turns(checked, connector, config, chosen_from):
         session.play(workload)
-        spent = ((seconds, checked.seconds), (steps, checked.steps.total()), (runs, checked.trials.total()))
+        trials = checked.trials.total()
+        made = max(checked.steps.total(), LEAST_STEPS * trials)
+        spent = ((seconds, checked.seconds), (steps, made), (runs, trials))
         if any(most is not None and now >= most for most, now in spent) or (stop_at_first and checked.found):
             break
     return session.ended()

@@ -48,3 +48,10 @@ class SaysLater(FindsNothing):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return None, False
+
+
+class DiesAtOnce(FindsNothing):
+    """The first step ends the engine."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        raise RuntimeError("not today")

@@ -108,6 +108,12 @@ def test_a_connector_that_claims_what_nobody_computed_fails() -> None:
     assert not failed(of) & {"core.abort.running", "core.end.same-id", "core.reset.while-running"}
 
 
+def test_a_connector_that_dies_at_once_does_not_take_for_ever() -> None:
+    checked = suite.run(suite.asked_of(f"{SILENT}:DiesAtOnce", steps=1000), shrink_tries=0)
+    assert checked.trials.total() == 10
+    assert [each.failure.what for each in checked.found] == ["failed-call"]
+
+
 def test_a_failure_of_a_feature_is_told_at_core_too() -> None:
     """No requirement of core says that “ask me later” must end, and the failure is reported all the same."""
     of = said(f"{SILENT}:SaysLater", "chunked-prefill")
