@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 from kvtrail.__main__ import main as kvtrail
 from kvtrail.connector.commands.options import vllm_ready
+from kvtrail.connector.simulate import tiny_model
 
 IMPORTED = (
     "kvtrail.connector.commands.conformance",
@@ -65,6 +67,10 @@ def main() -> None:
     vllm_ready("kvtrail conformance")
     for name in IMPORTED:
         importlib.import_module(name)
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_model.engine_config(
+            Path(folder), None
+        )  # what vLLM asks a process of its own about the model, it asks once
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
         if not (child := os.fork()):
