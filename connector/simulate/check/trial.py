@@ -21,6 +21,9 @@ from kvtrail.tracer.model.words import some
 RULE, CRASH, HANG = "rule", "crash", "hang"
 LAST_EVENTS = 12
 """Shown of a run that crashed or hung."""
+SHRINK_STEPS = 100_000
+"""Scheduling steps for shrinking one failure, where its tries are limited: where a store is filled to see how much it holds, one
+try takes thousands."""
 CONFIRMATIONS = 2
 """How often a failing scenario is run again, before and after it is shrunk."""
 _NUMBERS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|\b[a-z]+-\S+")
@@ -129,15 +132,19 @@ def shrunk(
     if tries == 0:
         return Shrunk(scenario, played, failure, 1, 1)
     best = scenario, played, failure
-    at_rest = False
+    at_rest, steps = False, 0
 
     def fails(candidate: Scenario | PairScenario) -> bool:
-        nonlocal best
+        nonlocal best, steps
         played, found = run(subject, candidate, at_rest=at_rest)
+        steps += played.steps
         same = next((each for each in found if each.id == failure.id), None)
         if same is not None:
             best = candidate, played, same
         return same is not None
+
+    def fails_in_time(candidate: Scenario | PairScenario) -> bool:
+        return (tries is None or steps < SHRINK_STEPS) and fails(candidate)
 
     at_rest = not fails(scenario)  # to look at what is left takes longer than a small scenario itself
     for small in known:
@@ -149,9 +156,9 @@ def shrunk(
     if seen == CONFIRMATIONS:
         smallest: Scenario | PairScenario
         if isinstance(scenario, PairScenario):
-            smallest = shrink_pair(scenario, fails, tries=tries, on_try=on_try)
+            smallest = shrink_pair(scenario, fails_in_time, tries=tries, on_try=on_try)
         else:
-            smallest = shrink(scenario, fails, tries=tries, on_try=on_try)
+            smallest = shrink(scenario, fails_in_time, tries=tries, on_try=on_try)
         seen = sum(fails(smallest) for _ in range(CONFIRMATIONS))
     return Shrunk(*best, seen, CONFIRMATIONS)
 
