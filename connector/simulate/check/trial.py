@@ -22,8 +22,8 @@ RULE, CRASH, HANG = "rule", "crash", "hang"
 LAST_EVENTS = 12
 """Shown of a run that crashed or hung."""
 SHRINK_STEPS = 100_000
-"""Scheduling steps for shrinking one failure, where its tries are limited: where a store is filled to see how much it holds, one
-try takes thousands."""
+"""Scheduling steps for shrinking one failure, where its tries are limited: where a store is filled to see how much it holds,
+one try takes thousands."""
 CONFIRMATIONS = 2
 """How often a failing scenario is run again, before and after it is shrunk."""
 _NUMBERS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|\b[a-z]+-\S+")
