@@ -76,7 +76,7 @@
 
 Requests begin by themselves, if nothing is said of it. Times count up by a millisecond a line. A block
 holds 32 tokens if nothing else is said, a chunk `chunk` of them. A history that came from a log
-(`from_log`) has no signs of life.
+(`from_log`) has no heartbeats.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ from kvtrail.tracer.rules import Rule
 SECOND_NS = 10**9
 MILLISECOND_NS = 10**6
 HEARTBEAT_NS = 5 * SECOND_NS
-"""Between two signs of life of a recorder."""
+"""Between two heartbeats of a recorder."""
 STEPS = {"idle": 0, "paused": 0, "busy": 1000, "spare": 1000, "full": 1000}
-"""Steps of the scheduler between two signs of life."""
+"""Steps of the scheduler between two heartbeats."""
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
 REQUEST = "cmpl-1-0-0123abcd"
@@ -547,7 +547,7 @@ def goodbyes(events: Sequence[Event]) -> list[Event]:
 
 
 def _heartbeat(last: Event, at_ns: int, steps: int | None = None, *, closed: bool = False) -> e.Heartbeat:
-    """A recorder's sign of life after its last event."""
+    """A recorder's heartbeat after its last event."""
     return e.Heartbeat(
         engine=last.engine,
         recorder=last.recorder,
@@ -598,7 +598,7 @@ def judge(events: Sequence[Event], *, later_s: float = 0.0, rules: Sequence[Rule
 
 
 def heartbeats(events: Sequence[Event], *, later_s: float, steps: int | None = None) -> list[Event]:
-    """The signs of life of every recorder after the last event, up to so many seconds later; the scheduler makes so many
+    """The heartbeats of every recorder after the last event, up to so many seconds later; the scheduler makes so many
     `steps` between two of them, if they tell its steps."""
     from_ns = max((event.end_ns for event in events), default=0)
     until_ns = from_ns + int(later_s * SECOND_NS)

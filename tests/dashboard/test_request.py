@@ -251,7 +251,7 @@ def test_recorders_are_live_silent_or_closed() -> None:
     assert shown[0]["Received"] == 1234
 
 
-def test_engines_that_give_no_signs_of_life_are_named_once_they_are_missed() -> None:
+def test_engines_without_heartbeats_are_named_once_they_are_missed() -> None:
     busy, quiet = recorder(gives_signs=False), recorder(gives_signs=False, status="quiet")
     assert fleet.recorder_state(busy, now_ns=START_NS + 20 * 10**9) == "live"
     assert fleet.quiet_engines([busy, recorder()]) == ""

@@ -59,7 +59,7 @@ def with_attributes(span: Span, **changes: Any) -> Span:
 
 
 def more_attributes(spans: list[Span], rng: random.Random) -> list[Span]:
-    """On spans of any kind, signs of life included, and on resources."""
+    """On spans of any kind, heartbeats included, and on resources."""
     resources = {id(span.resource): {**span.resource, "kvtrail.galaxy": rng.choice(STRANGE[:4])} for span in spans}
     return [
         replace(

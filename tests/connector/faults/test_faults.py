@@ -298,7 +298,7 @@ def test_the_recording_is_cut_down_to_what_shows_the_fault(played: History, faul
 
 
 @of_each([*SHOWN, *CARRIED])
-def test_a_part_of_the_recording_says_what_its_page_says_and_nobody_finds_more_in_it(
+def test_a_part_of_the_recording_says_what_its_page_says_and_nothing_more(
     played: History, fault: str, tmp_path: Path
 ) -> None:
     sidecar = Sidecar(tmp_path)
@@ -319,7 +319,7 @@ def test_a_rule_finds_the_other_faults_of_its_class(played: History, fault: str)
 
 
 @of_each(["short-load-fails"])
-def test_a_failed_call_names_the_short_load_of_its_step_which_is_not_accused_by_itself(
+def test_a_failed_call_names_the_short_load_of_its_step_which_has_no_finding_of_its_own(
     played: History, fault: str
 ) -> None:
     (finding,) = found_in(played.events, fault)

@@ -90,7 +90,7 @@ def test_every_wrong_request_is_named_and_every_named_one_has_other_bytes(
     assert kinds == {"drift"}
 
 
-def test_what_a_block_holds_instead_and_in_which_layers_is_told(
+def test_a_finding_says_what_a_block_holds_instead_and_in_which_layers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.round(prefix="0")
@@ -127,7 +127,9 @@ def test_healing_gives_the_right_tokens(
         assert engine.round(prefix="2") == expected, "what was healed was stored, too"
 
 
-def test_a_wrong_block_whose_last_token_is_computed_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_block_is_found_when_its_last_token_is_computed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it held before the step is what was wrong."""
     for number in range(2):
         engine.round([FULL_HIT], prefix=str(number))
@@ -211,7 +213,9 @@ def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypat
     assert seen["load"] > seen["store"]
 
 
-def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[..., Engine], expected: Tokens) -> None:
+def test_a_share_of_the_hashes_is_checked_and_causes_no_findings(
+    built: Callable[..., Engine], expected: Tokens
+) -> None:
     engine = built({"fingerprints": 0.3, "fingerprint_held": "all"}, chunk_size=64)
     for number in range(2):
         assert engine.round(prefix=str(number)) == expected

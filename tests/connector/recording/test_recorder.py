@@ -461,7 +461,7 @@ def test_an_exception_that_ends_the_process_is_the_engines_if_it_went_through_it
     assert last_words(transport) == ["AssertionError: it" if is_engines else None]
 
 
-def test_a_connector_that_is_made_anew_has_not_died() -> None:
+def test_a_connector_that_is_created_again_has_not_died() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     SchedulerInstrumentation(recorder).on_shutdown(ValueError("it"))

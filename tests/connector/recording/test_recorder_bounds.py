@@ -287,7 +287,7 @@ def test_small_events_push_out_large_ones_and_their_bytes() -> None:
     assert ring.dropped == 200 - 16
 
 
-def test_lists_of_a_ring_that_nobody_empties_are_packed() -> None:
+def test_lists_of_a_ring_that_is_not_emptied_are_packed() -> None:
     ring, blocks = Ring(65_536, 8 * MIB), tuple(range(1 << 16, (1 << 16) + 8192))
     values = tuple(blocks if a.field == "blocks_ids" else None for a in _SCHEDULE)
     event = (Kind.SCHEDULE.value, *an_event(0)[1:9], values)
@@ -372,7 +372,7 @@ def test_recording_is_whole_again_after_an_outage_with_long_prompts(
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_sender_does_not_sleep_while_nobody_listens(
+def test_a_sender_does_not_sleep_while_no_receiver_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """The SDK waits for up to four seconds between two attempts; the recorder asks again each half second."""

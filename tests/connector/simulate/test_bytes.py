@@ -122,7 +122,7 @@ def test_a_draft_that_turns_out_right_is_written_by_the_step_that_accepts_it(tmp
     assert found(bare) == []
 
 
-def test_what_nobody_may_read_yet_is_not_compared(bare: BareScheduler) -> None:
+def test_what_may_not_be_read_yet_is_not_compared(bare: BareScheduler) -> None:
     last = table(bare, "r-0")[-1]
     computed = bare.scheduler.requests["r-0"].num_computed_tokens
     cache(bare, "layer.0")[last, :, computed % 32 + 1 :] = 7.0
@@ -164,7 +164,7 @@ def test_each_rank_has_its_own_bytes(tmp_path: Path) -> None:
     assert "it holds the KV of token 0 of r-0 in layer.0." in found(bare)[0]
 
 
-def test_ranks_report_in_an_older_vllm_too_whose_reports_know_no_failed_loads(
+def test_ranks_report_in_an_older_vllm_without_failed_loads_in_its_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator

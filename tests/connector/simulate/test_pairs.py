@@ -229,7 +229,7 @@ def one_by_one(count: int) -> tuple[Request, ...]:
     return tuple(Request(f"r-{n}", ((f"own {n}", 70),), at_tick=n * 40, kept_ticks=5) for n in range(count))
 
 
-def test_a_pair_of_which_every_load_fails_is_found_once() -> None:
+def test_a_pair_with_only_failed_loads_is_found_once() -> None:
     scenario = PairScenario(requests=one_by_one(11), network=Schedule(failing=1.0))
     pair = play_pair(scenario, NIXL)
     (found,) = pair.findings
@@ -238,7 +238,7 @@ def test_a_pair_of_which_every_load_fails_is_found_once() -> None:
     assert pair.names[found.request] == "r-7"
 
 
-def test_a_pair_of_which_one_load_goes_well_is_not_dead() -> None:
+def test_a_pair_with_one_good_load_is_not_dead() -> None:
     pair = play_pair(PairScenario(requests=one_by_one(20), network=Schedule(failing=0.6, seed=1)), NIXL)
     assert len(pair.network.failed) >= 8
     assert not pair.findings, [each.explanation for each in pair.findings]
@@ -346,7 +346,7 @@ OTHERS = tuple(Arrival(f"other-{n}", ((f"other-{n}", 300),), 2, at_step=50 + 5 *
 """They take all blocks of the engine that decodes."""
 
 
-def test_a_finding_says_whose_kv_it_is_and_to_whom_it_was_handed_over() -> None:
+def test_a_finding_names_the_owner_of_the_kv_and_the_receiver() -> None:
     pair = exchanged()
     found = drifts(pair)
     given = {

@@ -49,7 +49,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("profile", PLAYED)
-def test_chains_are_vllms_own_and_hashes_are_told_once(profile: str, ended: dict[str, list[bytes]]) -> None:
+def test_chains_are_vllms_own_and_hashes_are_reported_once(profile: str, ended: dict[str, list[bytes]]) -> None:
     events = play(scenario_of(profile, 1), OFFLOAD).events
     chains = {name: request.chain for name, request in recorded_requests(events).items()}
     assert len(ended) > 5
@@ -153,7 +153,7 @@ def test_very_many_hashes_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("why", ["many", "lost", "late"])
-def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_everything_is_resynced(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """When there is too much to remember, when events were lost, and for a tracer that began later."""
     recorder = detailed()
     hashes, now_ns = BlockHashes(recorder), 1
@@ -175,7 +175,7 @@ def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     recorder.close()
 
 
-def test_at_level_basic_and_of_what_is_not_recorded_nothing_is_told() -> None:
+def test_nothing_is_reported_at_level_basic_or_about_unrecorded_requests() -> None:
     recorder = detailed()
     hashes, request = BlockHashes(recorder), a_request("a", 1, 2)
     context: RequestContext = recorder.contexts.of(request)
@@ -190,7 +190,7 @@ def test_at_level_basic_and_of_what_is_not_recorded_nothing_is_told() -> None:
     recorder.close()
 
 
-def test_what_no_earlier_request_had_is_said_also_when_all_is_told_anew() -> None:
+def test_what_no_earlier_request_had_is_reported_after_a_resync_too() -> None:
     recorder = detailed()
     hashes = BlockHashes(recorder)
 
@@ -212,7 +212,7 @@ def test_what_no_earlier_request_had_is_said_also_when_all_is_told_anew() -> Non
     recorder.close()
 
 
-def test_the_connectors_of_one_engine_tell_each_hash_once() -> None:
+def test_the_connectors_of_one_engine_report_each_hash_once() -> None:
     recorder, other = detailed(), detailed()
     assert BlockHashes.of(recorder, enabled=True) is BlockHashes.of(recorder, enabled=True)
     assert BlockHashes.of(recorder, enabled=True) is not BlockHashes.of(other, enabled=True)

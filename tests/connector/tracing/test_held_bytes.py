@@ -1,4 +1,4 @@
-"""How much host memory the connectors of a process hold: told with its signs of life."""
+"""How much host memory the connectors of a process hold: told with its heartbeats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def signs_of_life_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "HEARTBEAT_S", 0.02)
 
 
-def test_what_a_connector_holds_is_told(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
+def test_what_a_connector_holds_is_reported(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
     """Chunks come to it until the store is full; a reset empties it."""
     (group,) = tiny_model.kv_cache(1, tiny_model.BLOCK_SIZE).kv_cache_groups
     chunk_bytes = CHUNK // tiny_model.BLOCK_SIZE * group.kv_cache_spec.page_size_bytes * len(group.layer_names)

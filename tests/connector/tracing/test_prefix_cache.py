@@ -228,7 +228,7 @@ def test_a_few_changes_wait_at_the_end_of_a_step(reported: Any) -> None:
     assert len(fresh()) == 1
 
 
-def test_a_reset_is_told_with_what_was_stored_since(reported: Any) -> None:
+def test_a_reset_is_reported_with_what_was_stored_since(reported: Any) -> None:
     _, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     pool.store(1)
@@ -241,7 +241,7 @@ def test_a_reset_is_told_with_what_was_stored_since(reported: Any) -> None:
 
 
 @pytest.mark.parametrize("why", ["lost", "late", "too much"])
-def test_all_is_told_anew(reported: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_resynced(reported: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     pool.store(1, 2)
@@ -262,7 +262,7 @@ def test_all_is_told_anew(reported: Any, why: str, monkeypatch: pytest.MonkeyPat
     assert fresh() == []
 
 
-def test_much_is_told_in_parts(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_reports_are_split(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, pool, cache, fresh = reported
     monkeypatch.setattr(cache_events, "MAX_PER_EVENT", 2)
     pool.store(1, 2, 3)
@@ -270,7 +270,7 @@ def test_much_is_told_in_parts(reported: Any, monkeypatch: pytest.MonkeyPatch) -
     assert fresh() == [((2,), [1, 2], True), ((1,), [3], False)]
 
 
-def test_at_level_basic_nothing_is_followed_and_that_is_told(reported: Any) -> None:
+def test_at_level_basic_nothing_is_followed_and_the_recording_says_so(reported: Any) -> None:
     recorder, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     recorder.level.set(Level.BASIC, None)

@@ -38,7 +38,7 @@ def told_and_run(
     return recorded(), ran
 
 
-def test_a_request_that_decodes_is_told_when_it_gets_a_block(
+def test_a_decoding_request_is_reported_when_it_gets_a_block(
     tmp_path: Path, recorded: Callable[[], list[Event]]
 ) -> None:
     events, ran = told_and_run(tmp_path, recorded, Workers())
@@ -50,7 +50,9 @@ def test_a_request_that_decodes_is_told_when_it_gets_a_block(
     assert len(reported) < len(ran["loaded"]) / 5
 
 
-def test_a_request_whose_load_failed_is_told_in_every_step(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
+def test_a_request_with_a_failed_load_is_reported_in_every_step(
+    tmp_path: Path, recorded: Callable[[], list[Event]]
+) -> None:
     """What it computes again, and from where, decides whether it ever reads what the failed load has left."""
     events, ran = told_and_run(tmp_path, recorded, Workers(load_failures=1.0))
     (error,) = [e for e in events if isinstance(e, LoadError)]

@@ -128,7 +128,7 @@ def told_by_a_storm(folder: Path, recorded: Callable[[], list[Event]]) -> list[E
     return recorded()
 
 
-def test_tables_that_are_told_anew_are_those_that_were_told(
+def test_resynced_tables_equal_the_recorded_ones(
     tmp_path: Path, recorded: Callable[[], list[Event]], often: None
 ) -> None:
     """One a step at most, and the same as the table that the recorded steps have made."""
@@ -153,7 +153,7 @@ def test_tables_that_are_told_anew_are_those_that_were_told(
     assert set(anew.values()) == {1}
 
 
-def test_lists_name_what_is_held_and_accuse_nobody(
+def test_lists_name_what_is_held_and_cause_no_findings(
     tmp_path: Path, recorded: Callable[[], list[Event]], often: None
 ) -> None:
     events = told_by_a_storm(tmp_path, recorded)
@@ -203,7 +203,7 @@ def test_who_listens_late_knows_the_store_after_a_list(
     assert 10 * unknown[0] < unknown[1], unknown
 
 
-def test_a_table_is_told_anew_once_a_minute(
+def test_a_table_is_resynced_once_a_minute(
     tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most; and not within the first, in which most requests end."""

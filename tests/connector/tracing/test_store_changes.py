@@ -91,7 +91,7 @@ def test_it_begins_with_the_whole_and_goes_on_with_changes_each_by_its_request(r
     assert fresh() == []
 
 
-def test_after_a_loss_the_whole_is_told_anew(reported: Any) -> None:
+def test_after_a_loss_the_whole_store_is_resynced(reported: Any) -> None:
     contents, recorder, _, fresh = reported
     fresh()
     recorder._given_up["lost"] += 1
@@ -99,7 +99,7 @@ def test_after_a_loss_the_whole_is_told_anew(reported: Any) -> None:
     assert fresh() == [((1,), [4], False, "cpu", "a"), ((2,), [4, 5], True, "cpu", None)]
 
 
-def test_at_level_basic_nothing_is_told_and_the_whole_afterwards(reported: Any) -> None:
+def test_nothing_is_reported_at_level_basic_and_everything_afterwards(reported: Any) -> None:
     contents, recorder, _, fresh = reported
     fresh()
     recorder.level.set(Level.BASIC, None)
@@ -110,7 +110,7 @@ def test_at_level_basic_nothing_is_told_and_the_whole_afterwards(reported: Any) 
     assert fresh()[-1] == ((1,), [4], True, "cpu", None)
 
 
-def test_what_is_not_known_any_more_is_not_told_and_the_tracer_hears_that(reported: Any) -> None:
+def test_what_is_no_longer_known_is_not_reported_and_the_tracer_learns_that(reported: Any) -> None:
     contents, _, _, fresh = reported
     fresh()
     contents.fails = True

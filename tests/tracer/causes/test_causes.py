@@ -77,7 +77,7 @@ def test_what_was_never_seen_is_new() -> None:
     assert reported(FIRST) == ["new 96, unaligned 14"]
 
 
-@pytest.mark.parametrize("between", ["", "wait 6\n"], ids=["at once", "a sign of life between"])
+@pytest.mark.parametrize("between", ["", "wait 6\n"], ids=["at once", "a heartbeat between"])
 def test_what_an_allocation_has_brought_into_vllms_cache_its_lookup_did_not_find(between: str) -> None:
     assert reported(f"cache\na: start 110 of a b c\na: L 110 c0 h0 -> 0\ncache + a b c\n{between}a: A 0") == [
         "new 96, unaligned 14"
@@ -236,7 +236,7 @@ def test_a_load_that_failed_ends_where_the_request_computes(how: str, then: str,
     assert reported(LOADS.format(how=how) + then)[-1] == said
 
 
-def test_a_load_of_whose_end_events_are_lost_may_have_failed() -> None:
+def test_a_load_with_lost_end_events_may_have_failed() -> None:
     text = LOADS.format(how="") + "b: S 96+32\nb: error [2]\nb: S 32+64\nb: S 96+32\nb: S 128+1"
     first = next(event.sequence for event in history(text) if getattr(event, "allocated", 0)) + 1
     assert reported(text)[-1] == "loaded:store 32, failed-load:store 64, new 32"
@@ -321,7 +321,7 @@ def test_while_a_prompt_without_hashes_is_computed_it_may_be_any() -> None:
     assert reported(text.format(then="a: S 0+110\n"))[-1] == "new 96"
 
 
-def test_what_vllms_cache_held_is_not_known_any_more_when_it_is_not_told_any_more() -> None:
+def test_what_vllms_cache_held_is_unknown_once_it_is_no_longer_reported() -> None:
     text = RAN + "{then}b: start 160 of a b c d e\nb: L 160 c64 h96 -> 0\nb: A 0"
     assert reported(text.format(then=""))[-1] == "held:gpu 64, refused:gpu 32, new 64"
     assert reported(text.format(then="cache\n"))[-1] == "held:gpu 64, refused:store 32 (a declined), new 64"
@@ -575,13 +575,13 @@ TELLING = """
         ("cache of cpu 0\nb: L 128 c0 h0 -> 0\nb: A 0", "reset:cpu 64, reset:gpu 32 (unasked), new 32"),
     ],
 )
-def test_a_store_may_tell_its_contents_as_vllms_cache_does(then: str, said: str) -> None:
+def test_a_store_may_report_its_contents_as_vllms_cache_does(then: str, said: str) -> None:
     """Then its plans say nothing of what it holds, and it needs no capability."""
     text = f"{TELLING}\nb: start 128 of a b c d\n{then}"
     assert reported(text, capabilities=None)[1:] == [said]
 
 
-def test_a_store_that_begins_to_tell_late_is_not_known_before() -> None:
+def test_a_store_that_starts_reporting_late_is_not_known_before() -> None:
     text = TELLING.replace("cache of cpu\n", "cache of cpu late\n", 1)
     text += "\nb: start 128 of a b c d\nb: L 128 c0 h0 -> 0\nb: A 0"
     assert "unknown" in reported(text, capabilities=None)[1]

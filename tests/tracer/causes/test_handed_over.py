@@ -91,7 +91,7 @@ def said(text: str) -> str:
         pytest.param(START + "b: L 140 c0 -> 0\nb: A 0", "new 128, unaligned 12", id="no hand-off"),
     ],
 )
-def test_what_became_of_what_was_handed_over(text: str, what: str) -> None:
+def test_outcomes_of_hand_offs(text: str, what: str) -> None:
     assert said(text) == what
 
 

@@ -54,7 +54,7 @@ def test_what_is_wrong_at_the_end_of_a_request_is_not_when_it_is_cut_off(text: s
     assert rules_found(judge(history(f"{text}\ncut off"))) == []
 
 
-def test_an_engine_that_hung_and_was_killed_let_nobody_wait() -> None:
+def test_an_engine_that_hung_and_was_killed_left_no_request_waiting() -> None:
     """Nothing is heard while it hangs, and what ended the waiting may be lost with it."""
     load = "L 700 c0 h256 -> 256 async\nA 256"
     assert rules_found(judge(history(f"{load}\nwait 700\ncut off"))) == ["stuck-load"]

@@ -239,7 +239,7 @@ def test_without_a_drift_there_is_nothing_to_keep() -> None:
         minimize(loaded(history("L 749 c0 h256 -> 256\nA 256\nend")))
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     heard: list[tuple[int, int]] = []
     result = minimize(
         loaded(history_of(STALE_LOOKUP, noise=True)), on_progress=lambda left, tries: heard.append((left, tries))

@@ -27,7 +27,7 @@ LEAK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend delayed"
 
 
 def requests(*texts: str) -> list[Event]:
-    """The requests of one engine, one after the other, half a minute apart, and a sign of life an hour later."""
+    """The requests of one engine, one after the other, half a minute apart, and a heartbeat an hour later."""
     lines = "\n".join(
         f"r{number}: {line}" if not line.startswith("wait") else line
         for number, text in enumerate(texts)
@@ -78,7 +78,7 @@ def test_the_verdicts_are_those_of_a_detector_that_forgets_nothing(texts: list[s
     assert {f.id for held in everything.findings.values() for f in held.values()} >= set(patient.findings)
 
 
-def test_a_request_whose_blocks_are_kept_is_not_forgotten() -> None:
+def test_a_request_with_kept_blocks_is_not_forgotten() -> None:
     detector = judged(requests(LEAK, OK, OK))
     assert [finding.rule for finding in detector.findings.values()] == ["late-free"]
 

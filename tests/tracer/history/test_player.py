@@ -160,7 +160,7 @@ def test_every_number_of_an_account_can_be_seen_to_change() -> None:
     assert set(NUMBERS) | who_and_when == shown
 
 
-def test_a_gap_is_told_where_it_is_and_makes_nobody_guilty() -> None:
+def test_a_gap_is_shown_in_its_place_and_causes_no_finding() -> None:
     whole = history(STORY)
     story = [event for event in whole if event.request == whole[0].request]
     missing = story[3:5]
@@ -226,7 +226,7 @@ def test_a_window_of_time_has_both_its_ends() -> None:
         played(events, from_ns=events[-1].end_ns + 1)
 
 
-def test_an_ended_request_is_told_at_its_end() -> None:
+def test_an_ended_request_is_shown_at_its_end() -> None:
     """The request's own span begins with its arrival."""
     events = history(STORY)
     events[-1].start_ns = events[0].start_ns

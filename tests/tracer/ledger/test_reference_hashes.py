@@ -85,7 +85,7 @@ def test_who_takes_over_what_was_written_since_is_not_named(events: list[Event])
     assert {each.request for each in found([*PRODUCER, *events])} == {"consumer-0123abcd"}
 
 
-def test_a_load_whose_blocks_come_to_light_one_by_one_is_one_finding_with_all_of_them() -> None:
+def test_a_load_with_blocks_that_come_to_light_one_by_one_is_one_finding_with_all_of_them() -> None:
     loads = engine("consumer", "check loaded 3 unknown 3 tells aa:11@0 ab:12@32 ac:13@64 as plain")
     later = "\n".join(
         f"{n}: check computed 1 tells b{n}:{content}@{32 * n} as plain" for n, content in ((2, 13), (0, 11), (1, 12))
@@ -197,7 +197,7 @@ def test_what_proves_nothing_is_unknown(other: list[Event]) -> None:
     assert found([*other, *WRONG]) == []
 
 
-def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
+def test_losses_and_any_order_cause_no_findings() -> None:
     """Three engines compute and load each other's blocks, of which each has up to three versions."""
     for seed in range(40):
         rng = random.Random(seed)
@@ -216,7 +216,9 @@ def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
         assert found(kept) == [], seed
 
 
-def test_of_too_many_contents_the_hash_told_longest_ago_is_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_too_many_contents_the_hash_reported_longest_ago_is_forgotten_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reference_hashes, "MAX_CONTENTS", 4)
     known = SharedReferences()
     for event in checks(
@@ -237,7 +239,7 @@ def test_of_too_many_contents_the_hash_told_longest_ago_is_forgotten_whole(monke
     }
 
 
-def test_a_content_of_several_hashes_is_forgotten_with_the_hash_that_told_it_first(
+def test_a_content_of_several_hashes_is_forgotten_with_the_hash_that_reported_it_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reference_hashes, "MAX_CONTENTS", 2)
@@ -271,7 +273,7 @@ def test_of_too_many_loads_those_that_wait_longest_are_given_up(monkeypatch: pyt
     assert (known._waits, known.waiting(owners[1])) == (1, [])
 
 
-def test_an_event_whose_arrays_do_not_fit_tells_nothing() -> None:
+def test_an_event_with_arrays_of_different_lengths_adds_nothing() -> None:
     (event,) = checks("check loaded 1 unknown 1 tells ab:3@32 as plain")
     event.check_tokens = ()
     assert list(reported_blocks(event)) == []

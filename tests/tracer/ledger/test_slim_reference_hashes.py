@@ -134,7 +134,7 @@ def test_engines_of_different_tensor_parallel_sizes_are_compared_by_a_head(
 
 
 @pytest.mark.parametrize("by_heads", [False, True])
-def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody(by_heads: bool) -> None:
+def test_losses_and_any_order_cause_no_findings(by_heads: bool) -> None:
     """Three engines compute and load each other's blocks, of which each has up to three versions that are nearly the same,
     and pairs of blocks of two prompts that are nearly the same."""
     for seed in range(40):

@@ -174,7 +174,7 @@ def test_a_side_that_never_comes_leaves_the_pair_unknown(fleet: Fleet, side: str
     assert links(over_all) == links(of_sidecar) == [(other, None)]
 
 
-def test_nobody_asks_for_ever(fleet: Fleet) -> None:
+def test_unanswered_questions_are_dropped(fleet: Fleet) -> None:
     hear(fleet, [event for event in recorded(STORIES["crossed"]) if event.engine == "d"])
     others = fleet["d"].shipper.others
     assert others is not None

@@ -49,7 +49,7 @@ def test_probes(start_tracer: Start) -> None:
     assert tracer.get("/api/health")["status"] == "ok"
 
 
-def test_a_store_that_cannot_be_written_is_told(start_tracer: Start) -> None:
+def test_a_store_that_cannot_be_written_is_reported(start_tracer: Start) -> None:
     """And that it can be again. Another process that writes to the file stands for a full disk."""
     tracer = start_tracer()
     other = sqlite3.connect(tracer.store, isolation_level=None)
@@ -174,7 +174,7 @@ def test_a_body_is_refused_as_soon_as_it_is_too_large(api: Tracer) -> None:
     assert sent < 8 * Limits().request_bytes
 
 
-def test_a_large_body_keeps_nobody_waiting(api: Tracer) -> None:
+def test_a_large_body_keeps_no_request_waiting(api: Tracer) -> None:
     """JSON that takes seconds to parse is parsed beside the event loop: the answer to a probe does not come after it."""
     spans = [{"traceId": "0" * 31 + "1", "spanId": f"{n:016x}", "name": "x" * 50} for n in range(1, 45_000)]
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "x"}, "spans": spans}]}]}).encode()

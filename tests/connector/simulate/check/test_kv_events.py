@@ -21,7 +21,7 @@ def checked(connector: str, runs: int = 2, seed: int = 0) -> Checked:
 
 
 @pytest.mark.parametrize("connector", ["planted.reporting:Reporting", "SimpleCPUOffloadConnector"])
-def test_true_events_are_silent(connector: str) -> None:
+def test_true_events_cause_no_findings(connector: str) -> None:
     result = checked(connector)
     assert [found.failure.text for found in result.found] == []
     assert all(result.reached[f"events/{what}"] for what in ("stored", "removed", "found"))

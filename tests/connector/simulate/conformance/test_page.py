@@ -149,7 +149,7 @@ def hostile(of: Any) -> Any:
     return f"{of}{HOSTILE}" if isinstance(of, str) else of
 
 
-def test_nobody_s_text_is_taken_for_an_element(tmp_path: Path) -> None:
+def test_no_text_is_taken_for_an_element(tmp_path: Path) -> None:
     plain, attacked = read(report(), tmp_path), read(hostile(report()), tmp_path)
     allowed = {tag for tag, _ in plain.elements} | {"code"}
     assert {tag for tag, _ in attacked.elements} <= allowed

@@ -197,7 +197,7 @@ def test_the_first_batch_of_an_engine_is_counted_by_what_it_says_of_itself(sidec
     assert (sidecar.counted("false"), sidecar.counted("true")) == (0, 1)
 
 
-def test_a_silence_that_has_ended_by_itself_is_without_effect(sidecar: Sidecar) -> None:
+def test_a_silence_that_has_expired_has_no_effect(sidecar: Sidecar) -> None:
     made = sidecar.silence(ends_ns=time.time_ns() + 3600 * S)
     (known,) = sidecar.pipeline.silences
     over = replace(known, ends_ns=time.time_ns() - 1, written_ns=known.written_ns + 1)

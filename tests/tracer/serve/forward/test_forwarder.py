@@ -443,7 +443,7 @@ def test_a_batch_that_comes_again_changes_nothing_of_its_requests(sidecar: Sidec
     assert sidecar.value("held_spans") == sidecar.value("held_bytes") == 0
 
 
-def test_an_error_in_it_costs_nobody_a_batch(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_it_costs_no_batch(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no")
 

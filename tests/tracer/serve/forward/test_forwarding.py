@@ -89,7 +89,7 @@ def test_sigterm_sends_what_is_there(tmp_path: Path, ending: list[Tracer], proto
 
 
 @BOTH
-def test_a_receiver_that_is_away_is_told_and_gets_all_later(
+def test_an_unreachable_receiver_is_reported_and_gets_everything_later(
     tmp_path: Path, ending: list[Tracer], protocol: str, serving: Serve
 ) -> None:
     """Whoever sends to the sidecar does not notice; what is ready and healthy does not depend on it."""

@@ -96,7 +96,7 @@ def test_odd_spans_cost_themselves_alone(tmp_path: Path, seed: int) -> None:
     assert not tried.errors
 
 
-def test_a_span_that_cannot_be_read_is_told_and_the_others_are_stored(sidecar: Sidecar) -> None:
+def test_an_unreadable_span_is_reported_and_the_others_are_stored(sidecar: Sidecar) -> None:
     whole = story("odd").SerializeToString()
     damaged = whole.replace(b"kv.alloc", b"kv.allo\xff")
     answer = sidecar.client.post("/v1/traces", content=story("good").SerializeToString() + damaged, headers=PROTOBUF)
@@ -307,7 +307,7 @@ def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Sidecar) -> N
     assert len(sidecar.reader.tail(after=0)) == 10, "it is stored as it came"
 
 
-def test_a_malformed_span_is_told_once_for_each_kind(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_span_is_reported_once_for_each_kind(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
     for name, value in (("a", "x"), ("b", "y"), ("c", "z")):
         odd = story(name)
         for span in odd.resource_spans[0].scope_spans[0].spans:
@@ -348,7 +348,7 @@ def test_the_sources_of_hits_as_a_number_and_a_block_size_as_text(
 
 
 @pytest.mark.parametrize("change", ["later", "longer", "numbered", "named"])
-def test_what_no_recorder_writes_is_judged_by_nobody(sidecar: Sidecar, change: str) -> None:
+def test_what_no_recorder_writes_is_not_judged(sidecar: Sidecar, change: str) -> None:
     events = history(STORY)
     changes: dict[str, Callable[[Event], Event]] = {
         "later": lambda event: replace(event, end_ns=time.time_ns() + 2 * receiving.AHEAD_NS),
