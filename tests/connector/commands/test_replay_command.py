@@ -241,14 +241,14 @@ def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(trace: Path, open_term
 
 
 def test_ctrl_c_while_it_reads_ends_it(tmp_path: Path, open_terminal: Open) -> None:
-    """A named pipe into which nobody writes is a file that never ends."""
+    """A named pipe without a writer is a file that never ends."""
     endless = tmp_path / "endless.jsonl"
     os.mkfifo(endless)
     terminal = open_terminal(endless)
     with ExitStack() as held:
 
         def is_read() -> bool:
-            with suppress(OSError):  # nobody has it open
+            with suppress(OSError):  # no process has it open
                 held.callback(os.close, os.open(endless, os.O_WRONLY | os.O_NONBLOCK))
                 return True
             return False

@@ -152,7 +152,7 @@ def run_handoff_preempted(bare: BareScheduler) -> None:
 
 
 def run_long_prompt(bare: BareScheduler) -> None:
-    """One prompt, whose output fills further chunks."""
+    """One prompt; its output fills further chunks."""
     bare.add("r-0", [3 + n % 500 for n in range(900)], 200)
     bare.run()
 
@@ -215,7 +215,7 @@ OF_GROUPS = (
     "group-load-fails",
     "longest-group-hit",
 )
-"""Faults of models with several KV cache groups, of which one is of a sliding window, or recurrent."""
+"""Faults of models with several KV cache groups; one of them has a sliding window, or is recurrent."""
 WITH_WINDOW = (CacheGroup(FULL), CacheGroup(SLIDING, window=100))
 WITH_STATES = (CacheGroup(FULL), CacheGroup(MAMBA))
 """Their groups."""

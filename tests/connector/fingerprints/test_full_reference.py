@@ -1,4 +1,4 @@
-"""What is known of a hash decides, and what is not known accuses nobody."""
+"""What is known of a hash decides, and what is not known causes no findings."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_an_older_lmcache_that_does_not_say_whom_it_stores_is_understood(both: A
 
 
 def test_chunks_with_one_hash_come_with_the_first_and_go_with_the_last(both: Any) -> None:
-    """LMCache may tell chunks apart that vLLM does not: by tags that a request brings along."""
+    """LMCache may distinguish chunks that vLLM does not: by tags that a request brings along."""
     engine = Engine()
     probe, scheduler, _ = both(engine)
     one, tagged = Request(1, 64), Request(2, 64)

@@ -1,4 +1,4 @@
-"""What is told of the OffloadingConnector's store is what it holds, at every lookup."""
+"""What is reported about the OffloadingConnector's store is what it holds, at every lookup."""
 
 from __future__ import annotations
 

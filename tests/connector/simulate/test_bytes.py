@@ -62,7 +62,7 @@ def test_a_bit_that_flips_is_found(bare: BareScheduler) -> None:
     assert "r-1 reads the KV of its first" in text
     assert f"1 of them have wrong KV in layer.1, the first of them token 39 in block {block}" in text
     assert "its own KV, but for 1 of its 128 numbers" in text
-    assert len(found(bare)) == 1, "it is told once"
+    assert len(found(bare)) == 1, "it is reported once"
 
 
 def test_another_requests_kv_is_named(bare: BareScheduler) -> None:
@@ -88,7 +88,7 @@ def test_zeros_are_named(bare: BareScheduler) -> None:
 
 
 def test_a_write_into_a_block_that_no_step_reads_now_is_found(tmp_path: Path) -> None:
-    """The drafts of the one use up each step, so the other only holds its blocks."""
+    """The drafts of one request use up each step, so the other only holds its blocks."""
     connector = configuration("UntracedOffloadConnector", {"chunk_size": 64})
     bare = BareScheduler(tmp_path, connector, own_workers=True, drafts=60)
     for name, prompt in PROMPTS.items():

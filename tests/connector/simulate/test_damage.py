@@ -1,4 +1,4 @@
-"""Soundness is a property: no damage makes a drift of a healthy run, and none hides a fault whose events all arrived.
+"""Soundness is a property: no damage makes a drift of a healthy run, and none hides a fault if all its events arrived.
 
 A slice of `benchmarks/damage.py`, which judges a million events.
 """
@@ -133,7 +133,7 @@ def test_after_one_lost_event_an_engine_is_known_again() -> None:
 
 
 def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
-    """At most one judgement in a hundred is unknown, of each by itself: after one lost event, and ten minutes after a late
+    """At most one judgement in a hundred is unknown, each rule counted separately: after one lost event, and ten minutes after a late
     start."""
     run = loss_injection.a_written_day()
     assert not live(sent(run.events)).found
@@ -158,7 +158,7 @@ def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
 
 
 def test_the_harness_sends_what_a_recorder_would(runs: tuple[Run, ...]) -> None:
-    """Numbers without gaps, a heartbeat every five seconds that tells the true number, and a goodbye."""
+    """Numbers without gaps, a heartbeat every five seconds with the true number, and a goodbye."""
     for run in runs[:10]:
         for events in by_recorder(sent(run.events)).values():
             beats = [event for event in events if isinstance(event, Heartbeat)]

@@ -88,7 +88,7 @@ def test_the_offloading_connector_dies_of_an_id_that_comes_again_while_a_store_i
 def test_beside_a_connector_that_loads_between_steps_the_offloading_connector_does_not_wait_for_a_store(
     load_async: bool,
 ) -> None:
-    """The first child loads into the blocks of a request that has just ended, of which the second one's store is open."""
+    """The first child loads into the blocks of a request that has just ended, while the second child still stores them."""
     first = configuration("OffloadConnector", {"chunk_size": 64, "load_async": load_async})
     scenario = Scenario(
         arrivals=(

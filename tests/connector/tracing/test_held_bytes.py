@@ -1,4 +1,4 @@
-"""How much host memory the connectors of a process hold: told with its heartbeats."""
+"""How much host memory the connectors of a process hold: reported with its heartbeats."""
 
 from __future__ import annotations
 
@@ -92,17 +92,17 @@ def test_the_connectors_of_a_process_are_summed_up_until_they_are_gone() -> None
     there[0].held = None
     await_held(None)
     recording.close(SLOW_S)
-    assert last_untold(transport) is None
+    assert last_not_recorded(transport) is None
 
 
 def test_a_probe_that_fails_costs_the_number_only() -> None:
     transport = MemoryTransport()
     recording, connector = a_recorder(transport), object.__new__(Connector)  # it has no `held`
     SchedulerInstrumentation(recording, name="Some", probe=Holding()).on_init(connector)
-    until(lambda: last_untold(transport))
+    until(lambda: last_not_recorded(transport))
     recording.close(SLOW_S)
-    (untold,) = last_untold(transport) or ()
-    assert untold.startswith("probe.held_bytes:")
+    (not_recorded,) = last_not_recorded(transport) or ()
+    assert not_recorded.startswith("probe.held_bytes:")
     assert {beat.held_bytes for beat in beats(transport)} == {None}
     assert [beat.sequence for beat in beats(transport)] == list(range(len(beats(transport)))), "no event is missing"
 
@@ -111,5 +111,5 @@ def beats(transport: MemoryTransport) -> list[Heartbeat]:
     return [event for event in transport.events() if isinstance(event, Heartbeat)]
 
 
-def last_untold(transport: MemoryTransport) -> tuple[str, ...] | None:
+def last_not_recorded(transport: MemoryTransport) -> tuple[str, ...] | None:
     return beats(transport)[-1].recorder_untold if beats(transport) else None

@@ -1,4 +1,4 @@
-"""What is told of vLLM's own prefix cache is what it holds, at every lookup and allocation."""
+"""What is reported about vLLM's own prefix cache is what it holds, at every lookup and allocation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def held_by(pool: Any) -> Held:
 
 
 def enter(held: Held, reported: Recorded) -> None:
-    """What an event tells. A block that is stored was not held, and one that is removed was."""
+    """What an event reports. A block that is stored was not held, and one that is removed was."""
     if reported.cache_whole:
         held.clear()
     hashes, group = split_hashes(reported.block_hashes), reported.group or 0
@@ -112,7 +112,7 @@ def test_a_setting_turns_it_off(watched: list[Held]) -> None:
 
 
 class Map:
-    """As vLLM's: blocks by key, of which there may be copies."""
+    """As vLLM's: blocks by key; there may be copies."""
 
     def __init__(self) -> None:
         self._cache: dict[bytes, dict[int, Any]] = {}
@@ -149,7 +149,7 @@ def key(block: int) -> bytes:
 
 @pytest.fixture
 def reported() -> Any:
-    """A recorder, a pool, the changes of its cache, and a function that gives what was told since it was asked last."""
+    """A recorder, a pool, the changes of its cache, and a function that gives what was reported since its last call."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     recorder.level.set(Level.DETAILED, None)

@@ -62,7 +62,7 @@ def test_blocks_for_what_waits_are_part_of_the_means(bare: BareScheduler) -> Non
     for _ in range(8):
         bare.step()
     spare = spare_of(bare)
-    assert spare.has_spare, "it decodes, and nobody waits"
+    assert spare.has_spare, "it decodes, and no request waits"
     pool = bare.scheduler.kv_cache_manager.block_pool
     pool.get_new_blocks(pool.get_num_free_blocks() - 4)
     bare.add("second", [9] * 900, 2)

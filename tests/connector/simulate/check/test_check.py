@@ -1,4 +1,4 @@
-"""`kvtrail check` finds every known fault by itself, accuses no correct connector, and writes down what others can use."""
+"""`kvtrail check` finds every known fault on its own, accuses no correct connector, and writes down what others can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvtrail conformance`: what it says of correct connectors, of faulty ones, and of those of which nothing can be said."""
+"""`kvtrail conformance`: what it says about correct connectors, about faulty ones, and about those that it cannot judge."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def results(*runs: Ran, setting: Setting = SETTING, **more: Any) -> Mapping[str,
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    """The requirements that a failure breaks, whose small run has reached these points; all of them, without any."""
+    """The requirements that a failure breaks, given the points that its small run has reached; all of them, without any."""
 
     def ids(
         kind: str,
