@@ -1,4 +1,4 @@
-"""Why tokens were computed, as the pages tell it."""
+"""Why tokens were computed, as the pages show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What more memory would buy, as the page tells it."""
+"""What more memory would buy, as the page shows it."""
 
 from __future__ import annotations
 

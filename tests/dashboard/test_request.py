@@ -123,7 +123,7 @@ def test_names_of_preemptions_do_not_stand_on_top_of_each_other() -> None:
 
 @pytest.mark.parametrize("by_step", [False, True])
 def test_the_same_data_gives_the_same_chart(stale: dict[str, Any], by_step: bool) -> None:
-    """Else every refresh would draw it anew, and the page would flicker."""
+    """Else every refresh would draw it again, and the page would flicker."""
     style = request_charts.Style(frame=request_charts.frame(stale), by_step=by_step)
     for chart in (request_charts.timeline_chart, request_charts.account_chart):
         assert chart(stale, style).to_json() == chart(stale, style).to_json()

@@ -82,7 +82,7 @@ def test_seconds_saved_are_shown_with_where_they_come_from() -> None:
 
 
 def worth(**changes: Any) -> dict[str, Any]:
-    """Sums of which 40 of 80 tokens to prefill were spared, 8 s of 16."""
+    """Sums with 40 of 80 tokens to prefill spared, 8 s of 16."""
     sums = {
         "asked": 100, "local": 20, "spared": 40, "prefill_saved_s": 8.0, "waited_s": 1.0, "postponed_s": 0.5, "load_s": 0.25,
         "store_s": 0.5, "causes": {},
@@ -386,7 +386,7 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
 
 
 def rule(name: str, unsilenced: int, **changes: Any) -> dict[str, Any]:
-    """A rule with nine findings, of which so many are not silenced."""
+    """A rule with nine findings; `unsilenced` of them are not silenced."""
     counts = {"findings": 9, "looked_at": 9, "requests": 9, "healed": 0, "harmed": 0}
     return {
         "rule": name, "title": name, "severity": "leak", "trend": [], **counts, "first_ns": NOW_NS, "last_ns": NOW_NS,

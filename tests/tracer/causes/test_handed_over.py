@@ -96,8 +96,8 @@ def test_outcomes_of_hand_offs(text: str, what: str) -> None:
 
 
 def test_a_hand_off_is_read_once() -> None:
-    """A request that was preempted has lost what it had loaded, and nobody was to hand it over once more: that a connector
-    whose store nobody sees did not have it, either, is not known."""
+    """A request that was preempted has lost what it had loaded, and no engine was to hand it over once more: it is not known
+    that a connector with an unobserved store did not have it, either."""
     text = LOADS + "b: R\ncache + a b c d\nb: S 139+1\ncache - b c d\nb: P\nb: L 141 c32 -> 0\nb: A 0"
     assert said(text) == "held gpu 32, unknown 96, unaligned 13"
 

@@ -24,7 +24,7 @@ KINDS: list[tuple[CacheGroup, ...]] = [
 
 
 def model(held: list[list[bytes]], lost: list[list[bytes]]) -> CacheModel:
-    """A cache whose groups hold these, and have lost those one after the other."""
+    """A cache with groups that hold these, and have lost those one after the other."""
     cache = CacheModel("gpu")
     cache.is_reported = True
     for number, (there, gone) in enumerate(zip(held, lost, strict=True)):

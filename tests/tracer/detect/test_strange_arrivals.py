@@ -1,4 +1,4 @@
-"""Events that come late, again, or in an order that nobody would choose: what they once made the detector say.
+"""Events that come late, again, or in a strange order: what they once made the detector say.
 
 Each history is the smallest that was left of a damaged run of the real scheduler.
 """

@@ -1,4 +1,4 @@
-"""Chains of block hashes: told once, referred to by others, and never made up."""
+"""Chains of block hashes: reported once, referred to by others, and never made up."""
 
 from __future__ import annotations
 

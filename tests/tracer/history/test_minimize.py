@@ -83,11 +83,11 @@ def test_what_happens_around_an_incident_is_left_out(incident: Incident) -> None
     alone = minimize(loaded(history_of(incident)), rule=incident.rule)
     recording = loaded(history_of(incident, noise=True))
     result = minimize(recording, rule=incident.rule)
-    reported, told_alone = (
+    reported, reported_alone = (
         [(e.kind, e.epoch, e.numbers()) for e in each.history.events if not isinstance(e, Heartbeat)]
         for each in (result, alone)
     )
-    assert reported == told_alone
+    assert reported == reported_alone
     assert (result.requests_before - result.requests) == (alone.requests_before - alone.requests) + 12
     assert_minimal(result)
 

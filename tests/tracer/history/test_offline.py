@@ -125,8 +125,8 @@ def test_an_audit_is_the_same_for_any_order_of_lines_and_files(seed: int, tmp_pa
     for number, event in enumerate(workers):
         event.sequence = event.request_sequence = number
     lost = rng.randrange(len(events)) if seed % 3 == 0 else None
-    told_events = [event for number, event in enumerate([*events, *workers]) if number != lost]
-    lines = [otlp_json.to_json_line(encoded([event])) for event in told_events]
+    remaining = [event for number, event in enumerate([*events, *workers]) if number != lost]
+    lines = [otlp_json.to_json_line(encoded([event])) for event in remaining]
     paths = [tmp_path / name for name in "abc"]
     paths[0].write_text("\n".join(lines))
     in_order = audit(paths[:1]).as_dict()

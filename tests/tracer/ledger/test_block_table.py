@@ -57,7 +57,7 @@ def test_a_step_adds_to_each_group_once_however_many_record_it() -> None:
 
 
 def test_groups_that_are_not_declared_are_unknown() -> None:
-    """An older recorder, or a declaration that nobody can read."""
+    """An older recorder, or an unreadable declaration."""
     for groups in (None, "full 32"):
         table = BlockTable(step((1, 2), (1, 1), groups))
         assert [table.certain_from(n) for n in (0, 1)] == [0, 1]

@@ -1,4 +1,4 @@
-"""What is lost is unknown, and what is told anew is known: fact by fact, and never a drift that a loss has made."""
+"""What is lost is unknown, and what is resynced is known: fact by fact, and a loss never makes a drift."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of(detector: Detector, rule: str) -> dict[Verdict, int]:
 
 
 def with_one_lost(text: str, later: str = "") -> list[Event]:
-    """A history whose first line is `evict lost`, which is lost between two calls of others."""
+    """A history with `evict lost` as its first line, which is lost between two calls of others."""
     events = history(f"x: L 64 c0 h0 -> 0\nevict lost\n{text}{later}", connector="OffloadConnector", chunk=32)
     lost = next(number for number, event in enumerate(events) if event.kind == "kv.evict")
     return without(events, lost)
@@ -142,8 +142,8 @@ a: done #1
 """)
     assert rules_found(judge(events)) == []
     later = next(event for event in events if isinstance(event, Schedule) and event.blocks_ids == (4,))
-    anew = replace(later, blocks_ids=(1, 3, 4), blocks_whole=True)
-    assert rules_found(judge([anew if event is later else event for event in events])) == []
+    resynced = replace(later, blocks_ids=(1, 3, 4), blocks_whole=True)
+    assert rules_found(judge([resynced if event is later else event for event in events])) == []
 
 
 def test_one_event_lost_in_a_day_costs_a_moment() -> None:
@@ -340,7 +340,7 @@ def test_what_a_request_waits_for_since_it_lost_an_event_is_known(before: str, s
 
 @pytest.mark.parametrize(("later", "rules"), [("", ["stuck-load"]), ("S 0+600\n", [])])
 def test_a_failed_load_that_is_not_recomputed_is_found_with_steps_in_columns(later: str, rules: list[str]) -> None:
-    """A step of a detailed epoch is told with the tokens of all its requests; after a load error, each one is."""
+    """A step of a detailed epoch is recorded with the tokens of all its requests; after a load error, every step is."""
     events = history(f"L 600 c0 h512 -> 512\nA 512 [1-19]\nS 512+88 [1-19]\nerror [3]\n{later}wait 200")
     reported = [replace(e, scheduler_tokens=600) if isinstance(e, Schedule) else e for e in events]
     assert rules_found(judge(reported)) == rules

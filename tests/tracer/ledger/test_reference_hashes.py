@@ -1,4 +1,4 @@
-"""What engines of equal caches computed is one truth: it names whose KV a block holds, and never takes absence for wrong."""
+"""Engines with equal caches share reference hashes: these name the owner of the KV in a block, and absence is never wrong."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_who_finds_a_wrong_load_in_vllms_prefix_cache_is_named_too(order: Sequen
         taking_over(7),
         taking_over(2, "w: check computed 1 tells ab:2@32 as plain\nend\n"),
     ],
-    ids=["written again by another load", "by what nobody knows", "computed again"],
+    ids=["written again by another load", "by something unknown", "computed again"],
 )
 def test_who_takes_over_what_was_written_since_is_not_named(events: list[Event]) -> None:
     assert {each.request for each in found([*PRODUCER, *events])} == {"consumer-0123abcd"}
@@ -191,14 +191,14 @@ def test_what_another_engine_computed_under_the_hash_is_right() -> None:
         engine("producer", "check loaded 1 unknown 1 tells ba:3@0 as plain"),
         engine("producer", "check computed 1 tells ba:3@0 as plain\nb: check computed 1 tells ab:3@32 as plain"),
     ],
-    ids=["another cache", "no cache", "another salt", "no salt told", "another rank", "loaded too", "both hashes"],
+    ids=["another cache", "no cache", "another salt", "no salt reported", "another rank", "loaded too", "both hashes"],
 )
 def test_what_proves_nothing_is_unknown(other: list[Event]) -> None:
     assert found([*other, *WRONG]) == []
 
 
 def test_losses_and_any_order_cause_no_findings() -> None:
-    """Three engines compute and load each other's blocks, of which each has up to three versions."""
+    """Three engines compute and load each other's blocks, each in up to three versions."""
     for seed in range(40):
         rng = random.Random(seed)
         versions = {f"{n:02x}": [n * 10 + v for v in range(rng.randrange(1, 4))] for n in range(12)}

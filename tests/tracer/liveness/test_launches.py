@@ -38,7 +38,7 @@ TALE = "AssertionError: Mismatch in tokens to load"
 
 @dataclass
 class Tracer:
-    """A tracer whose clock a test turns on, and which can be ended and started again over its store."""
+    """A tracer with a clock that a test sets, which can be ended and started again over its store."""
 
     path: Path
     clock: Clock
@@ -458,7 +458,7 @@ def test_a_rollout_is_no_death(tracer: Tracer) -> None:
 
 def test_an_engine_that_goes_while_its_tracer_is_away_is_counted(tracer: Tracer) -> None:
     events = alive()
-    later_ns = time.time_ns() - events[-1].end_ns  # what is long ago pages nobody
+    later_ns = time.time_ns() - events[-1].end_ns  # what is long ago sends no page
     tracer.hear([replace(e, start_ns=e.start_ns + later_ns, end_ns=e.end_ns + later_ns) for e in events])
     tracer.wait(0)
     tracer.end()

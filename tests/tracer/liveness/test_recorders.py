@@ -111,7 +111,7 @@ def test_a_recorder_without_contact_is_silent_then_terminated_then_forgotten() -
 
 
 def test_a_recorder_that_never_sent_a_heartbeat_is_quiet_and_not_silent() -> None:
-    """It does not know that a kvtrail hears it, behind a Collector. An idle one must alarm nobody."""
+    """It does not know that a kvtrail hears it, behind a Collector. An idle one must cause no alarm."""
     fleet = Fleet()
     fleet.say("a")
     fleet.wait(CONTACT_NS + S)
@@ -318,7 +318,7 @@ def test_what_recorders_could_not_record_is_in_the_api_and_the_metrics(pipeline:
 
 
 def test_the_memory_that_is_held_is_in_the_api_and_the_metrics(pipeline: Pipeline, tmp_path: Path) -> None:
-    """The latest that a recorder knows; what nobody knows has no series."""
+    """The latest that a recorder knows; what is unknown has no series."""
 
     def beats(name: str, *held: int | None) -> list[Event]:
         events = life(name, goodbye=False)

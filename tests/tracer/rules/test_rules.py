@@ -128,7 +128,7 @@ def test_one_lookup_that_two_children_of_a_multiconnector_answer_was_not_repeate
 
 
 def test_a_wrong_answer_that_is_right_to_be_the_same_is_not_stale() -> None:
-    """Nothing that the answer depends on has changed, only the epoch: it may well have been computed anew."""
+    """Nothing that the answer depends on has changed, only the epoch: it may well have been computed again."""
     twice = judge(history("L 245 c224 -> -32\nA 0\nS 224+21\nP\nL 245 c224 -> -32"))
     assert set(rules_found(twice)) == {"over-report"}
     assert rules_found(judge(history("L 245 c0 -> 192\nP\nL 245 c224 -> 192"))) == ["stale-lookup"]
@@ -240,7 +240,7 @@ def found_late(text: str, *, later_s: float = 130) -> list[str]:
 
 
 def test_a_load_error_resumes_no_request() -> None:
-    """Neither the request that waits for the load's end, nor one that ran and whose steps are all known."""
+    """Neither the request that waits for the load's end, nor one that ran, with all its steps known."""
     waiting = "L 749 c0 h512 -> 512 async\nA 512 [1-16]\nerror [9-16]"
     running = "L 749 c0 h512 -> 512\nA 512 [1-24]\nS 512+237 [1-24]\nerror [9-16]"
     assert found_late(waiting) == found_late(running) == ["stuck-load"]
@@ -261,7 +261,7 @@ def test_a_reset_that_answers_nothing_is_a_success_to_vllm() -> None:
     assert (present.rule, present.numbers) == ("reset-hit", {"present": 512, "answered": True})
     assert found_late(f"{stored}reset refused\nb: L 600 c0 h512 -> 512") == []
     assert found_late(f"{stored}reset\nb: plan store 0+512\nc: L 600 c0 h512 -> 512") == []
-    assert found_late("reset silent\nb: L 600 c0 h512 -> 512") == []  # nobody says what this connector stores
+    assert found_late("reset silent\nb: L 600 c0 h512 -> 512") == []  # what this connector stores is not reported
 
 
 def test_a_first_step_can_begin_only_within_the_request() -> None:
@@ -332,7 +332,7 @@ def test_a_sentence_is_right_where_a_number_is_not_known(text: str, rule: str, s
     ],
 )
 def test_blocks_that_no_step_reported_show_at_the_end(table: str, end: str, numbers: dict[str, int] | None) -> None:
-    """The steps in which they would have been told say nothing new, and are not recorded."""
+    """The steps in which they would have been reported say nothing new, and are not recorded."""
     groups = "full 32, window 32 64" if "|" in table else None
     detector = judge(history(f"L 60 c0 h0 -> 0\nA 0 {table}\nS 0+60 {table}\n{end}", groups=groups))
     found = [finding for held in detector.findings.values() for finding in held.values()]

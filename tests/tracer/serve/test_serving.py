@@ -160,7 +160,7 @@ def test_it_reports_the_ports_that_the_system_gave_it(tmp_path: Path) -> None:
 
 
 def test_a_body_is_refused_as_soon_as_it_is_too_large(api: Tracer) -> None:
-    """Not after it has come: nobody says how long it is."""
+    """Not after it has come: its length is not given."""
     part, sent = bytes(1 << 20), 0
 
     def endless() -> Iterator[bytes]:
@@ -216,7 +216,7 @@ async def nobody(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_a_connection_that_asks_nothing_is_closed() -> None:
-    """Also one that has been answered and sends half of its next request; not one whose answer takes long."""
+    """Also one that has been answered and sends half of its next request; not one with a slow answer."""
     server = http_server.HttpServer(nobody, limits=Limits(), drain_s=1, on_exit=lambda: None)
     silent, asked_again, busy = (
         Connection(None),
@@ -234,7 +234,7 @@ def test_a_connection_that_asks_nothing_is_closed() -> None:
 
 
 def test_uvicorn_still_says_which_connections_wait() -> None:
-    """The real server's connections, of which that test knows only the names."""
+    """The real server's connections; the test above knows only their names."""
 
     async def served() -> bytes:
         server = http_server.HttpServer(nobody, limits=Limits(receive_seconds=0), drain_s=1, on_exit=lambda: None)

@@ -173,7 +173,7 @@ def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:
 
 
 class Away:
-    """A sink that is away until it is told otherwise."""
+    """A sink that is away until the test says otherwise."""
 
     def __init__(self) -> None:
         self.is_there = False

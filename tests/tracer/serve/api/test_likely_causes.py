@@ -64,7 +64,7 @@ SITUATIONS = [
         ],
     ),
     Situation(
-        "a death, whose requests went elsewhere",
+        "a death; the requests went elsewhere",
         BOTH,
         [row("a", asked=4000, taken=800)],
         [marker(MarkerKind.DEATH, "b", later_s=5, text="died")],

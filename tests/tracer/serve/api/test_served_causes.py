@@ -1,4 +1,4 @@
-"""Causes of prompt tokens, as a tracer process tells them."""
+"""Causes of prompt tokens, as a tracer process serves them."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Sidecar:
         self.client = TestClient(application(self.pipeline, reader, self.pipeline.metrics, tokens=access))
 
     def hear(self, text: str, name: str, *, after_s: float = 0, **about: Any) -> None:
-        """An engine that does this, a minute ago and so many seconds."""
+        """An engine that did this, beginning `after_s` later than a minute ago."""
         events = history(text, request=f"{name}-0123abcd", recorder=f"rec-{name}", engine=name)
         shift_ns = time.time_ns() + int((after_s - 60) * S) - events[0].start_ns
         events = [changed(e, start_ns=e.start_ns + shift_ns, end_ns=e.end_ns + shift_ns) for e in events]
@@ -233,7 +233,7 @@ def test_a_rule_is_new_if_its_engines_had_it_only_since_their_last_deploy(sideca
     (of_two,) = sidecar.get("/api/findings/rules", engine="two")
     assert of_two["first_ns"] == of_two["last_ns"] == finding["first_ns"]
     (of_batch,) = sidecar.get("/api/findings/rules", engine="other", since_ns=0)
-    assert of_batch["new_since_ns"] is None, "it was deployed once: nobody knows what was before"
+    assert of_batch["new_since_ns"] is None, "it was deployed once: what was before is unknown"
 
 
 def test_a_rule_that_came_back_after_a_deploy_is_not_new(sidecar: Sidecar) -> None:

@@ -346,7 +346,7 @@ def test_requests_like_another_come_the_most_alike_first(tracer: Tracer) -> None
 
 
 def test_wrong_kv_that_was_read_did_harm(tracer: Tracer) -> None:
-    """Its request goes on and nobody sees its output; but what it read is known."""
+    """Its request goes on and its output is not seen; but what it read is known."""
     story = "L 64 c0 h64 -> 63\nA 63\ncheck loaded 2 wrong drift 12@0{healed}\nS 63+1\nend"
     tracer.hear(story.format(healed=" healed"))
     assert {finding["did"] for finding in tracer.get("/api/findings")} == {"healed"}

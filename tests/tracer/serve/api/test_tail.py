@@ -26,14 +26,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def publish(tail: Tail, *, batches: int, after: int = 0) -> int:
-    """Publish so many batches of the same spans; returns the number of the last span."""
+    """Publish this number of batches of the same spans; returns the number of the last span."""
     for number in range(batches):
         tail.publish(after + (number + 1) * len(STORY), len(STORY), encoded(STORY))
     return after + batches * len(STORY)
 
 
 def read(reader: Reader, last: int) -> list[dict[str, Any]]:
-    """What a reader is told until the span of that number: shown, or skipped."""
+    """What a reader gets until the span of that number: shown, or skipped."""
     seen: list[dict[str, Any]] = []
 
     def has_come() -> bool:

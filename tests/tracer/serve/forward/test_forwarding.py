@@ -178,7 +178,7 @@ def test_a_receiver_with_a_strangers_certificate_gets_nothing(
 
 
 def test_what_one_sidecar_forwards_another_judges_alike(tmp_path: Path, ending: list[Tracer]) -> None:
-    """The second one takes findings for foreign spans, and finds the same by itself."""
+    """The second one takes findings for foreign spans, and finds the same on its own."""
     (second_folder := tmp_path / "second").mkdir()
     second = listening(second_folder, "--retain-hours", "1e6")
     ending.append(second)

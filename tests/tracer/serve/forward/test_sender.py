@@ -48,10 +48,10 @@ class Sending:
 
 
 def a_span(number: int) -> Piece:
-    ((whose, spans),) = Cutter().cut(foreign(odd_span()))
+    ((origin, spans),) = Cutter().cut(foreign(odd_span()))
     span = Span.FromString(spans[0])
     span.span_id = number.to_bytes(8, "big")
-    return Piece(whose, span.SerializeToString())
+    return Piece(origin, span.SerializeToString())
 
 
 def numbers(backend: Backend) -> list[int]:

@@ -1,4 +1,4 @@
-"""One odd span costs one span: a slice of `benchmarks/odd_spans.py`, and each safeguard by itself."""
+"""One odd span costs one span: a slice of `benchmarks/odd_spans.py`, and each safeguard alone."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_an_error_where_something_is_only_noted_refuses_nothing(
         sidecar.hear(story("first"))
         sidecar.hear(story("second"))
         until(lambda: (sidecar.error_count(where) or 0) >= 2)
-    assert caplog.text.count("an error in kvtrail itself") == 1, "told once for each place in the code"
+    assert caplog.text.count("an error in kvtrail itself") == 1, "reported once for each place in the code"
     assert len(sidecar.reader.tail(after=0)) == 10
     sidecar.hear(story("third"))
     assert sidecar.requests()["third-0123abcd"]["verdict"] == "ok"
@@ -259,7 +259,7 @@ def test_an_error_in_one_part_of_the_tidying_leaves_the_others(
 
 
 def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Sidecar) -> None:
-    """An account whose text is none, and one whose number is too large: the rest of the batch is stored."""
+    """An account with something else in place of a text, and one with too large a number: the rest of the batch is stored."""
     sidecar.hear(story("good"), story("odd"))
     accounts = sidecar.pipeline.detector.accounts
     odd, good = accounts["engine-odd", "odd-0123abcd"], accounts["engine-good", "good-0123abcd"]
