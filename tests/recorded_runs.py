@@ -53,9 +53,9 @@ CONNECTORS = (
 SLOW_STEPS_S = {"stalled-transfers": 10.0, "callers-gave-up": 4.0}
 """How long a step takes, by fault: where what is wrong goes on for minutes."""
 GIVES_UP_STEPS = 10
-"""After so many steps, 40 seconds, callers give up who wait for a load, where that is part of the fault."""
+"""After this number of steps, 40 seconds, callers that wait for a load give up, where that is part of the fault."""
 SYNCHRONOUS = {"OffloadConnector", "ExampleConnector"}
-"""Whose loads end within their step: only with these does vLLM allow a reset while requests run."""
+"""Connectors with loads that end within their step: only with these does vLLM allow a reset while requests run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def play(
     """Play a scenario on vLLM's scheduler.
 
     Args:
-        workers: so many, where the connector's workers can run here.
+        workers: their number, where the connector's workers can run here.
         levels: taken one after the other.
         uses_ids_again: some requests get the id of one that has ended.
         lives_on_s: how long the engine sends heartbeats afterwards.
@@ -205,7 +205,7 @@ def play(
 
 
 class _Timed:
-    """A stage whose steps take made-up time, with the workers that run in its steps."""
+    """A stage with steps that take made-up time, with the workers that run in them."""
 
     def __init__(
         self,

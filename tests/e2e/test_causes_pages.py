@@ -21,7 +21,7 @@ pytestmark = needs_chromium
 
 @pytest.fixture(scope="module")
 def site(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a dashboard whose tracer has heard the story a moment ago."""
+    """The address of a dashboard; its tracer has heard the story a moment ago."""
     with pages.showing(tmp_path_factory.mktemp("causes")) as tracer:
         events = history(STORY, chunk=CHUNK)
         tracer.post(encoded(now([*events, *goodbyes(events)]), ABOUT))
