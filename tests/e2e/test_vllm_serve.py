@@ -386,7 +386,7 @@ def has_finished(api: str, search: str) -> bool:
 
 
 def test_a_shutdown_of_the_server_says_goodbye_for_every_process(story: Story) -> None:
-    """The last test, since it ends the server. vLLM kills what is left of its process tree then; no process is left behind."""
+    """The last test, since it ends the server. vLLM kills what is left of its process tree then; no process remains."""
     recorders = call(f"{story.api}/health")["recorders"]
     assert len(recorders) == 2
     assert [recorder["status"] == "closed" for recorder in recorders] == [False, False]

@@ -133,8 +133,7 @@ def test_after_one_lost_event_an_engine_is_known_again() -> None:
 
 
 def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
-    """At most one judgement in a hundred is unknown, each rule counted separately: after one lost event, and ten minutes after a late
-    start."""
+    """For each rule at most one judgement in a hundred is unknown, after one lost event or ten minutes after a late start."""
     run = loss_injection.a_written_day()
     assert not live(sent(run.events)).found
     quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4

@@ -160,7 +160,7 @@ def test_a_load_that_fails_is_computed_again_or_its_request_fails(seeds: range) 
 
 @pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=LONG)], ids=str)
 def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
-    """What it was to read fails, and is computed again or fails its request; nothing is left of it, and there are no findings."""
+    """What it was to read fails, and is computed again or fails its request; nothing is left of it; there are no findings."""
     died = 0
     for seed in seeds:
         pair = played(seed, dies=True)
