@@ -197,7 +197,7 @@ class Cost:
 
 
 def attacked(tracer: Tracer, attack: Attack, *, seconds: float | None = None, times: int | None = None) -> Cost:
-    """Attack a tracer for so long, or so many times by each sender, with innocent posts in between."""
+    """Attack a tracer for a time, or a number of times by each sender, with innocent posts in between."""
     cost = Cost(tracer.process.pid)
     cost.before_mib = cost.most_mib = cost.resident_mib()
     over, counting = threading.Event(), threading.Lock()

@@ -1,4 +1,4 @@
-"""OTLP receivers as others run them, over gRPC and over HTTP, which keep what they get and refuse when they are told to."""
+"""OTLP receivers as others run them, over gRPC and over HTTP, which keep what they get and refuse on demand."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Backend:
         return [ExportTraceServiceRequest.FromString(payload) for payload in list(self.payloads)]
 
     def spans(self, name: str = "") -> list[Span]:
-        """The spans whose name begins like this, in the order in which they came."""
+        """The spans with names that begin like this, in the order in which they came."""
         lists = (s.spans for each in self.requests() for r in each.resource_spans for s in r.scope_spans)
         return [span for spans in lists for span in spans if span.name.startswith(name)]
 

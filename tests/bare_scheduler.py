@@ -21,7 +21,7 @@ def storm(bare: BareScheduler, *, seed: int, requests: int = 300, reset_running:
     that run, if no load can be under way."""
     rng = random.Random(seed)
     heads = [[rng.randrange(3, 512) for _ in range(32 * rng.randrange(4, 20))] for _ in range(4)]
-    heads.append([rng.randrange(3, 512) for _ in range(512)])  # by itself a full hit, the second time
+    heads.append([rng.randrange(3, 512) for _ in range(512)])  # alone a full hit, the second time
     live: list[str] = []
     added = 0
     while added < requests or bare.scheduler.has_unfinished_requests():

@@ -41,7 +41,7 @@ PEERS_SLOWEST_S = 500.0
 def burst(
     rng: random.Random, slots: int, requests: int, *, output: int, step_s: float, heads: int | None = None
 ) -> Scenario:
-    """Requests whose prompts were stored come at once, and wait for slots. Their loads take none. They share so many
+    """Requests with stored prompts come at once, and wait for slots. Their loads take none. They share `heads`
     prompts."""
     stored = [(f"head-{n}", BLOCK * rng.randrange(2, 9)) for n in range(heads or rng.choice([4, requests]))]
     first = tuple(Arrival(f"first-{n}", (head, ("tail", 9)), 2) for n, head in enumerate(stored))
@@ -116,7 +116,7 @@ def busy(seed: int) -> Run:
 
 
 def hybrid(seed: int) -> Run:
-    """The same of a hybrid model, whose groups share the pool."""
+    """The same of a hybrid model with groups that share the pool."""
     rng = random.Random(f"hybrid/{seed}")
     kind, connector = rng.choice(KINDS), rng.choice(OF_GROUPS)
     groups = rng.choice(WITH_STATES if connector == "OffloadingConnector" else HYBRIDS)
@@ -128,7 +128,7 @@ def hybrid(seed: int) -> Run:
 
 
 def run(name: str, connector: str, scenario: Scenario, step_s: float, rng: random.Random) -> Run:
-    """Run a scenario, each step of which takes so long."""
+    """Run a scenario with steps of this length."""
     if connector == "MultiConnector":
         children = [_configuration(each) for each in ("OffloadConnector", "OffloadingConnector")]
         configuration = registration.configuration(connector, {"connectors": children})

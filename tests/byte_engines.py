@@ -1,4 +1,4 @@
-"""Real engines whose blocks are looked at, each in a fork of its own; what they record is a trace file."""
+"""Real engines with checks of their blocks, each in a fork of its own; what they record is a trace file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ran:
         return found(self.events)
 
     def unlike(self, other: Ran) -> set[str]:
-        """The requests whose tokens are others."""
+        """The requests with different tokens."""
         return {name for name, made in self.tokens.items() if made != other.tokens[name]}
 
 
@@ -81,7 +81,7 @@ def judged(*parts: list[Event]) -> Detector:
 
 
 def offload(name: str = "OffloadConnector", *, guard: str = "observe") -> dict[str, Any]:
-    """The settings of an OffloadConnector, or of what is made of it, all of whose bytes are looked at."""
+    """The settings of an OffloadConnector, or of what is made of it, with checks of all bytes."""
     return {
         "kv_connector": name,
         "kv_connector_module_path": "kvtrail.connector",
@@ -122,7 +122,7 @@ def sharing(
     jobs: Sequence[str],
     kvtrail: Mapping[str, Any] = MappingProxyType({"fingerprints": "all"}),
 ) -> list[Event]:
-    """An engine with vLLM's ExampleConnector, whose store is in the folder: prompts by name, and exchanges between them."""
+    """An engine with vLLM's ExampleConnector and its store in the folder: prompts by name, and exchanges between them."""
     return _in_fork(folder, partial(_sharing, engine, jobs, dict(kvtrail)))
 
 

@@ -34,7 +34,7 @@ def _without_probe(events: Sequence[Event], rng: random.Random) -> Sequence[Even
 
 
 def _is_of_store(event: Event) -> bool | None:
-    """Whether it tells what the connector's store gains and loses, or vLLM's own cache; None: neither."""
+    """Whether it reports what the connector's store gains and loses, or vLLM's own cache; None: neither."""
     return event.pool_tier is not None if isinstance(event, PrefixCache) else None
 
 
@@ -96,7 +96,7 @@ NOTHING_LACKS = (EVERYTHING, "spans out of order")
 
 
 def heard(events: Sequence[Event], what: str, *, seed: int) -> list[Breakdown]:
-    """What a tracer says of the admissions in a recording of which this is left out; the latest of each."""
+    """What a tracer says of the admissions in a recording without this; the latest of each."""
     recorded = NOT_RECORDED[what](events, random.Random(seed))
     if what != RESTARTED:
         return _Hearing().hear(recorded)

@@ -1,5 +1,5 @@
 """The causes of a run on the bare scheduler, from what vLLM's pool and the connector's store hold at each moment: what the
-recording does not tell is seen here. Nothing of it is shared with `kvtrail.tracer.causes`."""
+recording does not contain is seen here. Nothing of it is shared with `kvtrail.tracer.causes`."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class StoreView:
         return True
 
     def needs(self, hashes: Sequence[Any], size: int, first: int) -> Needs:
-        """What a load behind `first` chunks needs; `hashes` are of so many tokens each."""
+        """What a load behind `first` chunks needs; `hashes` are of this number of tokens each."""
         return lambda group, chunk: [self.key(hashes, size, chunk)]
 
     def key(self, hashes: Sequence[Any], size: int, chunk: int) -> bytes:
@@ -186,7 +186,7 @@ class StoreView:
         return bytes(hashes[(chunk + 1) * self.chunk_size // size - 1])
 
     def storing(self) -> set[bytes]:
-        """Chunks whose store is under way."""
+        """Chunks that are being stored."""
         return set()
 
     def asked(self, request: Any) -> None:
@@ -492,7 +492,7 @@ Tally = Counter[tuple[str, str]]
 
 
 def compare(admissions: Sequence[Admission], splits: Sequence[Breakdown]) -> Tally:
-    """How many tokens have their right cause and tier. Where events were lost, some admissions are not told any more."""
+    """How many tokens have their right cause and tier. Where events were lost, some admissions are no longer reported."""
     said_of = {split.event.sequence: split for split in splits}
     tally: Tally = Counter()
     for admission in admissions:
@@ -526,7 +526,7 @@ def is_in_whole_blocks(scenario: Scenario) -> bool:
 
 
 TOGGLE_STEPS = 40
-"""After so many steps each the level of a run changes whose level does."""
+"""In runs with a changing level, it changes after this number of steps."""
 
 
 def run(
@@ -565,7 +565,7 @@ def run(
         stage.observers.append(lambda output, report: reference.stepped())
         with suppress(
             AssertionError
-        ):  # vLLM's OffloadingConnector may end an engine; what was told until then is judged
+        ):  # vLLM's OffloadingConnector may end an engine; what was recorded until then is judged
             drive(scenario, stage, partial(_toggle, stage.connectors[0]) if toggled else lambda steps: None)
         in_memory.flush()
         stage.close()
@@ -583,7 +583,7 @@ def _toggle(connector: Any, steps: int) -> None:
 
 
 def number_them(admissions: Sequence[Admission], events: Iterable[Event]) -> None:
-    """Tell the admissions the numbers of their allocations: the first after each lookup that did not put it off."""
+    """Give the admissions the numbers of their allocations: the first after each lookup that did not put it off."""
     awaited: set[str] = set()
     numbers: list[int] = []
     for event in events:

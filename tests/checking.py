@@ -1,4 +1,4 @@
-"""Real engines in this process whose blocks are looked at, and faults in what they load."""
+"""Real engines in this process with checks of their blocks, and faults in what they load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Engine:
         return {name.removeprefix(f"{prefix}-"): made for name, made in tokens.items()}
 
     def counted(self) -> Counter[str]:
-        """Checked blocks, by check; and those that nobody could judge."""
+        """Checked blocks, by check; and those that could not be judged."""
         counts: Counter[str] = Counter()
         for each in self.results:
             counts[each.kind] += each.blocks
@@ -50,7 +50,7 @@ class Engine:
         return counts
 
     def named(self) -> set[str]:
-        """The jobs of which mismatches were reported."""
+        """The jobs with reported mismatches."""
         return {each.request_id.partition("-")[2].rpartition("-")[0] for each in self.results if each.mismatches}
 
     @property
@@ -106,7 +106,7 @@ class Injected:
     """Corrupts some of the blocks that HostMemory has just loaded.
 
     Attributes:
-        touched: the jobs into whose blocks it has put something else.
+        touched: the jobs with blocks into which it has put something else.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Corrupt, *, seed: int = 0) -> None:

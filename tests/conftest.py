@@ -67,7 +67,7 @@ def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
 
     yield start
     for tracer in started:
-        tracer.kill()  # it would take most of a second to end by itself, and nobody looks at it any more
+        tracer.kill()  # it would take most of a second to end on its own, and no test looks at it any more
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +138,7 @@ def page(browsing: BrowserContext) -> Iterator[Page]:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Event]]]:
     """What the recorders of this test have sent."""
-    for each in recorder.recorders():  # of earlier tests, which sent what nobody read to a tracer that was not there
+    for each in recorder.recorders():  # of earlier tests, which sent unread events to a tracer that was not there
         each.close(0)
     recorder._recorders.clear()
     memory = MemoryTransport()

@@ -40,7 +40,7 @@ class Delivery:
 
     Attributes:
         batches: in no particular order; each has its moment.
-        restarts: the moments at which the sidecar has begun anew.
+        restarts: the moments at which the sidecar has started again.
         damages: what was done, by name.
     """
 
@@ -128,19 +128,19 @@ def sampled_only(delivery: Delivery, rng: random.Random) -> Delivery:
 def clock_off(delivery: Delivery, rng: random.Random) -> Delivery:
     """A recorder's clock is wrong by up to an hour."""
     offset_ns = _off(rng)
-    return _told_time(delivery, rng, lambda at_ns, _: at_ns + offset_ns, chance=0.7)
+    return _with_clock(delivery, rng, lambda at_ns, _: at_ns + offset_ns, chance=0.7)
 
 
 def clock_drifts(delivery: Delivery, rng: random.Random) -> Delivery:
     """A recorder's clock goes too fast or too slow, by a thousandth."""
     rate = rng.choice([-1e-3, 1e-3])
-    return _told_time(delivery, rng, lambda at_ns, first_ns: at_ns + int((at_ns - first_ns) * rate), chance=0.7)
+    return _with_clock(delivery, rng, lambda at_ns, first_ns: at_ns + int((at_ns - first_ns) * rate), chance=0.7)
 
 
 def clock_jumps(delivery: Delivery, rng: random.Random) -> Delivery:
     """A recorder's clock is set in the middle, by up to an hour, forwards or back."""
     jump_ns, moment_ns = _off(rng), _a_moment(delivery, rng)
-    return _told_time(delivery, rng, lambda at_ns, _: at_ns + jump_ns if at_ns > moment_ns else at_ns, chance=0.7)
+    return _with_clock(delivery, rng, lambda at_ns, _: at_ns + jump_ns if at_ns > moment_ns else at_ns, chance=0.7)
 
 
 # What gets lost.
@@ -307,10 +307,10 @@ def ended(said: Sequence[Event], at_ns: int) -> list[Event]:
         )
         for number, begun in enumerate(open_.values(), sequence)
     ]
-    whose = {name: getattr(said[0], name) for name in ("engine", "recorder", "launch", "capabilities", "sampled_only")}
+    origin = {name: getattr(said[0], name) for name in ("engine", "recorder", "launch", "capabilities", "sampled_only")}
     number = sequence + len(roots)
     beat = Heartbeat(
-        **whose, sequence=number, start_ns=at_ns, end_ns=at_ns, recorder_closed=True, span_id=f"{number:016x}"
+        **origin, sequence=number, start_ns=at_ns, end_ns=at_ns, recorder_closed=True, span_id=f"{number:016x}"
     )
     return [*roots, beat]
 
@@ -397,8 +397,8 @@ def _left_out(delivery: Delivery, rng: random.Random) -> set[str]:
     return set(requests[first : first + rng.randrange(1, len(requests) + 2)])
 
 
-def _told_time(delivery: Delivery, rng: random.Random, clock: Callable[[int, int], int], *, chance: float) -> Delivery:
-    """The delivery with the times that wrong clocks tell: those of one recorder, or of more."""
+def _with_clock(delivery: Delivery, rng: random.Random, clock: Callable[[int, int], int], *, chance: float) -> Delivery:
+    """The delivery with times from wrong clocks, of one recorder or of several."""
     recorders = by_recorder(delivery)
     wrong = {recorder for recorder in recorders if rng.random() < chance} or set(recorders)
     first_ns = {recorder: min(event.end_ns for event in events) for recorder, events in recorders.items()}

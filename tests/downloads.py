@@ -32,7 +32,7 @@ class Sidecar:
     def hear(self, events: Sequence[Event]) -> None:
         spans = list(map(span_of, events))
         for number, span in enumerate(spans):
-            if not span.span_id:  # a sign of life that a test made up
+            if not span.span_id:  # a heartbeat that a test made up
                 span.trace_id, span.span_id = "f" * 32, f"{2**63 + number:016x}"
         self.take(otlp_json.to_protobuf(json.loads(otlp_json.spans_to_json_line(spans))))
 

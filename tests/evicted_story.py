@@ -1,4 +1,4 @@
-"""A request of which 64 tokens are held by vLLM, 32 were evicted from the connector's store, and 24 are no full block."""
+"""A request with 64 tokens held by vLLM, 32 evicted from the connector's store, and 24 in no full block."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ STORY = """
 """
 CHUNK = 32
 ABOUT = {semconv.CAPABILITIES.key: declaration({"Connector": [Capability.TELLS_CHUNKS]})}
-"""What the recorder's resource says: the connector tells every chunk that its store gains or loses."""
+"""What the recorder's resource says: the connector reports every chunk that its store gains or loses."""

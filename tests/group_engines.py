@@ -1,4 +1,4 @@
-"""Real engines with several KV cache groups in this process, whose blocks are checked, and faults in what blocks hold: in
+"""Real engines with several KV cache groups in this process, with checks of their blocks, and faults in what blocks hold: in
 vLLM's own prefix cache, and in loads."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class GroupEngine:
         return {name.removeprefix(f"{prefix}-"): made for name, made in tokens.items()}
 
     def counted(self) -> Counter[tuple[str, int]]:
-        """Checked blocks by check and group, and those that nobody could judge."""
+        """Checked blocks by check and group, and those that could not be judged."""
         counts: Counter[tuple[str, int]] = Counter()
         for each in self.results:
             counts[each.kind, each.group] += each.blocks
@@ -303,7 +303,7 @@ class Injected:
 
 
 def prompts(rng: random.Random, count: int, longest: int = 420) -> list[DemoRequest]:
-    """Prompts of which nothing is alike."""
+    """Prompts that share nothing."""
     return [
         DemoRequest(
             f"p{n}", tuple(rng.randrange(3, hybrid_models.VOCABULARY) for _ in range(rng.randrange(180, longest))), 3

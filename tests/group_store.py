@@ -56,7 +56,7 @@ class GroupStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         self._matched: dict[str, int] = {}
         self._plan = Copies()
         self.views: dict[int, list[Any]] = {}
-        """By group, whose first dimension counts blocks."""
+        """By group; the first dimension counts blocks."""
         self._ended: set[str] = set()
 
     # The scheduler's side.
@@ -124,7 +124,7 @@ class GroupStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     def _copies(
         self, group: Group, request: Any, tables: list[list[int]], computed: int, end: int, *, stores: bool = False
     ) -> Iterator[Copy]:
-        """Those blocks; of a step, only states at whose boundary it ends."""
+        """Those blocks; of a step, only states at the boundary where it ends."""
         known = len(request.block_hashes) * self._hash_size
         if stores and group.boundary and (end % group.unit or end > known):
             return

@@ -2,7 +2,7 @@
 
     L 749 c336 h256 -> 256 cached      a lookup: tokens, computed, matched (h? hides it), the answer
     L 749 c336 h256 -> 0 healed 256    the guard replaced 256 by 0
-    L 749 c336 h256 -> 0 fresh         the connector says that it computed the answer anew
+    L 749 c336 h256 -> 0 fresh         the connector says that it computed the answer again
     L 749 c0 -> later                  'ask me later'; `async` after an answer makes it asynchronous
     L 749 c0 h64 -> 64 keys a,b        the keys of the chunks that it claims
     L 749 c0 -> !KeyError: 'x'         a lookup that raised
@@ -24,7 +24,7 @@
     store 256+256 in 7                 a worker's store from 7 different blocks
     failure build_connector_meta !text the call raised; `rank 1` before the error is a worker's
     R                                  the asynchronous load was received; `failed` after it
-    error [5 6]                        blocks whose load failed
+    error [5 6]                        blocks with a failed load
     prefetch 0+512 keys a,b            into a nearer tier; the chunks may be named
     refs -1, pins -1                   of a stored chunk
     check loaded 64 unknown 3          a worker's look at blocks: computed, loaded, admitted, held; `rank 1` after it
@@ -41,21 +41,21 @@
                                        `b: ` (`-`: the one without a name); `of 2` reports expected, `[1 2] of [7 8]`
                                        its own blocks and the other engine's; `!text` an error
     sent registration                  a notification to another engine, with the same; `got registration` from it
-    lease 20                           another engine asks to keep them for so many seconds from here on
+    lease 20                           another engine asks to keep them for 20 seconds from here on
     gives h1 600/601 of a              what is handed over: its name, tokens (- if it is not said) of a prompt, and
                                        the digest of these tokens; `takes` on the other engine; after it `in
                                        push`, `from p` and the blocks `[1-19]`
     key k1 after k0 of digest          a chunk's key
-    holds a,b                          all chunks of the store, told anew; in parts: `holds a ..`, `holds .. b`
+    holds a,b                          a resync of all chunks of the store; in parts: `holds a ..`, `holds .. b`
     evict a, reset, reset refused      `reset silent` answered None
     evict a by cmpl-1-0-0123abcd       to make room for a chunk of this request
-    start 749                          the request begins, with so many tokens
+    start 749                          the request begins, with 749 tokens
     start 749 as lora-a                the adapter and salt that its KV depends on
     start 749 as lora-a version 1      and that adapter's version
-    start 96 of a b c                  its full blocks, whose hashes are told: each once, as recorders do
+    start 96 of a b c                  its full blocks with their hashes: each reported once, as recorders do
     cache + a b - c                    vLLM's own cache stored blocks, and removed one; `cache 0`: it was emptied; `cache
-                                       late`: what came before was not told; `cache` again: it is not told any more
-    cache of cpu by a + a b            the connector's store, which tells its contents the same way
+                                       late`: nothing was reported before; `cache` again: no more reports
+    cache of cpu by a + a b            the connector's store, which reports its contents the same way
     evict =a, keys =a,=b               a key that is the hash of a block
     end, end delayed, sent             the request ends; its blocks are kept; they are given back
     end [1 2]                          the blocks that it held at its end
@@ -64,7 +64,7 @@
     end handoff computed 600           it was to be handed on to another engine; 600 of its tokens were computed
     end handoff output 1 computed 0 []     after a token of output; no blocks are left
     cut off                            its engine ended before it did
-    wait 130                           so many seconds pass, in which every recorder sends heartbeats
+    wait 130                           130 seconds pass, in which every recorder sends heartbeats
     wait 130 idle                      the same, and the scheduler makes no step; `busy`: it makes some
     wait 130 spare                     the same, and it reports spare capacity for one more request; `full`: it had none
     wait 130 paused                    the scheduler is paused, and makes no step
@@ -76,7 +76,7 @@
 
 Requests begin by themselves, if nothing is said of it. Times count up by a millisecond a line. A block
 holds 32 tokens if nothing else is said, a chunk `chunk` of them. A history that came from a log
-(`from_log`) has no signs of life.
+(`from_log`) has no heartbeats.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ from kvtrail.tracer.rules import Rule
 SECOND_NS = 10**9
 MILLISECOND_NS = 10**6
 HEARTBEAT_NS = 5 * SECOND_NS
-"""Between two signs of life of a recorder."""
+"""Between two heartbeats of a recorder."""
 STEPS = {"idle": 0, "paused": 0, "busy": 1000, "spare": 1000, "full": 1000}
-"""Steps of the scheduler between two signs of life."""
+"""Steps of the scheduler between two heartbeats."""
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
 REQUEST = "cmpl-1-0-0123abcd"
@@ -222,7 +222,7 @@ _WRONG = (
     r" wrong (?P<kind>drift|rot|early) (?P<block>\d+)@(?P<token>\d+)(?: layers (?P<layers>\S+))?(?: holds (?P<holds>\S+))?"
     r"(?: from (?P<from>\S+))?"
 )
-_TOLD = r" (?P<hash>\w+):(?P<fingerprint>-?\d+)@(?P<token>\d+)"
+_REPORTED = r" (?P<hash>\w+):(?P<fingerprint>-?\d+)@(?P<token>\d+)"
 
 
 def _handoff(m: re.Match[str]) -> Fields:
@@ -235,17 +235,17 @@ def _handoff(m: re.Match[str]) -> Fields:
 
 
 def _peer(m: re.Match[str]) -> Fields:
-    whose = m["whose"]
+    owner = m["owner"]
     return {
         "peer": m["peer"], "peer_rank": _number(m["rank"]), "notifications_expected": _number(m["expected"]),
-        "peer_request": None if whose is None else REQUEST if whose == "-" else f"{whose}-{REQUEST}",
+        "peer_request": None if owner is None else REQUEST if owner == "-" else f"{owner}-{REQUEST}",
         "reason": m["error"],
     }  # fmt: skip
 
 
 def _check(m: re.Match[str]) -> Fields:
     wrong = [each.groupdict() for each in re.finditer(_WRONG, m["wrong"])]
-    reported = [each.groupdict() for each in re.finditer(_TOLD, m["told"] or "")]
+    reported = [each.groupdict() for each in re.finditer(_REPORTED, m["reported"] or "")]
     return {
         "check_look": m["look"],
         "check_blocks": int(m["blocks"]),
@@ -269,7 +269,7 @@ def _check(m: re.Match[str]) -> Fields:
     }
 
 
-_PEER = r"(?: rank (?P<rank>\d+))?(?: peer (?P<peer>\S+))?(?: for (?P<whose>\S+))?(?: of (?P<expected>\d+))?"
+_PEER = r"(?: rank (?P<rank>\d+))?(?: peer (?P<peer>\S+))?(?: for (?P<owner>\S+))?(?: of (?P<expected>\d+))?"
 _BLOCKS = r"(?: \[(?P<blocks>[\d |-]*)\])?"
 _ERROR = r"(?: !(?P<error>.*))?"
 _PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS
@@ -355,7 +355,7 @@ LINES: list[Line] = [
     ),
     (
         r"check (?P<look>computed|loaded|admitted|held) (?P<blocks>\d+)(?: unknown (?P<unknown>\d+))?"
-        r"(?: group (?P<group>\d+))?(?: tells(?P<told>(?: \w+:-?\d+@\d+)+)(?: as (?P<identity>\w+))?)?"
+        r"(?: group (?P<group>\d+))?(?: tells(?P<reported>(?: \w+:-?\d+@\d+)+)(?: as (?P<identity>\w+))?)?"
         r"(?P<wrong>(?:" + re.sub(r"\?P<[a-z]+>", "?:", _WRONG) + r")*)"
         r"(?: more (?P<more>\d+))?(?P<healed> healed)?(?: rank (?P<rank>\d+))?",
         e.BlockCheck,
@@ -529,7 +529,7 @@ def history(
 
 
 def _referring(hashes: bytes, reported: set[bytes]) -> Fields:
-    """A prompt's hashes as a recorder tells them: those of `told` are only referred to, and the others are now among them."""
+    """A prompt's hashes as a recorder reports them: those in `reported` are only referred to, the others added to it."""
     each = [hashes[at : at + semconv.HASH_BYTES] for at in range(0, len(hashes), semconv.HASH_BYTES)]
     first = next((n for n, one in enumerate(each) if one not in reported), len(each))
     reported.update(each)
@@ -547,7 +547,7 @@ def goodbyes(events: Sequence[Event]) -> list[Event]:
 
 
 def _heartbeat(last: Event, at_ns: int, steps: int | None = None, *, closed: bool = False) -> e.Heartbeat:
-    """A recorder's sign of life after its last event."""
+    """A recorder's heartbeat after its last event."""
     return e.Heartbeat(
         engine=last.engine,
         recorder=last.recorder,
@@ -598,8 +598,8 @@ def judge(events: Sequence[Event], *, later_s: float = 0.0, rules: Sequence[Rule
 
 
 def heartbeats(events: Sequence[Event], *, later_s: float, steps: int | None = None) -> list[Event]:
-    """The signs of life of every recorder after the last event, up to so many seconds later; the scheduler makes so many
-    `steps` between two of them, if they tell its steps."""
+    """The heartbeats of every recorder after the last event, up to `later_s` later; the scheduler makes `steps` steps
+    between two of them, if they count its steps."""
     from_ns = max((event.end_ns for event in events), default=0)
     until_ns = from_ns + int(later_s * SECOND_NS)
     heard = {event.recorder: event for event in sorted(events, key=lambda event: event.sequence)}

@@ -1,4 +1,4 @@
-"""Real vLLM engines on the CPU whose models have two KV cache groups each: tiny ones, with seeded random weights."""
+"""Real vLLM engines on the CPU, for models with two KV cache groups each: tiny ones, with seeded random weights."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ Said = tuple[str, str]
 def healthy_runs(
     seeds: int, first: int = 0, *, of_each: int = len(CONNECTORS), profiles: Collection[str] = tuple(PROFILES)
 ) -> tuple[Run, ...]:
-    """Healthy runs of each of these profiles with so many connectors; some engines have two workers, some none that is
+    """Healthy runs of each of these profiles with this number of connectors; some engines have two workers, some none that is
     recorded."""
     runs = tuple(
         recorded_runs.healthy(connector, profile, seed, workers=(1, 2, 0)[seed % 3])
@@ -144,7 +144,7 @@ class Caught:
 
     Attributes:
         whole: those for which everything arrived that the rule needs; `whole_found` of them were made.
-        seen: those whose witnesses arrived, and of a deadline a sign that it is past; `seen_found` of them were made.
+        seen: those with all witnesses, and for a deadline a sign that it is past; `seen_found` of them were made.
     """
 
     whole: int = 0
@@ -274,7 +274,7 @@ FAULTY_PAIRS = (Mistake.EXCHANGED, Mistake.TWICE, Mistake.SHORT, Mistake.OVERDUE
 
 
 def with_workers(events: Iterable[Event]) -> list[Event]:
-    """The events as engines would record them of which the worker is a process of its own, with a recorder of its own."""
+    """The events as an engine would record them with its worker in a process of its own, with a recorder of its own."""
     numbers: Counter[str] = Counter()
     of_requests: Counter[tuple[str, str | None]] = Counter()
 
@@ -341,7 +341,7 @@ def _in_pieces(delivery: Delivery) -> Delivery:
 
 @cache
 def a_day(requests: int = 20_000) -> Run:
-    """A day of an engine: bursts of requests with shared prefixes, whose chunks stay in the store or are evicted from it."""
+    """A day of an engine: bursts of requests with shared prefixes; their chunks stay in the store or are evicted from it."""
     rng = random.Random("a day")
     heads = [(f"head-{number}", 32 * rng.randrange(2, 8)) for number in range(30)]
     arrivals = tuple(
@@ -420,7 +420,7 @@ def a_written_day() -> Run:
     for n in range(1000):
         lines += [text.format(n=n, m=n - 2, p=n - 1) for text in ((ROUND, EIGHTH) if n % 8 == 7 else (ROUND,))]
     events = history("".join(lines), connector="OffloadConnector", chunk=32, recorder="recorder")
-    return Run(name="a told day", events=tuple(events), scheduler="recorder")
+    return Run(name="a written day", events=tuple(events), scheduler="recorder")
 
 
 def unknown_shares(

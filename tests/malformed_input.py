@@ -35,7 +35,7 @@ from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 GOLDEN = Path(__file__).parent / "golden"
 INNOCENT = "loaded-asynchronously"
-"""A whole recording whose requests are `ok`."""
+"""A whole recording; its requests are `ok`."""
 INNOCENT_BYTES = b"innocent-"
 """Begins the names of innocent engines."""
 HISTORIES_A_BATCH = 20
@@ -141,7 +141,7 @@ def element(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
 
 
 def added(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
-    """An attribute of another kind of span, or one that nobody knows."""
+    """An attribute of another kind of span, or an unknown one."""
     tables = (*FIELDS.values(), STEP_FIELDS, semconv.COMMON)
     every = [attribute.key for table in tables for attribute in table]
     key = dice.choice([*every, "kvtrail.of.the.future", "gen_ai.request.id", "", "start_ns", "error"])

@@ -1,4 +1,4 @@
-"""Recorders whose tracer is the test itself: a transport in memory, and what is recorded through it."""
+"""Recorders with the test itself as their tracer: a transport in memory, and what is recorded through it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def a_recorder(transport: MemoryTransport) -> Recorder:
 
 
 def record(recorder: Recorder, request: Any, count: int = 1) -> None:
-    """Record so many lookups of a request."""
+    """Record this number of lookups of a request."""
     for _ in range(count):
         values = (700, 0, 0, 0, False, *(None,) * 6)
         recorder.record(Kind.LOOKUP.value, b"", recorder.contexts.of(request), 1, 2, values)

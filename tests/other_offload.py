@@ -1,4 +1,4 @@
-"""OffloadConnectors whose loads end between steps, as those of a slower store do, or layer by layer within one."""
+"""OffloadConnectors with loads that end between steps, as those of a slower store do, or layer by layer within one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvtrail.connector.offload import UntracedOffloadConnector
 
 
 class AsyncOffloadConnector(UntracedOffloadConnector):
-    """Requests wait for their loads, whose ends it reports with the step after."""
+    """Requests wait for their loads; it reports the ends of these with the step after."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -28,7 +28,7 @@ MAX_RESERVED = 200
 
 
 def reserved_port() -> socket.socket:
-    """A socket whose port nobody else is given while it is open.
+    """A socket with a port that no other process is given while it is open.
 
     It is bound and never listens. Linux lets a server listen beside it, since both set SO_REUSEADDR, as servers do; to others
     that look for a free port, the kernel included, this one is taken.
@@ -44,7 +44,7 @@ def port_of(reserved: socket.socket) -> int:
 
 
 def free_port() -> int:
-    """A port for a server that sets SO_REUSEADDR; it is reserved, so nobody else takes it meanwhile."""
+    """A port for a server that sets SO_REUSEADDR; it is reserved, so no other process takes it meanwhile."""
     _reserved.append(reserved_port())
     if len(_reserved) > MAX_RESERVED:
         _reserved.popleft().close()

@@ -182,14 +182,14 @@ def run(
 def causes(
     folder: Path, version: str, *, chunks: int, requests: int, blocks: int, seed: int, **extra: Any
 ) -> dict[str, Tally]:
-    """Random prompts with an LMCache that has room for so many chunks, and a vLLM of so many blocks: tokens by the
+    """Random prompts with an LMCache that has room for `chunks` chunks, and a vLLM of `blocks` blocks: tokens by the
     reference's cause and by what was said of them, for each thing that may be left out of a recording."""
     task = {"folder": str(folder / "model"), "chunks": chunks, "requests": requests, "blocks": blocks, "seed": seed}
     said = _ran("random_prompts.py", task | {"extra": extra, "sizes": [], "at_a_time": 64, "generate": 12}, version)[
         "said"
     ]
     return {
-        untold: Counter({(cause, verdict): n for cause, verdict, n in reported}) for untold, reported in said.items()
+        missing: Counter({(cause, verdict): n for cause, verdict, n in reported}) for missing, reported in said.items()
     }
 
 

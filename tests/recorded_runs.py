@@ -2,7 +2,7 @@
 
 The scheduler, its KV cache manager and the connector are real, and so are the workers of the OffloadConnector, which have
 recorders of their own, as in processes of their own. The steps' time is made up: a run takes milliseconds here and minutes
-there, so each moment of it is moved into recorded time, and each recorder gives the signs of life that it would have given
+there, so each moment of it is moved into recorded time, and each recorder sends the heartbeats that it would have sent
 in that time, every five seconds, with their numbers. Nothing else is changed: no event is added, left out or numbered to
 suit a rule.
 """
@@ -53,9 +53,9 @@ CONNECTORS = (
 SLOW_STEPS_S = {"stalled-transfers": 10.0, "callers-gave-up": 4.0}
 """How long a step takes, by fault: where what is wrong goes on for minutes."""
 GIVES_UP_STEPS = 10
-"""After so many steps, 40 seconds, callers give up who wait for a load, where that is part of the fault."""
+"""After this number of steps, 40 seconds, callers that wait for a load give up, where that is part of the fault."""
 SYNCHRONOUS = {"OffloadConnector", "ExampleConnector"}
-"""Whose loads end within their step: only with these does vLLM allow a reset while requests run."""
+"""Connectors with loads that end within their step: only with these does vLLM allow a reset while requests run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +151,10 @@ def play(
     """Play a scenario on vLLM's scheduler.
 
     Args:
-        workers: so many, where the connector's workers can run here.
+        workers: their number, where the connector's workers can run here.
         levels: taken one after the other.
         uses_ids_again: some requests get the id of one that has ended.
-        lives_on_s: how long the engine gives signs of life afterwards.
+        lives_on_s: how long the engine sends heartbeats afterwards.
         step_s, idle_s: how long a step takes, and an idle one at most; drawn where they are not given.
         salts: each second request has another cache salt.
         hands_on: requests are to be handed on to another engine.
@@ -205,7 +205,7 @@ def play(
 
 
 class _Timed:
-    """A stage whose steps take made-up time, with the workers that run in its steps."""
+    """A stage with steps that take made-up time, with the workers that run in them."""
 
     def __init__(
         self,
@@ -374,11 +374,9 @@ def _flush(recorders: Sequence[Recorder]) -> None:
 
 
 def _as_recorded(events: Sequence[Event], timed: _Timed, end_ns: int, *, counts_steps: bool) -> list[Event]:
-    """One recorder's events in recorded time, with the signs of life that it would have given then: the first at once, then
+    """One recorder's events in recorded time, with the heartbeats that it would have sent then: the first at once, then
     one every five seconds, and a goodbye. The scheduler's says how many steps there were."""
-    events = sorted(
-        events, key=lambda event: event.sequence
-    )  # two threads record: a sign of life may be numbered first
+    events = sorted(events, key=lambda event: event.sequence)  # two threads record: a heartbeat may be numbered first
     assert [event.sequence for event in events] == list(range(len(events))), "the run itself has gaps"
     alive = next(event for event in events if isinstance(event, Heartbeat))
     beat_ns, recorded = START_NS, list[Event]()

@@ -1,4 +1,4 @@
-"""The api of a tracer in this process, and what it is sent of two engines of which one hands over to the other."""
+"""The api of a tracer in this process, and the spans of two engines: one hands over to the other."""
 
 from __future__ import annotations
 

@@ -150,14 +150,14 @@ def span_of(event: Event) -> Span:
         name=semconv.span_name(event.kind),
         start_ns=event.start_ns,
         end_ns=event.end_ns,
-        attributes={a.key: _told(value) for a in own if (value := getattr(event, a.field)) not in (None, "")},
+        attributes={a.key: _as_json(value) for a in own if (value := getattr(event, a.field)) not in (None, "")},
         resource={a.key: value for a in resource if (value := getattr(event, a.field)) is not None},
         scope=semconv.SCOPE,
         error=semconv.CUT_OFF_REASON if event.kind is semconv.Kind.CUT_OFF else event.error,
     )
 
 
-def _told(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """A value as a span has it."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 

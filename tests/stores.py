@@ -28,7 +28,7 @@ ROOMY = 2**30
 
 
 def clickhouse() -> Address:
-    """A new database in ClickHouse's own engine, of which a process can have one."""
+    """A new database in ClickHouse's own engine; a process can have one such engine."""
     return Address.of(f"chdb://{_folder()}?database=t{uuid.uuid4().hex}")
 
 
@@ -38,7 +38,7 @@ def _folder() -> str:
 
 
 class FleetTracer:
-    """A tracer without its servers, which sends to ClickHouse when it is told to.
+    """A tracer without its servers, which sends to ClickHouse when the test asks it to.
 
     Attributes:
         local, fleet: what readers of its own file, and of ClickHouse, see.
@@ -70,7 +70,7 @@ class FleetTracer:
         self.pipeline.ingest(encoded(events, named), transport="grpc")
 
     def send(self, *, after_s: float = 60.0) -> None:
-        """Write all rows, send everything, and hear what others have sent, so many seconds after the last time."""
+        """Write all rows, send everything, and hear what others have sent, this number of seconds after the last time."""
         self.now_s += after_s
         self.pipeline.tidy()
         self.shipper.send()

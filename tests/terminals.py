@@ -107,7 +107,7 @@ class Terminal:
         return bool(flags & termios.ECHO and flags & termios.ICANON)
 
     def _read(self, deadline: float) -> bool:
-        """Take in what was written; False if nobody is left who writes."""
+        """Take in what was written; False if no writer is left."""
         assert select.select([self._ours], [], [], max(0, deadline - time.monotonic()))[0], self.raw
         try:
             chunk = os.read(self._ours, 65536)

@@ -47,7 +47,7 @@ def test_its_rows_are_what_the_detector_makes_of_its_spans(path: Path) -> None:
         key = (row["engine"], row["request"])
         account, found = detector.accounts[key], detector.findings.get(key, {})
         alone = _as_json(account.as_dict())
-        del alone["causes"]  # what its prompt found in the caches is told by the events of others
+        del alone["causes"]  # what its prompt found in the caches follows from the events of others
         assert {name: row[name] for name in alone} == alone
         assert row["causes"] or not row["lookups"]
         for split in row["causes"]:
@@ -84,8 +84,8 @@ def test_a_restart_reads_the_spans_of_open_requests_and_no_others(path: Path, mo
     monkeypatch.setattr(restart, "ProtobufDecoder", Counting)
     store, writer = SqliteReader(path), SqliteWriter(path)
     some = random.Random(3).sample(store.requests(limit=SPANS), 60)
-    whose = {(row["engine"], row["request"]) for row in some}
-    events = [event for part in writer.events_of(whose, until=writer.last_number()) for event in part]
+    keys = {(row["engine"], row["request"]) for row in some}
+    events = [event for part in writer.events_of(keys, until=writer.last_number()) for event in part]
     writer.close()
     assert len(events) == sum(len(store.spans_of(row)) for row in some)
     assert len({(event.engine, event.request) for event in events}) == len(some) < sum(read) / 5

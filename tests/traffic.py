@@ -112,7 +112,7 @@ class Recording:
     Attributes:
         from_ns: when its first request begins.
         every_ms: the mean time from one request to the next.
-        stale_every: so many requests come to one stale answer; 0 for none.
+        stale_every: the number of requests per stale answer; 0 for none.
     """
 
     def __init__(self, engine: Engine, *, from_ns: int, every_ms: float = 400.0, stale_every: int = 0) -> None:

@@ -17,7 +17,7 @@ from kvtrail.tracer.ingest import otlp_json
 
 
 def encoded(events: Sequence[Event], about: Mapping[str, str | int] | None = None) -> bytes:
-    """The bytes of an `ExportTraceServiceRequest` with the events of one recorder, whose resource says this, too."""
+    """The bytes of an `ExportTraceServiceRequest` with the events of one recorder; its resource says this, too."""
     resource = {
         "service.name": "test",
         semconv.ENGINE_ID.key: events[0].engine,

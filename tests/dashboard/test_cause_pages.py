@@ -1,4 +1,4 @@
-"""Why tokens were computed, as the pages tell it."""
+"""Why tokens were computed, as the pages show it."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ SAVINGS: dict[str, Any] = {
 }
 
 
-def test_causes_are_told_apart_by_engine_connector_model_and_tenant() -> None:
+def test_causes_are_split_by_engine_connector_model_and_tenant() -> None:
     assert causes.groups(SAVINGS, {"e1": "m", "e2": "m"}) == {
         "engine": {"e2": {"new": 400}, "pod-1": {"evicted": 60, "new": 40}},
         "connector": {"C": {"evicted": 60, "new": 440}},
@@ -188,7 +188,7 @@ def test_tenants_of_one_name_are_one_group() -> None:
     }  # fmt: skip
 
 
-def test_what_kv_cache_groups_lacked_is_told_apart_where_there_are_several() -> None:
+def test_misses_are_split_by_kv_cache_group_where_there_are_several() -> None:
     by_group = {"0:full_attention": {"evicted": 20}, "1:sliding_window": {"evicted": 60, "uncached": 40}}
     assert causes.groups({**SAVINGS, "by_group": by_group}, {})["KV cache group"] == {
         "1 (sliding window)": {"evicted": 60, "uncached": 40},
@@ -217,7 +217,7 @@ def test_the_bars_have_the_shares_of_each_group() -> None:
     assert spec["encoding"]["color"]["scale"]["domain"] == ["failed load", "evicted"]
 
 
-def test_what_is_unknown_names_what_would_tell() -> None:
+def test_what_is_unknown_names_what_would_reveal_it() -> None:
     sums = {"causes": {"held:gpu": 900, "unknown:probe": 40, "unknown:block_hashes": 10, "new:": 50}}
     assert causes.unknown(sums) == (
         "Of 40 % the cause is not known: no probe shows what the connector's store gains and loses. Of 10 % the cause is not"
@@ -233,7 +233,7 @@ def test_what_is_unknown_names_what_would_tell() -> None:
     )
 
 
-def test_what_several_caches_lost_is_told_by_cache() -> None:
+def test_what_several_caches_lost_is_split_by_cache() -> None:
     sums = {"causes": {"evicted:cpu": 60, "evicted:gpu": 20, "new:": 20}}
     assert causes.largest({"causes": {"evicted:cpu": 999, "evicted:gpu": 1}}) == (
         "100 % of what was computed had been held and evicted, from cpu."

@@ -154,7 +154,7 @@ def test_a_view_that_fits_itself_asks_for_the_most_that_it_may_show() -> None:
     assert fit_end_ms(asked) == pytest.approx(AT_MS, abs=1)
 
 
-def test_short_contents_are_asked_for_again_so_that_their_phases_can_be_told_apart() -> None:
+def test_short_contents_are_requested_again_to_distinguish_their_phases() -> None:
     """An engine that died after a second had lanes of one phase each: the answer for half an hour has 0.9 s per point."""
     asked = question(View(), end_ms=AT_MS)
     died_ms = AT_MS - 120_000

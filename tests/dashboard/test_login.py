@@ -172,7 +172,7 @@ def test_a_proxy_is_known_by_its_address(client: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["//evil.test", "https://evil.test", "/\\evil.test", "/\nx", "", "evil"])
-def test_after_the_login_nobody_is_led_to_another_site(with_token: str, wanted: str) -> None:
+def test_the_login_never_redirects_to_another_site(with_token: str, wanted: str) -> None:
     assert logged_in(with_token, TOKEN, wanted).headers["location"] == "/"
 
 
@@ -199,7 +199,7 @@ def test_a_login_that_cannot_work_is_refused(options: tuple[str, ...], said: str
     assert said in result.output
 
 
-def test_a_file_without_a_token_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_file_without_a_token_admits_no_user(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("# none\n")
     with pytest.raises(BadLogin, match="holds no token"):
         Login(tmp_path / "tokens")

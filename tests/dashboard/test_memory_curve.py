@@ -1,4 +1,4 @@
-"""What more memory would buy, as the page tells it."""
+"""What more memory would buy, as the page shows it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_of_an_engine_that_has_ended_the_limit_is_not_reported() -> None:
     assert said.endswith("How much the store may hold is not known: its engine has ended.")
 
 
-def test_what_the_store_gave_is_measured_beside_what_is_reckoned() -> None:
+def test_what_the_store_gave_is_measured_beside_the_estimate() -> None:
     sums = {"asked": 1_000, "local": 400, "taken": 100, "causes": {"unaligned:": 90, "last-token:gpu": 10, "new:": 400}}
     assert memory.given(sums) == 0.2
     assert memory.given({**sums, "asked": 500}) is None

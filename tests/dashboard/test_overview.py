@@ -43,7 +43,7 @@ def test_a_level_of_a_newer_tracer_is_a_warning() -> None:
 
 
 def of(sums: dict[str, Any], first_runs: int | None = None) -> dict[str, Any]:
-    """An answer about efficiency with these sums, and so many first admissions."""
+    """An answer about efficiency with these sums, and this number of first admissions."""
     admissions = sums["admissions"] if first_runs is None else first_runs
     return {"worth": sums, "by_epoch": {"0": {"admissions": admissions}}}
 

@@ -1,4 +1,4 @@
-"""The palette: what it says can be read in both themes, and nobody draws with colours of his own."""
+"""The palette: what it says can be read in both themes, and no code draws with colours of its own."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_names_of_preemptions_do_not_stand_on_top_of_each_other() -> None:
 
 @pytest.mark.parametrize("by_step", [False, True])
 def test_the_same_data_gives_the_same_chart(stale: dict[str, Any], by_step: bool) -> None:
-    """Else every refresh would draw it anew, and the page would flicker."""
+    """Else every refresh would draw it again, and the page would flicker."""
     style = request_charts.Style(frame=request_charts.frame(stale), by_step=by_step)
     for chart in (request_charts.timeline_chart, request_charts.account_chart):
         assert chart(stale, style).to_json() == chart(stale, style).to_json()
@@ -251,7 +251,7 @@ def test_recorders_are_live_silent_or_closed() -> None:
     assert shown[0]["Received"] == 1234
 
 
-def test_engines_that_give_no_signs_of_life_are_named_once_they_are_missed() -> None:
+def test_engines_without_heartbeats_are_named_once_they_are_missed() -> None:
     busy, quiet = recorder(gives_signs=False), recorder(gives_signs=False, status="quiet")
     assert fleet.recorder_state(busy, now_ns=START_NS + 20 * 10**9) == "live"
     assert fleet.quiet_engines([busy, recorder()]) == ""

@@ -1,4 +1,4 @@
-"""The phases of one request, out of an answer about many; and the legends that tell the time in each."""
+"""The phases of one request, out of an answer about many; and the legends with the time in each."""
 
 from __future__ import annotations
 

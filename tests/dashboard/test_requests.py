@@ -17,7 +17,7 @@ from kvtrail.dashboard.content.requests import filters, filters_of_groups
         ("running", {"status": "running", "outcome": "running"}),
     ],
 )
-def test_a_status_is_where_a_request_is_or_what_became_of_it(word: str, asked: dict[str, str]) -> None:
+def test_a_status_is_the_place_or_the_outcome_of_a_request(word: str, asked: dict[str, str]) -> None:
     """A request that was preempted when its engine died is lost, and not preempted."""
     assert filters({"status": word, "engine": "a"}) == {"engine": "a", **asked}
 

@@ -91,7 +91,7 @@ def test_what_is_missing_or_wrong_is_named(served: Tracer, arguments: list[str],
     assert served.silences() == []
 
 
-def test_a_token_that_may_only_read_is_told_apart(served: Tracer) -> None:
+def test_a_read_only_token_is_distinguished(served: Tracer) -> None:
     with pytest.raises(TracerRefused, match=r"may not change anything\. Give --token-file one of the role `change`\."):
         served.silence(silences.asked({"rule": "full-hit"}, lasts=None, why="x", by="y", now_ns=time.time_ns()))
 

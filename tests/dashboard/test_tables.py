@@ -68,7 +68,7 @@ def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
 
 
 def test_what_findings_did_and_what_is_known_of_them_is_never_cut() -> None:
-    """A rule that is new and of which some findings are silenced has two labels."""
+    """A new rule with some silenced findings has two labels."""
     pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
     from kvtrail.dashboard.views.tables import rule_columns
 

@@ -82,7 +82,7 @@ def test_seconds_saved_are_shown_with_where_they_come_from() -> None:
 
 
 def worth(**changes: Any) -> dict[str, Any]:
-    """Sums of which 40 of 80 tokens to prefill were spared, 8 s of 16."""
+    """Sums with 40 of 80 tokens to prefill spared, 8 s of 16."""
     sums = {
         "asked": 100, "local": 20, "spared": 40, "prefill_saved_s": 8.0, "waited_s": 1.0, "postponed_s": 0.5, "load_s": 0.25,
         "store_s": 0.5, "causes": {},
@@ -292,12 +292,12 @@ def test_the_first_line_says_how_much_memory_is_held(
     assert savings.memory({"by_place": summed}, listed) == sentence
 
 
-def test_the_memory_of_an_engine_that_nobody_knows_any_more_is_not_missing_a_probe() -> None:
+def test_the_memory_of_a_forgotten_engine_is_not_missing_a_probe() -> None:
     said = savings.memory({"by_place": [{"engine": "long gone"}]}, [])
     assert said == "How much host memory was held in 1 engine that ended or stopped reporting is not known any more."
 
 
-def test_loads_that_nobody_waited_for_are_no_zero_seconds() -> None:
+def test_loads_without_waiting_requests_are_not_zero_seconds() -> None:
     """`Waited for KV 0 s in 0 loads` beside 141,054 loaded tokens."""
     assert savings.waits({"load_tokens": 141_054, "waits": 0}) == "no asynchronous load"
     assert savings.waits({"load_tokens": 512, "waits": 2}) == "in 2 loads"
@@ -322,7 +322,7 @@ def test_what_is_hidden_and_what_failed_is_said() -> None:
     assert savings.limits(efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749")["worth"]) == ""
 
 
-def test_bytes_that_nobody_reported_are_not_known() -> None:
+def test_unreported_bytes_are_not_known() -> None:
     loads, stores = savings.copy_rows(efficiency("L 749 c0 h512 -> 512\nA 512\nload 512\nend")["worth"])
     assert (loads["Tokens"], loads["Bytes"], loads["Bandwidth"], loads["Workers' time"]) == (
         "512",
@@ -386,7 +386,7 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
 
 
 def rule(name: str, unsilenced: int, **changes: Any) -> dict[str, Any]:
-    """A rule with nine findings, of which so many are not silenced."""
+    """A rule with nine findings; `unsilenced` of them are not silenced."""
     counts = {"findings": 9, "looked_at": 9, "requests": 9, "healed": 0, "harmed": 0}
     return {
         "rule": name, "title": name, "severity": "leak", "trend": [], **counts, "first_ns": NOW_NS, "last_ns": NOW_NS,
@@ -414,7 +414,7 @@ def test_what_is_known_of_a_rule_is_said_and_what_is_silenced_is_last() -> None:
     assert "new" not in findings.seen(rules[2], now_ns=NOW_NS)
 
 
-def test_the_findings_in_words_are_first_those_that_nobody_knows_of() -> None:
+def test_the_findings_in_words_prefer_those_that_are_not_silenced() -> None:
     silenced = {**finding("full-hit", "no harm seen", "known"), "silence": {"id": "s"}}
     loud = {**finding("full-hit", "no harm seen", "new"), "silence": None}
     assert findings.latest_of_each_rule([silenced, loud], most=3) == [loud]
@@ -437,7 +437,7 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
     assert findings.impact(harmed=2, healed=3, findings=9) == "2 did harm, 3 healed, 4 without harm seen"
 
 
-def test_in_words_each_rule_is_told_once() -> None:
+def test_in_words_each_rule_is_named_once() -> None:
     """Five equal cards of one rule."""
     listed = [finding("a", "healed", str(n)) for n in range(5)] + [finding("b", "healed"), finding("c", "healed")]
     assert [(f["rule"], f["request"]) for f in findings.latest_of_each_rule(listed, most=2)] == [("a", "0"), ("b", "r")]
@@ -589,7 +589,7 @@ def test_whoever_loses_something_is_on_top() -> None:
     )
 
 
-def test_what_a_recorder_could_not_tell_is_shown() -> None:
+def test_what_a_recorder_could_not_record_is_shown() -> None:
     odd = recorder(id="odd", untold={"kv.lookup": 1200, "probe.keys": 100}, probes_off=["LMCacheConnectorV1"])
     first, second = fleet.recorder_rows([recorder(id="fine"), odd], now_ns=NOW_NS)
     assert (first["Recorder"], first["Not recorded"]) == ("odd", "kv.lookup 1,200, probe.keys 100")

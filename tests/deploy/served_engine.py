@@ -1,7 +1,7 @@
 """vLLM's real scheduler without a model, in a process of its own, like a server: spans to a tracer, metrics on a port.
 
-It serves requests that share prefixes and preempt each other, on vLLM's own OffloadingConnector, whose loads are
-asynchronous; the demo's connector has none of those.
+It serves requests that share prefixes and preempt each other, on vLLM's own OffloadingConnector. Its loads are
+asynchronous; those of the demo's connector are not.
 """
 
 from __future__ import annotations

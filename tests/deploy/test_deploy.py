@@ -36,7 +36,7 @@ def test_every_alert_fires_where_it_must_and_only_there() -> None:
     checked("promtool", "test", "rules", str(DEPLOY / "prometheus" / "kvtrail.rules.test.yml"))
 
 
-def test_every_alert_is_tested_to_fire_and_to_be_silent() -> None:
+def test_every_alert_is_tested_to_fire_and_not_to_fire() -> None:
     rule_tests = yaml.safe_load((DEPLOY / "prometheus" / "kvtrail.rules.test.yml").read_text())["tests"]
     cases = [case for test in rule_tests for case in test.get("alert_rule_test", ())]
     fires = {case["alertname"] for case in cases if case["exp_alerts"]}

@@ -35,7 +35,7 @@ OF_OPERATORS = {
     "Certificate": "cert-manager.io/v1",
     "Issuer": "cert-manager.io/v1",
 }
-"""Kinds whose schema Kubernetes does not have, and of which version they are."""
+"""Kinds without a schema from Kubernetes, with their versions."""
 COMMANDS = {"kvtrail": ["kvtrail", "serve"], "api": ["kvtrail", "api"], "dashboard": ["kvtrail", "dashboard"]}
 """By container: the command of ours that it runs."""
 

@@ -1,7 +1,7 @@
 """The whole way: demos with an injected bug, their sidecars, Prometheus, an alert at a webhook, and Grafana's queries.
 
-Two demos run: one whose engine dies of LMCache #2158's bug, and one whose engine lives with it, as the guard heals it. To
-the latter's sidecar comes a scheduler whose loads are asynchronous.
+Two demos run: the engine of one dies of LMCache #2158's bug, and that of the other lives on, as the guard heals it. The
+sidecar of the latter also receives a scheduler with asynchronous loads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from watching import DASHBOARD, ROOT, Loading, Prometheus, Webhook, programs, ru
 pytest.importorskip("vllm", reason="the demo runs vLLM")
 BOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
 OF_PAIRS = "Pool kept for hand-offs"
-"""The panel that shows nothing here: these engines hand over to nobody. `kvtrail.rules.test.yml` has the same series."""
+"""The panel that shows nothing here: these engines have no hand-offs. `kvtrail.rules.test.yml` has the same series."""
 VARIABLES = {"$engine": ".*", "$connector": ".*", "$__rate_interval": "10s"}
 
 

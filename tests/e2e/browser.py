@@ -53,14 +53,14 @@ def see(page: playwright.Page, text: str | re.Pattern[str]) -> None:
 
 
 def drawn(page: playwright.Page) -> None:
-    """Wait until all of a page is drawn, of which a part is seen. Asked at each frame: a slow machine rests between two
+    """Wait until all of a page is drawn, once a part is seen. Asked at each frame: a slow machine rests between two
     refreshes for a moment only."""
     page.wait_for_function(IS_DRAWN)
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def shoot(page: playwright.Page, name: str, *, at_rest: bool = True) -> None:
-    """Leave a picture of the page, once all of it is drawn. A page whose tracer does not answer is never `at_rest`."""
+    """Leave a picture of the page, once all of it is drawn. A page without an answer from its tracer is never `at_rest`."""
     if at_rest:
         drawn(page)
     ARTIFACTS.mkdir(exist_ok=True)

@@ -41,13 +41,13 @@ class Connection:
         self._inputs: list[tuple[str, int]] = []  # each by its part of the page, and the runs that had started
         self._started = 0  # runs
         self._ends: dict[int, int] = {}  # of runs, by their numbers: how they ended
-        self._drawn = 0  # runs of which the page has been sent the end
+        self._drawn = 0  # runs with their end sent to the page
         self._is_held_up = False
         self._waiting: list[Callable[[], None]] = []
         page.route_web_socket(re.compile("_stcore/stream"), self._connect)
 
     def wait_for_refreshes(self, count: int = 2) -> None:
-        """Wait until the page has asked for a part of itself so many times, and, unless that is held up, been sent it."""
+        """Wait until the page has asked for a part of itself this many times, and, unless that is held up, been sent it."""
         asked = self._asked.copy()
         self._until(lambda: max((self._asked - asked).values(), default=0) >= count)
         if not self._is_held_up:

@@ -30,7 +30,7 @@ def pixels(page: playwright.Page) -> str:
 
 
 def wait_for_answers(page: playwright.Page, count: int) -> None:
-    """Wait for so many updates."""
+    """Wait for this number of updates."""
     wanted = int(page.locator(".live").get_attribute("data-answers") or 0) + count
     page.wait_for_function(
         "wanted => Number(document.querySelector('[data-testid=stBidiComponentIsolated]').shadowRoot"

@@ -20,7 +20,7 @@ CHAT = {"service.name": "chat", "kvtrail.model": "llama"}
 
 
 def post(tracer: Tracer, events: Sequence[Event], about: Mapping[str, str] | None = None) -> None:
-    """Send events of one recorder, whose resource says this too, some at a time."""
+    """Send events of one recorder, with this in its resource too, some at a time."""
     for first in range(0, len(events), 500):
         tracer.post(encoded(events[first : first + 500], about))
 
@@ -32,7 +32,7 @@ def live_traffic(
     seconds: int = 120,
     about: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """Engines that have served for so many seconds, and go on: each with the milliseconds between its requests, and how many
+    """Engines that have served for `seconds`, and go on: each with the milliseconds between its requests, and how many
     of them come to one stale answer (0 for none)."""
     from_ns = time.time_ns() - seconds * S
     recordings = [

@@ -1,4 +1,4 @@
-"""What an on-call engineer's sidecar knows: a day's trouble of a dozen engines, some of which go on serving.
+"""What an on-call engineer's sidecar knows: a day's trouble of a dozen engines; some of them go on serving.
 
 An engine has died of LMCache #2158, which is a real one on vLLM's scheduler. All others are made up: a deploy that lost the
 cache, an engine without hits beside two with them, evictions that one tenant pays for, a hand-off, a model with two KV cache
@@ -48,7 +48,7 @@ HYBRID = "hybrid-0123abcd"
 SLOW = "b-evicted-3-0123abcd"
 """A request of the tenant that waited for its prefill, since its prompt had been evicted."""
 KNOWN_AT = "phi-b"
-"""The engine whose findings are silenced."""
+"""The engine with silenced findings."""
 WHY, BY = "LMCache #2158, fixed in 0.33", "ana"
 HITS = "L 2500 c0 h1696 -> 1696\nA 1696\nS 1696+804\nend"
 FEW_HITS = "L 2500 c0 h64 -> 64\nA 64\nS 64+2436\nend"
@@ -165,6 +165,6 @@ def _feed_all(tracer: Tracer) -> None:
 
 
 def begun_ago(events: Sequence[Event], seconds: int) -> list[Event]:
-    """The same history, begun so many seconds ago."""
+    """The same history, begun this number of seconds ago."""
     later_ns = time.time_ns() - seconds * 10**9 - events[0].start_ns
     return [replace(e, start_ns=e.start_ns + later_ns, end_ns=e.end_ns + later_ns) for e in events]

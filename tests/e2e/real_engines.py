@@ -2,7 +2,7 @@
 
 `PYTHONPATH=tests python tests/e2e/real_engines.py FOLDER [whole]` drives one engine after the other, each in a process of its
 own: a sound connector at level `detailed`, vLLM's own asynchronous one, and two with known bugs, which kill their engines.
-`whole` adds vLLM's whole CPU engine, whose workers really copy. OTEL_EXPORTER_OTLP_ENDPOINT says where the spans go.
+`whole` adds vLLM's whole CPU engine with workers that really copy. OTEL_EXPORTER_OTLP_ENDPOINT says where the spans go.
 """
 
 from __future__ import annotations

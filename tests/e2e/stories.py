@@ -57,7 +57,7 @@ def feed(tracer: Tracer, text: str, *, request: str, engine: str) -> None:
 def feed_over_time(
     tracer: Tracer, engine: str, version: str, stories: Mapping[int, str], *, model: str = "llama", ends: bool = False
 ) -> None:
-    """An engine of this version that does each of these so many minutes ago, and then sends a heartbeat; if it `ends`, its
+    """An engine of this version that did each of these that many minutes ago, and then sends a heartbeat; if it `ends`, its
     last. Its requests have the minutes in their ids."""
     events: list[Event] = []
     now_ns = time.time_ns()

@@ -166,7 +166,7 @@ def test_what_is_shown_live_stays(page: playwright.Page, url: str) -> None:
 
 
 def test_a_filter_leaves_the_search_alone(page: playwright.Page, url: str) -> None:
-    """Streamlit writes the search into the address by itself, and lets nobody else write it."""
+    """Streamlit writes the search into the address itself, and lets nothing else write it."""
     page.goto(f"{url}/requests")
     page.get_by_role("searchbox", name="Search").fill("r1")
     page.wait_for_url(re.compile("search=r1"))

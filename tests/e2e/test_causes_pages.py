@@ -21,7 +21,7 @@ pytestmark = needs_chromium
 
 @pytest.fixture(scope="module")
 def site(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a dashboard whose tracer has heard the story a moment ago."""
+    """The address of a dashboard; its tracer has heard the story a moment ago."""
     with pages.showing(tmp_path_factory.mktemp("causes")) as tracer:
         events = history(STORY, chunk=CHUNK)
         tracer.post(encoded(now([*events, *goodbyes(events)]), ABOUT))
@@ -33,7 +33,7 @@ def site(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> It
         yield pages.url
 
 
-def test_the_request_tells_each_part_and_leads_to_what_explains_it(page: playwright.Page, site: str) -> None:
+def test_the_request_shows_each_part_and_links_to_its_explanation(page: playwright.Page, site: str) -> None:
     page.goto(f"{site}/request?id=b-cmpl-1-0-0123abcd")
     see(page, "56 tokens of 120 were computed: 57 % evicted, 43 % unaligned.")
     bar = page.get_by_role("navigation", name="The 120 tokens by cause, in their order")

@@ -34,7 +34,7 @@ WHY = "Why: stale-lookup: A cached lookup answer was handed out without regard"
 
 
 @pytest.mark.parametrize(("model", "groups"), [("opt", 1), ("hybrid", 2)])
-def test_once_ends_by_itself_with_a_summary(tmp_path: Path, model: str, groups: int) -> None:
+def test_once_ends_on_its_own_with_a_summary(tmp_path: Path, model: str, groups: int) -> None:
     with demo(tmp_path, "--once", "--model", model, "--trace-file", "trace.jsonl") as run:
         assert run.finish() == 0, run.output()
         output = run.output()

@@ -39,7 +39,7 @@ TABLES = [".kvtable th button", ".kvtable td", ".kvtable .label"]
 
 
 EMPTY_AT_FIRST = re.compile(r"warning: WARN (Infinite extent for field|Conflicting scale property \"domain\")")
-"""Streamlit draws each chart without its rows first, and lets nobody choose what Vega then warns of."""
+"""Streamlit draws each chart without its rows first, and what Vega then warns of cannot be chosen."""
 
 
 def test_a_page_can_be_read_and_the_console_has_nothing_of_ours(

@@ -184,7 +184,7 @@ def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.P
     page.wait_for_url(re.compile("from="))
     shoot(page, "live-finding")
     was = page.url
-    # Pressed for long, while the picture is drawn anew: the button must be the same when it is let go.
+    # Pressed for long, while the picture is drawn again: the button must be the same when it is let go.
     page.get_by_role("button", name="Open the request").hover()
     page.mouse.down()
     connection.wait_for_refreshes()

@@ -136,7 +136,7 @@ PLACE = """(() => {
 def test_requests_share_rows_and_keep_them(ask: Any) -> None:
     first, second, third = ask(PLACE)
     assert first == [0, 1, 0, 2]
-    assert second == [1, 0, 2], "a has left: nobody moves"
+    assert second == [1, 0, 2], "a has left: nothing moves"
     a, b, is_open, c, e, d = third
     assert (b, c) == (1, 0)
     assert is_open not in (a, b, c, e), "what goes on has the rest of its row for itself"

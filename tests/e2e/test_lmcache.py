@@ -89,7 +89,7 @@ def test_later_ones_have_no_stale_lookups_but_store_wrong_blocks(
 
 
 @pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
-def test_bytes_alone_name_exactly_those_whose_tokens_are_wrong(
+def test_bytes_alone_name_exactly_the_requests_with_wrong_tokens(
     tmp_path: Path, tracer: Tracer, expected: Run, version: str
 ) -> None:
     """The same defect, without a probe: nothing is known of LMCache but what its blocks hold."""

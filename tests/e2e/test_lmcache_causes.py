@@ -17,14 +17,14 @@ ARISE = ("evicted store", "evicted gpu", "stranded store", "new")
 @pytest.mark.parametrize("extra", [{}, real_lmcache.ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
 def test_causes_are_those_that_the_caches_show(tmp_path: Path, version: str, extra: dict[str, bool]) -> None:
     said = real_lmcache.causes(tmp_path, version, chunks=40, requests=120, blocks=48, seed=3, **extra)
-    for untold, tally in said.items():
+    for missing, tally in said.items():
         shares, wrong = missed(tally)
-        assert shares["wrong"] <= 0.001 * shares.total(), (untold, wrong)
-        assert shares["right"] >= (0.99 if untold in NOTHING_LACKS else 0) * shares.total(), (untold, shares)
+        assert shares["wrong"] <= 0.001 * shares.total(), (missing, wrong)
+        assert shares["right"] >= (0.99 if missing in NOTHING_LACKS else 0) * shares.total(), (missing, shares)
     for cause in ARISE:
         assert said[EVERYTHING][cause, "right"], cause
     assert missed(said[EVERYTHING])[0].total() > 10_000
-    assert said["no probe"]["evicted store", "unknown"], "without what the store tells, its evictions are not known"
+    assert said["no probe"]["evicted store", "unknown"], "without reports of the store, its evictions are not known"
 
 
 def test_of_chunks_on_a_disk_nothing_is_said(tmp_path: Path) -> None:

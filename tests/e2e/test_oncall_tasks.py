@@ -126,7 +126,7 @@ class Person:
         mouse.up()
 
     def points_at_a_request(self) -> str:
-        """Move over the lanes until the card names a request, as often as it takes until they are drawn; the name."""
+        """Move over the lanes until the card names a request, repeatedly until they are drawn; the name."""
         lanes, card, named = box_of(self.page.locator(".field canvas")), self.page.locator(".card"), list[str]()
 
         def names_one() -> bool:

@@ -42,7 +42,7 @@ def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: Sha
     for path, tab in tabs.items():
         see(tab, away)
         see(tab, "Below is what was last known.")
-        see(tab, known[path])  # nobody loses what they were reading
+        see(tab, known[path])  # readers keep what they were reading
         shoot(tab, f"{path or 'task-08'}-away")
     playwright.expect(page.locator(".state")).to_contain_text(STATE)
     text = facts(page)

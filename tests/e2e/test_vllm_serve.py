@@ -90,7 +90,7 @@ def running(command: list[str], log: Path, env: dict[str, str]) -> Iterator[subp
 
 
 def of_session(leader: int) -> list[psutil.Process]:
-    """The processes of a session, also those whose parent is gone."""
+    """The processes of a session, including orphans."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -308,7 +308,7 @@ def test_the_timeline_holds_vllms_own_span(story: Story) -> None:
         "kv.schedule",
         "kv.stats",
         "kv.store.plan",
-        "kv.schedule",  # the first decode step, which shows what became of the prompt
+        "kv.schedule",  # the first decode step, which shows the outcome of the prompt
         "kv.request",
     ]
     assert (story.first["missing"], story.first["findings"]) == (0, [])
@@ -386,7 +386,7 @@ def has_finished(api: str, search: str) -> bool:
 
 
 def test_a_shutdown_of_the_server_says_goodbye_for_every_process(story: Story) -> None:
-    """The last test, since it ends the server. vLLM kills what is left of its process tree then; nobody is left behind."""
+    """The last test, since it ends the server. vLLM kills what is left of its process tree then; no process remains."""
     recorders = call(f"{story.api}/health")["recorders"]
     assert len(recorders) == 2
     assert [recorder["status"] == "closed" for recorder in recorders] == [False, False]

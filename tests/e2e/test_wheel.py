@@ -66,7 +66,7 @@ def built(project: Path, folder: Path) -> Path:
 
 
 def environment(folder: Path, *, sees: Path | None = None) -> Path:
-    """The Python of a fresh virtual environment; `sees` is another one whose packages it can import."""
+    """The Python of a fresh virtual environment; it can import the packages of the environment `sees`."""
     venv.create(folder, with_pip=False, symlinks=True)
     if sees is not None:
         theirs = sees / "lib" / VERSION / "site-packages"
@@ -261,7 +261,7 @@ def link(python: Path, names: Iterable[str]) -> None:
         for file in distribution.files or ():
             if file.parts[0] in ("..", "__pycache__"):
                 continue
-            # A namespace such as `opentelemetry` is several distributions', not all of which are among them.
+            # A namespace such as `opentelemetry` is shared by several distributions, and not all of them are among these.
             is_namespace = (
                 len(file.parts) > 1 and not Path(str(distribution.locate_file(file.parts[0])), "__init__.py").exists()
             )

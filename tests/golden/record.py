@@ -143,7 +143,7 @@ def aborted(path: Path) -> None:
 
 
 def truncated(path: Path) -> None:
-    """The recording `preempted`, whose writer was killed in the middle of a line."""
+    """The recording `preempted`, with its writer killed in the middle of a line."""
     preempted(path)
     text = path.read_text()
     path.write_text(text[: text.rindex("\n", 0, len(text) // 2) + 2000])

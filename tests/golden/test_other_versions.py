@@ -1,4 +1,4 @@
-"""A recorder and a sidecar of neighbouring versions: what the one does not know of the other is passed over, counted, and
+"""A recorder and a sidecar of neighbouring versions: what is unknown to either of them is passed over, counted, and
 never judged.
 
 The golden traces are changed as another version's recorder might have written them, at random. Whatever it is, no finding
@@ -59,7 +59,7 @@ def with_attributes(span: Span, **changes: Any) -> Span:
 
 
 def more_attributes(spans: list[Span], rng: random.Random) -> list[Span]:
-    """On spans of any kind, signs of life included, and on resources."""
+    """On spans of any kind, heartbeats included, and on resources."""
     resources = {id(span.resource): {**span.resource, "kvtrail.galaxy": rng.choice(STRANGE[:4])} for span in spans}
     return [
         replace(
@@ -73,7 +73,7 @@ def more_attributes(spans: list[Span], rng: random.Random) -> list[Span]:
 
 
 def other_values(spans: list[Span], rng: random.Random) -> list[Span]:
-    """Of attributes whose values are names: a role and an outcome that are new, capabilities, lacks, and things untold."""
+    """Of attributes with names as values: a new role and outcome, capabilities, lacks, and kinds that were not recorded."""
     changed = []
     for span in spans:
         new: dict[str, Any] = {}
@@ -86,8 +86,8 @@ def other_values(spans: list[Span], rng: random.Random) -> list[Span]:
 
 
 def more_kinds_about_nothing(spans: list[Span], rng: random.Random) -> list[Span]:
-    """Spans that concern no request, of a kind of which only the scope is ours and the numbers are not: they are none of its
-    recorder's numbered events."""
+    """Spans that concern no request. Their scope is ours, but they have no numbers: they are not among the numbered events of
+    their recorder."""
     dreams = [
         replace(
             span,
@@ -138,7 +138,7 @@ def renamed_kind(spans: list[Span], rng: random.Random) -> list[Span]:
 
 
 def renamed_attribute(spans: list[Span], rng: random.Random) -> list[Span]:
-    """A required one, of a kind: without the new name nobody can know what the span says."""
+    """A required one, of a kind: without the new name the meaning of the span is unknown."""
     kind = rng.choice(sorted({span.name for span in spans if own_required(span)}))
     key = rng.choice(
         sorted(_REQUIRED[kind] - {semconv.ENGINE_ID.key, semconv.RECORDER_ID.key, *_SEQUENCES, "start_ns", "end_ns"})
@@ -241,7 +241,7 @@ def test_the_sidecar_counts_it_by_name_and_loses_nothing_else(tmp_path: Path, ca
 
 
 def test_names_from_outside_are_short_and_take_no_engine_s_place(tmp_path: Path) -> None:
-    """A span of ours without numbers is nobody's: many of them are counted together."""
+    """A span of ours without numbers belongs to no recorder: many of them are counted together."""
     (span, *_) = spans_of(HERE / "preempted.jsonl")
     metrics = Metrics()
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), metrics)

@@ -17,7 +17,7 @@ FOUND = [incident for incident in INCIDENTS if incident.rule is not None]
 
 
 @pytest.mark.parametrize("alike", LOOK_ALIKES, ids=lambda alike: f"{alike.of} {alike.rule}: {alike.what}")
-def test_a_legal_look_alike_is_silent(alike: LookAlike) -> None:
+def test_a_legal_look_alike_causes_no_finding(alike: LookAlike) -> None:
     assert rules_found(alike.judged()) == []
 
 
@@ -27,13 +27,13 @@ def test_every_rule_has_two_look_alikes_at_least() -> None:
 
 
 @pytest.mark.parametrize("alike", LOOK_ALIKES, ids=lambda alike: f"{alike.of} {alike.rule}: {alike.what}")
-def test_a_legal_look_alike_of_which_an_event_is_lost_is_silent(alike: LookAlike) -> None:
+def test_a_legal_look_alike_without_one_of_its_events_causes_no_finding(alike: LookAlike) -> None:
     for events in with_one_lost(alike):
         assert rules_found(judge(events)) == []
 
 
 @pytest.mark.parametrize("incident", FOUND, ids=lambda incident: incident.id)
-def test_an_incident_of_which_an_event_is_lost_accuses_of_nothing_else(incident: Incident) -> None:
+def test_an_incident_without_one_of_its_events_causes_no_other_finding(incident: Incident) -> None:
     known = {incident.rule, *incident.also, "failed-call"}  # which is silent where the other is found
     if "stale-lookup" in known:
         known.add("over-report")  # what it is without the lookup that it repeats
@@ -42,7 +42,7 @@ def test_an_incident_of_which_an_event_is_lost_accuses_of_nothing_else(incident:
 
 
 def with_one_lost(scenario: Scenario) -> Iterator[list[Event]]:
-    """The scenario's events and its recorders' signs of life, each time without another one of the events."""
+    """The scenario's events and its recorders' heartbeats, each time without another one of the events."""
     events = scenario.events()
     alive = heartbeats(events, later_s=scenario.later_s)
     for lost in range(len(events)):

@@ -1,4 +1,4 @@
-"""LMCache's worker on a CPU: the one part of it that knows accelerators only, written anew for the tests.
+"""LMCache's worker on a CPU: the one part of it that knows accelerators only, rewritten for the tests.
 
 In the worker, LMCache copies between vLLM's paged KV and chunks of its own. It brings kernels for accelerators and none for
 a CPU, so the tests bring the copy, and the construction that would have chosen a kernel. The scheduler's side, which the
@@ -62,7 +62,7 @@ class Copying:
 
 
 def _copying(shape: tuple[int, int, int, int, int]) -> Any:
-    """A `Copying` that is LMCache's interface too, whose place differs from version to version."""
+    """A `Copying` that is LMCache's interface too; the module of that differs from version to version."""
     try:
         home = importlib.import_module("lmcache.v1.gpu_connector.gpu_connectors")
     except ImportError:

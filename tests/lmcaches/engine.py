@@ -26,7 +26,7 @@ from kvtrail.connector.tracing import traced
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
     tiny_model.prepare_environment()
-    recorder.HEARTBEAT_S = 0.1  # one in the middle of the work: a sign of life says what LMCache holds
+    recorder.HEARTBEAT_S = 0.1  # one in the middle of the work: a heartbeat says what LMCache holds
     if task["server"]:
         cpu.let_numba_be_imported_early()
     else:

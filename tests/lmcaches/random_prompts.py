@@ -53,7 +53,7 @@ class LMCacheView(StoreView):
 
 def jobs(seed: int, requests: int, generate: int) -> list[workload.DemoRequest]:
     """Prompts that grow out of each other: some repeat one, some go on where one ended, most share a beginning. Each
-    generates fewer than so many tokens."""
+    generates fewer tokens than this."""
     rng = random.Random(seed)
     known: list[tuple[int, ...]] = [_tokens(rng, rng.randrange(100, 500)) for _ in range(6)]
     made, step = [], 0
@@ -92,12 +92,12 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
         in_memory.flush()
     events = [event for each in exporters for event in each.events()]
     if reference is None:
-        return reckoned(events, task["sizes"])
+        return estimated(events, task["sizes"])
     number_them(reference.admissions, events)
     said = {}
-    for untold in NOT_RECORDED:
-        tally = compare(reference.admissions, heard(events, untold, seed=task["seed"]))
-        said[untold] = [[*pair, tokens] for pair, tokens in tally.items()]
+    for missing in NOT_RECORDED:
+        tally = compare(reference.admissions, heard(events, missing, seed=task["seed"]))
+        said[missing] = [[*pair, tokens] for pair, tokens in tally.items()]
     return {"said": said}
 
 
@@ -119,7 +119,7 @@ def watched(llm: Any) -> Reference:
     return reference
 
 
-def reckoned(events: Iterable[Event], sizes: Sequence[int]) -> dict[str, Any]:
+def estimated(events: Iterable[Event], sizes: Sequence[int]) -> dict[str, Any]:
     """What the run asked for and took, and what stores of these sizes would have given and could have given at most."""
     (stream,) = streams_of(events)
     points = [[each.chunks, each.hits, each.bound] for each in estimate(stream, sizes=sizes).points]

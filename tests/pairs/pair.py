@@ -63,7 +63,7 @@ def mooncake(**extra: Any) -> dict[str, Any]:
 
 
 def example() -> dict[str, Any]:
-    """The `kv_transfer_config` of an ExampleConnector, whose folder is below the pair's."""
+    """The `kv_transfer_config` of an ExampleConnector, with a folder below the pair's."""
     return {**_of_one_role("ExampleConnector"), "kv_connector_extra_config": {SHARED: "shared"}}
 
 

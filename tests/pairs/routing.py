@@ -30,7 +30,7 @@ from kvtrail.connector.simulate.tiny_model import VOCABULARY
 PROMPT_TOKENS = 720
 """23 blocks: the pool of an engine holds two such requests."""
 SHORT_LEASE_S = 2
-"""A lease whose end is waited for; vLLM's own default is 30 s."""
+"""A lease short enough to wait for its end; vLLM's own default is 30 s."""
 STEPS_UNTIL_GONE = 1000
 """A step that computes nothing takes at least a millisecond."""
 
@@ -70,8 +70,8 @@ def late(pair: Pair) -> list[Decoded]:
 
 
 def late_unwritten(pair: Pair) -> list[Decoded]:
-    """Of three requests the decoding engine is asked only when the lease has ended, but nobody has written the blocks since.
-    Two before and two after them are sound."""
+    """Of three requests the decoding engine is asked only when the lease has ended, but the blocks have not been written
+    since. Two before and two after them are sound."""
     found = _one_by_one(pair, _prompts("before", 2))
     for job in _prompts("late", 3):
         params = pair.prefilled(job)
@@ -138,8 +138,8 @@ def killed(pair: Pair) -> list[Decoded]:
 
 
 def unfetched(pair: Pair) -> list[Decoded]:
-    """Two requests are prefilled whose client has gone when the decoding engine should be asked: nobody asks it, and the
-    leases end. Another is aborted in the middle of its prefill. Two before and two after them are sound."""
+    """Two requests are prefilled, but their client has gone when the decoding engine should be asked: it is never asked, and
+    the leases end. Another is aborted in the middle of its prefill. Two before and two after them are sound."""
     found = _one_by_one(pair, _prompts("before", 2))
     at_once(pair.prefilled, _prompts("unfetched", 2))
     pair.wait_until_nothing_is_kept()
@@ -184,7 +184,7 @@ def passed_on(pair: Pair) -> list[Decoded]:
 
 
 def never_pushed(pair: Pair) -> list[Decoded]:
-    """Of two requests the decoding engine is asked only when the lease has ended. It waits for a push that nobody makes,
+    """Of two requests the decoding engine is asked only when the lease has ended. It waits for a push that never comes,
     until the client goes away, and keeps the blocks for good: vllm #51637. Two before them are sound; after them there is
     no room."""
     found = _one_by_one(pair, _prompts("before", 2))
@@ -381,7 +381,7 @@ def _routed(pair: Pair, jobs: Iterable[DemoRequest]) -> list[Decoded]:
 
 
 def _one_by_one(pair: Pair, jobs: Iterable[DemoRequest]) -> list[Decoded]:
-    """As a sound router does, where leases are short: should one end too soon, nobody has written the blocks."""
+    """As a sound router does, where leases are short: should one end too soon, the blocks have not been written."""
     return [_decoded(pair, job, pair.prefilled(job), job.id) for job in jobs]
 
 

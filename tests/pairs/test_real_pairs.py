@@ -99,7 +99,7 @@ def test_those_get_wrong_tokens_that_read_what_is_not_theirs(name: str, played: 
 
 @pytest.mark.parametrize("name", _stories(WRONG))
 def test_each_wrong_answer_is_named_and_no_right_one(name: str, played: Callable[[str], Played]) -> None:
-    """By the bytes of the decoding engine's blocks: with the request of the prefilling engine whose KV it got."""
+    """By the bytes of the decoding engine's blocks: with the request of the prefilling engine that its KV came from."""
     story = played(name)
     drifts = [each for each in story.findings if each["rule"] == "byte-drift"]
     assert story.named(drifts) == WRONG[name]

@@ -50,7 +50,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
 
 
 def cause(row: str, failure: str, text: str) -> str | None:
-    """The heading of the section about a failure's cause; None where nobody has looked into it."""
+    """The heading of the section about a failure's cause; None where it has not been looked into."""
     for rows, failures, section in CAUSES:
         if re.fullmatch(rows, row) and re.search(failures, f"{failure}: {text}", re.DOTALL):
             return section

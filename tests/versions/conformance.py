@@ -144,8 +144,8 @@ def _lmcache(version: str) -> list[str]:
     return [str(INSTALLED / f"lmcache-{version}"), str(INSTALLED / "dependencies")]
 
 
-def made(same: Iterable[Cell], folder: Path, steps: int | None, tell: Callable[[Cell, str], None]) -> None:
-    """Make the reports of cells of one environment, and write them; `tell` is called with the verdict of each."""
+def made(same: Iterable[Cell], folder: Path, steps: int | None, on_verdict: Callable[[Cell, str], None]) -> None:
+    """Make the reports of cells of one environment, and write them; `on_verdict` is called with the verdict of each."""
     with ExitStack() as stack:
         prepared: Prepared | None = None
         for cell in same:
@@ -154,14 +154,14 @@ def made(same: Iterable[Cell], folder: Path, steps: int | None, tell: Callable[[
                     prepared = stack.enter_context(closing(Prepared(cell.vllm, cell.lmcache, folder)))
                 report = prepared.reported(cell, steps)
             except (subprocess.SubprocessError, OSError, json.JSONDecodeError) as error:
-                tell(cell, f"not tried: {type(error).__name__}: {error}")
+                on_verdict(cell, f"not tried: {type(error).__name__}: {error}")
                 continue
             report |= {"made": datetime.datetime.now(datetime.UTC).date().isoformat(), "lmcache": cell.lmcache}
             if "refused" in report:
                 report |= {"vllm": cell.vllm}
             cell.path.parent.mkdir(parents=True, exist_ok=True)
             cell.path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            tell(cell, str(report.get("verdict") or f"refused: {report['refused']}"))
+            on_verdict(cell, str(report.get("verdict") or f"refused: {report['refused']}"))
 
 
 def main() -> None:
@@ -184,12 +184,14 @@ def main() -> None:
     if not arguments.page:
         numbers = count(1)
 
-        def tell(cell: Cell, verdict: str) -> None:
+        def on_verdict(cell: Cell, verdict: str) -> None:
             print(f"{next(numbers)} of {len(chosen)}: {cell}: {verdict}", file=sys.stderr, flush=True)
 
         jobs = [list(same) for _, same in groupby(chosen, lambda cell: (cell.vllm, cell.lmcache))]
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            running = [pool.submit(made, same, arguments.folder.resolve(), arguments.steps, tell) for same in jobs]
+            running = [
+                pool.submit(made, same, arguments.folder.resolve(), arguments.steps, on_verdict) for same in jobs
+            ]
             try:
                 for done in as_completed(running):
                     done.result()

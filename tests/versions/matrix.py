@@ -28,7 +28,7 @@ VERSIONS = (
     "0.30.0", "0.31.0", "0.32.0", "0.33.0",
 )  # fmt: skip
 WITHOUT_CPU_BUILD = ("0.33.0",)
-"""Versions of which there is no build for the CPU: of the usual one the Python code alone runs here."""
+"""Versions without a build for the CPU: of the usual build only the Python code runs here."""
 ALSO = ("gguf", "diskcache")
 """What an older vLLM needs besides."""
 COLUMNS = {

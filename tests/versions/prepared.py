@@ -53,7 +53,7 @@ def run(arguments: list[str], environment: Mapping[str, str], folder: Path) -> N
 
 
 def ended(child: int, limit_s: float) -> int | None:
-    """The exit code of a child, or None if it was killed after so many seconds."""
+    """The exit code of a child, or None if it was killed after this number of seconds."""
     descriptor = os.pidfd_open(child)
     ready = bool(select([descriptor], [], [], limit_s)[0])
     os.close(descriptor)

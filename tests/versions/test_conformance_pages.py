@@ -18,7 +18,7 @@ def report(version: str, **results: str) -> dict[str, object]:
 
 
 def columns(*history: str) -> list[pages.Column]:
-    """Columns of one connector, of which one requirement had these results, the oldest version first."""
+    """Columns of one connector; one requirement had these results, the oldest version first."""
     row = ROWS[0].id
     versions = [f"0.{20 + number}.0" for number in range(len(history))]
     return [

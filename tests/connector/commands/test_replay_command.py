@@ -112,7 +112,7 @@ def test_a_defect_of_ours_is_no_drift(trace: Path, monkeypatch: pytest.MonkeyPat
     assert "the replay failed: ZeroDivisionError" in result.output
 
 
-def test_a_damaged_line_is_told_and_not_fatal(trace: Path) -> None:
+def test_a_damaged_line_is_reported_and_not_fatal(trace: Path) -> None:
     trace.write_text(trace.read_text() + '{"resourceSpans":[{"reso')
     result = run(trace)
     assert result.exit_code == 1
@@ -241,14 +241,14 @@ def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(trace: Path, open_term
 
 
 def test_ctrl_c_while_it_reads_ends_it(tmp_path: Path, open_terminal: Open) -> None:
-    """A named pipe into which nobody writes is a file that never ends."""
+    """A named pipe without a writer is a file that never ends."""
     endless = tmp_path / "endless.jsonl"
     os.mkfifo(endless)
     terminal = open_terminal(endless)
     with ExitStack() as held:
 
         def is_read() -> bool:
-            with suppress(OSError):  # nobody has it open
+            with suppress(OSError):  # no process has it open
                 held.callback(os.close, os.open(endless, os.O_WRONLY | os.O_NONBLOCK))
                 return True
             return False
@@ -280,7 +280,7 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_lines(trace: Path, open_termina
     assert terminal.end() == 1
 
 
-def test_who_waits_for_a_big_file_is_told(trace: Path, tmp_path: Path, open_terminal: Open) -> None:
+def test_the_reading_of_a_big_file_shows_its_progress(trace: Path, tmp_path: Path, open_terminal: Open) -> None:
     big = tmp_path / "big.jsonl"
     big.write_text(trace.read_text() + " " * (9 << 20) + "\n")
     terminal = open_terminal("--plain", big)

@@ -152,7 +152,7 @@ def run_handoff_preempted(bare: BareScheduler) -> None:
 
 
 def run_long_prompt(bare: BareScheduler) -> None:
-    """One prompt, whose output fills further chunks."""
+    """One prompt; its output fills further chunks."""
     bare.add("r-0", [3 + n % 500 for n in range(900)], 200)
     bare.run()
 
@@ -215,7 +215,7 @@ OF_GROUPS = (
     "group-load-fails",
     "longest-group-hit",
 )
-"""Faults of models with several KV cache groups, of which one is of a sliding window, or recurrent."""
+"""Faults of models with several KV cache groups; one of them has a sliding window, or is recurrent."""
 WITH_WINDOW = (CacheGroup(FULL), CacheGroup(SLIDING, window=100))
 WITH_STATES = (CacheGroup(FULL), CacheGroup(MAMBA))
 """Their groups."""
@@ -298,7 +298,7 @@ def test_the_recording_is_cut_down_to_what_shows_the_fault(played: History, faul
 
 
 @of_each([*SHOWN, *CARRIED])
-def test_a_part_of_the_recording_says_what_its_page_says_and_nobody_finds_more_in_it(
+def test_a_part_of_the_recording_says_what_its_page_says_and_nothing_more(
     played: History, fault: str, tmp_path: Path
 ) -> None:
     sidecar = Sidecar(tmp_path)
@@ -319,7 +319,7 @@ def test_a_rule_finds_the_other_faults_of_its_class(played: History, fault: str)
 
 
 @of_each(["short-load-fails"])
-def test_a_failed_call_names_the_short_load_of_its_step_which_is_not_accused_by_itself(
+def test_a_failed_call_names_the_short_load_of_its_step_which_has_no_finding_of_its_own(
     played: History, fault: str
 ) -> None:
     (finding,) = found_in(played.events, fault)

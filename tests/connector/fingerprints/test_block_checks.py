@@ -44,7 +44,7 @@ def shared(built: Callable[..., Engine], expected: Tokens) -> Engine:
 def engine(shared: Engine) -> Engine:
     """It, knowing nothing yet, with an empty store."""
     assert shared.llm.reset_prefix_cache(reset_connector=True)
-    shared.round([], "before")  # the reset is told with the next step
+    shared.round([], "before")  # the reset is reported with the next step
     shared.checks._judge._references.full, shared.checks._judge.heals = FullReference(own=True), False
     shared.results.clear()
     return shared
@@ -64,7 +64,7 @@ def test_a_correct_connector_has_nothing_wrong(built: Callable[..., Engine], exp
 
 
 def all_is_right(engine: Engine, expected: Tokens) -> None:
-    """Over two rounds of which the second loads what the first has stored."""
+    """Over two rounds; the second loads what the first has stored."""
     for number in range(2):
         assert engine.round(prefix=str(number)) == expected
     counts = engine.counted()
@@ -90,7 +90,7 @@ def test_every_wrong_request_is_named_and_every_named_one_has_other_bytes(
     assert kinds == {"drift"}
 
 
-def test_what_a_block_holds_instead_and_in_which_layers_is_told(
+def test_a_finding_says_what_a_block_holds_instead_and_in_which_layers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.round(prefix="0")
@@ -127,7 +127,9 @@ def test_healing_gives_the_right_tokens(
         assert engine.round(prefix="2") == expected, "what was healed was stored, too"
 
 
-def test_a_wrong_block_whose_last_token_is_computed_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_block_is_found_when_its_last_token_is_computed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it held before the step is what was wrong."""
     for number in range(2):
         engine.round([FULL_HIT], prefix=str(number))
@@ -141,7 +143,7 @@ def test_a_block_that_changes_while_it_is_held_is_rot(engine: Engine, monkeypatc
     plain = CheckWorker.loads_started
 
     def stray(checks: CheckWorker) -> None:
-        """A write into a block that a request holds, by nobody's plan."""
+        """An unplanned write into a block that a request holds."""
         plain(checks)
         held = [
             block
@@ -211,7 +213,9 @@ def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypat
     assert seen["load"] > seen["store"]
 
 
-def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[..., Engine], expected: Tokens) -> None:
+def test_a_share_of_the_hashes_is_checked_and_causes_no_findings(
+    built: Callable[..., Engine], expected: Tokens
+) -> None:
     engine = built({"fingerprints": 0.3, "fingerprint_held": "all"}, chunk_size=64)
     for number in range(2):
         assert engine.round(prefix=str(number)) == expected
@@ -237,5 +241,5 @@ def test_blocks_are_looked_at_layer_by_layer_where_they_are_loaded_so(
     engine.checks._judge._references.full = FullReference(own=True)
     engine.checks._full[0].fill_with_zeros(range(64))
     engine.round([FULL_HIT], prefix="4")
-    assert not engine.named(), "what blocks hold before their load is nobody's fault"
+    assert not engine.named(), "what blocks hold before their load is no fault"
     assert "wait_for_layer_load" not in vars(get_kv_transfer_group()), "nothing is in the way of other steps"

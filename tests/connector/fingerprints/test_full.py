@@ -199,7 +199,7 @@ def test_several_tensors_of_a_layer_count_as_one_layer() -> None:
     assert made.block_bytes == 2 * 1350
     pages[1][5, 750] ^= 1
     pages[1][5, 1500] ^= 1
-    assert torch.equal(made.of([5, 6]), before), "what is between and after them belongs to nobody"
+    assert torch.equal(made.of([5, 6]), before), "what is between and after them belongs to no block"
     for place in (0, 699, 800, 1449):
         pages[1][5, place] ^= 1
         assert (made.of([5, 6]) != before).tolist() == [[False, True], [False, False]], place
@@ -218,7 +218,7 @@ def test_layers_of_nearly_the_same_size_do_not_mix() -> None:
 
 
 def test_fingerprints_are_the_same_everywhere() -> None:
-    """Engines that hold the same bytes compare theirs: a change of these numbers is a change of what they tell each other."""
+    """Engines that hold the same bytes compare theirs: a change of these numbers changes what they exchange."""
     cache = torch.arange(4 * 600, dtype=torch.int32).mul(1_000_003).view(4, 600)
     made = FullFingerprints({"a": cache, "b": cache.flip(0).contiguous()}, 4)
     assert made.folded(made.of([0, 3])).tolist() == [4856266314727406677, 5636697517026187033]

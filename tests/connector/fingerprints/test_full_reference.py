@@ -1,4 +1,4 @@
-"""What is known of a hash decides, and what is not known accuses nobody."""
+"""What is known of a hash decides, and what is not known causes no findings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_store_that_others_write_to_has_only_contents_that_prove_themselves_wr
     assert made.match((0, 13), 0, (0, 0, 0), PLAIN) == Mismatch("zeros", ())
 
 
-def test_a_hash_in_doubt_accuses_nobody() -> None:
+def test_a_hash_in_doubt_causes_no_findings() -> None:
     made = known()
     made.mark_incomplete(ONE)
     assert made.match(ONE, 777, (1, 7, 3), PLAIN) is None

@@ -178,7 +178,7 @@ def _of_another_group(folder: Path) -> None:
         engine.llm.llm_engine.engine_core.shutdown()
 
 
-def test_the_finding_says_of_which_group_the_block_is_and_of_which_its_content(tmp_path: Path) -> None:
+def test_the_finding_names_the_group_of_the_block_and_the_group_of_its_content(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     process = forks.start(_of_another_group, tmp_path, out=log)
     process.join(forks.SLOW_S)
@@ -268,7 +268,7 @@ LONG = ("a window, asynchronous scheduling", "states, all bytes")
 
 
 @pytest.mark.parametrize("run", [pytest.param(r, marks=pytest.mark.long) if r in LONG else r for r in RUNS])
-def test_nobody_is_accused_where_nothing_is_wrong(built: Callable[..., GroupEngine], run: str) -> None:
+def test_nothing_is_found_where_nothing_is_wrong(built: Callable[..., GroupEngine], run: str) -> None:
     model, kvtrail, overrides = RUNS[run]
     engine = built(model, kvtrail, **overrides)
     jobs = [DemoRequest(job.id, job.prompt, 90) for job in prompts(random.Random(5), 5, longest=300)]

@@ -46,7 +46,7 @@ KINDS = ["one piece of memory", "keys and values apart", "small blocks", "states
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Nobody can compare contents that do not exist, and what is computed once for a device must not outlive it."""
+    """Contents that do not exist cannot be compared, and what is computed once for a device must not outlive it."""
     for name in ("_weights", "_row_weights", "_words"):
         monkeypatch.setattr(full, name, cache(getattr(full, name).__wrapped__))
     monkeypatch.setattr(full, "_exact_product", lambda device: full._product_on_cuda)

@@ -123,7 +123,7 @@ def test_where_it_is_not_known_what_counts_heads_no_head_is_chosen() -> None:
     assert read(made, [0, 1], of[:2]) == read(SlimFingerprints(caches, BLOCKS, TOKENS), [0, 1], of[:2])
 
 
-def test_a_partial_fault_is_found_as_often_as_documented() -> None:
+def test_the_detection_rate_of_partial_faults_is_as_documented() -> None:
     """One layer of 24 in one block, which none of the common words is in: (1 - 1/24)**4 of the blocks do not show it."""
     whole = noise(LAYERS, 1, 2, TOKENS, 4, 32)
     made = SlimFingerprints({f"layer {n}": whole[n] for n in range(LAYERS)}, 1, TOKENS)
@@ -185,7 +185,7 @@ def test_a_store_that_others_write_to_or_that_loses_precision_proves_nothing() -
     assert judge(known(exact=False), 11, 0xB1B2B3B4B5B60000) is not None, "exactly another's"
 
 
-def test_a_block_whose_last_token_was_computed_again_may_differ_in_part() -> None:
+def test_a_block_may_differ_in_part_after_its_last_token_was_recomputed() -> None:
     assert judge(known(), 11, 0xA1A2A3A4C5C60000, is_whole=False) is None
     assert judge(known(), 11, 0xC1C2C3C4C5C60000, is_whole=False) == Mismatch("unknown", ())
 

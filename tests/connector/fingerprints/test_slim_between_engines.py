@@ -36,7 +36,7 @@ def test_each_of_300_wrong_loads_is_found(heard: dict[str, list[Event]], order: 
     assert {finding.external for finding in findings} == {*PROMPTS}
 
 
-def test_what_is_right_is_judged_and_accused_by_nobody(heard: dict[str, list[Event]]) -> None:
+def test_what_is_right_is_judged_and_causes_no_findings(heard: dict[str, list[Event]]) -> None:
     for order in (("one", "right"), ("right", "one")):
         together = judged(*(heard[name] for name in order))
         assert together.findings == {}

@@ -185,7 +185,7 @@ def test_every_block_that_is_computed_or_loaded_is_looked_at_and_none_is_accused
 
 
 @pytest.mark.parametrize("buckets", [None, 4])
-def test_nobody_is_accused_of_a_change_when_what_was_right_is_forgotten(
+def test_no_change_is_reported_when_the_reference_is_forgotten(
     built: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, buckets: int | None
 ) -> None:
     """All at once, as after a reset that leaves blocks of running requests in place, or where the table is too small."""

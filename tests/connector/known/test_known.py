@@ -80,7 +80,7 @@ def test_the_page_says_what_each_capability_promises_and_which_rules_ask_for_it(
     asking_rooms = (path for room in ("causes", "rules", "savings") for path in (tracer / room).rglob("*.py"))
     sources = "".join(path.read_text() for path in asking_rooms)
     for each in Capability:
-        assert f"Capability.{each.name}" in sources, "a capability that nobody asks for"
+        assert f"Capability.{each.name}" in sources, "a capability that is never asked for"
 
 
 def test_a_subclass_is_known_and_a_stranger_is_not() -> None:
@@ -105,7 +105,7 @@ def test_a_subclass_is_known_and_a_stranger_is_not() -> None:
 
 def test_traces_without_a_declaration_show_the_same_capabilities() -> None:
     """Of the connectors that were recorded before there was a declaration; a newer one is in no such trace. Recorders of that
-    time did not tell all chunks."""
+    time did not report all chunks."""
     from kvtrail.tracer.events.capabilities import of_connector
 
     without = {name: of_connector(name, None) for name in json.loads(known.capabilities_declared(object))}

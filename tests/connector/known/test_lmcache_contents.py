@@ -133,7 +133,7 @@ def test_an_older_lmcache_that_does_not_say_whom_it_stores_is_understood(both: A
 
 
 def test_chunks_with_one_hash_come_with_the_first_and_go_with_the_last(both: Any) -> None:
-    """LMCache may tell chunks apart that vLLM does not: by tags that a request brings along."""
+    """LMCache may distinguish chunks that vLLM does not: by tags that a request brings along."""
     engine = Engine()
     probe, scheduler, _ = both(engine)
     one, tagged = Request(1, 64), Request(2, 64)
@@ -166,12 +166,12 @@ def test_a_store_that_keeps_what_is_in_use_says_what_has_gone(both: Any) -> None
 
 
 @pytest.mark.parametrize("name", ["use_layerwise", "save_unfull_chunk", "enable_blending"])
-def test_what_would_not_be_told_whole_is_not_told(both: Any, name: str) -> None:
+def test_what_cannot_be_reported_completely_is_not_reported(both: Any, name: str) -> None:
     probe, scheduler, _ = both(Engine(**{name: True}))
     assert probe.contents(scheduler) is None
 
 
-def test_other_tiers_other_ranks_and_a_store_that_holds_something_are_not_told(both: Any) -> None:
+def test_other_tiers_other_ranks_and_a_store_that_is_not_empty_are_not_reported(both: Any) -> None:
     engine = Engine()
     engine.storage_manager.storage_backends["LocalDiskBackend"] = object()
     probe, scheduler, _ = both(engine)
@@ -188,7 +188,7 @@ def test_other_tiers_other_ranks_and_a_store_that_holds_something_are_not_told(b
     assert probe.contents(scheduler) is not None
 
 
-def test_a_worker_in_another_process_is_not_told(request: pytest.FixtureRequest) -> None:
+def test_a_worker_in_another_process_is_not_reported(request: pytest.FixtureRequest) -> None:
     probe, scheduler = LMCacheProbe(), connector("SCHEDULER", request.node.name)
     assert probe.contents(scheduler) is None
     probe.made(scheduler)

@@ -187,7 +187,7 @@ def test_a_write_that_fails_is_refused_and_the_prompt_is_computed(pair: Pair) ->
     assert failed.reason == "Mooncake transfer engine returned -1"
 
 
-def test_what_nobody_asks_for_is_given_up_after_the_connectors_own_time(pair: Pair) -> None:
+def test_what_is_not_asked_for_is_given_up_after_the_connectors_own_time(pair: Pair) -> None:
     pair.prefill()
     pair.until(
         lambda: "x-0" in pair.worker("p").reqs_need_send and pair.worker("p").reqs_need_send["x-0"].ready.is_set()

@@ -33,7 +33,7 @@ PACKAGE = "vllm.distributed.kv_transfer.kv_connector.v1.moriio"
 
 
 def _of_vllm(*names: str) -> list[Any]:
-    """Modules of vLLM's. Where `msgpack` is missing, nobody else finds them imported."""
+    """Modules of vLLM's. Where `msgpack` is missing, no other test finds them imported."""
     is_missing = importlib.util.find_spec("msgpack") is None
     if is_missing:
         sys.modules["msgpack"] = MSGPACK

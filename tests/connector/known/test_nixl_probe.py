@@ -1,4 +1,4 @@
-"""What the probe of vLLM's NIXL connectors sees is what the network did, on both engines, one of which reads or writes."""
+"""What the probe of vLLM's NIXL connectors sees is what the network did, on both engines; one of them reads or writes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_handshake_that_fails_is_recorded_with_its_reason() -> None:
     pair = play_pair(PairScenario(requests=(kept,), prefill_dies_at=8), configuration(PULL, {}))
     (handshake,) = [event for event in notifications(pair, DECODE) if event.notification == "handshake"]
     assert handshake.reason is not None
-    assert handshake.reason.startswith("Again:"), "nobody answers"
+    assert handshake.reason.startswith("Again:"), "there is no answer"
     (failed,) = xfers(pair, DECODE)
     assert (failed.xfer_state, failed.reason) == ("failed", "no handshake")
 

@@ -19,7 +19,7 @@ MOST = 40
 
 
 class Side:
-    """An agent with memory of so many blocks, all filled with one number."""
+    """An agent with memory of this number of blocks, all filled with one value."""
 
     def __init__(self, network: Network, name: str, number: int) -> None:
         self.agent = Agent(network, name)
@@ -74,7 +74,7 @@ def test_the_bytes_of_the_blocks_that_are_named_move_between_the_two_memories() 
 
 
 def test_what_is_read_is_what_is_there_when_the_bytes_move() -> None:
-    """As with NIXL, nobody looks whether the blocks are still the same request's."""
+    """As with NIXL, it is not checked whether the blocks are still the same request's."""
     two = Two(transfer_ticks=0)
     handle = two.read([0], [0])
     two.giver.memory[0] = 9

@@ -1,4 +1,4 @@
-"""What is told of the OffloadConnector's store is what it holds, at every lookup."""
+"""What is reported about the OffloadConnector's store is what it holds, at every lookup."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("profile", PLAYED)
-def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, held: list[set[str]]) -> None:
+def test_the_reported_content_is_what_it_holds_at_every_lookup(profile: str, held: list[set[str]]) -> None:
     events = play(scenario_of(profile, 1), CONNECTOR).events
     reported: set[str] = set()
     moments = iter(held)

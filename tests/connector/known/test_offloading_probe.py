@@ -1,4 +1,4 @@
-"""What is told of the OffloadingConnector's store is what it holds, at every lookup."""
+"""What is reported about the OffloadingConnector's store is what it holds, at every lookup."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 @pytest.mark.parametrize("per_chunk", [1, 2])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, per_chunk: int, held: list[set[str]]) -> None:
+def test_the_reported_content_is_what_it_holds_at_every_lookup(
+    profile: str, per_chunk: int, held: list[set[str]]
+) -> None:
     extra = {"cpu_bytes_to_use": 600_000, "block_size": BLOCK * per_chunk}
     played = play(scenario_of(profile, 1), {**CONNECTOR, "kv_connector_extra_config": extra})
     assert (played.findings, played.unprobed) == ([], None)

@@ -75,13 +75,13 @@ def found(events: list[Event]) -> dict[str, Any]:
 def test_requests_that_wait_together_push_out_what_was_fetched_for_another(
     tiers: Callable[[int], BareScheduler], recorded: Callable[[], list[Event]]
 ) -> None:
-    """vLLM #49902, in the vLLM that is installed: the probe tells it, and the rule finds it."""
+    """vLLM #49902, in the vLLM that is installed: the probe reports it, and the rule finds it."""
     fetched = ask_together(tiers(SMALL), 3)
     events = recorded()
     reported = [
         (event.request or "", key) for event in events if isinstance(event, Prefetch) for key in event.chunk_keys or ()
     ]
-    assert reported == fetched, "each fetch is told once, in order"
+    assert reported == fetched, "each fetch is reported once, in order"
     again = [pair for n, pair in enumerate(reported) if pair in reported[:n]]
     assert again
     assert {event.pool_tier for event in events if isinstance(event, Evict)} == {"cpu"}

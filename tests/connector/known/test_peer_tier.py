@@ -223,7 +223,7 @@ def test_a_hand_off_is_recorded_on_both_sides(pairs: Callable[..., Pair], is_fir
     assert found(p, d) == set()
 
 
-def test_what_nobody_fetches_is_given_up_and_a_late_fetch_is_refused(pairs: Callable[..., Pair]) -> None:
+def test_what_is_not_fetched_is_given_up_and_a_late_fetch_is_refused(pairs: Callable[..., Pair]) -> None:
     pair = pairs()
     pair.prefill()
     pair.run()

@@ -124,7 +124,7 @@ def test_a_load_that_is_reported_before_it_has_ended_is_found(late: None, monkey
 
 @contextmanager
 def loading(folder: Path, memory_load: Callable[..., None]) -> Iterator[BareScheduler]:
-    """An engine whose prefix is stored and forgotten by vLLM, and a request that waits for its load."""
+    """An engine with a prefix that is stored and then forgotten by vLLM, and a request that waits for its load."""
     bare = BareScheduler(folder, {**CONNECTOR, "kv_connector": "UntracedOffloadConnector"}, own_workers=True)
     bare.add("first", list(range(3, 203)), 2)
     bare.run()
@@ -153,7 +153,7 @@ def test_a_load_that_fails_is_computed_again(tmp_path: Path, late: None) -> None
     assert bare.worker is not None
     assert bare.worker.model is not None
     read = [each for each in bare.worker.model.wrong if not each.startswith("the workers reported the load of second")]
-    assert read == [], "it was not in place when it was reported, and nobody has read it"
+    assert read == [], "it was not in place when it was reported, and has not been read"
 
 
 def test_a_request_waits_and_others_run(tmp_path: Path, late: None) -> None:
@@ -174,7 +174,7 @@ def transfers_of(cache: torch.Tensor) -> Transfers:
 
 
 def test_a_store_that_fails_ends_the_engine_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody may take what host memory holds for a chunk of that key."""
+    """What host memory holds must not be taken for a chunk of that key."""
     beside = transfers_of(torch.zeros(8, 4))
 
     def fail(self: HostMemory, copies: Any) -> None:

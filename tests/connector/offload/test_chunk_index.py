@@ -19,7 +19,7 @@ CHUNK = BLOCK = 4
 
 
 def chain(name: str, length: int, shared: str = "", fork: int = 0) -> list[bytes]:
-    """The keys of a prefix, each of which stands for all chunks up to its own; the first `fork` chunks are `shared`."""
+    """The keys of a prefix: each stands for all chunks up to its own; the first `fork` chunks are `shared`."""
     chunks = (shared * fork + name * length)[:length]
     return [chunks[: n + 1].encode() for n in range(length)]
 

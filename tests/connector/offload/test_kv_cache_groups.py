@@ -165,7 +165,7 @@ class Engine:
                 self.holds[table[at]] = self._of(group, tokens, at) if whole else "a part"
 
     def _drop(self, tables: list[list[int]], computed: int) -> None:
-        """Blocks that no token sees any more get other contents; the connector is not told."""
+        """Blocks that no token sees any more get other contents; the connector is not notified."""
         for group, table in zip(self.groups, tables, strict=True):
             for at in range(group.first_seen(computed) // group.block_size):
                 self.holds[table[at]] = "somebody else's"

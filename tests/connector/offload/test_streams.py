@@ -64,8 +64,8 @@ def test_an_index_on_the_cpu_would_be_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Machine:
-    """Stands in for `torch.cuda`. Work is queued on the current stream; at any moment, any stream whose next work waits for
-    nothing goes on, by seed."""
+    """Stands in for `torch.cuda`. Work is queued on the current stream; at any moment, any stream goes on if its next work
+    waits for nothing, by seed."""
 
     def __init__(self, seed: int, forgotten: int | None = None) -> None:
         """`forgotten`: the number of a wait that is left out."""

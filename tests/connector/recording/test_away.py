@@ -95,7 +95,7 @@ def why(monkeypatch: pytest.MonkeyPatch, protocol: str, endpoint: str) -> Away:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_where_nobody_listens(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+def test_where_no_receiver_listens(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
     assert why(monkeypatch, protocol, f"http://127.0.0.1:{free_port()}") is Away.NOBODY
 
 

@@ -154,7 +154,7 @@ def an_engine(code: str, *arguments: str) -> tuple[subprocess.Popen[str], list[i
 
 def is_gone(pid: int) -> bool:
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)  # nobody may have waited for it yet
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)  # its parent may not have waited for it yet
     except psutil.NoSuchProcess:
         return True
 

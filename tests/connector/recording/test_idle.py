@@ -30,7 +30,7 @@ def test_all_have_their_turn_and_the_budget_holds() -> None:
     assert all(int(name.split("-")[1]) == count for each in reported if each for name, count in zip(*each, strict=True))
 
 
-def test_a_scheduler_names_what_is_open_and_whose_blocks_are_kept() -> None:
+def test_a_scheduler_names_open_requests_and_those_with_kept_blocks() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     requests = [SimpleNamespace(request_id=name, num_preemptions=0) for name in ("open", "kept", "ended")]

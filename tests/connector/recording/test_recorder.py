@@ -259,7 +259,7 @@ def test_a_request_goes_out_in_parts_of_the_size_asked_for(monkeypatch: pytest.M
 
 
 def step_of(recorder: Recorder, count: int) -> None:
-    """Record a step of so many requests."""
+    """Record a step of this number of requests."""
     contexts = [recorder.contexts.of(a_request(f"step-{n}")) for n in range(count)]
     recorder.record_step(b"", contexts, 1, (16,) * count, (1,) * count, (), [((n,),) for n in range(count)], 0, count)
 
@@ -354,8 +354,8 @@ def test_closing_does_not_wait_for_a_hanging_tracer(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_id_that_is_used_again_is_another_trace() -> None:
-    """By a request that comes later, and by the next launch of an engine whose id is fixed; but all processes of a launch
-    give a request the same."""
+    """By a request that comes later, and by the next launch of an engine with a fixed id; but all processes of a launch give
+    a request the same."""
     transport = MemoryTransport()
     roots = []
     for launch in ("first", "first", "second", None):
@@ -461,7 +461,7 @@ def test_an_exception_that_ends_the_process_is_the_engines_if_it_went_through_it
     assert last_words(transport) == ["AssertionError: it" if is_engines else None]
 
 
-def test_a_connector_that_is_made_anew_has_not_died() -> None:
+def test_a_connector_that_is_created_again_has_not_died() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     SchedulerInstrumentation(recorder).on_shutdown(ValueError("it"))
@@ -636,7 +636,7 @@ class Request(SimpleNamespace):
 
 
 def test_a_request_that_was_cut_off_ends_no_second_time() -> None:
-    """A connector that has shut down may still be told of the end."""
+    """A connector that has shut down may still be notified of the end."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     instrumentation, request = SchedulerInstrumentation(recorder), Request(**vars(a_request("open", num_tokens=700)))
@@ -654,7 +654,7 @@ class Foreign(MemoryTransport):
 
 
 def beats(transport: MemoryTransport, heartbeats: Heartbeats = Heartbeats.AUTO) -> list[bool]:
-    """The heartbeats of a recorder, one of which is due three times; whether each is the goodbye."""
+    """The heartbeats of a recorder that is due to send one three times; whether each is the goodbye."""
     recorder = Recorder("engine", {semconv.HEARTBEATS.key: heartbeats.value}, InProcessExporter(transport))
     for _ in range(3):
         recorder._heartbeat_s = float("-inf")
@@ -687,7 +687,7 @@ def test_they_can_be_off_and_then_no_goodbye_is_said_either() -> None:
 
 
 def test_who_receives_is_asked_when_there_is_nothing_to_send() -> None:
-    """So that an engine without requests is known from its start on, and by no span where nobody wants it."""
+    """So that an engine without requests is known from its start on, and by no span where that is not wanted."""
     transport, foreign = MemoryTransport(), Foreign()
     for each in (transport, foreign):
         recorder = a_recorder(each)

@@ -1,4 +1,4 @@
-"""Nobody can switch the recording off: what is too large is cut, split, or dropped and counted, and the rest arrives."""
+"""Nothing switches the recording off: what is too large is cut, split, or dropped and counted, and the rest arrives."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _SCHEDULE = FIELDS[Kind.SCHEDULE]
 
 
 def an_event(number: int, size: int = 0) -> EventTuple:
-    """The start of a request with so many bytes of hashes."""
+    """The start of a request with this number of bytes of hashes."""
     values: list[Any] = [None] * len(FIELDS[Kind.REQUEST_START])
     values[_HASHES] = bytes(size) if size else None
     return (START, b"", (b"r" * 24, b"", "r", True), number, number, 0, 1, 1, None, tuple(values))
 
 
 def start(recorder: Recorder, request: Any, size: int) -> None:
-    """Record the start of a request with so many bytes of hashes."""
+    """Record the start of a request with this number of bytes of hashes."""
     recorder.record(START, b"", recorder.contexts.of(request), 1, 2, an_event(0, size)[9])
 
 
@@ -108,7 +108,7 @@ def test_a_few_large_events_do_not_wait_for_more() -> None:
 
 
 class Strict(MemoryTransport):
-    """It refuses requests that hold a certain text, or more than so many bytes; and all, while it is `broken`."""
+    """It refuses requests that hold a certain text, or too many bytes; and all, while it is `broken`."""
 
     most = 1 << 30
     unwanted = b"unwanted"
@@ -287,7 +287,7 @@ def test_small_events_push_out_large_ones_and_their_bytes() -> None:
     assert ring.dropped == 200 - 16
 
 
-def test_lists_of_a_ring_that_nobody_empties_are_packed() -> None:
+def test_lists_of_a_ring_that_is_not_emptied_are_packed() -> None:
     ring, blocks = Ring(65_536, 8 * MIB), tuple(range(1 << 16, (1 << 16) + 8192))
     values = tuple(blocks if a.field == "blocks_ids" else None for a in _SCHEDULE)
     event = (Kind.SCHEDULE.value, *an_event(0)[1:9], values)
@@ -372,7 +372,7 @@ def test_recording_is_whole_again_after_an_outage_with_long_prompts(
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_sender_does_not_sleep_while_nobody_listens(
+def test_a_sender_does_not_sleep_while_no_receiver_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """The SDK waits for up to four seconds between two attempts; the recorder asks again each half second."""

@@ -120,7 +120,7 @@ def test_a_sampler_changes_nothing_but_a_mark(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_failed_loads_that_are_reported_accuse_nobody(
+def test_reported_failed_loads_cause_no_findings(
     tmp_path: Path, recorded: Callable[[], list[Event]], seed: int
 ) -> None:
     """vLLM recomputes what could not be loaded, for every request that shares the block."""
@@ -133,7 +133,7 @@ def test_failed_loads_that_are_reported_accuse_nobody(
 
 
 @pytest.mark.parametrize("name", ["OffloadConnector", "TracedOffloadingConnector"])
-def test_speculative_tokens_accuse_nobody(tmp_path: Path, recorded: Callable[[], list[Event]], name: str) -> None:
+def test_speculative_tokens_cause_no_findings(tmp_path: Path, recorded: Callable[[], list[Event]], name: str) -> None:
     """Drafts are scheduled, and some of them are rejected; their KV must not be stored before that is known."""
     native = name != "OffloadConnector"
     extra = {"cpu_bytes_to_use": 50_000_000, "kvtrail": {"level": "detailed"}} | ({} if native else {"chunk_size": 64})
@@ -145,7 +145,7 @@ def test_speculative_tokens_accuse_nobody(tmp_path: Path, recorded: Callable[[],
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_that_are_kept_and_given_back_accuse_nobody(
+def test_blocks_that_are_kept_and_given_back_cause_no_findings(
     tmp_path: Path, recorded: Callable[[], list[Event]], seed: int
 ) -> None:
     extra = {"chunk_size": 64, "kvtrail": {"level": "detailed"}}
@@ -162,7 +162,7 @@ def test_blocks_that_are_kept_and_given_back_accuse_nobody(
 
 
 @pytest.mark.parametrize("name", ["OffloadConnector", "TracedOffloadingConnector"])
-def test_a_damaged_stream_of_a_correct_connector_accuses_nobody(
+def test_a_damaged_stream_of_a_correct_connector_causes_no_findings(
     tmp_path: Path, recorded: Callable[[], list[Event]], name: str
 ) -> None:
     """Dropped, repeated, reordered and truncated, and asked an hour later."""

@@ -62,7 +62,7 @@ def test_a_bit_that_flips_is_found(bare: BareScheduler) -> None:
     assert "r-1 reads the KV of its first" in text
     assert f"1 of them have wrong KV in layer.1, the first of them token 39 in block {block}" in text
     assert "its own KV, but for 1 of its 128 numbers" in text
-    assert len(found(bare)) == 1, "it is told once"
+    assert len(found(bare)) == 1, "it is reported once"
 
 
 def test_another_requests_kv_is_named(bare: BareScheduler) -> None:
@@ -88,7 +88,7 @@ def test_zeros_are_named(bare: BareScheduler) -> None:
 
 
 def test_a_write_into_a_block_that_no_step_reads_now_is_found(tmp_path: Path) -> None:
-    """The drafts of the one use up each step, so the other only holds its blocks."""
+    """The drafts of one request use up each step, so the other only holds its blocks."""
     connector = configuration("UntracedOffloadConnector", {"chunk_size": 64})
     bare = BareScheduler(tmp_path, connector, own_workers=True, drafts=60)
     for name, prompt in PROMPTS.items():
@@ -122,7 +122,7 @@ def test_a_draft_that_turns_out_right_is_written_by_the_step_that_accepts_it(tmp
     assert found(bare) == []
 
 
-def test_what_nobody_may_read_yet_is_not_compared(bare: BareScheduler) -> None:
+def test_what_may_not_be_read_yet_is_not_compared(bare: BareScheduler) -> None:
     last = table(bare, "r-0")[-1]
     computed = bare.scheduler.requests["r-0"].num_computed_tokens
     cache(bare, "layer.0")[last, :, computed % 32 + 1 :] = 7.0
@@ -164,7 +164,7 @@ def test_each_rank_has_its_own_bytes(tmp_path: Path) -> None:
     assert "it holds the KV of token 0 of r-0 in layer.0." in found(bare)[0]
 
 
-def test_ranks_report_in_an_older_vllm_too_whose_reports_know_no_failed_loads(
+def test_ranks_report_in_an_older_vllm_without_failed_loads_in_its_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator

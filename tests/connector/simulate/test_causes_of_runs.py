@@ -23,9 +23,9 @@ from kvtrail.tracer.model.causes import Cause
 PROFILES = ("mixed", "full-store", "load-failure", "preemption-storm", "async")
 SEEDS = pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.long)])
 RIGHT = 0.99
-"""The share of what was missed whose cause must be known where all is told."""
+"""The share of the missed tokens that must have a known cause where everything is recorded."""
 WRONG = 0.001
-"""The share of what was missed that may have a wrong cause, whatever is told."""
+"""The share of the missed tokens that may have a wrong cause, whatever is recorded."""
 ARISE = {
     "OffloadConnector": (
         "evicted gpu",
@@ -38,7 +38,7 @@ ARISE = {
     "OffloadingConnector": ("last-token gpu", "new", "unaligned"),
 }
 KNOWN_AGAIN = 0.15
-"""The share of what was missed whose cause is known where one event of ten is lost."""
+"""The share of the missed tokens with a known cause where one event of ten is lost."""
 
 
 def scenarios(seeds: int) -> Iterator[Scenario]:
@@ -56,14 +56,14 @@ def scenarios(seeds: int) -> Iterator[Scenario]:
 def test_causes_are_those_that_the_caches_show(connector: str, seeds: int) -> None:
     played = [run(scenario, connector, seed=seed) for seed, scenario in enumerate(scenarios(seeds))]
     said: dict[str, Tally] = {}
-    for untold in NOT_RECORDED:
-        said[untold] = Counter()
+    for missing in NOT_RECORDED:
+        said[missing] = Counter()
         for number, (admissions, events) in enumerate(played):
-            said[untold] += compare(admissions, heard(events, untold, seed=number))
-        shares, wrong = missed(said[untold])
-        assert shares["wrong"] <= WRONG * shares.total(), (untold, wrong)
-        assert shares.total() > 15_000 * seeds, untold
-        assert shares["right"] >= (RIGHT if untold in NOTHING_LACKS else 0) * shares.total(), (untold, shares)
+            said[missing] += compare(admissions, heard(events, missing, seed=number))
+        shares, wrong = missed(said[missing])
+        assert shares["wrong"] <= WRONG * shares.total(), (missing, wrong)
+        assert shares.total() > 15_000 * seeds, missing
+        assert shares["right"] >= (RIGHT if missing in NOTHING_LACKS else 0) * shares.total(), (missing, shares)
     for cause in ARISE[connector]:
         assert said[EVERYTHING][cause, "right"], cause
     shares, _ = missed(said["10 % lost"])

@@ -1,4 +1,4 @@
-"""Soundness is a property: no damage makes a drift of a healthy run, and none hides a fault whose events all arrived.
+"""Soundness is a property: no damage makes a drift of a healthy run, and none hides a fault if all its events arrived.
 
 A slice of `benchmarks/damage.py`, which judges a million events.
 """
@@ -53,7 +53,7 @@ def test_models_with_a_window_and_with_recurrent_states_are_among_the_healthy_ru
     assert {FULL, SLIDING, MAMBA} <= kinds
 
 
-def test_a_sampler_that_leaves_requests_out_accuses_nobody(runs: tuple[Run, ...]) -> None:
+def test_a_sampler_that_leaves_requests_out_causes_no_findings(runs: tuple[Run, ...]) -> None:
     """They store, evict and hold blocks all the same, and no number is missing."""
     false = []
     for seed, run in enumerate(runs):
@@ -75,7 +75,7 @@ def test_nor_in_a_file_or_through_a_sidecar_that_restarts(runs: tuple[Run, ...],
                 assert set(judged.found) <= known
 
 
-def test_a_fault_whose_events_arrived_is_found_after_any_damage() -> None:
+def test_a_fault_with_all_its_events_is_found_after_any_damage() -> None:
     total = loss_injection.Caught()
     for fault in FAULTY:
         for run, found in loss_injection.faulty_runs(fault, 1):
@@ -101,7 +101,7 @@ def test_no_damage_to_one_side_or_both_makes_a_drift_of_a_pair(tmp_path: Path) -
     assert false == []
 
 
-def test_after_any_damage_a_faulty_pair_is_found_or_not_but_nobody_else_is() -> None:
+def test_after_any_damage_a_faulty_pair_has_no_new_findings() -> None:
     found_again: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for seed in range(180):
@@ -133,8 +133,7 @@ def test_after_one_lost_event_an_engine_is_known_again() -> None:
 
 
 def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
-    """At most one judgement in a hundred is unknown, of each by itself: after one lost event, and ten minutes after a late
-    start."""
+    """For each rule at most one judgement in a hundred is unknown, after one lost event or ten minutes after a late start."""
     run = loss_injection.a_written_day()
     assert not live(sent(run.events)).found
     quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4
@@ -158,7 +157,7 @@ def test_each_engine_wide_rule_is_known_again_in_a_day() -> None:
 
 
 def test_the_harness_sends_what_a_recorder_would(runs: tuple[Run, ...]) -> None:
-    """Numbers without gaps, a sign of life every five seconds that tells the true number, and a goodbye."""
+    """Numbers without gaps, a heartbeat every five seconds with the true number, and a goodbye."""
     for run in runs[:10]:
         for events in by_recorder(sent(run.events)).values():
             beats = [event for event in events if isinstance(event, Heartbeat)]

@@ -93,10 +93,10 @@ def test_a_tracer_says_how_an_engine_ended(tmp_path: Path, end: str) -> None:
     assert statements == ["well" if end == "drained" else "death"]
 
 
-def test_an_engine_that_is_killed_with_all_that_is_its_is_silent(
+def test_an_engine_killed_with_all_its_processes_has_lost_contact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod that is gone says nothing: nobody can tell it from a broken network."""
+    """A pod that is gone says nothing: this cannot be distinguished from a broken network."""
     ahead_ns, real = [0], time.monotonic_ns
     log, (pipe, its) = tmp_path / "engine.log", Pipe()
     with receiving() as receiver:

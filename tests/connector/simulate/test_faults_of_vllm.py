@@ -88,7 +88,7 @@ def test_the_offloading_connector_dies_of_an_id_that_comes_again_while_a_store_i
 def test_beside_a_connector_that_loads_between_steps_the_offloading_connector_does_not_wait_for_a_store(
     load_async: bool,
 ) -> None:
-    """The first child loads into the blocks of a request that has just ended, of which the second one's store is open."""
+    """The first child loads into the blocks of a request that has just ended, while the second child still stores them."""
     first = configuration("OffloadConnector", {"chunk_size": 64, "load_async": load_async})
     scenario = Scenario(
         arrivals=(
@@ -155,7 +155,7 @@ def test_a_sliding_window_lacks_a_block_after_a_whole_prompt_was_loaded(tokens_o
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_write_that_fails_is_reported_to_nobody(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_not_reported(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the post, in flight, or after its bytes have moved: unless these have, the request waits forever, and its heartbeats
     keep the blocks of the engine that prefilled as long."""
     monkeypatch.setattr(pairs, "MOST_TICKS", 400)
@@ -168,7 +168,7 @@ def test_a_write_that_fails_is_reported_to_nobody(seed: int, monkeypatch: pytest
     assert pushed.left.keys() == ({PREFILL, DECODE} if waits else set())
 
 
-def test_a_registration_that_comes_after_the_lease_is_answered_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registration_after_the_lease_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "MOST_TICKS", 400)
     scenario = PairScenario(requests=(Request("r-0", (("own", 200),), kept_ticks=100),), lease_s=6)
     pair = play_pair(scenario, PUSH)
@@ -177,7 +177,7 @@ def test_a_registration_that_comes_after_the_lease_is_answered_by_nobody(monkeyp
     assert any("_pending_d_registrations" in place for place in pair.remembered), "the other engine keeps it forever"
 
 
-def test_who_writes_is_not_told_of_a_request_that_left_the_queue() -> None:
+def test_the_writing_engine_does_not_hear_of_a_request_that_left_the_queue() -> None:
     scenario = PairScenario(requests=(Request("r-0", (("own", 200),), leaves=Point.QUEUED),), decode_every=3)
     pushed, pulled = play_pair(scenario, PUSH), play_pair(scenario, PULL)
     assert pushed.disconnected == pulled.disconnected == {"r-0": Point.QUEUED}

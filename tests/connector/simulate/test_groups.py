@@ -1,4 +1,4 @@
-"""With several KV cache groups the bytes of each are compared where it is read, and the rules accuse nobody."""
+"""With several KV cache groups the bytes of each are compared where it is read, and the rules find nothing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_state_is_compared_before_it_is_overwritten(recurrent: BareScheduler) 
     computed = recurrent.scheduler.requests["r-0"].num_computed_tokens
     table: Any = recurrent.scheduler.kv_cache_manager.get_block_ids("r-0")[1]
     cache = model(recurrent).caches["layer.1"]
-    cache.tensor[table[(computed - 1) // 32 - 1]] = 0  # nobody needs an earlier state, if it is there at all
+    cache.tensor[table[(computed - 1) // 32 - 1]] = 0  # an earlier state is not needed, if it is there at all
     assert wrong(recurrent) == []
     cache.tensor[table[computed // 32]] = 0
     (text,) = wrong(recurrent)

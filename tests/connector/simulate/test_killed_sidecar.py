@@ -46,7 +46,7 @@ def found_across_a_kill(start: Start, run: Run, *, damages: tuple[str, ...] = ()
     return {(finding["rule"], finding["request"]) for finding in second.get("/api/findings", limit=1000)}
 
 
-def test_a_sidecar_that_is_killed_accuses_nobody(start_tracer: Start) -> None:
+def test_a_killed_sidecar_causes_no_findings(start_tracer: Start) -> None:
     run = recorded_runs.healthy("MultiConnector", "mixed", 0)
     assert found_across_a_kill(start_tracer, run, damages=("mix-within", "repeat-some")) == set()
 

@@ -55,7 +55,7 @@ def test_the_room_of_a_store_is_what_it_holds(make: Callable[..., BareScheduler]
     assert room.measured(large, runs(large), "a") == room.Room(whole, is_full=False)
 
 
-def test_a_slot_that_nobody_gives_back_is_missed(make: Callable[..., BareScheduler]) -> None:
+def test_a_slot_that_is_not_given_back_is_missed(make: Callable[..., BareScheduler]) -> None:
     stage = make(SMALL)
     runs(stage)([Arrival("first", (("first", 700),), 1)])
     asked: list[room.Room] = []
@@ -75,13 +75,13 @@ def test_a_slot_that_nobody_gives_back_is_missed(make: Callable[..., BareSchedul
     assert len(asked) == 1 + room.TRIES
 
 
-def test_a_room_that_differs_from_time_to_time_accuses_nobody(make: Callable[..., BareScheduler]) -> None:
+def test_a_room_that_differs_from_time_to_time_causes_no_finding(make: Callable[..., BareScheduler]) -> None:
     stage = make(SMALL)
     rooms = iter([SLOTS * CHUNK + 64, SLOTS * CHUNK + 32, SLOTS * CHUNK])
     assert room.lost(stage, runs(stage), lambda: room.Room(next(rooms), is_full=True)) is None
 
 
-def test_nobody_asks_what_a_new_store_holds_where_all_is_held(make: Callable[..., BareScheduler]) -> None:
+def test_a_store_that_holds_everything_is_not_compared_with_a_new_one(make: Callable[..., BareScheduler]) -> None:
     large = make({"chunk_size": CHUNK})
     assert room.lost(large, runs(large), lambda: pytest.fail("asked")) is None
 

@@ -1,4 +1,4 @@
-"""Two engines with vLLM's own NIXL connector, one of which hands over to the other: nothing is found where all is right, and
+"""Two engines with vLLM's own NIXL connector, a prefill engine and a decode engine: nothing is found where all is right, and
 each planted fault is named by its rule. The settings are kvtrail's defaults."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def kinds(pair: PlayedPair, engine: str) -> Counter[str]:
 
 
 def reported(pair: PlayedPair, messages: Iterable[bytes]) -> set[str]:
-    """The clients' ids of the requests whose readers' reports these are."""
+    """The clients' ids of the requests that these reports of readers are about."""
     return {pair.names[message.decode().rpartition(":")[0]] for message in messages}
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(
     assert points == set(Point)
     assert total["loads"] > 6 * len(seeds)
     assert total[Kind.PREEMPT]
-    assert total[Kind.FREE], "leases of what nobody reads run out"
+    assert total[Kind.FREE], "leases of unread requests run out"
     assert total[Kind.LEASE], "and those of what waits are extended"
 
 
@@ -160,7 +160,7 @@ def test_a_load_that_fails_is_computed_again_or_its_request_fails(seeds: range) 
 
 @pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=LONG)], ids=str)
 def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
-    """What it was to read fails, and is computed again or fails its request; nothing is left of it, and nobody is accused."""
+    """What it was to read fails, and is computed again or fails its request; nothing is left of it; there are no findings."""
     died = 0
     for seed in seeds:
         pair = played(seed, dies=True)
@@ -225,11 +225,11 @@ def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -
 
 
 def one_by_one(count: int) -> tuple[Request, ...]:
-    """Requests of which each is handed over when the one before it must have ended."""
+    """Requests that are handed over one by one: the one before must have ended."""
     return tuple(Request(f"r-{n}", ((f"own {n}", 70),), at_tick=n * 40, kept_ticks=5) for n in range(count))
 
 
-def test_a_pair_of_which_every_load_fails_is_found_once() -> None:
+def test_a_pair_with_only_failed_loads_is_found_once() -> None:
     scenario = PairScenario(requests=one_by_one(11), network=Schedule(failing=1.0))
     pair = play_pair(scenario, NIXL)
     (found,) = pair.findings
@@ -238,7 +238,7 @@ def test_a_pair_of_which_every_load_fails_is_found_once() -> None:
     assert pair.names[found.request] == "r-7"
 
 
-def test_a_pair_of_which_one_load_goes_well_is_not_dead() -> None:
+def test_a_pair_with_one_good_load_is_not_dead() -> None:
     pair = play_pair(PairScenario(requests=one_by_one(20), network=Schedule(failing=0.6, seed=1)), NIXL)
     assert len(pair.network.failed) >= 8
     assert not pair.findings, [each.explanation for each in pair.findings]
@@ -346,7 +346,7 @@ OTHERS = tuple(Arrival(f"other-{n}", ((f"other-{n}", 300),), 2, at_step=50 + 5 *
 """They take all blocks of the engine that decodes."""
 
 
-def test_a_finding_says_whose_kv_it_is_and_to_whom_it_was_handed_over() -> None:
+def test_a_finding_names_the_owner_of_the_kv_and_the_receiver() -> None:
     pair = exchanged()
     found = drifts(pair)
     given = {
@@ -458,18 +458,18 @@ def test_a_report_that_is_lost_is_named(seeds: range) -> None:
     lost = unread = 0
     for seed in seeds:
         pair = played(seed, lost=0.3)
-        unheard = reported(pair, pair.network.lost)
-        assert pair.found() == pair.found("unacknowledged-handoff") == unheard, seed
+        lost_reports = reported(pair, pair.network.lost)
+        assert pair.found() == pair.found("unacknowledged-handoff") == lost_reports, seed
         assert not pair.wrong, seed
-        lost += len(unheard)
-        unread += len(unheard - pair.answered)
+        lost += len(lost_reports)
+        unread += len(lost_reports - pair.answered)
     assert lost > 5
     assert unread, "also that of a request which needs nothing any more"
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=LONG)], ids=str)
 def test_a_report_that_arrives_twice_is_no_second_reader(seeds: range) -> None:
-    """The engine that prefills cannot distinguish the two, and nobody is accused."""
+    """The engine that prefills cannot distinguish the two, and there are no findings."""
     repeated = 0
     for seed in seeds:
         pair = played(seed, repeated=0.3)

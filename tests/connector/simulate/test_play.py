@@ -35,7 +35,7 @@ CROWD = Scenario(
 
 
 def numbers(events: Any) -> list[tuple[Any, ...]]:
-    """What the events say, but for signs of life, which come by the clock."""
+    """What the events say, but for heartbeats, which come by the clock."""
     of_requests = (e for e in events if e.kind != "kv.recorder")
     return [(e.kind, e.request, e.request_sequence, e.epoch, e.numbers(), e.error) for e in of_requests]
 
@@ -67,7 +67,7 @@ def test_a_scenario_goes_through_json_unchanged() -> None:
         Scenario.from_dict({**data, "colour": "red"})
 
 
-def test_the_story_tells_what_a_replay_needs() -> None:
+def test_the_story_contains_what_a_replay_needs() -> None:
     events = play(CROWD, OFFLOAD).events
     starts = {e.request: e for e in events if isinstance(e, RequestStart)}
     ends = {e.request: e for e in events if isinstance(e, RequestEnd)}
@@ -84,7 +84,7 @@ def test_the_story_tells_what_a_replay_needs() -> None:
     assert tokens((HEAD, ("x", 3)))[:256] == tokens((HEAD,)) == tokens((("head", 300),))[:256]
 
 
-def test_a_dead_engine_is_told_with_what_it_died_of() -> None:
+def test_a_dead_engine_is_reported_with_its_error() -> None:
     crowd = [Arrival(f"r-{n}", ((f"r-{n}", 750),), 40) for n in range(8)]
     played = play(Scenario(arrivals=tuple(crowd)), STALE)
     assert played.error is not None
@@ -93,7 +93,7 @@ def test_a_dead_engine_is_told_with_what_it_died_of() -> None:
 
 
 @pytest.mark.parametrize("latest", [0, 6])
-def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest: int) -> None:
+def test_failed_and_late_loads_of_an_asynchronous_connector_cause_no_findings(latest: int) -> None:
     native = {
         "kv_connector": "TracedOffloadingConnector",
         "kv_load_failure_policy": "recompute",

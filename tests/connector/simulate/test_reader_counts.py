@@ -32,8 +32,8 @@ def played(
 
 @pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=LONG)], ids=str)
 def test_a_report_that_arrives_twice_is_taken_for_two_readers(seeds: range) -> None:
-    """Exactly those are named of which another rank was still reading; a report that is repeated once all others have come,
-    or in the same step, harms nobody."""
+    """Exactly those are named that another rank was still reading; a report that is repeated once all others have come, or in
+    the same step, is harmless."""
     named = repeated = 0
     for seed in seeds:
         pair = played(seed, repeated=0.3)
@@ -43,7 +43,7 @@ def test_a_report_that_arrives_twice_is_taken_for_two_readers(seeds: range) -> N
     assert len(seeds) // 2 < named < repeated
 
 
-def test_a_report_that_arrives_twice_harms_nobody_where_one_rank_reads_from_each() -> None:
+def test_a_report_that_arrives_twice_is_harmless_where_one_rank_reads_from_each() -> None:
     for seed, ranks in enumerate(((2, 1), (2, 2))):
         pair = played(seed, repeated=0.3, ranks=ranks)
         assert pair.network.repeated

@@ -110,9 +110,9 @@ def judge(receiver: ForeignReceiver, *, found: set[str], cut_off: set[str]) -> N
     detector.tick()
     assert {finding.rule for findings in detector.findings.values() for finding in findings.values()} == found
     assert detector.missing == 0
-    became = {account.request: (account.status, account.outcome) for account in detector.accounts.values()}
-    assert {name for name, (_, outcome) in became.items() if outcome == semconv.CUT_OFF} == cut_off
-    assert {became[name][0] for name in cut_off} <= {"abandoned", "failed"}
+    ended = {account.request: (account.status, account.outcome) for account in detector.accounts.values()}
+    assert {name for name, (_, outcome) in ended.items() if outcome == semconv.CUT_OFF} == cut_off
+    assert {ended[name][0] for name in cut_off} <= {"abandoned", "failed"}
     assert {detector.verdict(detector.accounts[key]) for key in detector.accounts if key[1] in cut_off} <= {
         Verdict.UNKNOWN, Verdict.DRIFT,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Block hashes are told once, and what a tracer makes of them is what vLLM has."""
+"""Block hashes are reported once, and what a tracer makes of them is what vLLM has."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
     plain = SchedulerInstrumentation.on_request_finished
 
     def noting(self: SchedulerInstrumentation, request: Any, answer: Any, blocks: Any) -> None:
-        if id(request) not in seen:  # each child of a MultiConnector tells it
+        if id(request) not in seen:  # each child of a MultiConnector reports it
             seen.add(id(request))
             keep.append(request)
             of_vllm[use(request.request_id, used)] = [each[-HASH_BYTES:] for each in request.block_hashes]
@@ -49,14 +49,14 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("profile", PLAYED)
-def test_chains_are_vllms_own_and_hashes_are_told_once(profile: str, ended: dict[str, list[bytes]]) -> None:
+def test_chains_are_vllms_own_and_hashes_are_reported_once(profile: str, ended: dict[str, list[bytes]]) -> None:
     events = play(scenario_of(profile, 1), OFFLOAD).events
     chains = {name: request.chain for name, request in recorded_requests(events).items()}
     assert len(ended) > 5
     assert {name: (chains[name].first, chains[name].hashes) for name in ended} == {
         name: (0, hashes) for name, hashes in ended.items()
     }
-    reported = [each for event in telling(events) for each in split_hashes(event.block_hashes)]
+    reported = [each for event in with_hashes(events) for each in split_hashes(event.block_hashes)]
     assert Counter(reported).most_common(1)[0][1] <= 2, "a chunk may be filled by two requests at a time"
     assert len(reported) < 1.2 * len({each for hashes in ended.values() for each in hashes})
 
@@ -67,7 +67,7 @@ def test_when_events_are_lost_nothing_is_made_up(profile: str, ended: dict[str, 
     unknown = 0
     for seed in range(20):
         dice, chains, reported = random.Random(seed), Chains(), dict[str, Chain]()
-        for event in telling(events):
+        for event in with_hashes(events):
             name = event.request or ""
             if isinstance(event, RequestStart):
                 reported[name] = Chain()
@@ -80,7 +80,7 @@ def test_when_events_are_lost_nothing_is_made_up(profile: str, ended: dict[str, 
     assert unknown
 
 
-def telling(events: Any) -> Iterator[RequestStart | Lookup | RequestEnd]:
+def with_hashes(events: Any) -> Iterator[RequestStart | Lookup | RequestEnd]:
     yield from (event for event in events if isinstance(event, RequestStart | Lookup | RequestEnd))
 
 
@@ -153,7 +153,7 @@ def test_very_many_hashes_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("why", ["many", "lost", "late"])
-def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_everything_is_resynced(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """When there is too much to remember, when events were lost, and for a tracer that began later."""
     recorder = detailed()
     hashes, now_ns = BlockHashes(recorder), 1
@@ -175,7 +175,7 @@ def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     recorder.close()
 
 
-def test_at_level_basic_and_of_what_is_not_recorded_nothing_is_told() -> None:
+def test_nothing_is_reported_at_level_basic_or_about_unrecorded_requests() -> None:
     recorder = detailed()
     hashes, request = BlockHashes(recorder), a_request("a", 1, 2)
     context: RequestContext = recorder.contexts.of(request)
@@ -186,11 +186,11 @@ def test_at_level_basic_and_of_what_is_not_recorded_nothing_is_told() -> None:
     assert hashes.at_start(context, request) == NO_HASHES
     assert hashes.since(context, request) == (None, None)
     recorder.level.set(Level.DETAILED, None)
-    assert count(hashes.at_start(context, request)[0]) == 2, "what was not told is not referred to"
+    assert count(hashes.at_start(context, request)[0]) == 2, "what was not reported is not referred to"
     recorder.close()
 
 
-def test_what_no_earlier_request_had_is_said_also_when_all_is_told_anew() -> None:
+def test_what_no_earlier_request_had_is_reported_after_a_resync_too() -> None:
     recorder = detailed()
     hashes = BlockHashes(recorder)
 
@@ -201,18 +201,18 @@ def test_what_no_earlier_request_had_is_said_also_when_all_is_told_anew() -> Non
     assert seen(first) == 0
     first.block_hashes.append(bytes(24) + (999).to_bytes(8, "big"))
     hashes.since(recorder.contexts.of(first), first)
-    recorder._given_up["lost"] += 1  # all is told anew
+    recorder._given_up["lost"] += 1  # everything is resynced
     assert seen(a_request("b", *range(40), 999, *range(500, 510))) == 41, "also what the first one has generated"
     assert seen(a_request("c", *range(30), *range(600, 620))) == 30
     assert seen(a_request("d", *range(30), *range(600, 610))) == 40
     recorder.level.set(Level.BASIC, None)
     hashes.at_start(recorder.contexts.of(unknown := a_request("e", 7000)), unknown)
     recorder.level.set(Level.DETAILED, None)
-    assert seen(a_request("f", 8000)) is None, "what `e` had, nobody knows"
+    assert seen(a_request("f", 8000)) is None, "it is unknown what `e` had"
     recorder.close()
 
 
-def test_the_connectors_of_one_engine_tell_each_hash_once() -> None:
+def test_the_connectors_of_one_engine_report_each_hash_once() -> None:
     recorder, other = detailed(), detailed()
     assert BlockHashes.of(recorder, enabled=True) is BlockHashes.of(recorder, enabled=True)
     assert BlockHashes.of(recorder, enabled=True) is not BlockHashes.of(other, enabled=True)

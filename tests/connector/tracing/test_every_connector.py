@@ -1,8 +1,8 @@
 """Every connector that vLLM registers, traced: the traced class answers as the plain one does.
 
 Nothing here names a method or a connector that could be missed: the connectors come from vLLM's registry, the methods from
-`KVConnectorBase_V1` (and `SupportsHMA`) by inspection. A class whose third-party package is not installed is reported by a
-skip for that class.
+`KVConnectorBase_V1` (and `SupportsHMA`) by inspection. If the third-party package of a class is not installed, that class is
+skipped, and the skip names it.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_an_exception_is_an_event_of_its_span() -> None:
 
 
 def test_every_parent_is_a_span_that_is_sent(tmp_path: Path, transport: MemoryTransport) -> None:
-    """Or the caller's: what concerns no request has the engine's, of which there is one a minute."""
+    """Or the caller's: what concerns no request has the engine's span as its parent; there is one a minute."""
     run(tmp_path, "TracedOffloadingConnector", [range(3, 303)] * 3)
     spans = spans_of(transport)
     ids = {span.span_id for span in spans}

@@ -1,4 +1,4 @@
-"""How much host memory the connectors of a process hold: told with its signs of life."""
+"""How much host memory the connectors of a process hold: reported with its heartbeats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def signs_of_life_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "HEARTBEAT_S", 0.02)
 
 
-def test_what_a_connector_holds_is_told(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
+def test_what_a_connector_holds_is_reported(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
     """Chunks come to it until the store is full; a reset empties it."""
     (group,) = tiny_model.kv_cache(1, tiny_model.BLOCK_SIZE).kv_cache_groups
     chunk_bytes = CHUNK // tiny_model.BLOCK_SIZE * group.kv_cache_spec.page_size_bytes * len(group.layer_names)
@@ -92,17 +92,17 @@ def test_the_connectors_of_a_process_are_summed_up_until_they_are_gone() -> None
     there[0].held = None
     await_held(None)
     recording.close(SLOW_S)
-    assert last_untold(transport) is None
+    assert last_not_recorded(transport) is None
 
 
 def test_a_probe_that_fails_costs_the_number_only() -> None:
     transport = MemoryTransport()
     recording, connector = a_recorder(transport), object.__new__(Connector)  # it has no `held`
     SchedulerInstrumentation(recording, name="Some", probe=Holding()).on_init(connector)
-    until(lambda: last_untold(transport))
+    until(lambda: last_not_recorded(transport))
     recording.close(SLOW_S)
-    (untold,) = last_untold(transport) or ()
-    assert untold.startswith("probe.held_bytes:")
+    (not_recorded,) = last_not_recorded(transport) or ()
+    assert not_recorded.startswith("probe.held_bytes:")
     assert {beat.held_bytes for beat in beats(transport)} == {None}
     assert [beat.sequence for beat in beats(transport)] == list(range(len(beats(transport)))), "no event is missing"
 
@@ -111,5 +111,5 @@ def beats(transport: MemoryTransport) -> list[Heartbeat]:
     return [event for event in transport.events() if isinstance(event, Heartbeat)]
 
 
-def last_untold(transport: MemoryTransport) -> tuple[str, ...] | None:
+def last_not_recorded(transport: MemoryTransport) -> tuple[str, ...] | None:
     return beats(transport)[-1].recorder_untold if beats(transport) else None

@@ -1,4 +1,4 @@
-"""What is told of vLLM's own prefix cache is what it holds, at every lookup and allocation."""
+"""What is reported about vLLM's own prefix cache is what it holds, at every lookup and allocation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def held_by(pool: Any) -> Held:
 
 
 def enter(held: Held, reported: Recorded) -> None:
-    """What an event tells. A block that is stored was not held, and one that is removed was."""
+    """What an event reports. A block that is stored was not held, and one that is removed was."""
     if reported.cache_whole:
         held.clear()
     hashes, group = split_hashes(reported.block_hashes), reported.group or 0
@@ -112,7 +112,7 @@ def test_a_setting_turns_it_off(watched: list[Held]) -> None:
 
 
 class Map:
-    """As vLLM's: blocks by key, of which there may be copies."""
+    """As vLLM's: blocks by key; there may be copies."""
 
     def __init__(self) -> None:
         self._cache: dict[bytes, dict[int, Any]] = {}
@@ -149,7 +149,7 @@ def key(block: int) -> bytes:
 
 @pytest.fixture
 def reported() -> Any:
-    """A recorder, a pool, the changes of its cache, and a function that gives what was told since it was asked last."""
+    """A recorder, a pool, the changes of its cache, and a function that gives what was reported since its last call."""
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     recorder.level.set(Level.DETAILED, None)
@@ -228,7 +228,7 @@ def test_a_few_changes_wait_at_the_end_of_a_step(reported: Any) -> None:
     assert len(fresh()) == 1
 
 
-def test_a_reset_is_told_with_what_was_stored_since(reported: Any) -> None:
+def test_a_reset_is_reported_with_what_was_stored_since(reported: Any) -> None:
     _, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     pool.store(1)
@@ -241,7 +241,7 @@ def test_a_reset_is_told_with_what_was_stored_since(reported: Any) -> None:
 
 
 @pytest.mark.parametrize("why", ["lost", "late", "too much"])
-def test_all_is_told_anew(reported: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_resynced(reported: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     pool.store(1, 2)
@@ -262,7 +262,7 @@ def test_all_is_told_anew(reported: Any, why: str, monkeypatch: pytest.MonkeyPat
     assert fresh() == []
 
 
-def test_much_is_told_in_parts(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_reports_are_split(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, pool, cache, fresh = reported
     monkeypatch.setattr(cache_events, "MAX_PER_EVENT", 2)
     pool.store(1, 2, 3)
@@ -270,7 +270,7 @@ def test_much_is_told_in_parts(reported: Any, monkeypatch: pytest.MonkeyPatch) -
     assert fresh() == [((2,), [1, 2], True), ((1,), [3], False)]
 
 
-def test_at_level_basic_nothing_is_followed_and_that_is_told(reported: Any) -> None:
+def test_at_level_basic_nothing_is_followed_and_the_recording_says_so(reported: Any) -> None:
     recorder, pool, cache, fresh = reported
     cache.flush(b"", 0, 1)
     recorder.level.set(Level.BASIC, None)

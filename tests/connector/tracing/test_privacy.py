@@ -49,7 +49,7 @@ def reported(text: str) -> set[int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_exceptions_tell_no_token_ids(form: str) -> None:
+def test_exceptions_contain_no_token_ids(form: str) -> None:
     said = FORMS[form](PROMPT)
     assert len(reported(said)) > 100 or form == "in a long text", "else this shows nothing"
     transport = MemoryTransport()
@@ -81,7 +81,7 @@ def test_no_span_of_a_run_has_token_ids(tmp_path: Path, recorded: Callable[[], l
 def test_with_a_key_no_id_leaves_the_engine(
     tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in spans of the scheduler, whose steps name several requests, nor in trace ids or signs of life."""
+    """Neither in spans of the scheduler, which name several requests, nor in trace ids or heartbeats."""
     monkeypatch.setenv(hashing.VARIABLE, "a secret")
     extra: dict[str, Any] = {"cpu_bytes_to_use": 2_000_000, "chunk_size": 64, "kvtrail": {"level": "detailed"}}
     bare = scheduler(tmp_path, "OffloadConnector", extra)
@@ -109,7 +109,7 @@ def test_nor_in_what_its_calls_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     request.request_id = "anna@example.org-0123abcd"
     instrumentation.on_lookup_error(request, 0, 1, KeyError(request.request_id))
     instrumentation.on_alloc(None, request, None, 0, 1, ValueError("nothing is known of anna@example.org"))
-    assert "anna" not in str(recorder.contexts.events()), "of which signs of life tell"
+    assert "anna" not in str(recorder.contexts.events()), "which heartbeats report"
     recorder.close(SLOW_S)
     sent = "".join(str(ExportTraceServiceRequest.FromString(each)) for each in transport.payloads)
     assert "KeyError" in sent

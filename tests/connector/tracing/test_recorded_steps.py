@@ -1,4 +1,4 @@
-"""Which steps are told, on the real scheduler."""
+"""Which steps are recorded, on the real scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtrail.tracer.events.events import Event, LoadError, Schedule
 PROMPT = list(range(3, 259))
 
 
-def told_and_run(
+def recorded_and_run(
     folder: Path, recorded: Callable[[], list[Event]], workers: Workers
 ) -> tuple[list[Event], dict[str, list[int]]]:
     """What is recorded while a prompt is stored, forgotten by the engine, and loaded; and in which steps each request ran."""
@@ -38,21 +38,23 @@ def told_and_run(
     return recorded(), ran
 
 
-def test_a_request_that_decodes_is_told_when_it_gets_a_block(
+def test_a_decoding_request_is_reported_when_it_gets_a_block(
     tmp_path: Path, recorded: Callable[[], list[Event]]
 ) -> None:
-    events, ran = told_and_run(tmp_path, recorded, Workers())
+    events, ran = recorded_and_run(tmp_path, recorded, Workers())
     reported = [e for e in events if isinstance(e, Schedule) and e.request == "loaded"]
     first, second, *later = reported
-    assert second.scheduler_step == (first.scheduler_step or 0) + 1, "where it is then shows what became of its prompt"
+    assert second.scheduler_step == (first.scheduler_step or 0) + 1, "its place then shows the outcome of its prompt"
     assert later
     assert all(e.blocks_ids for e in later)
     assert len(reported) < len(ran["loaded"]) / 5
 
 
-def test_a_request_whose_load_failed_is_told_in_every_step(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
+def test_a_request_with_a_failed_load_is_reported_in_every_step(
+    tmp_path: Path, recorded: Callable[[], list[Event]]
+) -> None:
     """What it computes again, and from where, decides whether it ever reads what the failed load has left."""
-    events, ran = told_and_run(tmp_path, recorded, Workers(load_failures=1.0))
+    events, ran = recorded_and_run(tmp_path, recorded, Workers(load_failures=1.0))
     (error,) = [e for e in events if isinstance(e, LoadError)]
     assert error.request == "loaded"
     reported = [e.scheduler_step for e in events if isinstance(e, Schedule) and e.request == "loaded"]
@@ -63,7 +65,7 @@ def test_a_request_whose_load_failed_is_told_in_every_step(tmp_path: Path, recor
 def test_requests_that_were_forgotten_cost_the_others_nothing(
     tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many run at once that the recorder does not remember all of them."""
+    """More requests run at once than the recorder remembers."""
     monkeypatch.setattr(contexts, "MAX_REQUESTS", 2)
     bare = scheduler(tmp_path, "OffloadConnector", {"chunk_size": 64})
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What is not told by itself is told anew from time to time: block tables of running requests, and the chunks held."""
+"""What no event reports otherwise is resynced from time to time: block tables of running requests, and the chunks held."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRA = {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000, "kvtrail": {"level": "
 
 
 class Store(Probe):
-    """A store of which all keys are known; some have left when they are to be told."""
+    """A store with known keys; some have left when they are to be reported."""
 
     def __init__(self, keys: Sequence[int], left: Sequence[int] = ()) -> None:
         self.keys_held, self.left, self.asked = list(keys), set(left), 0
@@ -75,7 +75,7 @@ def test_an_empty_store_is_a_list_too() -> None:
 
 
 class Torn(Store):
-    """It cannot tell its second page."""
+    """It cannot report its second page."""
 
     def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
         if keys[0]:
@@ -111,7 +111,7 @@ def test_a_list_that_a_probe_cannot_finish_has_no_end(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is told anew as often as it can be, in small pages."""
+    """Everything is resynced at the highest possible rate, in small pages."""
     for module, name in (
         (steps, "TABLE_RESYNC_NS"),
         (steps, "RESYNC_SCAN_NS"),
@@ -122,20 +122,20 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holdings, "PAGE", 2)
 
 
-def told_by_a_storm(folder: Path, recorded: Callable[[], list[Event]]) -> list[Event]:
+def recorded_by_a_storm(folder: Path, recorded: Callable[[], list[Event]]) -> list[Event]:
     pytest.importorskip("vllm", reason="the real scheduler")
     storm(scheduler(folder, "OffloadConnector", EXTRA, seed=3), seed=3, requests=100)
     return recorded()
 
 
-def test_tables_that_are_told_anew_are_those_that_were_told(
+def test_resynced_tables_equal_the_recorded_ones(
     tmp_path: Path, recorded: Callable[[], list[Event]], often: None
 ) -> None:
     """One a step at most, and the same as the table that the recorded steps have made."""
     tables: dict[str, tuple[int, ...]] = {}
     admitted: set[str] = set()
-    anew = Counter[int]()
-    for event in told_by_a_storm(tmp_path, recorded):
+    resyncs = Counter[int]()
+    for event in recorded_by_a_storm(tmp_path, recorded):
         request = event.request or ""
         if isinstance(event, e.Alloc) and event.error is None:
             admitted.add(request)
@@ -143,20 +143,20 @@ def test_tables_that_are_told_anew_are_those_that_were_told(
             if event.blocks_whole and request not in admitted:
                 assert event.blocks_ids == tables[request]
                 assert not event.resumed
-                anew[event.scheduler_step or 0] += 1
+                resyncs[event.scheduler_step or 0] += 1
             elif event.blocks_whole:
                 tables[request] = event.blocks_ids
             else:
                 tables[request] += event.blocks_ids
             admitted.discard(request)
-    assert len(anew) > 500
-    assert set(anew.values()) == {1}
+    assert len(resyncs) > 500
+    assert set(resyncs.values()) == {1}
 
 
-def test_lists_name_what_is_held_and_accuse_nobody(
+def test_lists_name_what_is_held_and_cause_no_findings(
     tmp_path: Path, recorded: Callable[[], list[Event]], often: None
 ) -> None:
-    events = told_by_a_storm(tmp_path, recorded)
+    events = recorded_by_a_storm(tmp_path, recorded)
     held: set[str] = set()
     listed: set[str] = set()
     ends = 0
@@ -189,7 +189,7 @@ def test_who_listens_late_knows_the_store_after_a_list(
     tmp_path: Path, recorded: Callable[[], list[Event]], often: None
 ) -> None:
     """Of the second half of a history: without the lists, far more judgements are unknown."""
-    events = told_by_a_storm(tmp_path, recorded)
+    events = recorded_by_a_storm(tmp_path, recorded)
     late = events[len(events) // 2 :]
     without_lists = [event for event in late if not isinstance(event, e.Holdings)]
     without_lists = [replace(each, sequence=late[0].sequence + n) for n, each in enumerate(without_lists)]
@@ -203,19 +203,19 @@ def test_who_listens_late_knows_the_store_after_a_list(
     assert 10 * unknown[0] < unknown[1], unknown
 
 
-def test_a_table_is_told_anew_once_a_minute(
+def test_a_table_is_resynced_once_a_minute(
     tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most; and not within the first, in which most requests end."""
     clock = count(start=10**15, step=4 * S)
     monkeypatch.setattr("kvtrail.connector.tracing.scheduler_side.monotonic_ns", lambda: next(clock))
     last_ns: dict[str, int] = {}
-    anew = 0
-    for event in told_by_a_storm(tmp_path, recorded):
+    resyncs = 0
+    for event in recorded_by_a_storm(tmp_path, recorded):
         if isinstance(event, e.Schedule) and event.blocks_whole:
             request = event.request or ""
             if event.epoch == 0 and request in last_ns and not event.resumed:
                 assert event.start_ns - last_ns[request] >= 60 * S
-                anew += 1
+                resyncs += 1
             last_ns[request] = event.start_ns
-    assert anew > 20
+    assert resyncs > 20

@@ -50,7 +50,7 @@ def test_the_scheduler_is_found_and_has_spare_capacity_until_its_slots_are_taken
     assert spare.has_spare, "nothing is left to do"
 
 
-def test_a_step_whose_tokens_are_used_up_has_no_room(bare: BareScheduler) -> None:
+def test_a_step_without_tokens_left_has_no_room(bare: BareScheduler) -> None:
     bare.add("long", [5] * 900, 2)
     bare.step()
     assert len(bare.scheduler.running) == 1
@@ -62,7 +62,7 @@ def test_blocks_for_what_waits_are_part_of_the_means(bare: BareScheduler) -> Non
     for _ in range(8):
         bare.step()
     spare = spare_of(bare)
-    assert spare.has_spare, "it decodes, and nobody waits"
+    assert spare.has_spare, "it decodes, and no request waits"
     pool = bare.scheduler.kv_cache_manager.block_pool
     pool.get_new_blocks(pool.get_num_free_blocks() - 4)
     bare.add("second", [9] * 900, 2)

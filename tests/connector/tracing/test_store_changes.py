@@ -1,4 +1,4 @@
-"""What a store's probe follows is told before each lookup, in order, with the request that did it."""
+"""What a store's probe follows is reported before each lookup, in order, with the request that did it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvtrail.tracer.events.events import PrefixCache
 from kvtrail.tracer.events.hash_chains import split_hashes
 from kvtrail.tracer.events.semconv import Level
 
-Told = tuple[tuple[int, ...], list[int], bool, str | None, str | None]
-NOT_TOLD: Told = ((), [], False, "cpu", None)
-"""From now on nothing is told."""
+Reported = tuple[tuple[int, ...], list[int], bool, str | None, str | None]
+NOT_REPORTED: Reported = ((), [], False, "cpu", None)
+"""From now on nothing is reported."""
 
 
 class Contents:
@@ -54,14 +54,14 @@ def key(number: int) -> bytes:
 
 @pytest.fixture
 def reported() -> Any:
-    """A store, what records it, and a function that gives what was told since it was asked last."""
+    """A store, what records it, and a function that gives what was reported since its last call."""
     transport, contents = MemoryTransport(), Contents()
     recorder = a_recorder(transport)
     recorder.level.set(Level.DETAILED, None)
     instrumentation = SchedulerInstrumentation(recorder, name="X", probe=Following(contents))
     instrumentation._follow_store(None)
 
-    def fresh() -> list[Told]:
+    def fresh() -> list[Reported]:
         instrumentation._flush_cache_events(recorder.steps or 1)
         recorder.flush()
         events = [event for event in transport.events() if isinstance(event, PrefixCache)]
@@ -91,7 +91,7 @@ def test_it_begins_with_the_whole_and_goes_on_with_changes_each_by_its_request(r
     assert fresh() == []
 
 
-def test_after_a_loss_the_whole_is_told_anew(reported: Any) -> None:
+def test_after_a_loss_the_whole_store_is_resynced(reported: Any) -> None:
     contents, recorder, _, fresh = reported
     fresh()
     recorder._given_up["lost"] += 1
@@ -99,22 +99,22 @@ def test_after_a_loss_the_whole_is_told_anew(reported: Any) -> None:
     assert fresh() == [((1,), [4], False, "cpu", "a"), ((2,), [4, 5], True, "cpu", None)]
 
 
-def test_at_level_basic_nothing_is_told_and_the_whole_afterwards(reported: Any) -> None:
+def test_nothing_is_reported_at_level_basic_and_everything_afterwards(reported: Any) -> None:
     contents, recorder, _, fresh = reported
     fresh()
     recorder.level.set(Level.BASIC, None)
     contents.changes, contents.all = [(key(4), "a")], [key(4)]
-    assert fresh() == [NOT_TOLD]
+    assert fresh() == [NOT_REPORTED]
     assert fresh() == []
     recorder.level.set(Level.DETAILED, None)
     assert fresh()[-1] == ((1,), [4], True, "cpu", None)
 
 
-def test_what_is_not_known_any_more_is_not_told_and_the_tracer_hears_that(reported: Any) -> None:
+def test_what_is_no_longer_known_is_not_reported_and_the_tracer_learns_that(reported: Any) -> None:
     contents, _, _, fresh = reported
     fresh()
     contents.fails = True
-    assert fresh() == [NOT_TOLD]
+    assert fresh() == [NOT_REPORTED]
     contents.fails = False
     contents.changes = [(key(1), "a")]
     assert fresh() == []

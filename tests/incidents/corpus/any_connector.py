@@ -24,7 +24,7 @@ INCIDENTS = [
         url="https://github.com/ModelEngine-Group/unified-cache-management/pull/716",
         block=16,
         text="""
-            L 600 c0 h512 -> 512  # two ranks, of which only rank 0 loads; the lengths are ours
+            L 600 c0 h512 -> 512  # two ranks, only rank 0 loads; the lengths are ours
             A 512
             S 512+88
             check loaded 32
@@ -67,7 +67,7 @@ INCIDENTS = [
         of="C11",
         url="https://github.com/NVIDIA/TensorRT-LLM/pull/17380",
         text="L 600 c0 h512 -> 512",
-        why="Each rank sizes its host memory by what is free on its node: no event tells a rank's capacity.",
+        why="Each rank sizes its host memory by what is free on its node: no event reports a rank's capacity.",
     ),
     Incident(
         id="vllm-42125",
@@ -176,7 +176,7 @@ INCIDENTS = [
         url=vllm(49902),
         connector="OffloadingConnector",
         text="""
-            L 900 c0 -> later  # 50 requests wait; two of them are told, with lengths of ours
+            L 900 c0 -> later  # 50 requests wait; two of them are shown, with lengths of ours
             prefetch 0+512 keys k1,k2
             b: L 900 c0 -> later
             b: prefetch 0+512 keys k3,k4
@@ -221,7 +221,7 @@ LOOK_ALIKES = [
     _alike(
         "N1",
         "key-collision",
-        "a version that nobody could read",
+        "a version that could not be read",
         f"{_VERSION}b: start 600 as a\nb: L 600 c0 h512 -> 512 keys k1,k2",
     ),
     _alike(
@@ -244,7 +244,9 @@ LOOK_ALIKES = [
         "L 600 c0 h0 -> 0\nA 0 [1-19]\nS 0+600 [1-19]\nplan store 0+512 [1-16] #1\n"
         "b: L 600 c512 h0 -> 0\nb: A 0 [1-16 20-22]\ndone #1",
     ),
-    _alike("C12", "stalled-transfers", "nobody asks: no step is made", f"{_STORES}{_ENDS}wait 900 idle"),
+    _alike(
+        "C12", "stalled-transfers", "the connector is not polled: no step is made", f"{_STORES}{_ENDS}wait 900 idle"
+    ),
     _alike(
         "C12",
         "stalled-transfers",

@@ -1,5 +1,5 @@
-"""Legal look-alikes of the rules with a deadline: engines that are busy, slow or paused, and peers whose turn it is not
-yet."""
+"""Legal look-alikes of the rules with a deadline: engines that are busy, slow or paused, and peers before their
+turn."""
 
 from __future__ import annotations
 

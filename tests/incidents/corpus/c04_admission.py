@@ -136,7 +136,7 @@ INCIDENTS = [
         of="C5",
         url=lmcache(1732),
         text="""
-            L 128 c0 h0 -> 0  # no numbers in the thread; two ranks share the context, the connector reckons as with one
+            L 128 c0 h0 -> 0  # no numbers in the thread; two ranks share the context, the connector computes as with one
             A 0 [1 2]
             S 0+128 [1 2]
         """,
@@ -149,7 +149,7 @@ INCIDENTS = [
         of="C5",
         url=lmcache(1732),
         text="""
-            L 128 c0 h0 -> 0  # the same, where only the worker's copy is told
+            L 128 c0 h0 -> 0  # the same, where only the worker's copy is reported
             A 0
             S 0+128
             store 0+128 in 2
@@ -180,7 +180,7 @@ INCIDENTS = [
         of="C6",
         url=vllm(28585, "pull"),
         text="""
-            L 1000 c0 h1000 -> 1000 async  # a hit rate of 100% became 50%; the length is ours
+            L 1000 c0 h1000 -> 1000 async  # a hit rate of 100% fell to 50%; the length is ours
             A 1000
             stats 1000 queried 1000
             R

@@ -199,7 +199,7 @@ INCIDENTS = [
             b: L 7325 c336 h0 -> 0
             b: A 0
         """,
-        why="The printed -400 and -336 are legal; no count shows that the full pool holds what nobody can find.",
+        why="The printed -400 and -336 are legal; no count shows that the full pool holds what cannot be found.",
     ),
     Incident(
         id="LMCache-4852",
@@ -236,7 +236,7 @@ INCIDENTS = [
         url=lmcache(4523, "pull"),
         chunk=768,
         text="""
-            # 167 chunks on 8 ranks are 1336 keys, of which 8 were locked: 1328 warnings
+            # 167 chunks on 8 ranks are 1336 keys; 8 of them were locked: 1328 warnings
             L 128300 c0 h128256 -> 128256
             A 128256
             # all 1336 are unlocked

@@ -138,7 +138,7 @@ INCIDENTS = [
         of="C17",
         url=vllm(51786),
         text="""
-            @nixl L 600 c0 -> 599 async  # no numbers in the thread; its other child reports a load that nobody asked it for
+            @nixl L 600 c0 -> 599 async  # no numbers in the thread; its other child reports a load that it was not asked for
             @lmcache L 600 c0 h512 -> 512 async
             @nixl A 599
             @lmcache A 0

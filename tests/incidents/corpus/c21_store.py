@@ -11,7 +11,7 @@ INCIDENTS = [
         block=64,
         text="""
             # Of the 4096 tokens with a hit of 3840, nothing is stored; a request that asks not to be saved looks the same.
-            # The same reckoning with 8192: 68 blocks of this run less the 60 that were hit.
+            # The same calculation with 8192: 68 blocks of this run less the 60 that were hit.
             L 8192 c0 h3840 -> 3840
             A 3840
             S 3840+4352
@@ -29,7 +29,7 @@ INCIDENTS = [
         url=vllm(47235, "pull"),
         connector="OffloadConnector",
         text="""
-            L 1024 c0 h0 -> 0  # no numbers in the thread; told as by a connector that tells all that it stores
+            L 1024 c0 h0 -> 0  # no numbers in the thread; reported as by a connector that reports everything it stores
             A 0
             S 0+512
             plan store 0+256
@@ -62,7 +62,7 @@ INCIDENTS = [
         connector="OffloadConnector",
         chunk=853,
         text="""
-            # 112 of 217 blocks; a prompt of 185101 tokens makes them 853 each. Told as by a connector that tells all.
+            # 112 of 217 blocks; a prompt of 185101 tokens makes them 853 each. As by a connector that reports everything.
             L 185101 c0 h0 -> 0
             A 0
             S 0+4096

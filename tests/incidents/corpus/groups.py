@@ -15,7 +15,7 @@ def _alike(of: str, rule: str, what: str, text: str, groups: str = WINDOW) -> Lo
 
 
 def _nulls(count: int) -> str:
-    """So many null blocks, at the beginning of a table."""
+    """A number of null blocks, at the beginning of a table."""
     return "0 " * count
 
 
@@ -172,7 +172,7 @@ LOOK_ALIKES = [
     _alike(
         "C16",
         "stale-block",
-        "nobody was given what the window has left behind",
+        "what the window has left behind was given to no request",
         "L 300 c0 h0 -> 0\nA 0 [1-10 | 51-60]\nS 0+300 [1-10 | 51-60]\nplan store 0+256 [1-8 | 51-58] at 0,0 #1\ndone #1",
     ),
     _alike(
@@ -186,7 +186,7 @@ LOOK_ALIKES = [
     _alike(
         "C16",
         "stale-block",
-        "a state is handed over in a copy, whose block another request had before",
+        "a state is handed over in a copy, in a block that another request had before",
         "L 60 c0 -> 0\nA 0 [1 2 | 21 22]\nS 0+48 [1 2 | 21 22]\nb: L 60 c0 -> 0\nb: A 0 [11 12 | 0 34]\n"
         "b: S 0+60 [11 12 | 0 34]\nb: end\nS 48+12\nplan store 32 [2 | 34] at 32,32",
         ALIGNED,
@@ -309,7 +309,7 @@ LOOK_ALIKES = [
     _alike(
         "C22",
         "state-boundary",
-        "accepted drafts, of which vLLM keeps the state",
+        "accepted drafts with the state that vLLM keeps",
         "L 60 c0 -> 0\nA 0 [1 2 | 21 22]\nS 0+60 [1 2 | 21 22]\nS 60+6 [3 | 23] drafts 5\nS 66+1\n"
         "plan store 32+32 [2 | 22] at 32,32",
         ALIGNED,

@@ -145,7 +145,7 @@ LOOK_ALIKES = [
     _alike(
         "C4",
         "plan-blocks",
-        "several groups of which nothing is declared",
+        "several groups without a declaration",
         "L 60 c0 h0 -> 0\nA 0 [1 2 | 5 6]\nS 0+60 [1 2 | 5 6]\nplan store 0+32 [1 | 5] at 0,0",
     ),
     _alike(

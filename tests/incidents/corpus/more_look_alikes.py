@@ -27,7 +27,7 @@ LOOK_ALIKES = [
     _alike(
         "C15",
         "idle-preemption",
-        "a deferred free, told by the second",
+        "a deferred free, reported by the second",
         "P free 0\nb: P free 0\nc: P free 9\nd: P free 9",
     ),
     _alike(

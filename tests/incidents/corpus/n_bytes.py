@@ -15,7 +15,7 @@ def _wrong(
     holds: list[str] | None = None,
     unlisted: int = 0,
 ) -> dict[str, Any]:
-    """The numbers of a finding about these blocks, left so by nobody else."""
+    """The numbers of a finding about these blocks, with no other request as their cause."""
     return {
         "look": look,
         "looked": looked,
@@ -211,7 +211,7 @@ LOOK_ALIKES = [
         (
             "N9",
             "byte-drift",
-            "a version that nobody told",
+            "an unreported version",
             "<other> check computed 1 tells aa:1@0 as plain\ncheck loaded 1 unknown 1 tells aa:7@0 as plain",
         ),
         (
@@ -230,7 +230,7 @@ LOOK_ALIKES = [
         (
             "N9",
             "byte-drift",
-            "the same prompt under another salt, whose computation nobody told",
+            "the same prompt under another salt, with an unreported computation",
             "<other> check computed 1 tells ba:1@0 as plain\ncheck loaded 1 unknown 1 tells aa:1@0 as salted",
         ),
         (
@@ -252,7 +252,7 @@ LOOK_ALIKES = [
         (
             "N3",
             "byte-early",
-            "a load that failed and was told",
+            "a load that failed and was reported",
             "L 300 c0 h256 -> 256\nA 256 [1-10]\nS 256+44 [1-10]\nerror [1-8]\ncheck loaded 8 unknown 8",
         ),
     )

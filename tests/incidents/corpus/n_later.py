@@ -49,7 +49,7 @@ INCIDENTS = [
             A 0 [1-3]
             S 0+34 [1-3]
             store 0+32
-            # the hit of the first resumption is ours: the thread tells of those that followed
+            # the hit of the first resumption is ours: the thread describes those that followed
             P
             L 36 c0 h32 -> 32
             A 32 [1-3]
@@ -158,7 +158,7 @@ INCIDENTS = [
         connector="NixlConnector",
         text="""
             start 600
-            L 600 c0 -> 0  # no numbers in the thread: preempted in its only step, whose token ends it all the same
+            L 600 c0 -> 0  # no numbers in the thread: preempted in its only step; its token ends it all the same
             A 0
             S 0+600
             P

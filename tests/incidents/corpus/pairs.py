@@ -9,7 +9,7 @@ from incidents.incident import Incident, LookAlike, vllm
 
 
 def _prefill(tokens: int, prompt: int, digest: str = "a", *, name: str = "", more: str = "") -> str:
-    """The prefill engine's part up to the request's end, whose KV it keeps."""
+    """The prefill engine's part up to the request's end; its KV is kept."""
     calls = (
         f"start {prompt}", f"L {prompt} c0 -> 0", "A 0", f"S 0+{prompt}", f"gives h1 {tokens}/{prompt} of {digest}{more}",
         f"end delayed length_capped handoff computed {tokens} lease 30",
@@ -374,7 +374,7 @@ LOOK_ALIKES = [
     _alike(
         "C13",
         "unacknowledged-handoff",
-        "nobody has taken it",
+        "it has not been taken",
         f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\nwait 60",
     ),
     _alike(

@@ -38,7 +38,7 @@ class Holdout(Scenario):
 FIRST = {"decidable": 28, "found": 24, "shown": 15, "shown and found": 15, "false": 1}
 """When they were judged for the first time: how many events can decide, and of these those that a recorder or a log of today
 shows; how many of both their rule found; and findings of other rules. Missed were vllm-44304, sglang-27631,
-bytedance-sglang-638 and LMCache-1379. The false one was a phantom-hit in lmdeploy-4930, whose history let a lookup name keys
+bytedance-sglang-638 and LMCache-1379. The false one was a phantom-hit in lmdeploy-4930: in its history a lookup named keys
 in a store that two engines write, as no probe does; it names none now."""
 
 HOLDOUT = [
@@ -533,7 +533,7 @@ HOLDOUT = [
             <int4> b: start 600 as plain
             <int4> b: L 600 c0 h512 -> 512
         """,
-        why="The two engines differ in the format of their KV, which an identity of adapter and salt does not tell.",
+        why="The two engines differ in the format of their KV, which an identity of adapter and salt does not show.",
     ),
     Holdout(
         id="LMCache-2540",

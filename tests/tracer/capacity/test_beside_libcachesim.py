@@ -18,13 +18,13 @@ NEVER = 2**60
 
 
 def uses(seed: int, count: int = 3000) -> list[int]:
-    """Chunks, a few of which are used often."""
+    """Chunks; a few of them are used often."""
     rng = random.Random(seed)
     return [min(int(rng.paretovariate(0.5)), 5000) + rng.randrange(3) for _ in range(count)]
 
 
 def hits(store: Any, chunks: Sequence[int]) -> int:
-    """How many uses a store of libCacheSim answers; it is told when each chunk is used next."""
+    """How many uses a store of libCacheSim answers; it is given the next use of each chunk."""
     following: dict[int, int] = {}
     following_of = [0] * len(chunks)
     for at in range(len(chunks) - 1, -1, -1):

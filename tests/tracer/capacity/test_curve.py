@@ -26,7 +26,7 @@ def hashed(name: str) -> bytes:
 
 
 def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list[Access | None]:
-    """Requests whose prompts branch like conversations; vLLM's own cache holds a part of some, and caches are emptied."""
+    """Requests with prompts that branch like conversations; vLLM's own cache holds a part of some, and caches are emptied."""
     rng = random.Random(seed)
     accesses: list[Access | None] = []
     for _ in range(count):
@@ -176,7 +176,7 @@ def most_of_all_policies(accesses: Sequence[Access | None], capacity: int) -> in
 
 @pytest.mark.parametrize("seed", range(30))
 def test_of_all_policies_none_is_above_the_bound(seed: int) -> None:
-    """Prefixes that branch, of which vLLM's own cache holds a part of some, and a store that is emptied now and then."""
+    """Prefixes that branch, with parts of some in vLLM's own cache, and a store that is emptied now and then."""
     rng = random.Random(seed)
     prefixes = [(b"a",), (b"a", b"ab"), (b"a", b"ab", b"abc"), (b"a", b"ac"), (b"d",), (b"d", b"de")]
     accesses: list[Access | None] = []

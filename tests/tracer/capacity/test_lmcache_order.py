@@ -16,7 +16,7 @@ def chunks(keys: str) -> list[bytes]:
 
 
 def asked(keys: str) -> Access:
-    """A lookup of chunks of 10 tokens each, none of which is used at once, and what is stored once it is computed."""
+    """A lookup of chunks of 10 tokens each, none used at once, and what is stored once it is computed."""
     return Access(chunks(keys), [10] * len(keys), 0)
 
 

@@ -33,7 +33,7 @@ Chain = list[bytes]
 
 
 def chains(seed: int, count: int, *, salt: str = "", **shape: int) -> list[Chain]:
-    """The block hashes of requests whose prompts branch like conversations; two blocks a chunk."""
+    """The block hashes of requests with prompts that branch like conversations; two blocks a chunk."""
     return [
         [blake2b(f"{salt}{key.hex()}/{half}".encode(), digest_size=8).digest() for key in access.keys for half in "ab"]
         for access in prefixes(seed, count, **shape)

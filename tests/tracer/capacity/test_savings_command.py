@@ -79,7 +79,7 @@ def test_it_predicts_the_hits_of_other_capacities(resets: bool) -> None:
     ids=["states"],
 )
 def test_it_counts_the_bytes_of_each_kv_cache_group(groups: tuple[CacheGroup, ...], chunk_bytes: int) -> None:
-    """Together with what vLLM's own cache gives, of which a larger store leaves less: a load brings only the window's end."""
+    """Together with what vLLM's own cache gives; a larger store leaves less of that: a load brings only the window's end."""
 
     def given(chunks: int, *, own_workers: bool = False) -> tuple[Stream, float]:
         extra = {"chunk_size": CHUNK, "cpu_bytes_to_use": chunks * chunk_bytes, "kvtrail": {"level": "detailed"}}

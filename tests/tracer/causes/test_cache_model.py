@@ -38,7 +38,9 @@ def test_of_many_keys_the_oldest_keep_their_fate_and_nothing_else(monkeypatch: p
     assert len(cache._young) + len(cache._old) <= 200
 
 
-def test_a_fate_that_is_told_again_is_the_last_one_also_after_it_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_reported_again_is_the_last_one_even_after_it_was_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memories, "MAX_KEYS", 10)
     cache = CacheModel("gpu")
     cache.is_reported = True
@@ -92,7 +94,7 @@ def test_where_too_many_keys_share_a_place_the_first_leaves_first() -> None:
     assert past.codes(together) == [0, *[3] * 8]
 
 
-def test_of_a_key_that_is_told_twice_at_once_the_past_has_the_later_code() -> None:
+def test_for_a_key_reported_twice_at_once_the_history_has_the_later_code() -> None:
     past = EvictionHistory()
     past.add([key(1), key(2), key(1)], [1, 2, 3])
     assert past.codes([key(1), key(2)]) == [3, 2]

@@ -1,4 +1,4 @@
-"""Why tokens of a prompt were reused or computed, told from little histories."""
+"""Why tokens of a prompt were reused or computed, derived from little histories."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kvtrail.tracer.events.events import Event, Evict, Heartbeat, Lookup, StoreP
 from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause, NotRecorded, Part
 
-TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
+REPORTING = declaration({"Connector": [Capability.TELLS_CHUNKS]})
 
 
 def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Breakdown]:
-    """The admissions of a history, some of whose events are lost."""
+    """The admissions of a history that lost some of its events."""
     causes = Causes()
     lost = False
     for event in events:
@@ -37,7 +37,9 @@ def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Brea
     return list(dict.fromkeys(causes.breakdowns))
 
 
-def reported(text: str, *, chunk: int = 32, capabilities: str | None = TOLD, without: Sequence[int] = ()) -> list[str]:
+def reported(
+    text: str, *, chunk: int = 32, capabilities: str | None = REPORTING, without: Sequence[int] = ()
+) -> list[str]:
     """What is said of each admission of a history."""
     events = history(text, chunk=chunk, capabilities=capabilities)
     made = splits(events, without=without)
@@ -77,7 +79,7 @@ def test_what_was_never_seen_is_new() -> None:
     assert reported(FIRST) == ["new 96, unaligned 14"]
 
 
-@pytest.mark.parametrize("between", ["", "wait 6\n"], ids=["at once", "a sign of life between"])
+@pytest.mark.parametrize("between", ["", "wait 6\n"], ids=["at once", "a heartbeat between"])
 def test_what_an_allocation_has_brought_into_vllms_cache_its_lookup_did_not_find(between: str) -> None:
     assert reported(f"cache\na: start 110 of a b c\na: L 110 c0 h0 -> 0\ncache + a b c\n{between}a: A 0") == [
         "new 96, unaligned 14"
@@ -140,7 +142,7 @@ def test_what_an_allocation_has_brought_into_vllms_cache_its_lookup_did_not_find
         pytest.param(
             "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h64 -> 0\nb: A 0",
             "refused:store 64 (a declined), unknown 32 (contradiction), new 32",
-            id="the store denies what it was told to hold",
+            id="the store denies what it was reported to hold",
         ),
         pytest.param(
             "b: start 96 of x y z\nb: L 96 c0 h0 -> 0\nb: A 0\ncache + x y z\nb: S 0+96\nb: plan store 0+0\n"
@@ -165,17 +167,17 @@ def test_the_cause_of_each_block(then: str, said: str) -> None:
     ],
 )
 def test_changes_of_one_event_are_entered_in_their_order(changes: tuple[int, ...], blocks: str, said: str) -> None:
-    *events, told_of, start, lookup, alloc = history(
-        RAN + "cache + d\nb: start 170 of a b c d e\nb: L 170 c96 h96 -> 0\nb: A 0", chunk=32, capabilities=TOLD
+    *events, reported_changes, start, lookup, alloc = history(
+        RAN + "cache + d\nb: start 170 of a b c d e\nb: L 170 c96 h96 -> 0\nb: A 0", chunk=32, capabilities=REPORTING
     )
-    several = structs.replace(told_of, cache_changes=changes, block_hashes=b"".join(map(hash_of, blocks)))
+    several = structs.replace(reported_changes, cache_changes=changes, block_hashes=b"".join(map(hash_of, blocks)))
     *_, split = splits([*events, several, start, lookup, alloc])
     assert ", ".join(map(_said, split.parts)) == said
 
 
 def test_an_eviction_leads_to_its_event() -> None:
     text = RAN + "cache - c\nevict =c\nb: start 128 of a b c d\nb: L 128 c64 h64 -> 0\nb: A 0"
-    events = history(text, chunk=32, capabilities=TOLD)
+    events = history(text, chunk=32, capabilities=REPORTING)
     (evict,) = (event for event in events if event.kind == "kv.evict")
     part = splits(events)[-1].parts[1]
     assert (part.detail.span_id, part.detail.at_ns) == (evict.span_id, evict.end_ns)
@@ -236,7 +238,7 @@ def test_a_load_that_failed_ends_where_the_request_computes(how: str, then: str,
     assert reported(LOADS.format(how=how) + then)[-1] == said
 
 
-def test_a_load_of_whose_end_events_are_lost_may_have_failed() -> None:
+def test_a_load_with_lost_end_events_may_have_failed() -> None:
     text = LOADS.format(how="") + "b: S 96+32\nb: error [2]\nb: S 32+64\nb: S 96+32\nb: S 128+1"
     first = next(event.sequence for event in history(text) if getattr(event, "allocated", 0)) + 1
     assert reported(text)[-1] == "loaded:store 32, failed-load:store 64, new 32"
@@ -292,7 +294,7 @@ def test_a_chunk_of_several_blocks_is_there_or_not_as_a_whole() -> None:
     assert reported(within, chunk=64)[-1] == "held:gpu 32, loaded:store 32, evicted:gpu 32 (partial), unaligned 4"
 
 
-# What was not told.
+# What was not reported.
 
 
 def test_without_a_probe_only_what_was_never_computed_is_certain() -> None:
@@ -321,7 +323,7 @@ def test_while_a_prompt_without_hashes_is_computed_it_may_be_any() -> None:
     assert reported(text.format(then="a: S 0+110\n"))[-1] == "new 96"
 
 
-def test_what_vllms_cache_held_is_not_known_any_more_when_it_is_not_told_any_more() -> None:
+def test_what_vllms_cache_held_is_unknown_once_it_is_no_longer_reported() -> None:
     text = RAN + "{then}b: start 160 of a b c d e\nb: L 160 c64 h96 -> 0\nb: A 0"
     assert reported(text.format(then=""))[-1] == "held:gpu 64, refused:gpu 32, new 64"
     assert reported(text.format(then="cache\n"))[-1] == "held:gpu 64, refused:store 32 (a declined), new 64"
@@ -387,10 +389,10 @@ def test_each_lost_event_makes_causes_unknown_and_never_others() -> None:
         c: S 200+1
     """
     )
-    whole = {split.event.sequence: split for split in splits(history(text, chunk=32, capabilities=TOLD))}
+    whole = {split.event.sequence: split for split in splits(history(text, chunk=32, capabilities=REPORTING))}
     unknown = 0
     for lost in range(len(history(text))):
-        for split in splits(history(text, chunk=32, capabilities=TOLD), without=[lost]):
+        for split in splits(history(text, chunk=32, capabilities=REPORTING), without=[lost]):
             truth = _by_block(whole[split.event.sequence].parts)
             for block, said in _by_block(split.parts).items():
                 assert said in ("unknown", truth[block]), (lost, split.event.sequence, block, said)
@@ -431,7 +433,7 @@ def test_what_cannot_be_true_is_unknown_and_the_parts_make_up_the_prompt() -> No
         pytest.param("of-model/one", "held:gpu 32, elsewhere 64, new 32", id="comparable"),
         pytest.param("of-model/other", "held:gpu 32, unknown 96 (fleet)", id="another seed"),
         pytest.param("another/other", "held:gpu 32, new 96", id="another model"),
-        pytest.param(None, "held:gpu 32, new 96", id="not told"),
+        pytest.param(None, "held:gpu 32, new 96", id="not reported"),
     ],
 )
 def test_what_another_engine_computed_is_elsewhere_where_hashes_can_be_compared(
@@ -439,10 +441,10 @@ def test_what_another_engine_computed_is_elsewhere_where_hashes_can_be_compared(
 ) -> None:
     fleet = Fleet()
     first, second = Causes(fleet), Causes(fleet)
-    for event in history(RAN, capabilities=TOLD, cache_identity="of-model/one", engine="first", recorder="first"):
+    for event in history(RAN, capabilities=REPORTING, cache_identity="of-model/one", engine="first", recorder="first"):
         first.enter(event)
     text = "cache + a\nb: start 128 of a b c d\nb: L 128 c32 h0 -> 0\nb: A 0"
-    for event in history(text, capabilities=TOLD, cache_identity=identity, engine="second", recorder="second"):
+    for event in history(text, capabilities=REPORTING, cache_identity=identity, engine="second", recorder="second"):
         second.enter(event)
     (breakdown,) = second.breakdowns
     assert ", ".join(map(_said, breakdown.parts)) == said
@@ -452,12 +454,14 @@ def test_what_another_engine_computed_is_elsewhere_where_hashes_can_be_compared(
 def test_an_engine_that_has_ended_is_no_stranger() -> None:
     fleet = Fleet()
     first, second = Causes(fleet), Causes(fleet)
-    *story, last = history(RAN, capabilities=TOLD, cache_identity="of-model/one", engine="first", recorder="first")
+    *story, last = history(RAN, capabilities=REPORTING, cache_identity="of-model/one", engine="first", recorder="first")
     for event in story:
         first.enter(event)
     common = {name: getattr(last, name) for name in ("engine", "recorder", "sequence", "start_ns", "end_ns")}
     first.enter(Heartbeat(**common, recorder_closed=True))
-    for event in history(FIRST, capabilities=TOLD, cache_identity="of-model/other", engine="second", recorder="second"):
+    for event in history(
+        FIRST, capabilities=REPORTING, cache_identity="of-model/other", engine="second", recorder="second"
+    ):
         second.enter(event)
     assert [part.cause for part in second.breakdowns[0].parts] == [Cause.NEW, Cause.UNALIGNED]
 
@@ -509,7 +513,7 @@ ODD: dict[str, Sequence[Any]] = {
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_events_say_there_is_a_cause_for_each_token(seed: int) -> None:
     dice = random.Random(seed)
-    whole = history(STORY, chunk=32, capabilities=TOLD, cache_identity="one")
+    whole = history(STORY, chunk=32, capabilities=REPORTING, cache_identity="one")
     for _ in range(400):
         fleet = Fleet()
         causes, other = Causes(fleet), Causes(fleet)
@@ -559,7 +563,7 @@ TELLING = """
     a: end computed 110
     cache 0
 """
-"""A store that tells its contents as vLLM's cache does: of three chunks that were planned it has stored two."""
+"""A store that reports its contents as vLLM's cache does: of three chunks that were planned it has stored two."""
 
 
 @pytest.mark.parametrize(
@@ -575,13 +579,13 @@ TELLING = """
         ("cache of cpu 0\nb: L 128 c0 h0 -> 0\nb: A 0", "reset:cpu 64, reset:gpu 32 (unasked), new 32"),
     ],
 )
-def test_a_store_may_tell_its_contents_as_vllms_cache_does(then: str, said: str) -> None:
+def test_a_store_may_report_its_contents_as_vllms_cache_does(then: str, said: str) -> None:
     """Then its plans say nothing of what it holds, and it needs no capability."""
     text = f"{TELLING}\nb: start 128 of a b c d\n{then}"
     assert reported(text, capabilities=None)[1:] == [said]
 
 
-def test_a_store_that_begins_to_tell_late_is_not_known_before() -> None:
+def test_a_store_that_starts_reporting_late_is_not_known_before() -> None:
     text = TELLING.replace("cache of cpu\n", "cache of cpu late\n", 1)
     text += "\nb: start 128 of a b c d\nb: L 128 c0 h0 -> 0\nb: A 0"
     assert "unknown" in reported(text, capabilities=None)[1]

@@ -91,13 +91,13 @@ def said(text: str) -> str:
         pytest.param(START + "b: L 140 c0 -> 0\nb: A 0", "new 128, unaligned 12", id="no hand-off"),
     ],
 )
-def test_what_became_of_what_was_handed_over(text: str, what: str) -> None:
+def test_outcomes_of_hand_offs(text: str, what: str) -> None:
     assert said(text) == what
 
 
 def test_a_hand_off_is_read_once() -> None:
-    """A request that was preempted has lost what it had loaded, and nobody was to hand it over once more: that a connector
-    whose store nobody sees did not have it, either, is not known."""
+    """A request that was preempted has lost what it had loaded, and no engine was to hand it over once more: it is not known
+    that a connector with an unobserved store did not have it, either."""
     text = LOADS + "b: R\ncache + a b c d\nb: S 139+1\ncache - b c d\nb: P\nb: L 141 c32 -> 0\nb: A 0"
     assert said(text) == "held gpu 32, unknown 96, unaligned 13"
 

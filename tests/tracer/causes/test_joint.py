@@ -24,7 +24,7 @@ KINDS: list[tuple[CacheGroup, ...]] = [
 
 
 def model(held: list[list[bytes]], lost: list[list[bytes]]) -> CacheModel:
-    """A cache whose groups hold these, and have lost those one after the other."""
+    """A cache with groups that hold these, and have lost those one after the other."""
     cache = CacheModel("gpu")
     cache.is_reported = True
     for number, (there, gone) in enumerate(zip(held, lost, strict=True)):
@@ -159,7 +159,7 @@ def test_what_a_hit_needs_of_some_groups_is_not_known(groups: tuple[CacheGroup, 
     assert JointGroups.of(groups, SIZE) is None
 
 
-def test_a_hit_whose_state_was_lost_from_the_recording_has_an_end_that_is_not_known() -> None:
+def test_a_hit_with_its_state_lost_from_the_recording_has_an_unknown_end() -> None:
     groups = (CacheGroup(FULL, 16), CacheGroup(MAMBA, 16))
     joint = JointGroups.of(groups, SIZE)
     assert joint is not None

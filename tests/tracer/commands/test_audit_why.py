@@ -27,7 +27,7 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_each_part_is_told_with_its_tokens_and_its_reason(trace: str) -> None:
+def test_each_part_is_shown_with_its_tokens_and_its_reason(trace: str) -> None:
     result = run("audit", "--why", "b-cmpl-1-0-0123abcd", trace)
     assert result.exit_code == 0
     first, *parts = result.output.strip().splitlines()

@@ -173,7 +173,7 @@ def test_explain_says_what_the_documentation_says(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("option", ["--explain", "--rule"])
-def test_an_unknown_rule_is_told_with_the_known_ones(option: str, tmp_path: Path) -> None:
+def test_an_unknown_rule_is_reported_with_the_known_ones(option: str, tmp_path: Path) -> None:
     result = run("audit", option, "stale", str(write(tmp_path / "t.jsonl", DRIFT)))
     assert result.exit_code == 2
     assert f"'{option}': there is no rule 'stale'" in result.output
@@ -213,7 +213,7 @@ def test_several_files_and_gzip_are_one_history(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"[" * 100_000, b'{"resourceSpans":' + b"[" * 900 + b"]" * 900 + b"}", b'{"half": "\xc3', b"null", b"7"]
 )
-def test_a_damaged_line_is_told_and_not_fatal(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_line_is_reported_and_not_fatal(tmp_path: Path, damage: bytes) -> None:
     path = write(tmp_path / "t.jsonl", OK)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + damage)
     result = run("audit", str(path))
@@ -231,7 +231,7 @@ def test_a_trace_file_that_ends_within_a_line_loses_only_that_line(tmp_path: Pat
     assert run("audit", str(path)).exit_code == 1
 
 
-def test_a_truncated_last_line_is_told_and_not_fatal(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_reported_and_not_fatal(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", OK)
     path.write_text(path.read_text() + '{"resourceSpans":[{"reso')
     result = run("audit", str(path))
@@ -295,7 +295,7 @@ def test_every_option_is_documented(command: str) -> None:
         assert f"`{option}`" in page or option == "--help", f"{option} of {command} is not in docs/commands.md"
 
 
-def test_a_command_that_there_is_not_is_told_with_the_nearest() -> None:
+def test_an_unknown_command_is_reported_with_the_nearest() -> None:
     result = run("adit")
     assert result.exit_code == 2
     assert "There is no command 'adit'. Did you mean 'audit'?" in result.output

@@ -70,7 +70,7 @@ def test_findings_can_be_asked_for_and_those_that_are_left_out_are_named(tmp_pat
     assert all(each in nothing.stderr for each in ids.values())
 
 
-def test_an_unknown_rule_is_told_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_rule_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     result = run("minimize", str(write(tmp_path / "t.jsonl", DRIFT)), "-o", "-", "--rule", "stale")
     assert result.exit_code == 2
     assert all(rule.id in result.output for rule in all_rules())
@@ -106,7 +106,7 @@ def test_a_defect_of_ours_is_not_taken_for_the_absence_of_findings(
     assert (result.exit_code, "minimizing failed: ZeroDivisionError" in result.output) == (2, True)
 
 
-def test_what_was_not_read_and_not_kept_is_told(tmp_path: Path) -> None:
+def test_what_was_not_read_and_not_kept_is_reported(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     data = json.loads(otlp_json.to_json_line(encoded(history(DRIFT))))
     spans = data["resourceSpans"][0]["scopeSpans"]

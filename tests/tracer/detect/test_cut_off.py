@@ -25,7 +25,7 @@ def the_account(detector: Detector) -> Account:
     return account
 
 
-def became(events: Sequence[Event]) -> tuple[str, str | None, bool]:
+def outcome_of(events: Sequence[Event]) -> tuple[str, str | None, bool]:
     """Status and outcome of the only request, and whether it counts as ended."""
     detector = judge(events)
     account = the_account(detector)
@@ -54,7 +54,7 @@ def test_what_is_wrong_at_the_end_of_a_request_is_not_when_it_is_cut_off(text: s
     assert rules_found(judge(history(f"{text}\ncut off"))) == []
 
 
-def test_an_engine_that_hung_and_was_killed_let_nobody_wait() -> None:
+def test_an_engine_that_hung_and_was_killed_left_no_request_waiting() -> None:
     """Nothing is heard while it hangs, and what ended the waiting may be lost with it."""
     load = "L 700 c0 h256 -> 256 async\nA 256"
     assert rules_found(judge(history(f"{load}\nwait 700\ncut off"))) == ["stuck-load"]
@@ -63,31 +63,31 @@ def test_an_engine_that_hung_and_was_killed_let_nobody_wait() -> None:
 
 
 def test_one_that_failed_remains_so() -> None:
-    status, outcome, is_over = became(history("L 700 c0 -> !KeyError: 'x'\ncut off"))
+    status, outcome, is_over = outcome_of(history("L 700 c0 -> !KeyError: 'x'\ncut off"))
     assert (status, outcome, is_over) == ("failed", semconv.CUT_OFF, True)
 
 
 def test_one_that_had_ended_has_ended() -> None:
     """Its export process was replaced, say, and does not know."""
-    assert became(history("L 700 c0 h0 -> 0\nA 0\nend\ncut off"))[:2] == ("finished", "stopped")
+    assert outcome_of(history("L 700 c0 h0 -> 0\nA 0\nend\ncut off"))[:2] == ("finished", "stopped")
 
 
 def test_one_that_goes_on_is_open_again() -> None:
     """Not all was over."""
-    assert became(history("L 700 c0 h0 -> 0\nA 0\ncut off\nS 0+700")) == ("running", None, False)
+    assert outcome_of(history("L 700 c0 h0 -> 0\nA 0\ncut off\nS 0+700")) == ("running", None, False)
     events = history("L 700 c0 h0 -> 0\nA 0\ncut off\nS 0+700\nend")
-    assert became(events) == ("finished", "stopped", True)
+    assert outcome_of(events) == ("finished", "stopped", True)
 
 
 def test_the_goodbye_alone_cuts_off_too() -> None:
     events = history("L 700 c0 h0 -> 0\nA 0")
-    assert became([*events, *goodbyes(events)]) == ("abandoned", semconv.CUT_OFF, True)
+    assert outcome_of([*events, *goodbyes(events)]) == ("abandoned", semconv.CUT_OFF, True)
 
 
 def test_a_root_that_comes_after_the_goodbye_says_the_same() -> None:
     *events, root = history("L 700 c0 h0 -> 0\nA 0\ncut off")
     (goodbye,) = goodbyes(events)
-    assert became([*events, goodbye, replace(root, sequence=goodbye.sequence + 1)]) == (
+    assert outcome_of([*events, goodbye, replace(root, sequence=goodbye.sequence + 1)]) == (
         "abandoned",
         semconv.CUT_OFF,
         True,

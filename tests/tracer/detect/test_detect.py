@@ -28,7 +28,7 @@ def story(detector: Detector) -> tuple[object, ...]:
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from([OK, DRIFT]))
-def test_any_order_with_repetitions_tells_the_same_story(rng: random.Random, text: str) -> None:
+def test_any_order_with_repetitions_gives_the_same_story(rng: random.Random, text: str) -> None:
     events = history(text)
     shuffled = [*events, *rng.choices(events, k=5)]
     rng.shuffle(shuffled)
@@ -157,14 +157,14 @@ def test_keys_of_two_processes_are_compared_in_whatever_order_they_come() -> Non
 
 
 def test_a_deadline_waits_for_what_comes_late() -> None:
-    """The completion comes last of all, an hour of signs of life after its time."""
+    """The completion comes last of all, an hour of heartbeats after its time."""
     events = history("L 600 c0 -> 599 async\nA 599\nR\nA 0\nS 599+1\nwait 3600\nb: start 9")
     for number, event in enumerate(events):
         if event.request and not event.request.startswith("b-"):
             assert rules_found(judge([*events[:number], *events[number + 1 :], event])) == []
 
 
-def test_a_deadline_accuses_nobody_where_an_event_was_lost_after_the_last_one() -> None:
+def test_a_deadline_causes_no_finding_where_an_event_was_lost_after_the_last_one() -> None:
     """The completion is lost; the gap that it leaves is in the recorder's numbers, not in those of its request."""
     events = history("L 600 c0 -> 599 async\nA 599\nR\nb: start 300")
     lost = [event for event in events if event.kind != "kv.received"]

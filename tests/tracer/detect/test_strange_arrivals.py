@@ -1,4 +1,4 @@
-"""Events that come late, again, or in an order that nobody would choose: what they once made the detector say.
+"""Events that come late, again, or in a strange order: what they once made the detector say.
 
 Each history is the smallest that was left of a damaged run of the real scheduler.
 """
@@ -21,7 +21,7 @@ LOADED = f"{LOADS}\nR\nA 0 [1-8]\nS 256+48 [1-10]\nend"
 
 
 def alive(events: list[Event], seconds: int) -> list[Event]:
-    """The events, and then signs of life."""
+    """The events, and then heartbeats."""
     return [*events, *heartbeats(events, later_s=seconds)]
 
 
@@ -80,7 +80,7 @@ def test_an_account_that_is_ahead_of_its_recorder_waits_since_no_time() -> None:
     assert rules_found(detector) == []
 
 
-def test_a_clock_that_jumps_before_the_second_sign_of_life_is_no_time_that_has_passed() -> None:
+def test_a_clock_that_jumps_before_the_second_heartbeat_is_no_time_that_has_passed() -> None:
     events = jumping()
     beat = replace(
         heartbeats(events, later_s=0)[-1], sequence=0, start_ns=events[0].start_ns, end_ns=events[0].start_ns
@@ -90,7 +90,7 @@ def test_a_clock_that_jumps_before_the_second_sign_of_life_is_no_time_that_has_p
     assert rules_found(detector) == []
 
 
-def test_nor_is_it_where_no_sign_of_life_was_heard() -> None:
+def test_nor_is_it_where_no_heartbeat_was_received() -> None:
     detector = fed(Detector(), jumping())
     detector.tick()
     assert rules_found(detector) == ["stuck-load"], "of a log, which has nothing but its clock"

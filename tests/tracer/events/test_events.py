@@ -122,7 +122,7 @@ def test_foreign_spans_and_unknown_kinds_are_no_events() -> None:
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_is_recorded_or_imported_from_a_log(kind: Kind) -> None:
-    """A rule about an event that nobody reports could fire for no user. Injected faults do not count."""
+    """A rule about an event that is never reported could fire for no user. Injected faults do not count."""
     rooms = ("connector/recording", "connector/tracing", "connector/known", "tracer/ingest/logs")
     files = [file for room in rooms for file in (DOCS.parent / room).rglob("*.py")]
     assert any(re.search(rf"Kind\.{kind.name}\b", file.read_text()) for file in files)

@@ -1,4 +1,4 @@
-"""Chains of block hashes: told once, referred to by others, and never made up."""
+"""Chains of block hashes: reported once, referred to by others, and never made up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_hashes_are_split_and_a_damaged_rest_is_none() -> None:
     assert split_hashes(None) == []
 
 
-def test_a_request_refers_to_what_others_have_told() -> None:
+def test_a_request_refers_to_what_others_have_reported() -> None:
     chains = Chains()
     first = chain_of(chains, start(1, 2, 3), lookup(4, first=3), end(5, 6, first=4))
     assert (first.first, first.hashes, first.is_whole) == (0, _each(1, 2, 3, 4, 5, 6), True)
@@ -63,7 +63,7 @@ def test_a_request_refers_to_what_others_have_told() -> None:
     assert (wholly_known.of(5), wholly_known.of(6)) == (*_each(6), None)
 
 
-def test_an_id_that_is_used_again_begins_anew() -> None:
+def test_a_reused_id_starts_a_new_chain() -> None:
     assert chain_of(Chains(), start(1, 2), start(3)).hashes == _each(3)
 
 
@@ -91,7 +91,7 @@ def test_what_follows_a_hole_is_left_out() -> None:
     assert chain_of(Chains(), start(1, 2), end(5, first=4)).hashes == _each(1, 2)
 
 
-def test_a_request_whose_start_was_lost_is_known_by_others() -> None:
+def test_a_request_with_a_lost_start_is_known_by_others() -> None:
     chains = Chains()
     chain_of(chains, start(1, 2, 3))
     assert chain_of(chains, lookup(3, first=2)).hashes == _each(1, 2, 3)

@@ -1,4 +1,4 @@
-"""An audit of the traces of two engines of which one hands over to the other."""
+"""An audit of the traces of two engines: one hands over to the other."""
 
 from __future__ import annotations
 

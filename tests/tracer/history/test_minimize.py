@@ -83,11 +83,11 @@ def test_what_happens_around_an_incident_is_left_out(incident: Incident) -> None
     alone = minimize(loaded(history_of(incident)), rule=incident.rule)
     recording = loaded(history_of(incident, noise=True))
     result = minimize(recording, rule=incident.rule)
-    reported, told_alone = (
+    reported, reported_alone = (
         [(e.kind, e.epoch, e.numbers()) for e in each.history.events if not isinstance(e, Heartbeat)]
         for each in (result, alone)
     )
-    assert reported == told_alone
+    assert reported == reported_alone
     assert (result.requests_before - result.requests) == (alone.requests_before - alone.requests) + 12
     assert_minimal(result)
 
@@ -239,7 +239,7 @@ def test_without_a_drift_there_is_nothing_to_keep() -> None:
         minimize(loaded(history("L 749 c0 h256 -> 256\nA 256\nend")))
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     heard: list[tuple[int, int]] = []
     result = minimize(
         loaded(history_of(STALE_LOOKUP, noise=True)), on_progress=lambda left, tries: heard.append((left, tries))

@@ -27,7 +27,7 @@ LEAK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend delayed"
 
 
 def requests(*texts: str) -> list[Event]:
-    """The requests of one engine, one after the other, half a minute apart, and a sign of life an hour later."""
+    """The requests of one engine, one after the other, half a minute apart, and a heartbeat an hour later."""
     lines = "\n".join(
         f"r{number}: {line}" if not line.startswith("wait") else line
         for number, text in enumerate(texts)
@@ -78,7 +78,7 @@ def test_the_verdicts_are_those_of_a_detector_that_forgets_nothing(texts: list[s
     assert {f.id for held in everything.findings.values() for f in held.values()} >= set(patient.findings)
 
 
-def test_a_request_whose_blocks_are_kept_is_not_forgotten() -> None:
+def test_a_request_with_kept_blocks_is_not_forgotten() -> None:
     detector = judged(requests(LEAK, OK, OK))
     assert [finding.rule for finding in detector.findings.values()] == ["late-free"]
 
@@ -125,8 +125,8 @@ def test_an_audit_is_the_same_for_any_order_of_lines_and_files(seed: int, tmp_pa
     for number, event in enumerate(workers):
         event.sequence = event.request_sequence = number
     lost = rng.randrange(len(events)) if seed % 3 == 0 else None
-    told_events = [event for number, event in enumerate([*events, *workers]) if number != lost]
-    lines = [otlp_json.to_json_line(encoded([event])) for event in told_events]
+    remaining = [event for number, event in enumerate([*events, *workers]) if number != lost]
+    lines = [otlp_json.to_json_line(encoded([event])) for event in remaining]
     paths = [tmp_path / name for name in "abc"]
     paths[0].write_text("\n".join(lines))
     in_order = audit(paths[:1]).as_dict()

@@ -74,7 +74,7 @@ def _account(detector: Detector, event: Event) -> object:
 
 
 def _of_itself(account: Mapping[str, Any] | None) -> object:
-    """What the request's own events tell of it: why tokens were no hits is told by those of others, too."""
+    """What the request's own events say about it: why tokens were no hits also depends on those of others."""
     return None if account is None else {name: value for name, value in account.items() if name != "causes"}
 
 
@@ -160,7 +160,7 @@ def test_every_number_of_an_account_can_be_seen_to_change() -> None:
     assert set(NUMBERS) | who_and_when == shown
 
 
-def test_a_gap_is_told_where_it_is_and_makes_nobody_guilty() -> None:
+def test_a_gap_is_shown_in_its_place_and_causes_no_finding() -> None:
     whole = history(STORY)
     story = [event for event in whole if event.request == whole[0].request]
     missing = story[3:5]
@@ -176,7 +176,7 @@ def test_a_gap_is_told_where_it_is_and_makes_nobody_guilty() -> None:
 
 
 def test_what_waited_for_a_missing_event_is_found_where_it_happened() -> None:
-    """A breach that the call shows by itself is judged although the arrival is missing."""
+    """A breach that the call alone shows is judged although the arrival is missing."""
     player = played(history("L 749 c0 h0 -> 0\nL 749 c336 h256 -> 256\nA 256\nend")[1:])
     assert [f.rule for f in player.findings] == ["over-report"]
     (found,) = [step for step in player.steps() if step.findings]
@@ -226,7 +226,7 @@ def test_a_window_of_time_has_both_its_ends() -> None:
         played(events, from_ns=events[-1].end_ns + 1)
 
 
-def test_an_ended_request_is_told_at_its_end() -> None:
+def test_an_ended_request_is_shown_at_its_end() -> None:
     """The request's own span begins with its arrival."""
     events = history(STORY)
     events[-1].start_ns = events[0].start_ns

@@ -52,7 +52,7 @@ def test_a_beginning_of_several_is_no_name() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "hat-1", "chat-1-0123abcde"])
-def test_who_is_not_there_is_told_with_who_is(text: str) -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones(text: str) -> None:
     with pytest.raises(
         NotInHistory, match=f"there is no request '{text}'; there are 3 requests: chat-1, chat-12, other$"
     ):
@@ -85,7 +85,7 @@ def test_moments(text: str, after_ns: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "+", "+x", "+nan", "+inf", "12.5", "25:00:00", "2025-13-01"])
-def test_what_is_no_time_is_told_with_what_is(text: str) -> None:
+def test_what_is_no_time_is_reported_with_the_accepted_forms(text: str) -> None:
     with pytest.raises(NotInHistory) as error:
         moment(HISTORY, text)
     assert str(error.value).startswith(f"{text!r} is no time; write 2025-12-03T01:24:36 or 01:24:36.250 (UTC)")

@@ -1,4 +1,4 @@
-"""The parts of which minimizing is made: what events rest on, how a choice shrinks, how it is numbered."""
+"""The parts of minimizing: what events rest on, how a choice shrinks, how it is numbered."""
 
 from __future__ import annotations
 

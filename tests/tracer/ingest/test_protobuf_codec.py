@@ -120,7 +120,7 @@ def agree(decoder: ProtobufDecoder, payload: bytes) -> list[Span] | None:
     except MalformedOtlp:
         assert expected is None, payload
         return None
-    assert repr(spans) == repr(expected)  # repr tells True from 1 and -0.0 from 0.0
+    assert repr(spans) == repr(expected)  # repr distinguishes True from 1 and -0.0 from 0.0
     return spans
 
 
@@ -189,7 +189,7 @@ def test_a_request_cut_anywhere() -> None:
 
 
 def test_an_attribute_means_the_same_wherever_it_comes_from() -> None:
-    """What was remembered for its bytes, and what is parsed anew when the memory was full."""
+    """What was remembered for its bytes, and what is parsed again when the memory was full."""
     decoder = ProtobufDecoder()
     first = decoder.spans(WHOLE)
     assert decoder.spans(WHOLE) == first == ProtobufDecoder().spans(WHOLE)

@@ -53,7 +53,7 @@ def test_whatever_the_collector_writes_is_read(tmp_path: Path, setting: str) -> 
 
 @pytest.mark.parametrize("compress", [gzip.compress, ZSTD])
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.jsonl.zst", "t"])
-def test_a_compression_is_told_by_the_bytes_and_not_by_the_name(
+def test_a_compression_is_recognized_by_the_bytes_and_not_by_the_name(
     tmp_path: Path, compress: Callable[[bytes], bytes], name: str
 ) -> None:
     path = tmp_path / name
@@ -111,7 +111,7 @@ def test_a_file_that_is_cut_anywhere_gives_what_is_left(
     assert most == 0 if blocks and most == 0 else most >= len(EVENTS) // 2
 
 
-def test_what_is_torn_off_is_told(tmp_path: Path) -> None:
+def test_a_truncated_end_is_reported(tmp_path: Path) -> None:
     lines = "".join(collector.line([event]) + "\n" for event in EVENTS)
     path = tmp_path / "t"
     torn = {
@@ -128,7 +128,7 @@ def test_what_is_torn_off_is_told(tmp_path: Path) -> None:
         assert message.startswith(reason)
 
 
-def test_a_message_that_is_damaged_is_told_and_the_others_are_read(tmp_path: Path) -> None:
+def test_a_damaged_message_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
     path = tmp_path / "t"
     messages = [ZSTD(collector.line([event]).encode()) for event in EVENTS]
     path.write_bytes(
@@ -232,7 +232,7 @@ def test_spans_of_others_in_the_same_lines_are_counted_once(tmp_path: Path) -> N
     assert [span.name for span in load([path]).foreign] == ["llm_request"] * 3
 
 
-def test_what_a_newer_kvtrail_says_is_passed_over_and_told_by_name(tmp_path: Path) -> None:
+def test_what_a_newer_kvtrail_says_is_passed_over_and_named(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     data = json.loads(collector.line(EVENTS))
     resource = data["resourceSpans"][0]["resource"]["attributes"]

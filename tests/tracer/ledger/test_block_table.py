@@ -41,7 +41,7 @@ def test_a_block_that_no_later_token_needs_is_not_certain(kind: str, length: int
     assert table.holds(99) is False
 
 
-def test_nobody_holds_the_null_block() -> None:
+def test_the_null_block_is_never_held() -> None:
     table = BlockTable(step((1, 2, 0, 3), (2, 2), "full 32, window 32 64"))
     assert table.holds(0) is False
     assert table.held == 3
@@ -57,7 +57,7 @@ def test_a_step_adds_to_each_group_once_however_many_record_it() -> None:
 
 
 def test_groups_that_are_not_declared_are_unknown() -> None:
-    """An older recorder, or a declaration that nobody can read."""
+    """An older recorder, or an unreadable declaration."""
     for groups in (None, "full 32"):
         table = BlockTable(step((1, 2), (1, 1), groups))
         assert [table.certain_from(n) for n in (0, 1)] == [0, 1]

@@ -19,7 +19,7 @@ def test_of_too_many_chunks_all_are_forgotten_and_the_next_are_known(monkeypatch
     assert (keys.holds("a"), keys.holds("e"), keys.missing(["a", "x"])) == (None, True, [])
     assert (keys.unsure(["e"]), keys.unsure(["a"])) == (None, Unknown.MANY)
     keys.evicted("e")
-    assert keys.holds("e") is False, "what is told afterwards is known"
+    assert keys.holds("e") is False, "what is reported afterwards is known"
     for number in range(20):
         keys.claimed([f"k{number}"])
         assert len(keys._held) <= 4

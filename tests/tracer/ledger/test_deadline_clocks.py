@@ -63,13 +63,13 @@ def test_a_deadline_runs_only_while_the_scheduler_could(text: str, expected: dic
     assert counted(text) == pytest.approx(expected, abs=0.2)
 
 
-def test_where_events_are_missing_nobody_knows_what_runs() -> None:
+def test_where_events_are_missing_it_is_unknown_what_runs() -> None:
     events = history(f"c: start 9\n{RUNS}{RECEIVED}wait 900")
     lost = next(n for n, event in enumerate(events) if event.kind == "kv.schedule")
     assert rules_found(judge(events[:lost] + events[lost + 1 :])) == []
 
 
-def test_where_a_sampler_leaves_requests_out_nobody_knows_what_else_runs() -> None:
+def test_where_a_sampler_leaves_requests_out_it_is_unknown_what_else_runs() -> None:
     for text, after_s in ((f"{RECEIVED}wait 900", None), ("L 600 c0 -> 599 async\nA 599\nwait 900", 600)):
         events = history(text)
         for event in events:

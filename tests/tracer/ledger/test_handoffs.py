@@ -113,7 +113,7 @@ def test_a_connector_that_pushes_cannot_distinguish_two_requests_with_one_id_of_
 
 
 def test_a_name_that_two_hand_offs_have_joins_nothing() -> None:
-    """Which of them a request takes is not known then, so that nobody is accused of taking another's."""
+    """Which of them a request takes is not known then, so that no request is accused of taking another's."""
     prefill = "start 600\ngives h1 600/600 of DIGEST\nend delayed lease 30\n"
     two = prefill.replace("DIGEST", "a") + "".join(
         f"b: {line}\n" for line in prefill.replace("DIGEST", "b").splitlines()

@@ -1,4 +1,4 @@
-"""What is lost is unknown, and what is told anew is known: fact by fact, and never a drift that a loss has made."""
+"""What is lost is unknown, and what is resynced is known: fact by fact, and a loss never makes a drift."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of(detector: Detector, rule: str) -> dict[Verdict, int]:
 
 
 def with_one_lost(text: str, later: str = "") -> list[Event]:
-    """A history whose first line is `evict lost`, which is lost between two calls of others."""
+    """A history with `evict lost` as its first line, which is lost between two calls of others."""
     events = history(f"x: L 64 c0 h0 -> 0\nevict lost\n{text}{later}", connector="OffloadConnector", chunk=32)
     lost = next(number for number, event in enumerate(events) if event.kind == "kv.evict")
     return without(events, lost)
@@ -38,7 +38,7 @@ def test_a_chunk_that_was_stored_since_is_known() -> None:
     assert of(detector, "phantom-hit") == {Verdict.OK: 1}
 
 
-def test_a_chunk_of_which_nothing_was_told_since_is_unknown_once_and_then_taken_for_held() -> None:
+def test_a_chunk_without_reports_since_is_unknown_once_and_then_taken_for_held() -> None:
     detector = judge(with_one_lost(CLAIMED + CLAIMED.replace("b:", "c:")))
     assert of(detector, "phantom-hit") == {Verdict.UNKNOWN: 1, Verdict.OK: 1}
     assert detector.unknown["phantom-hit", Unknown.LOST] == 1
@@ -89,7 +89,7 @@ def test_a_list_does_not_excuse_what_is_known_to_be_absent() -> None:
     assert rules_found(judge(listed(events, ("k1", "k2"), before="b-"))) == ["phantom-hit"]
 
 
-def test_a_table_that_is_given_anew_is_known() -> None:
+def test_a_resynced_table_is_known() -> None:
     text = "L 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nS 96+1 [4]\nplan store 0+32 [9]\nend"
     events = history(text)
     assert rules_found(judge(events)) == ["plan-blocks"]
@@ -126,7 +126,7 @@ def test_a_transfer_that_began_since_is_judged_if_it_is_known_who_held_its_block
     assert detector.unknown["block-reuse", Unknown.LOST] == 1
 
 
-def test_a_table_that_is_told_anew_gives_no_block() -> None:
+def test_a_resynced_table_gives_no_block() -> None:
     """Two requests share a block, and one of them ends while its store is under way: the other has held the block before."""
     events = history("""
 a: L 64 c0 h0 -> 0
@@ -142,8 +142,8 @@ a: done #1
 """)
     assert rules_found(judge(events)) == []
     later = next(event for event in events if isinstance(event, Schedule) and event.blocks_ids == (4,))
-    anew = replace(later, blocks_ids=(1, 3, 4), blocks_whole=True)
-    assert rules_found(judge([anew if event is later else event for event in events])) == []
+    resynced = replace(later, blocks_ids=(1, 3, 4), blocks_whole=True)
+    assert rules_found(judge([resynced if event is later else event for event in events])) == []
 
 
 def test_one_event_lost_in_a_day_costs_a_moment() -> None:
@@ -172,8 +172,8 @@ def test_what_a_vllm_does_not_show_is_unknown_once_for_each_request() -> None:
     assert {lacking.why_unknown(a) for a in lacking.accounts.values()} == {None}
 
 
-def test_what_a_probe_would_have_told_is_unknown_for_that_reason() -> None:
-    """The probe switches itself off, which leaves a gap; the next sign of life says so. A later loss is a loss again."""
+def test_what_a_probe_would_have_reported_is_unknown_for_that_reason() -> None:
+    """The probe switches itself off, which leaves a gap; the next heartbeat says so. A later loss is a loss again."""
     events = history(f"x: L 64 c0 h0 -> 0\nevict lost\nwait 12\n{CLAIMED}", connector="OffloadConnector", chunk=32)
     lost = next(number for number, event in enumerate(events) if event.kind == "kv.evict")
     off = [replace(e, recorder_probes_off=("Some",)) if isinstance(e, Heartbeat) else e for e in events]
@@ -200,7 +200,7 @@ def test_a_clock_that_jumps_is_no_time_that_has_passed() -> None:
         assert rules_found(judge([*events, beat(events, 1, seconds), beat(events, 2, seconds + 5)])) == []
 
 
-def test_a_recorder_that_was_silent_does_not_prove_that_anybody_was_stuck() -> None:
+def test_a_recorder_without_contact_does_not_prove_that_a_request_was_stuck() -> None:
     events = history(LOADING)
     alive = [beat(events, number, 5 * number) for number in range(1, 10)]
     woken = [beat(events, 10, 4000), *(beat(events, 10 + number, 4000 + 5 * number) for number in range(1, 5))]
@@ -267,7 +267,7 @@ def test_a_goodbye_that_came_too_soon_is_taken_back() -> None:
 # A rule that fails.
 
 
-def test_a_rule_that_fails_makes_its_request_unknown_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_fails_makes_its_request_unknown_and_stops_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvtrail.tracer.rules import all_rules
     from kvtrail.tracer.rules.lookups.over_report import OverReport
 
@@ -291,7 +291,7 @@ WAITS = "b: start 9\nL 600 c0 h512 -> 512 async\nA 512\nb: end\nwait 600"
 
 
 def named(events: Sequence[Event], request: str, missed: int = 0) -> list[Event]:
-    """The events with signs of life that name an idle request, with as many events as it had, and some more."""
+    """The events with heartbeats that name an idle request, with as many events as it had, and some more."""
     had, reported = 0, []
     for event in events:
         had += event.request == request
@@ -303,7 +303,7 @@ def named(events: Sequence[Event], request: str, missed: int = 0) -> list[Event]
     return reported
 
 
-def test_a_request_that_a_sign_of_life_names_has_lost_nothing() -> None:
+def test_a_request_that_a_heartbeat_names_has_lost_nothing() -> None:
     """An event of another request is lost while this one waits: it may have been the end of its load, until the recorder
     says how many events the request has had."""
     events = history(WAITS, recorder="recorder")
@@ -314,7 +314,7 @@ def test_a_request_that_a_sign_of_life_names_has_lost_nothing() -> None:
     assert rules_found(judge(without(named(events, request or "", missed=1), lost))) == []
 
 
-def test_a_request_that_a_sign_of_life_names_after_a_goodbye_is_still_open() -> None:
+def test_a_request_that_a_heartbeat_names_after_a_goodbye_is_still_open() -> None:
     events = history(WAITS, recorder="recorder")
     (request,) = {event.request for event in events if event.kind == "kv.alloc"}
     events = named(events, request or "")
@@ -339,8 +339,8 @@ def test_what_a_request_waits_for_since_it_lost_an_event_is_known(before: str, s
 
 
 @pytest.mark.parametrize(("later", "rules"), [("", ["stuck-load"]), ("S 0+600\n", [])])
-def test_a_failed_load_that_nobody_makes_up_for_is_found_with_steps_in_columns(later: str, rules: list[str]) -> None:
-    """A step of a detailed epoch is told with the tokens of all its requests; after a load error, each one is."""
+def test_a_failed_load_that_is_not_recomputed_is_found_with_steps_in_columns(later: str, rules: list[str]) -> None:
+    """A step of a detailed epoch is recorded with the tokens of all its requests; after a load error, every step is."""
     events = history(f"L 600 c0 h512 -> 512\nA 512 [1-19]\nS 512+88 [1-19]\nerror [3]\n{later}wait 200")
     reported = [replace(e, scheduler_tokens=600) if isinstance(e, Schedule) else e for e in events]
     assert rules_found(judge(reported)) == rules

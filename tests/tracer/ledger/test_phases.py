@@ -54,8 +54,8 @@ def test_phases_follow_the_calls(text: str, expected: list[str]) -> None:
     assert names(text) == expected
 
 
-def test_what_the_level_does_not_tell_is_not_made_up() -> None:
-    """A chunk of a prompt at level basic: when the prompt was done, nobody said."""
+def test_what_the_level_does_not_record_is_not_made_up() -> None:
+    """A chunk of a prompt at level basic: it is not recorded when the prompt was done."""
     assert names("L 100 c0 h0 -> 0\nA 0\nS 0+60\nstore 0+32 in 1\nend")[-2:] == ["running", "done"]
 
 

@@ -1,4 +1,4 @@
-"""What engines of equal caches computed is one truth: it names whose KV a block holds, and never takes absence for wrong."""
+"""Engines with equal caches share reference hashes: these name the owner of the KV in a block, and absence is never wrong."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_who_finds_a_wrong_load_in_vllms_prefix_cache_is_named_too(order: Sequen
         taking_over(7),
         taking_over(2, "w: check computed 1 tells ab:2@32 as plain\nend\n"),
     ],
-    ids=["written again by another load", "by what nobody knows", "computed again"],
+    ids=["written again by another load", "by something unknown", "computed again"],
 )
 def test_who_takes_over_what_was_written_since_is_not_named(events: list[Event]) -> None:
     assert {each.request for each in found([*PRODUCER, *events])} == {"consumer-0123abcd"}
 
 
-def test_a_load_whose_blocks_come_to_light_one_by_one_is_one_finding_with_all_of_them() -> None:
+def test_a_load_with_blocks_that_come_to_light_one_by_one_is_one_finding_with_all_of_them() -> None:
     loads = engine("consumer", "check loaded 3 unknown 3 tells aa:11@0 ab:12@32 ac:13@64 as plain")
     later = "\n".join(
         f"{n}: check computed 1 tells b{n}:{content}@{32 * n} as plain" for n, content in ((2, 13), (0, 11), (1, 12))
@@ -191,14 +191,14 @@ def test_what_another_engine_computed_under_the_hash_is_right() -> None:
         engine("producer", "check loaded 1 unknown 1 tells ba:3@0 as plain"),
         engine("producer", "check computed 1 tells ba:3@0 as plain\nb: check computed 1 tells ab:3@32 as plain"),
     ],
-    ids=["another cache", "no cache", "another salt", "no salt told", "another rank", "loaded too", "both hashes"],
+    ids=["another cache", "no cache", "another salt", "no salt reported", "another rank", "loaded too", "both hashes"],
 )
 def test_what_proves_nothing_is_unknown(other: list[Event]) -> None:
     assert found([*other, *WRONG]) == []
 
 
-def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
-    """Three engines compute and load each other's blocks, of which each has up to three versions."""
+def test_losses_and_any_order_cause_no_findings() -> None:
+    """Three engines compute and load each other's blocks, each in up to three versions."""
     for seed in range(40):
         rng = random.Random(seed)
         versions = {f"{n:02x}": [n * 10 + v for v in range(rng.randrange(1, 4))] for n in range(12)}
@@ -216,7 +216,9 @@ def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody() -> None:
         assert found(kept) == [], seed
 
 
-def test_of_too_many_contents_the_hash_told_longest_ago_is_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_too_many_contents_the_hash_reported_longest_ago_is_forgotten_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reference_hashes, "MAX_CONTENTS", 4)
     known = SharedReferences()
     for event in checks(
@@ -237,7 +239,7 @@ def test_of_too_many_contents_the_hash_told_longest_ago_is_forgotten_whole(monke
     }
 
 
-def test_a_content_of_several_hashes_is_forgotten_with_the_hash_that_told_it_first(
+def test_a_content_of_several_hashes_is_forgotten_with_the_hash_that_reported_it_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reference_hashes, "MAX_CONTENTS", 2)
@@ -271,7 +273,7 @@ def test_of_too_many_loads_those_that_wait_longest_are_given_up(monkeypatch: pyt
     assert (known._waits, known.waiting(owners[1])) == (1, [])
 
 
-def test_an_event_whose_arrays_do_not_fit_tells_nothing() -> None:
+def test_an_event_with_arrays_of_different_lengths_adds_nothing() -> None:
     (event,) = checks("check loaded 1 unknown 1 tells ab:3@32 as plain")
     event.check_tokens = ()
     assert list(reported_blocks(event)) == []

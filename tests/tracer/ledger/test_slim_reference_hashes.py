@@ -1,4 +1,4 @@
-"""Engines are joined by some bytes of every block, and what these do not prove accuses nobody."""
+"""Engines are joined by some bytes of every block, and what these do not prove causes no findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ B_ELSEWHERE = B ^ 0xFFFF
 
 
 def engine(name: str, text: str, *, cache: str | None = "0123456789abcdef") -> list[Event]:
-    """The events of an engine; what it `tells` are slim fingerprints, hash:content@token."""
+    """The events of an engine; after `tells` come slim fingerprints, hash:content@token."""
     events = history(text, request=f"{name}-0123abcd", engine=name, recorder=name, cache_identity=cache)
     for event in events:
         if isinstance(event, BlockCheck):
@@ -134,9 +134,9 @@ def test_engines_of_different_tensor_parallel_sizes_are_compared_by_a_head(
 
 
 @pytest.mark.parametrize("by_heads", [False, True])
-def test_whatever_is_lost_or_comes_in_any_order_accuses_nobody(by_heads: bool) -> None:
-    """Three engines compute and load each other's blocks, of which each has up to three versions that are nearly the same,
-    and pairs of blocks of two prompts that are nearly the same."""
+def test_losses_and_any_order_cause_no_findings(by_heads: bool) -> None:
+    """Three engines compute and load each other's blocks, each in up to three versions that are nearly the same, and pairs
+    of blocks of two prompts that are nearly the same."""
     for seed in range(40):
         rng = random.Random(seed)
         contents = {f"{n:02x}": rng.getrandbits(63) for n in range(12)}

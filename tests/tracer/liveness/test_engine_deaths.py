@@ -45,7 +45,7 @@ def ended_by(events: Sequence[Event], error: str | None) -> list[Event]:
     ],
     ids=["no goodbye", "goodbye", "of an older recorder", "of the export process", "raised elsewhere"],
 )
-def test_a_death_tells_what_it_was_of_what_was_lost_and_why(events: list[Event]) -> None:
+def test_a_death_states_its_error_what_was_lost_and_why(events: list[Event]) -> None:
     last = events[-1]
     for seed in range(5):
         random.Random(seed).shuffle(events)

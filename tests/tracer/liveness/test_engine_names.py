@@ -23,7 +23,7 @@ NAMES = {POD: "llama-0", ONE: "vllm on gpu-7 (77b0c2d4)", OTHER: "vllm on gpu-7 
 
 
 def batches() -> list[bytes]:
-    """Three engines that nobody has named, each with a drift."""
+    """Three unnamed engines, each with a drift."""
     reported = []
     for engine, about in ABOUT.items():
         events = history(DRIFT, request=f"r-{engine[:2]}", recorder=f"rec-{engine[:2]}", engine=engine)

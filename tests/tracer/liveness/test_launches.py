@@ -38,7 +38,7 @@ TALE = "AssertionError: Mismatch in tokens to load"
 
 @dataclass
 class Tracer:
-    """A tracer whose clock a test turns on, and which can be ended and started again over its store."""
+    """A tracer with a clock that a test sets, which can be ended and started again over its store."""
 
     path: Path
     clock: Clock
@@ -85,7 +85,7 @@ def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
 
 
 def alive(text: str = OPEN, *, recorder: str = "scheduler", engine: str = "engine") -> list[Event]:
-    """An engine that runs, with a sign of life."""
+    """An engine that runs, with a heartbeat."""
     events = history(text, recorder=recorder, engine=engine)
     return [*events, *(replace(beat, scheduler_step=3) for beat in heartbeats(events, later_s=1)[:1])]  # type: ignore[call-arg]
 
@@ -228,7 +228,7 @@ def test_a_silence_that_another_engine_explains_is_a_replacement(tracer: Tracer)
     assert tracer.engine("new")["state"] == "running"
 
 
-def test_an_engine_without_signs_of_life_is_unseen_and_not_silent(tracer: Tracer) -> None:
+def test_an_engine_without_heartbeats_is_unseen_and_not_silent(tracer: Tracer) -> None:
     tracer.hear(history(OPEN))
     tracer.wait(0)
     assert tracer.state == "running"
@@ -300,7 +300,7 @@ def test_how_it_ended_outlives_the_tracer(tracer: Tracer) -> None:
     assert tracer.state == "died"
 
 
-def test_an_engine_that_goes_while_its_tracer_is_away_is_silent(tracer: Tracer) -> None:
+def test_an_engine_that_leaves_while_its_tracer_is_away_has_lost_contact(tracer: Tracer) -> None:
     events = alive()
     tracer.hear(events)
     tracer.wait(0)
@@ -311,7 +311,7 @@ def test_an_engine_that_goes_while_its_tracer_is_away_is_silent(tracer: Tracer) 
     tracer.wait(CONTACT_NS + S)
     engine = tracer.engine()
     assert (engine["state"], engine["lost"]) == ("silent", 1)
-    assert engine["ended_ns"] == events[-2].end_ns, "of its last event about a request: signs of life are not read back"
+    assert engine["ended_ns"] == events[-2].end_ns, "of its last event about a request: heartbeats are not read back"
 
 
 def test_an_engine_that_goes_on_while_its_tracer_is_away_runs(tracer: Tracer) -> None:
@@ -458,7 +458,7 @@ def test_a_rollout_is_no_death(tracer: Tracer) -> None:
 
 def test_an_engine_that_goes_while_its_tracer_is_away_is_counted(tracer: Tracer) -> None:
     events = alive()
-    later_ns = time.time_ns() - events[-1].end_ns  # what is long ago pages nobody
+    later_ns = time.time_ns() - events[-1].end_ns  # what is long ago sends no page
     tracer.hear([replace(e, start_ns=e.start_ns + later_ns, end_ns=e.end_ns + later_ns) for e in events])
     tracer.wait(0)
     tracer.end()

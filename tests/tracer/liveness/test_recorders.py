@@ -51,7 +51,7 @@ class Fleet:
         service: str = "vllm",
         model: str = "m",
     ) -> None:
-        """A sign of life of each."""
+        """A heartbeat of each."""
         for name in names:
             number = self.numbers[name] = self.numbers.get(name, first - 1) + 1
             where = engine or f"engine of {name}"
@@ -71,7 +71,7 @@ class Fleet:
             state.count([beat], heard_ns=self.at_ns, at_ns=self.at_ns)
 
     def say(self, name: str, *, engine: str = "") -> None:
-        """Anything but a sign of life."""
+        """Anything but a heartbeat."""
         number = self.numbers[name] = self.numbers.get(name, -1) + 1
         event = Reset(engine=engine or f"engine of {name}", recorder=name, sequence=number, start_ns=1, end_ns=1)
         if (state := self.recorders.get(name)) is None:
@@ -94,7 +94,7 @@ class Fleet:
         return "forgotten" if state is None else state.contact
 
 
-def test_a_recorder_that_is_not_heard_is_silent_then_terminated_then_forgotten() -> None:
+def test_a_recorder_without_contact_is_silent_then_terminated_then_forgotten() -> None:
     fleet = Fleet()
     fleet.hear("a")
     assert fleet["a"] == Contact.RUNNING
@@ -110,8 +110,8 @@ def test_a_recorder_that_is_not_heard_is_silent_then_terminated_then_forgotten()
     assert fleet["a"] == "forgotten"
 
 
-def test_a_recorder_that_never_gave_a_sign_of_life_is_quiet_and_not_silent() -> None:
-    """It does not know that a kvtrail hears it, behind a Collector. An idle one must alarm nobody."""
+def test_a_recorder_that_never_sent_a_heartbeat_is_quiet_and_not_silent() -> None:
+    """It does not know that a kvtrail hears it, behind a Collector. An idle one must cause no alarm."""
     fleet = Fleet()
     fleet.say("a")
     fleet.wait(CONTACT_NS + S)
@@ -124,7 +124,7 @@ def test_a_recorder_that_never_gave_a_sign_of_life_is_quiet_and_not_silent() -> 
     assert fleet["a"] == Contact.CLOSED
 
 
-def test_a_quiet_recorder_whose_engine_said_goodbye_is_terminated() -> None:
+def test_a_quiet_recorder_is_terminated_after_the_goodbye_of_its_engine() -> None:
     fleet = Fleet()
     fleet.say("worker", engine="e")
     fleet.hear("scheduler", engine="e", goodbye=True)
@@ -141,7 +141,7 @@ def test_a_goodbye_is_no_silence_and_is_forgotten_after_a_minute() -> None:
     assert fleet["b"] == Contact.RUNNING
 
 
-def test_a_sign_of_life_that_comes_after_the_goodbye_does_not_undo_it() -> None:
+def test_a_heartbeat_after_the_goodbye_does_not_undo_it() -> None:
     fleet = Fleet()
     fleet.hear("a", goodbye=True)
     fleet.hear("a")
@@ -158,7 +158,7 @@ def test_workers_that_are_killed_after_their_engines_goodbye_are_terminated() ->
     assert not fleet.recorders.values()
 
 
-def test_an_engine_that_begins_anew_under_its_id_replaces_itself() -> None:
+def test_an_engine_that_starts_again_under_its_id_replaces_itself() -> None:
     fleet = Fleet()
     fleet.hear("old", engine="e")
     fleet.wait(10 * S)
@@ -301,7 +301,7 @@ def test_the_api_names_a_bounded_number_of_recorders_and_engines(
     assert fleet["known"] == 11
 
 
-def test_what_recorders_could_not_tell_is_in_the_api_and_the_metrics(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_what_recorders_could_not_record_is_in_the_api_and_the_metrics(pipeline: Pipeline, tmp_path: Path) -> None:
     events = life("a", goodbye=False)
     (beat, *_) = heartbeats(events, later_s=5)
     odd = ("kv.lookup:3", "probe.keys:100", "no number")
@@ -318,7 +318,7 @@ def test_what_recorders_could_not_tell_is_in_the_api_and_the_metrics(pipeline: P
 
 
 def test_the_memory_that_is_held_is_in_the_api_and_the_metrics(pipeline: Pipeline, tmp_path: Path) -> None:
-    """The latest that a recorder knows; what nobody knows has no series."""
+    """The latest that a recorder knows; what is unknown has no series."""
 
     def beats(name: str, *held: int | None) -> list[Event]:
         events = life(name, goodbye=False)

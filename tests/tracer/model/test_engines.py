@@ -46,7 +46,7 @@ def test_a_model_is_called_as_it_is_served(resource: dict[str, str], model: str)
     assert engines.described(resource)["model"] == model
 
 
-def test_engines_of_one_name_are_told_apart_by_their_ids() -> None:
+def test_engines_of_one_name_are_distinguished_by_their_ids() -> None:
     same_beginning = f"{ONE[:-1]}0"
     resources = {ONE: POD, OTHER: POD, f"{ONE}_dp0": PLACE, f"{ONE}_dp1": PLACE, "llama-1": {}}
     known = engines.descriptions({semconv.ENGINE_ID.key: e, **each} for e, each in resources.items())

@@ -96,7 +96,7 @@ def test_what_cannot_be_a_silence_is_refused_with_the_reason(changes: dict[str, 
         propose({**ASKED, **changes})
 
 
-def test_an_end_must_be_given_and_there_are_only_so_many() -> None:
+def test_an_end_must_be_given_and_the_number_of_silences_is_limited() -> None:
     with pytest.raises(ValueError, match="say when it ends"):
         propose({name: value for name, value in ASKED.items() if name != "ends_ns"})
     with pytest.raises(ValueError, match="500 silences are active already"):

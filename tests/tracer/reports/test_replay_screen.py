@@ -79,7 +79,7 @@ def test_a_gap_is_a_line_of_its_own() -> None:
     assert "\n   ... 2 events of cmpl-1-0-0123abcd missing here\n2  01:24:36.003" in output
 
 
-def test_what_was_not_read_is_told_first() -> None:
+def test_what_was_not_read_comes_first() -> None:
     history_ = History(
         moments=tuple((event, SPAN) for event in history("L 749 c0 h0 -> 0")),
         foreign=(SPAN, SPAN),

@@ -48,7 +48,7 @@ def test_each_rank_counts_its_own_readers() -> None:
 
 
 def test_of_reports_that_disagree_the_smallest_number_counts() -> None:
-    """Two engines may have been given one hand-off, of which each says how many ranks of its own read."""
+    """Two engines may have been given one hand-off; each says how many ranks of its own read."""
     assert rules_found(judge(history(KEPT + "read by r0 of 3\nread by other of 1\nsent"))) == []
 
 

@@ -81,7 +81,7 @@ def test_blocks_that_are_not_named_are_counted() -> None:
     assert " 1 of them is not named here. 1 more wrong block of this check is not listed. Block 1, " in five
 
 
-def test_each_rule_tells_its_own_blocks_of_a_look() -> None:
+def test_each_rule_names_its_own_blocks_of_a_check() -> None:
     detector = judge(history("check held 3 wrong rot 1@0 wrong drift 2@32 wrong early 3@64"))
     found = {f.rule: f.numbers["blocks"] for held in detector.findings.values() for f in held.values()}
     assert found == {"byte-rot": [1], "byte-drift": [2], "byte-early": [3]}
@@ -96,7 +96,7 @@ def test_without_a_block_size_only_the_first_token_is_named() -> None:
 
 
 @pytest.mark.parametrize("kind", ["drift", "rot", "early"])
-def test_a_finding_is_healed_where_vllm_was_told_to_compute_the_blocks_again(kind: str) -> None:
+def test_a_finding_is_healed_where_vllm_had_to_compute_the_blocks_again(kind: str) -> None:
     check = f"check loaded 2 wrong {kind} 1@0"
     assert [only(f"{check}{end}").healed for end in (" healed", "")] == [1, 0]
 

@@ -13,7 +13,7 @@ from kvtrail.tracer.rules import Rule, all_rules
 def test_without_the_rule_an_incident_is_no_longer_found(rule: Rule) -> None:
     """A rule that is left out is the same as one that answers None to every event.
 
-    One that steps back names what another explains: where the other is gone, it tells that something broke, not what.
+    One that steps back names what another explains: where the other is gone, it says that something broke, not what.
     """
     others = [other for other in all_rules() if other is not rule and not other.steps_back]
     concerned = [incident for incident in INCIDENTS if incident.rule == rule.id]

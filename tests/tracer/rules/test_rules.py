@@ -61,14 +61,14 @@ def test_a_remembered_answer_is_stale_even_when_its_source_was_never_seen() -> N
     assert "which it had remembered" in finding.explanation
 
 
-def test_an_answer_computed_anew_is_not_stale_even_where_its_number_came_before() -> None:
+def test_a_recomputed_answer_is_not_stale_even_where_its_number_came_before() -> None:
     """LMCache 0.5.6 with max_tokens_per_load: each answer is the cap, 256, also where the load it plans is of 128."""
     finding = only_finding("L 790 c0 h256 -> 256 fresh\nA 256\nP\nL 790 c384 h512 -> 256 fresh")
     assert finding.rule == "over-report"
     assert finding.numbers["at_most"] == 128
 
 
-def test_a_healed_answer_is_told_as_healed() -> None:
+def test_a_healed_answer_is_reported_as_healed() -> None:
     finding = only_finding("L 749 c0 h256 -> 256\nP\nL 749 c336 h256 -> 0 healed 256\nA 0\nS 336+48")
     assert (finding.rule, finding.count, finding.healed) == ("stale-lookup", 1, 1)
     assert finding.numbers["returned"] == 256
@@ -128,7 +128,7 @@ def test_one_lookup_that_two_children_of_a_multiconnector_answer_was_not_repeate
 
 
 def test_a_wrong_answer_that_is_right_to_be_the_same_is_not_stale() -> None:
-    """Nothing that the answer depends on has changed, only the epoch: it may well have been computed anew."""
+    """Nothing that the answer depends on has changed, only the epoch: it may well have been computed again."""
     twice = judge(history("L 245 c224 -> -32\nA 0\nS 224+21\nP\nL 245 c224 -> -32"))
     assert set(rules_found(twice)) == {"over-report"}
     assert rules_found(judge(history("L 245 c0 -> 192\nP\nL 245 c224 -> 192"))) == ["stale-lookup"]
@@ -192,7 +192,7 @@ def test_a_flush_is_a_flush_for_the_other_children_of_a_multiconnector() -> None
         "L 749 c0 h256 -> 256 cached\nA 256  # remembered, and still right",
     ],
 )
-def test_legal_look_alikes_are_silent(text: str) -> None:
+def test_legal_look_alikes_cause_no_findings(text: str) -> None:
     detector = judge(history(f"{text}\nend"))
     assert rules_found(detector) == []
     (account,) = detector.accounts.values()
@@ -239,8 +239,8 @@ def found_late(text: str, *, later_s: float = 130) -> list[str]:
     return rules_found(judge(history(text), later_s=later_s))
 
 
-def test_a_load_error_resumes_nobody() -> None:
-    """Neither the request that waits for the load's end, nor one that ran and whose steps are all known."""
+def test_a_load_error_resumes_no_request() -> None:
+    """Neither the request that waits for the load's end, nor one that ran, with all its steps known."""
     waiting = "L 749 c0 h512 -> 512 async\nA 512 [1-16]\nerror [9-16]"
     running = "L 749 c0 h512 -> 512\nA 512 [1-24]\nS 512+237 [1-24]\nerror [9-16]"
     assert found_late(waiting) == found_late(running) == ["stuck-load"]
@@ -261,7 +261,7 @@ def test_a_reset_that_answers_nothing_is_a_success_to_vllm() -> None:
     assert (present.rule, present.numbers) == ("reset-hit", {"present": 512, "answered": True})
     assert found_late(f"{stored}reset refused\nb: L 600 c0 h512 -> 512") == []
     assert found_late(f"{stored}reset\nb: plan store 0+512\nc: L 600 c0 h512 -> 512") == []
-    assert found_late("reset silent\nb: L 600 c0 h512 -> 512") == []  # nobody says what this connector stores
+    assert found_late("reset silent\nb: L 600 c0 h512 -> 512") == []  # what this connector stores is not reported
 
 
 def test_a_first_step_can_begin_only_within_the_request() -> None:
@@ -331,8 +331,8 @@ def test_a_sentence_is_right_where_a_number_is_not_known(text: str, rule: str, s
         ("[1 2 3 | 7 9 8]", "end [1 2 3 7 0 8]", None),
     ],
 )
-def test_blocks_that_no_step_told_show_at_the_end(table: str, end: str, numbers: dict[str, int] | None) -> None:
-    """The steps in which they would have been told say nothing new, and are not recorded."""
+def test_blocks_that_no_step_reported_show_at_the_end(table: str, end: str, numbers: dict[str, int] | None) -> None:
+    """The steps in which they would have been reported say nothing new, and are not recorded."""
     groups = "full 32, window 32 64" if "|" in table else None
     detector = judge(history(f"L 60 c0 h0 -> 0\nA 0 {table}\nS 0+60 {table}\n{end}", groups=groups))
     found = [finding for held in detector.findings.values() for finding in held.values()]

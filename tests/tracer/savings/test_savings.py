@@ -1,4 +1,4 @@
-"""What the offload saves, on hand-made histories whose sums are known."""
+"""What the offload saves, on hand-made histories with known sums."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_many_epochs_share_the_last_cell() -> None:
 def test_what_the_store_held_and_was_computed_all_the_same() -> None:
     # 256 of the 512 that the store held were taken; the rest was computed.
     assert some("L 749 c0 h512 -> 256\nA 256\nS 256+493", "spared", "recomputed") == (256, 256)
-    # A full hit: the last token is always computed, and is nobody's loss.
+    # A full hit: the last token is always computed, and is no loss.
     assert some("L 512 c0 h512 -> 511\nA 511\nS 511+1", "spared", "recomputed") == (511, 0)
     # The load failed, and vLLM began at the beginning.
     assert some("L 749 c0 h512 -> 512 async\nA 512\nR failed\nS 0+749", "spared", "recomputed", "failed") == (

@@ -295,7 +295,7 @@ def handshake(port: int, context: ssl.SSLContext, name: str = "127.0.0.1") -> st
         return wrapped.version()
 
 
-def test_handshakes_that_must_fail_do_and_harm_nobody(authority: trustme.CA, tmp_path: Path) -> None:
+def test_handshakes_that_must_fail_do_and_harm_nothing(authority: trustme.CA, tmp_path: Path) -> None:
     """On both ports: an old version of TLS, a stranger's authority, another name, no TLS, noise and half a greeting."""
     ca, cert, key = files(authority, tmp_path)
     tracer = listening(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key))

@@ -60,7 +60,7 @@ def hear(fleet: Fleet, events: list[Event]) -> None:
 
 
 def exchange(fleet: Fleet, rounds: int = 3, *, after_s: float = 60.0) -> None:
-    """Everybody sends what it has, and hears what the others have sent, every so many seconds."""
+    """Every tracer sends what it has, and hears what the others have sent, again and again after a pause."""
     for _ in range(rounds):
         for each in fleet.values():
             each.send(after_s=after_s)
@@ -74,7 +74,7 @@ def in_order(fleet: Fleet, events: list[Event]) -> None:
 
 
 def by_engine(*engines: str) -> Callable[[Fleet, list[Event]], None]:
-    """One engine is heard after the other, each to its end, and nobody sends before that."""
+    """One engine is heard after the other, each to its end, and nothing is sent before that."""
 
     def said(fleet: Fleet, events: list[Event]) -> None:
         for engine in engines:
@@ -174,7 +174,7 @@ def test_a_side_that_never_comes_leaves_the_pair_unknown(fleet: Fleet, side: str
     assert links(over_all) == links(of_sidecar) == [(other, None)]
 
 
-def test_nobody_asks_for_ever(fleet: Fleet) -> None:
+def test_unanswered_questions_are_dropped(fleet: Fleet) -> None:
     hear(fleet, [event for event in recorded(STORIES["crossed"]) if event.engine == "d"])
     others = fleet["d"].shipper.others
     assert others is not None

@@ -49,7 +49,7 @@ def test_probes(start_tracer: Start) -> None:
     assert tracer.get("/api/health")["status"] == "ok"
 
 
-def test_a_store_that_cannot_be_written_is_told(start_tracer: Start) -> None:
+def test_a_store_that_cannot_be_written_is_reported(start_tracer: Start) -> None:
     """And that it can be again. Another process that writes to the file stands for a full disk."""
     tracer = start_tracer()
     other = sqlite3.connect(tracer.store, isolation_level=None)
@@ -160,7 +160,7 @@ def test_it_reports_the_ports_that_the_system_gave_it(tmp_path: Path) -> None:
 
 
 def test_a_body_is_refused_as_soon_as_it_is_too_large(api: Tracer) -> None:
-    """Not after it has come: nobody says how long it is."""
+    """Not after it has come: its length is not given."""
     part, sent = bytes(1 << 20), 0
 
     def endless() -> Iterator[bytes]:
@@ -174,7 +174,7 @@ def test_a_body_is_refused_as_soon_as_it_is_too_large(api: Tracer) -> None:
     assert sent < 8 * Limits().request_bytes
 
 
-def test_a_large_body_keeps_nobody_waiting(api: Tracer) -> None:
+def test_a_large_body_keeps_no_request_waiting(api: Tracer) -> None:
     """JSON that takes seconds to parse is parsed beside the event loop: the answer to a probe does not come after it."""
     spans = [{"traceId": "0" * 31 + "1", "spanId": f"{n:016x}", "name": "x" * 50} for n in range(1, 45_000)]
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "x"}, "spans": spans}]}]}).encode()
@@ -216,7 +216,7 @@ async def nobody(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_a_connection_that_asks_nothing_is_closed() -> None:
-    """Also one that has been answered and sends half of its next request; not one whose answer takes long."""
+    """Also one that has been answered and sends half of its next request; not one with a slow answer."""
     server = http_server.HttpServer(nobody, limits=Limits(), drain_s=1, on_exit=lambda: None)
     silent, asked_again, busy = (
         Connection(None),
@@ -234,7 +234,7 @@ def test_a_connection_that_asks_nothing_is_closed() -> None:
 
 
 def test_uvicorn_still_says_which_connections_wait() -> None:
-    """The real server's connections, of which that test knows only the names."""
+    """The real server's connections; the test above knows only their names."""
 
     async def served() -> bytes:
         server = http_server.HttpServer(nobody, limits=Limits(receive_seconds=0), drain_s=1, on_exit=lambda: None)

@@ -173,7 +173,7 @@ def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:
 
 
 class Away:
-    """A sink that is away until it is told otherwise."""
+    """A sink that is away until the test says otherwise."""
 
     def __init__(self) -> None:
         self.is_there = False
@@ -201,7 +201,7 @@ class Away:
     def close(self) -> None: ...
 
 
-def test_the_thread_waits_for_clickhouse_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_waits_for_clickhouse_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EVERY_S", "FIRST_WAIT_S", "LONGEST_WAIT_S"):
         monkeypatch.setattr(shipping, name, 0.01)
     tracer = FleetTracer(tmp_path, clickhouse())

@@ -100,7 +100,7 @@ def test_the_command_prints_the_digest_that_a_recorder_records(
     assert result.output != CliRunner().invoke(main, ["tenant"], input="another").output
 
 
-def test_nobody_without_salt_and_adapter_has_a_digest() -> None:
+def test_without_salt_and_adapter_the_tenant_is_plain() -> None:
     assert digest_of("", "") == "plain"
     result = CliRunner().invoke(main, ["tenant"], input="\n")
     assert (result.exit_code, "such requests are the tenant `plain`" in result.output) == (2, True)

@@ -51,7 +51,7 @@ def batches() -> list[bytes]:
 
 
 def derived(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """All rows of the derived tables, without the numbers that only tell in which order they were written."""
+    """All rows of the derived tables, without the numbers that only show in which order they were written."""
     db = sqlite3.connect(path)
     db.row_factory = sqlite3.Row
     tables = {}
@@ -84,7 +84,7 @@ def die() -> None:
 
 
 def kills(path: Path, payloads: list[bytes], *, every: int = 1) -> Iterator[int]:
-    """Runs in processes of their own, each killed at a later statement, until one ends by itself."""
+    """Runs in processes of their own, each killed at a later statement, until one ends on its own."""
     for killed_at in count(1, every):
         for part in path.parent.glob(f"{path.name}*"):
             part.unlink()

@@ -21,7 +21,7 @@ MIB = 2**20
 
 
 def incompressible(spans: int) -> bytes:
-    """Spans of 1.4 KB each, of which a store saves half."""
+    """Spans of 1.4 KB each; a store saves half of them."""
     request, now_ns = ExportTraceServiceRequest(), time.time_ns()
     scope = request.resource_spans.add().scope_spans.add()
     for _ in range(spans):

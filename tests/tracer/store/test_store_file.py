@@ -123,7 +123,7 @@ def test_a_damaged_store_is_set_aside_and_a_new_one_begins(
     assert [row["request"] for row in SqliteReader(path).requests()] == ["later-0123abcd"]
 
 
-def test_damage_that_shows_while_it_is_used_is_told_and_set_aside_at_the_next_start(
+def test_damage_found_in_use_is_reported_and_set_aside_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "s.db"
@@ -407,9 +407,7 @@ def test_requests_that_are_forgotten_at_once_have_rows(tmp_path: Path) -> None:
     assert len(SqliteReader(tmp_path / "s.db").requests(limit=1000)) == 100
 
 
-def test_rows_that_were_not_written_are_made_anew_after_a_kill(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritten_rows_are_made_again_after_a_kill(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As production has it: the rows of requests come a moment after their spans."""
     caplog.set_level(logging.WARNING)
     path = tmp_path / "s.db"

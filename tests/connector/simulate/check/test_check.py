@@ -1,4 +1,4 @@
-"""`kvtrail check` finds every known fault by itself, accuses no correct connector, and writes down what others can use."""
+"""`kvtrail check` finds every known fault on its own, accuses no correct connector, and writes down what others can use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Shown(Exception):
         for each in sorted({*FAULTS} - OF_VLLM - RECURRENT)
     ],
 )
-def test_every_fault_is_found_without_being_told_where_to_look(fault: str) -> None:
+def test_every_fault_is_found_without_a_hint_where_to_look(fault: str) -> None:
     """Within the steps of five sessions."""
 
     def leave_when_shown(checked: Checked, doing: str) -> None:

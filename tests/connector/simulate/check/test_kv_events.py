@@ -21,7 +21,7 @@ def checked(connector: str, runs: int = 2, seed: int = 0) -> Checked:
 
 
 @pytest.mark.parametrize("connector", ["planted.reporting:Reporting", "SimpleCPUOffloadConnector"])
-def test_true_events_are_silent(connector: str) -> None:
+def test_true_events_cause_no_findings(connector: str) -> None:
     result = checked(connector)
     assert [found.failure.text for found in result.found] == []
     assert all(result.reached[f"events/{what}"] for what in ("stored", "removed", "found"))
@@ -48,7 +48,7 @@ def test_a_connector_without_events_is_not_judged_by_them() -> None:
 
 
 def test_hashes_of_a_connectors_own_are_not_compared_with_vllms() -> None:
-    """LMCache has hashes of its own: nobody knows which prompts they are of."""
+    """LMCache has hashes of its own: it is unknown which prompts they are of."""
     texts: list[str] = []
     events = KVEvents(lambda what, text: texts.append(what), 32)
     events.take([stored(b"its own")], 1)

@@ -55,6 +55,6 @@ def test_a_failure_is_shrunk_and_written_down_as_a_test() -> None:
     compile(source, "test", "exec")
 
 
-def test_who_hands_over_to_nobody_is_not_asked_to() -> None:
+def test_a_connector_without_hand_offs_is_refused() -> None:
     with pytest.raises(Unbuildable, match="hand over to each other: handoffs"):
         checked("OffloadConnector", 1)

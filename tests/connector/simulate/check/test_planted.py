@@ -18,7 +18,7 @@ OF_PLANS = {"PlanSkipsFirstChunk"}
 """Without bytes only a probe shows it."""
 
 STEPS = 25_000
-"""A turn of the profiles more than `kvtrail check` takes by itself: a store of failed loads is found in the third
+"""A turn of the profiles more than `kvtrail check` takes by default: a store of failed loads is found in the third
 turn of `load-failure`, after more than 20,000."""
 
 

@@ -26,7 +26,7 @@ CLEAN = ("DecodeBenchConnector", "MultiConnector", "OffloadingConnector", "Simpl
 ELSEWHERE = ("ExampleConnector", "LMCacheConnectorV1", "LMCacheMPConnector")
 """With findings, in test_known_findings.py."""
 HAND_OVER = ("NixlConnector", "NixlPullConnector")
-"""Two engines with them run, one of which prefills for the other."""
+"""Two engines run with them: one prefills for the other."""
 IN_PAIRS = ("NixlPushConnector",)
 """The same, with findings, in test_faults_of_vllm.py."""
 NEVER_HIT = ("MooncakeConnector",)

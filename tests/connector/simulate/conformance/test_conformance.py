@@ -1,4 +1,4 @@
-"""`kvtrail conformance`: what it says of correct connectors, of faulty ones, and of those of which nothing can be said."""
+"""`kvtrail conformance`: what it says about correct connectors, about faulty ones, and about those that it cannot judge."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_connector_that_finds_nothing_proves_nothing() -> None:
     assert not {each for each in passed(of) if each.startswith(("core.lookup", "core.allocation", "core.load"))}
 
 
-def test_a_connector_that_claims_what_nobody_computed_fails() -> None:
+def test_a_connector_that_claims_uncomputed_tokens_fails() -> None:
     of = said(f"{SILENT}:FindsEverything", "chunked-prefill", steps=1)
     assert of["verdict"] == "failed"
     assert "core.lookup.only-stored" in failed(of)
@@ -114,7 +114,7 @@ def test_a_connector_that_dies_at_once_does_not_take_for_ever() -> None:
     assert [each.failure.what for each in checked.found] == ["failed-call"]
 
 
-def test_a_failure_of_a_feature_is_told_at_core_too() -> None:
+def test_a_failure_of_a_feature_is_reported_at_core_too() -> None:
     """No requirement of core says that “ask me later” must end, and the failure is reported all the same."""
     of = said(f"{SILENT}:SaysLater", "chunked-prefill")
     assert of["verdict"] == "failed"

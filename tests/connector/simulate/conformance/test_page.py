@@ -1,4 +1,4 @@
-"""The suite's page: what it says, in which order, and that nobody's text is taken for anything else."""
+"""The suite's page: what it says, in which order, and that no foreign text is taken for anything else."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_it_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
 
 
 def hostile(of: Any) -> Any:
-    """A report whose texts are hostile, but for the words that the suite itself chooses."""
+    """A report with hostile texts, but for the words that the suite itself chooses."""
     if isinstance(of, dict):
         kept = ("result", "verdict", "level", "trace", "test")
         return {key: value if key in kept else hostile(value) for key, value in of.items()}
@@ -149,7 +149,7 @@ def hostile(of: Any) -> Any:
     return f"{of}{HOSTILE}" if isinstance(of, str) else of
 
 
-def test_nobody_s_text_is_taken_for_an_element(tmp_path: Path) -> None:
+def test_no_text_is_taken_for_an_element(tmp_path: Path) -> None:
     plain, attacked = read(report(), tmp_path), read(hostile(report()), tmp_path)
     allowed = {tag for tag, _ in plain.elements} | {"code"}
     assert {tag for tag, _ in attacked.elements} <= allowed

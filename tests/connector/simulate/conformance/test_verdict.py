@@ -43,7 +43,7 @@ def results(*runs: Ran, setting: Setting = SETTING, **more: Any) -> Mapping[str,
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    """The requirements that a failure breaks, whose small run has reached these points; all of them, without any."""
+    """The requirements that a failure breaks, given the points that its small run has reached; all of them, without any."""
 
     def ids(
         kind: str,
@@ -66,7 +66,7 @@ def test_passed_is_what_was_at_risk_while_somebody_looked() -> None:
     assert (of_it.result, of_it.reached, of_it.why) == (Result.PASSED, 1, None)
 
 
-def test_what_nobody_looked_at_is_not_passed() -> None:
+def test_what_was_not_checked_is_not_passed() -> None:
     of_it = results(ran("lookup/after-eviction"), unprobed="it has none")["core.lookup.after-eviction"]
     assert (of_it.result, of_it.reached) == (Result.NOT_EXERCISED, 0)
     assert of_it.why == "only a probe shows what it plans and what its store holds (it has none)"
@@ -105,7 +105,7 @@ def test_a_store_that_was_never_full_proves_nothing_of_its_room() -> None:
     assert results(full)["core.store.as-large"].result is Result.PASSED
 
 
-def test_a_load_that_nobody_asked_for_is_looked_for_where_a_probe_shows_plans() -> None:
+def test_an_unrequested_load_is_looked_for_where_a_probe_shows_plans() -> None:
     """A correct connector plans none, so that the rule has nothing to say `ok` of."""
     of_it = results(ran("alloc/answer-discarded"))["core.allocation.nothing-to-load"]
     assert of_it.result is Result.NOT_EXERCISED
@@ -167,7 +167,7 @@ def test_no_failure_is_without_a_requirement(broken: Broken) -> None:
     assert broken(RULE, "joint-boundary") == ["extended.groups.joint-boundary"]
 
 
-def test_a_failure_is_told_by_what_was_asked_for_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_described_by_what_was_asked_for_where_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "reached", lambda played: Counter((*POINTS,)))
     setting = replace(SETTING, detected=[Feature.ASYNC_LOOKUPS])
     for what, expected in (

@@ -163,7 +163,7 @@ def test_equal_keys_are_equal_prompts_up_to_there() -> None:
     made, known = segments(requests, block_size=32, chunk_size=256)
     assert known is Known.CHUNKS
     a, b, c = (made[name][0] for name in requests)
-    assert a[0] == b[0] == c[0] == (a[0][0], 256), "a key tells of the keys before it"
+    assert a[0] == b[0] == c[0] == (a[0][0], 256), "a key implies the keys before it"
     assert a[1] == c[1]
     assert not {seed for seed, _ in a[1:]} & {seed for seed, _ in b[1:]}
     assert [sum(count for _, count in prompt) for prompt in (a, b, c)] == [600] * 3

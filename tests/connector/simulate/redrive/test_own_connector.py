@@ -1,4 +1,4 @@
-"""A connector in a package of somebody's own, which vLLM's registry does not know: a recording finds it again by itself."""
+"""A connector in a package that vLLM's registry does not know: a recording finds it again on its own."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_transfers_between_steps_end_where_they_were_recorded(tmp_path: Path, pr
 
 @pytest.mark.parametrize(("profile", "seed"), [("groups", 3), ("states", 8), ("states", 19), ("states", 24)])
 def test_a_hybrid_model_comes_out_lookup_for_lookup(tmp_path: Path, profile: str, seed: int) -> None:
-    """With the declared groups: a window, a state, one whose block hashes are of half a block, and both."""
+    """With the declared groups: a window, a state, one with block hashes of half a block, and both."""
     scenario = scenario_of(profile, seed)
     scenario = replace(scenario, workers=replace(scenario.workers, latest_steps=9))
     played = play(scenario, configuration("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000}))
@@ -146,7 +146,7 @@ def test_what_a_guard_replaced_is_compared_by_the_connectors_own_answer(tmp_path
 
 
 def test_the_room_of_a_store_is_the_recorded_one_whatever_a_block_of_the_model_takes(tmp_path: Path) -> None:
-    """The recorded budget is of another model, whose blocks are a hundred times as large."""
+    """The recorded budget is of another model, with blocks a hundred times as large."""
     small = {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000}
     history = recorded(play(scenario_of("full-store", 1), configuration("OffloadConnector", small)), tmp_path)
     assert any(isinstance(event, Evict) for event in history.events)

@@ -40,7 +40,7 @@ def test_it_fails_with_the_fault_and_passes_without(
     assert "of 11 requests" in result.output, "the others had not come when the engine died"
     source = output.read_text()
     assert 'CONFIGURATION = json.loads(\'{"chunk_size": 256, "cpu_bytes_to_use": ' in source
-    assert "'id': 'r-0'" in source, "nobody's request ids are needed"
+    assert "'id': 'r-0'" in source, "original request ids are not needed"
     assert len(source) < 4000
     failing = run_pytest(output, {})
     assert failing.returncode == 1, failing.stdout

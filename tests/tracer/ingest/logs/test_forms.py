@@ -1,4 +1,4 @@
-"""The forms of lines, written anew after the formats of public logs: what each becomes."""
+"""The forms of lines, rewritten after the formats of public logs: the event of each."""
 
 from __future__ import annotations
 

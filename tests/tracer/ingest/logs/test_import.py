@@ -107,7 +107,7 @@ def test_stores_of_several_processes_are_paired_by_process(tmp_path: Path) -> No
     assert [(e.rank, e.count) for e in found if isinstance(e, Store)] == [(1, 254), (0, 256)]
 
 
-def test_a_store_whose_place_is_not_printed_is_told_and_no_event(tmp_path: Path) -> None:
+def test_a_store_without_a_printed_place_is_reported_and_no_event(tmp_path: Path) -> None:
     reader = LogReader(write(tmp_path, [at(5, f"[req_id={R}] Stored 254 out of total 256 tokens.")]))
     assert list(reader.events()) == []
     assert "stored 254 of 256 tokens; from which position on is not printed" in "\n".join(reader.stories.digest())
@@ -146,7 +146,7 @@ def test_a_store_has_ended_when_its_request_is_stored_or_looked_up_again(tmp_pat
     assert [e.request_sequence for e in found] == [1, 2, 3, 4]
 
 
-def test_stores_that_overlap_are_told_apart_by_their_length_or_their_request(tmp_path: Path) -> None:
+def test_overlapping_stores_are_distinguished_by_their_length_or_their_request(tmp_path: Path) -> None:
     """Layer by layer, the stores of a step begin together and end together."""
     one, two = stored(1, 256, request="cmpl-a"), stored(2, 512, request="cmpl-b")
     found = events(tmp_path, [one[0], two[0], two[1], one[1]])
@@ -348,14 +348,14 @@ def test_the_story_of_the_incident(tmp_path: Path) -> None:
         assert words in story
 
 
-def test_where_the_assertion_is_in_the_log_the_story_tells_it_and_guesses_nothing(tmp_path: Path) -> None:
+def test_where_the_assertion_is_in_the_log_the_story_quotes_it_and_guesses_nothing(tmp_path: Path) -> None:
     result = run("audit", str(write(tmp_path, [*INCIDENT, f"{ASSERTION} for request {R}"])))
     assert "256 tokens were allocated, and 256 found less 336 computed is -80 (line 7" in result.output
     assert "which lookup gave the answer that was allocated for" in result.output
     assert "What comes next" not in result.output
 
 
-def test_an_audit_tells_few_stories_and_the_remarkable_first(tmp_path: Path) -> None:
+def test_an_audit_shows_few_stories_and_the_remarkable_first(tmp_path: Path) -> None:
     dull = [looked_up(n, 0, 0, 0, request=f"cmpl-{n}") for n in range(9)]
     report = json.loads(run("audit", "--json", str(write(tmp_path, [*dull, *INCIDENT]))).output)["stories"]
     assert report[0] == f"request {R}"
@@ -378,7 +378,7 @@ def test_an_imported_trace_is_judged_as_the_log_itself(tmp_path: Path) -> None:
     assert [decode.from_span(s) for s in spans] == [decode.from_span(s) for s in LogReader(log).spans()]
 
 
-def test_several_logs_are_engines_of_their_own_unless_told_otherwise(tmp_path: Path) -> None:
+def test_several_logs_are_engines_of_their_own_unless_an_option_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "d").mkdir()
     logs = [write(tmp_path / room, INCIDENT) for room in ("p", "d")]
@@ -494,7 +494,7 @@ def test_what_was_not_read_can_be_shown(tmp_path: Path) -> None:
     assert f"{log}:1: something else\n{log}:5: ......\n" in run("import", str(log), "--show-unread").output
 
 
-def test_a_log_is_told_from_a_trace_by_what_is_in_it(tmp_path: Path) -> None:
+def test_a_log_is_distinguished_from_a_trace_by_its_content(tmp_path: Path) -> None:
     assert is_log(write(tmp_path, ["noise"] * 5000 + INCIDENT))
     assert not is_log(write(tmp_path, ['{"resourceSpans":[]}', *INCIDENT]))
     assert is_log(write(tmp_path, ['{"level": "info", "message": "nothing"}', json.dumps({"message": INCIDENT[1]})]))

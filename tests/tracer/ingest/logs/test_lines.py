@@ -74,7 +74,7 @@ def test_colours_within_a_line_go_too() -> None:
     assert record.text == "one (file.py:1:m)"
 
 
-def test_records_glued_into_one_line_are_told_apart() -> None:
+def test_records_glued_into_one_line_are_separated() -> None:
     found = records(
         f"(A pid=1) {HEADER}for r-1(Worker_TP1 pid=2) {HEADER}two DEBUG 03-04 10:11:13 [worker.py:7] three\n"
     )
@@ -126,7 +126,7 @@ def test_headers_of_vllm(header: str) -> None:
     assert (record.text, record.at_ns, record.precise) == ("said", AT_NS - 345_000_000, False)
 
 
-def test_a_warning_whose_request_stands_on_the_next_line() -> None:
+def test_a_warning_with_its_request_on_the_next_line() -> None:
     head = "WARNING 03-04 10:11:12 [worker.py:9] Releasing expired KV blocks for request\n"
     assert [r.text for r in records(f"{head}     abc which\n")] == ["Releasing expired KV blocks for request abc which"]
     assert [r.text for r in records(f"{head}{HEADER}two\n")] == ["Releasing expired KV blocks for request", "two"]

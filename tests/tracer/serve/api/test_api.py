@@ -23,7 +23,7 @@ def feed(tracer: Tracer, text: str, **where: Any) -> None:
     assert httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers, timeout=SLOW_S).status_code == 200
 
 
-def test_a_request_is_told_step_by_step_with_its_account(api: Tracer) -> None:
+def test_a_request_is_returned_step_by_step_with_its_account(api: Tracer) -> None:
     feed(api, STORY, request="story-0123abcd", recorder="story")
     result = api.get("/api/requests/story-0123abcd")
     assert result["request"]["status"] == "failed"
@@ -63,7 +63,7 @@ def test_numbers_that_are_none_are_refused(api: Tracer, path: str, number: str) 
     assert httpx.get(f"{api.url}{path}{number}", timeout=SLOW_S).status_code == 422
 
 
-def test_missing_events_are_told(api: Tracer) -> None:
+def test_missing_events_are_reported(api: Tracer) -> None:
     events = history(STORY, request="gap-0123abcd", recorder="gap")
     body = as_request([*events[:2], *events[3:]]).SerializeToString()
     httpx.post(f"{api.url}/v1/traces", content=body, headers={"content-type": "application/x-protobuf"}, timeout=SLOW_S)

@@ -117,7 +117,7 @@ def test_a_part_without_room_for_others_says_what_its_page_says(
     assert sidecar.assert_parts_say_what_pages_say()
 
 
-def test_what_a_part_does_not_show_by_itself_it_carries_and_an_audit_says_so(sidecar: Sidecar) -> None:
+def test_what_a_part_alone_does_not_show_it_carries_and_an_audit_says_so(sidecar: Sidecar) -> None:
     stuck = an_incident_of("stuck-load")
     events = stuck.events()
     sidecar.hear([*events, *heartbeats(events, later_s=stuck.later_s)])

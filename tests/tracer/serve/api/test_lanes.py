@@ -273,7 +273,7 @@ def test_what_may_have_ended_unheard_is_not_drawn_as_going_on(start_tracer: Call
     assert got["requests"]["end_us"][by_name["r"]] < got["requests"]["end_us"][by_name["b-r"]]
 
 
-def test_a_request_whose_beginning_is_missing_has_no_lane_before_it_is_given_up(tmp_path: Path) -> None:
+def test_a_request_without_its_beginning_has_no_lane_before_it_is_given_up(tmp_path: Path) -> None:
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
     pipeline.ingest(encoded(history("L 100 c0 h0 -> 0\nA 0")[1:]), transport="grpc")
     reader = SqliteReader(tmp_path / "s.db")

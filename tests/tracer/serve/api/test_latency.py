@@ -31,8 +31,15 @@ def fed(api: Tracer) -> Tracer:
     for number, (blocks, end) in enumerate(
         [("x y z", "end"), ("x y w", "end aborted"), ("x v z", "L 96 c0 -> !OSError")]
     ):
-        told = f"start 96 of {blocks}\nL 96 c0 h64 -> 64\nA 64 [1-3]\nS 64+32\n{end}"
-        feed(api, told, request=f"told-{number}-0123abcd", recorder=f"lat-c-{number}", engine="lat-c", connector="C")
+        reported = f"start 96 of {blocks}\nL 96 c0 h64 -> 64\nA 64 [1-3]\nS 64+32\n{end}"
+        feed(
+            api,
+            reported,
+            request=f"reported-{number}-0123abcd",
+            recorder=f"lat-c-{number}",
+            engine="lat-c",
+            connector="C",
+        )
     return api
 
 
@@ -99,7 +106,7 @@ def test_prompts_that_begin_alike_are_one_group_and_lead_to_their_requests(fed: 
         (hash_of("y").hex(), 2, 192, 128), (hash_of("v").hex(), 1, 96, 64),
     ]  # fmt: skip
     found = fed.get("/api/requests", where=f"prefix = {hash_of('y').hex()}", **RANGE)
-    assert sorted(row["request"] for row in found) == ["told-0-0123abcd", "told-1-0123abcd"]
+    assert sorted(row["request"] for row in found) == ["reported-0-0123abcd", "reported-1-0123abcd"]
     assert {row["prefix"] for row in found} == {hash_of("y").hex()}
     assert of_ours(fed, "/api/latency/groups", by="prefix")["groups"][0]["name"] == "unknown", "no hash is recorded"
 
@@ -122,7 +129,7 @@ def test_all_routes_about_requests_filter_by_outcome(fed: Tracer, outcome: str) 
     which = {"engine": "lat-c", "outcome": outcome, "tenant": "unknown", "where": "prompt = 96"}
     names = {row["request"] for row in fed.get("/api/requests", **which, **RANGE)}
     number = {"finished": 0, "aborted": 1, "failed": 2}.get(outcome)
-    assert names == (set() if number is None else {f"told-{number}-0123abcd"})
+    assert names == (set() if number is None else {f"reported-{number}-0123abcd"})
     for route in ("/api/latency", "/api/latency/measures", "/api/latency/groups"):
         by = {"by": "prefix"} if route.endswith("groups") else {}
         assert fed.get(route, **which, **by, **EVER)["requests"] == len(names), route

@@ -64,7 +64,7 @@ SITUATIONS = [
         ],
     ),
     Situation(
-        "a death, whose requests went elsewhere",
+        "a death; the requests went elsewhere",
         BOTH,
         [row("a", asked=4000, taken=800)],
         [marker(MarkerKind.DEATH, "b", later_s=5, text="died")],
@@ -175,6 +175,6 @@ def test_an_end_is_part_of_the_launch_in_its_place() -> None:
     assert [(each.kind, each.engine) for each in found] == [("deploy", "a"), ("end", "b")]
 
 
-def test_only_so_many_are_named() -> None:
+def test_the_number_of_named_causes_is_limited() -> None:
     markers = [marker(MarkerKind.RESTART, f"e{number}") for number in range(2 * MOST)]
     assert len(likely_causes([], markers, at_ns=AT_NS, name=str, tenant_names={})) == MOST

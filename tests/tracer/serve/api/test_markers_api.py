@@ -29,7 +29,7 @@ MINUTE_NS = 60 * S
 
 
 def ago(events: list[Event], minutes: float) -> list[Event]:
-    """The events, so many minutes ago."""
+    """The events, `minutes` ago."""
     shift_ns = time.time_ns() - round(minutes * MINUTE_NS) - events[0].start_ns
     return [replace(each, start_ns=each.start_ns + shift_ns, end_ns=each.end_ns + shift_ns) for each in events]
 

@@ -78,7 +78,7 @@ HEALTHY = [
         models=(("a", "llama"), ("b", "llama"), ("c", "qwen")),
     ),
     Situation(
-        "one engine prefills for the others, and nobody stores",
+        "one engine prefills for the others, and none stores",
         [
             minute(n, asked=5_000, taken=taken, engine=engine, store_tokens=0)
             for n in range(20)
@@ -86,7 +86,7 @@ HEALTHY = [
         ],
         [],
     ),
-    Situation("nobody hits", [minute(n, asked=10_000, engine=each) for n in range(20) for each in "abc"], []),
+    Situation("no hits", [minute(n, asked=10_000, engine=each) for n in range(20) for each in "abc"], []),
     Situation(
         "seven requests hit by chance",
         [minute(n, asked=1_700, taken=410 if n < 7 else 120, admissions=1) for n in range(60)],

@@ -1,4 +1,4 @@
-"""Causes of prompt tokens, as a tracer process tells them."""
+"""Causes of prompt tokens, as a tracer process serves them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_after_a_loss_causes_are_unknown_and_say_so(api: Tracer) -> None:
     assert causes()["unknown:lost"] == 32
 
 
-def test_causes_are_told_by_tenant_where_requests_have_a_salt(api: Tracer) -> None:
+def test_causes_are_split_by_tenant_where_requests_have_a_salt(api: Tracer) -> None:
     salted = STORY.replace("b: start 120 of", "b: start 120 as 5a17 of")
     assert salted != STORY
     feed(api, "salted-engine", story=salted)

@@ -18,7 +18,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made.pipeline.close()
 
 
-def test_the_fleet_shows_who_gives_to_whom_and_what_became_of_it(served: Served) -> None:
+def test_the_fleet_shows_who_hands_over_to_whom_and_the_outcomes(served: Served) -> None:
     served.hear(nixl(f"{PREFILL}{DECODE}<d> R\nread\nsent"))
     answer = served.get("/api/fleet")
     (pair,) = answer["pairs"]
@@ -51,7 +51,7 @@ def test_a_lease_that_ran_out_is_that_of_the_pair_whichever_side_is_heard_first(
     assert (pair["taker"], pair["handoffs"], pair["outcomes"]) == ("d", 1, {"expired": 1})
 
 
-def test_a_lease_that_ran_out_with_nobody_there_is_nobodys(served: Served) -> None:
+def test_a_lease_that_expired_unclaimed_belongs_to_no_engine(served: Served) -> None:
     served.hear(nixl(f"{PREFILL}wait 30\nfreed expired\nsent"))
     answer = served.get("/api/fleet")
     assert [(each["giver"], each["taker"], each["outcomes"]) for each in answer["pairs"]] == [

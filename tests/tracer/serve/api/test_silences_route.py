@@ -37,7 +37,7 @@ class Sidecar:
         self.client = TestClient(application(self.pipeline, reader, self.pipeline.metrics, tokens=access))
 
     def hear(self, text: str, name: str, *, after_s: float = 0, **about: Any) -> None:
-        """An engine that does this, a minute ago and so many seconds."""
+        """An engine that did this, beginning `after_s` later than a minute ago."""
         events = history(text, request=f"{name}-0123abcd", recorder=f"rec-{name}", engine=name)
         shift_ns = time.time_ns() + int((after_s - 60) * S) - events[0].start_ns
         events = [changed(e, start_ns=e.start_ns + shift_ns, end_ns=e.end_ns + shift_ns) for e in events]
@@ -197,7 +197,7 @@ def test_the_first_batch_of_an_engine_is_counted_by_what_it_says_of_itself(sidec
     assert (sidecar.counted("false"), sidecar.counted("true")) == (0, 1)
 
 
-def test_a_silence_that_has_ended_by_itself_is_without_effect(sidecar: Sidecar) -> None:
+def test_a_silence_that_has_expired_has_no_effect(sidecar: Sidecar) -> None:
     made = sidecar.silence(ends_ns=time.time_ns() + 3600 * S)
     (known,) = sidecar.pipeline.silences
     over = replace(known, ends_ns=time.time_ns() - 1, written_ns=known.written_ns + 1)
@@ -233,7 +233,7 @@ def test_a_rule_is_new_if_its_engines_had_it_only_since_their_last_deploy(sideca
     (of_two,) = sidecar.get("/api/findings/rules", engine="two")
     assert of_two["first_ns"] == of_two["last_ns"] == finding["first_ns"]
     (of_batch,) = sidecar.get("/api/findings/rules", engine="other", since_ns=0)
-    assert of_batch["new_since_ns"] is None, "it was deployed once: nobody knows what was before"
+    assert of_batch["new_since_ns"] is None, "it was deployed once: what was before is unknown"
 
 
 def test_a_rule_that_came_back_after_a_deploy_is_not_new(sidecar: Sidecar) -> None:

@@ -87,7 +87,7 @@ def test_where_nothing_is_wrong_one_sentence_says_so(tracer: Tracer) -> None:
     assert tracer.get("/api/status")["rules"] == []
 
 
-def test_a_death_is_told_with_its_place_its_loss_and_its_cause(tracer: Tracer) -> None:
+def test_a_death_is_reported_with_its_place_its_loss_and_its_cause(tracer: Tracer) -> None:
     events = tracer.hear(DIED, "llama-a", dies=True, ended_by="AssertionError: Mismatch", k8s_pod_name="vllm-0")
     tracer.hear(WELL, "b")
     first, *others = tracer.get("/api/status")["statements"]
@@ -188,7 +188,7 @@ def test_what_very_old_findings_did_is_not_made_up(tracer: Tracer, monkeypatch: 
     assert texts == ["1 finding of stale-lookup: they are too old to say what they did"]
 
 
-def test_only_what_is_in_the_range_is_told(tracer: Tracer) -> None:
+def test_only_what_is_in_the_range_is_returned(tracer: Tracer) -> None:
     events = tracer.hear(DIED, dies=True, ended_by="AssertionError: Mismatch")
     tracer.hear(WELL, "b")
     ended_ns = events[-1].end_ns
@@ -272,7 +272,7 @@ def test_requests_of_one_outcome_are_looked_for_behind_others_and_sorted(tracer:
     assert aborts(sort="loads") == ["e0", "e1"]
 
 
-def test_spans_that_did_not_arrive_are_told(tracer: Tracer) -> None:
+def test_missing_spans_are_reported(tracer: Tracer) -> None:
     events = history("L 10 c0 h0 -> 0\nA 0\nS 0+10\nend", recorder="lossy", engine="lossy")
     shift_ns = tracer.began_ns - events[0].start_ns
     events = [replace(e, start_ns=e.start_ns + shift_ns, end_ns=e.end_ns + shift_ns) for e in events]
@@ -289,13 +289,13 @@ def test_of_many_alike_the_rest_is_counted() -> None:
     assert (reported[-1].text, reported[-1].engine) == ("3 more engines lost spans", None)
 
 
-def test_the_worst_is_told_first() -> None:
+def test_the_worst_comes_first() -> None:
     levels = [Level.WARNING, Level.CALM, Level.LOST, Level.WARNING]
     reported = [Statement(kind=str(n), level=level, text="", page="") for n, level in enumerate(levels)]
     assert [each.kind for each in status.worst_first(reported)] == ["2", "0", "3", "1"]
 
 
-def test_a_moment_of_another_day_is_told_with_its_date() -> None:
+def test_a_moment_of_another_day_has_its_date() -> None:
     day = Range(since_ns=0, until_ns=25 * 3600 * S)
     assert (day.at(24 * 3600 * S + 5 * S), day.at(0)) == ("00:00:05", "1970-01-01 00:00:00")
 
@@ -346,7 +346,7 @@ def test_requests_like_another_come_the_most_alike_first(tracer: Tracer) -> None
 
 
 def test_wrong_kv_that_was_read_did_harm(tracer: Tracer) -> None:
-    """Its request goes on and nobody sees its output; but what it read is known."""
+    """Its request goes on and its output is not seen; but what it read is known."""
     story = "L 64 c0 h64 -> 63\nA 63\ncheck loaded 2 wrong drift 12@0{healed}\nS 63+1\nend"
     tracer.hear(story.format(healed=" healed"))
     assert {finding["did"] for finding in tracer.get("/api/findings")} == {"healed"}

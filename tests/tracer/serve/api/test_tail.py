@@ -26,14 +26,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def publish(tail: Tail, *, batches: int, after: int = 0) -> int:
-    """Publish so many batches of the same spans; returns the number of the last span."""
+    """Publish this number of batches of the same spans; returns the number of the last span."""
     for number in range(batches):
         tail.publish(after + (number + 1) * len(STORY), len(STORY), encoded(STORY))
     return after + batches * len(STORY)
 
 
 def read(reader: Reader, last: int) -> list[dict[str, Any]]:
-    """What a reader is told until the span of that number: shown, or skipped."""
+    """What a reader gets until the span of that number: shown, or skipped."""
     seen: list[dict[str, Any]] = []
 
     def has_come() -> bool:
@@ -62,7 +62,7 @@ def test_all_readers_share_one_decoding(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(decoded) == 3
 
 
-def test_while_nobody_reads_nothing_is_kept() -> None:
+def test_nothing_is_kept_without_a_reader() -> None:
     tail = Tail()
     publish(tail, batches=3)
     assert not tail._pending
@@ -74,7 +74,7 @@ def test_while_nobody_reads_nothing_is_kept() -> None:
     assert tail.readers == 0
 
 
-def test_what_is_too_much_is_skipped_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_much_is_skipped_and_the_reader_learns_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "MAX_SPANS", 10)
     monkeypatch.setattr(tails, "EVERY_S", 0.5)
     skipped: list[int] = []
@@ -98,7 +98,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(each.get("spans", 1) for each in read(reader, last - len(STORY))) == last - len(STORY)
 
 
-def test_a_slow_reader_is_told_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_learns_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     tail = Tail()
     with tail.reading() as slow, tail.reading() as quick:
         last = publish(tail, batches=1)

@@ -32,7 +32,7 @@ def odd_span(number: int = 1) -> bytes:
 
 def pieces_of(*payloads: bytes) -> list[Piece]:
     cutter = Cutter()
-    return [Piece(whose, span) for each in payloads for whose, spans in cutter.cut(each) for span in spans]
+    return [Piece(origin, span) for each in payloads for origin, spans in cutter.cut(each) for span in spans]
 
 
 def raw(payload: bytes) -> list[bytes]:

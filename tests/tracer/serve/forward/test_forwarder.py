@@ -1,4 +1,4 @@
-"""What is forwarded, when, and what is not: the pipeline with a forwarder whose clock is set, and nothing that sends."""
+"""What is forwarded, when, and what is not: the pipeline with a forwarder, a clock set by the test, and no sender."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Outbox(Sender):
         """There is nothing to close."""
 
     def spans(self, name: str = "") -> list[Span]:
-        """Those whose name begins like this, but for those of engines."""
+        """Those with names that begin like this, but for those of engines."""
         spans = [Span.FromString(piece.span) for piece in self.pieces]
         return [span for span in spans if span.name.startswith(name) and span.name != semconv.ENGINE_SPAN]
 
@@ -322,7 +322,7 @@ def test_beyond_its_memory_the_oldest_requests_are_decided_early(tmp_path: Path)
 
 
 def test_many_open_requests_keep_to_the_memory_too(tmp_path: Path) -> None:
-    """Also those of which all is sent."""
+    """Including those that are sent completely."""
     sidecar = Sidecar(tmp_path, most_bytes=20_000, sample=1.0)
     for number in range(60):
         sidecar.hear(named("start 749", f"r-{number}-0123abcd"))
@@ -370,7 +370,7 @@ def test_the_end_of_the_sidecar_sends_what_has_a_reason(sidecar: Sidecar) -> Non
 
 
 def test_what_is_not_stored_is_not_forwarded(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sender is told to try again; then it is, with what was found in it."""
+    """Its sender is asked to try again; then it is forwarded, with what was found in it."""
 
     def full(*_: object) -> None:
         raise StoreError("disk is full")
@@ -443,7 +443,7 @@ def test_a_batch_that_comes_again_changes_nothing_of_its_requests(sidecar: Sidec
     assert sidecar.value("held_spans") == sidecar.value("held_bytes") == 0
 
 
-def test_an_error_in_it_costs_nobody_a_batch(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_it_costs_no_batch(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("no")
 

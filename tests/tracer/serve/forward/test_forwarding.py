@@ -89,7 +89,7 @@ def test_sigterm_sends_what_is_there(tmp_path: Path, ending: list[Tracer], proto
 
 
 @BOTH
-def test_a_receiver_that_is_away_is_told_and_gets_all_later(
+def test_an_unreachable_receiver_is_reported_and_gets_everything_later(
     tmp_path: Path, ending: list[Tracer], protocol: str, serving: Serve
 ) -> None:
     """Whoever sends to the sidecar does not notice; what is ready and healthy does not depend on it."""
@@ -178,7 +178,7 @@ def test_a_receiver_with_a_strangers_certificate_gets_nothing(
 
 
 def test_what_one_sidecar_forwards_another_judges_alike(tmp_path: Path, ending: list[Tracer]) -> None:
-    """The second one takes findings for foreign spans, and finds the same by itself."""
+    """The second one takes findings for foreign spans, and finds the same on its own."""
     (second_folder := tmp_path / "second").mkdir()
     second = listening(second_folder, "--retain-hours", "1e6")
     ending.append(second)

@@ -48,10 +48,10 @@ class Sending:
 
 
 def a_span(number: int) -> Piece:
-    ((whose, spans),) = Cutter().cut(foreign(odd_span()))
+    ((origin, spans),) = Cutter().cut(foreign(odd_span()))
     span = Span.FromString(spans[0])
     span.span_id = number.to_bytes(8, "big")
-    return Piece(whose, span.SerializeToString())
+    return Piece(origin, span.SerializeToString())
 
 
 def numbers(backend: Backend) -> list[int]:
@@ -161,7 +161,7 @@ def test_it_does_not_try_again_what_is_refused_for_good(protocol: str, serving: 
     ],
     ids=["UNAVAILABLE", "RESOURCE_EXHAUSTED", "503", "429"],
 )
-def test_it_comes_back_when_it_is_told_to(
+def test_it_tries_again_at_the_requested_time(
     protocol: str, serving: Serve, refusal: Callable[[], Refusal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not after its own short pause."""
@@ -218,7 +218,7 @@ def test_a_receiver_that_is_away_gets_all_when_it_comes(protocol: str, serving: 
 
 
 @BOTH
-def test_a_receiver_that_hangs_holds_nobody_up_and_the_oldest_is_dropped(protocol: str, serving: Serve) -> None:
+def test_a_receiver_that_hangs_blocks_nothing_and_the_oldest_is_dropped(protocol: str, serving: Serve) -> None:
     size = len(a_span(1).span) + OVERHEAD_BYTES
     with serving() as backend:
         backend.open.clear()
@@ -282,7 +282,7 @@ def test_spans_that_the_receiver_rejects_are_counted(protocol: str, serving: Ser
         assert (made.value("spans_sent_total"), made.dropped()) == (3, {"rejected": 2})
 
 
-def test_trouble_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_trouble_is_reported_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "kvtrail")
     with over_http() as backend:
         backend.refusals.extend([Refusal(503, text="disk full")] * 20)

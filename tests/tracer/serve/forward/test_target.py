@@ -84,7 +84,7 @@ def test_options_become_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_headers_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that cannot be used leaves those from before, and is told once."""
+    """A file that cannot be used leaves those from before, and is reported once."""
     path = tmp_path / "headers"
     path.write_text("# of the vendor\nAuthorization: Bearer a:b\n\nx-scope:  one \n")
     headers = Headers(path)

@@ -258,7 +258,7 @@ def test_a_series_that_alerts_look_at_begins_at_0(sidecar: Sidecar) -> None:
     assert sidecar.value("kvtrail_events_missing_total") == 0
 
 
-def test_only_so_many_engines_are_told_apart_and_a_silent_one_makes_place() -> None:
+def test_the_number_of_engines_is_limited_and_a_retired_one_makes_room() -> None:
     registry, series = CollectorRegistry(), Series()
     counter = Counter("c", "c", ("engine",), registry=registry)
     for number in range(MAX_ENGINES + 10):
@@ -270,7 +270,7 @@ def test_only_so_many_engines_are_told_apart_and_a_silent_one_makes_place() -> N
     assert series.has_own("one more")
 
 
-def test_an_engine_that_is_silent_for_long_leaves_the_metrics(
+def test_an_engine_without_contact_for_long_leaves_the_metrics(
     sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sidecar.hear(history("L 749 c0 h0 -> 0"))
@@ -281,7 +281,7 @@ def test_an_engine_that_is_silent_for_long_leaves_the_metrics(
     assert sidecar.value("kvtrail_lookups_total", answer="miss") is None
 
 
-def test_connectors_and_outcomes_that_nobody_knows_share_a_label(sidecar: Sidecar) -> None:
+def test_unknown_connectors_and_outcomes_share_a_label(sidecar: Sidecar) -> None:
     odd: Callable[[Event, int], Event] = lambda event, n: replace(event, connector=f"Connector{n}")  # noqa: E731
     events = history("L 749 c0 h0 -> 0\n" * 40)
     sidecar.hear([odd(event, n) for n, event in enumerate(events)])

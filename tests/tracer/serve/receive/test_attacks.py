@@ -70,7 +70,7 @@ def test_memory_is_bounded_and_given_back(guarded: Callable[..., Tracer], name: 
 
 
 def test_a_message_over_grpc_is_refused_before_it_is_read(start_tracer: Callable[..., Tracer]) -> None:
-    """One that says that it has 2 GiB, and of which a kilobyte comes: the answer does not wait for the rest."""
+    """One that claims to have 2 GiB, but only a kilobyte comes: the answer does not wait for the rest."""
     tracer = start_tracer()
     with socket.create_connection(("127.0.0.1", tracer.grpc_port), timeout=SLOW_S) as connection:
         path = EXPORT.encode()

@@ -45,7 +45,7 @@ PAYLOAD = encoded(history("L 749 c0 h256 -> 256\nA 256"))
 
 
 def readable(sockets: Sequence[socket.socket]) -> list[socket.socket]:
-    """Those of which something can be read, or that are closed. `select` would take no descriptor above 1,023."""
+    """Those with something to read, or that are closed. `select` would take no descriptor above 1,023."""
     poll, by_number = select.poll(), {each.fileno(): each for each in sockets}
     for number in by_number:
         poll.register(number, select.POLLIN)
@@ -182,7 +182,7 @@ def test_light_bodies_wait_for_no_heavy_ones() -> None:
 
 
 def half_sent(tracer: Tracer, body: bytes, first: int) -> socket.socket:
-    """A connection on which so many bytes of a body have been sent."""
+    """A connection on which this number of bytes of a body have been sent."""
     connection = socket.create_connection(("127.0.0.1", tracer.http_port), timeout=SLOW_S)
     head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BODY['content-type']}\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:first])

@@ -1,4 +1,4 @@
-"""One odd span costs one span: a slice of `benchmarks/odd_spans.py`, and each safeguard by itself."""
+"""One odd span costs one span: a slice of `benchmarks/odd_spans.py`, and each safeguard alone."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_odd_spans_cost_themselves_alone(tmp_path: Path, seed: int) -> None:
     assert not tried.errors
 
 
-def test_a_span_that_cannot_be_read_is_told_and_the_others_are_stored(sidecar: Sidecar) -> None:
+def test_an_unreadable_span_is_reported_and_the_others_are_stored(sidecar: Sidecar) -> None:
     whole = story("odd").SerializeToString()
     damaged = whole.replace(b"kv.alloc", b"kv.allo\xff")
     answer = sidecar.client.post("/v1/traces", content=story("good").SerializeToString() + damaged, headers=PROTOBUF)
@@ -218,7 +218,7 @@ def test_an_error_where_something_is_only_noted_refuses_nothing(
         sidecar.hear(story("first"))
         sidecar.hear(story("second"))
         until(lambda: (sidecar.error_count(where) or 0) >= 2)
-    assert caplog.text.count("an error in kvtrail itself") == 1, "told once for each place in the code"
+    assert caplog.text.count("an error in kvtrail itself") == 1, "reported once for each place in the code"
     assert len(sidecar.reader.tail(after=0)) == 10
     sidecar.hear(story("third"))
     assert sidecar.requests()["third-0123abcd"]["verdict"] == "ok"
@@ -259,7 +259,7 @@ def test_an_error_in_one_part_of_the_tidying_leaves_the_others(
 
 
 def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Sidecar) -> None:
-    """An account whose text is none, and one whose number is too large: the rest of the batch is stored."""
+    """An account with something else in place of a text, and one with too large a number: the rest of the batch is stored."""
     sidecar.hear(story("good"), story("odd"))
     accounts = sidecar.pipeline.detector.accounts
     odd, good = accounts["engine-odd", "odd-0123abcd"], accounts["engine-good", "good-0123abcd"]
@@ -307,7 +307,7 @@ def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Sidecar) -> N
     assert len(sidecar.reader.tail(after=0)) == 10, "it is stored as it came"
 
 
-def test_a_malformed_span_is_told_once_for_each_kind(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_span_is_reported_once_for_each_kind(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
     for name, value in (("a", "x"), ("b", "y"), ("c", "z")):
         odd = story(name)
         for span in odd.resource_spans[0].scope_spans[0].spans:
@@ -348,7 +348,7 @@ def test_the_sources_of_hits_as_a_number_and_a_block_size_as_text(
 
 
 @pytest.mark.parametrize("change", ["later", "longer", "numbered", "named"])
-def test_what_no_recorder_writes_is_judged_by_nobody(sidecar: Sidecar, change: str) -> None:
+def test_what_no_recorder_writes_is_not_judged(sidecar: Sidecar, change: str) -> None:
     events = history(STORY)
     changes: dict[str, Callable[[Event], Event]] = {
         "later": lambda event: replace(event, end_ns=time.time_ns() + 2 * receiving.AHEAD_NS),

@@ -127,7 +127,7 @@ def test_a_span_that_lacks_what_it_needs_is_stored_counted_and_harmless(start_tr
     assert "kvtrail_spans_malformed_total 1.0" in httpx.get(f"{tracer.url}/metrics", timeout=SLOW_S).text
 
 
-def test_damaged_spans_harm_nobody_else(start_tracer: Start) -> None:
+def test_damaged_spans_harm_no_other_spans(start_tracer: Start) -> None:
     """Absurd times, counts and types: that span is stored and counted; its batch, and all that come after, are judged."""
     tracer = start_tracer()
     headers = {"content-type": "application/x-protobuf"}
@@ -226,7 +226,7 @@ def test_nothing_acknowledged_is_lost_by_kill_9(start_tracer: Start) -> None:
     assert len(findings) == 50
 
 
-def test_a_taken_port_is_told_in_one_sentence_and_leaves_the_other_tracer_alone(start_tracer: Start) -> None:
+def test_a_taken_port_is_reported_in_one_sentence_and_the_other_tracer_is_left_alone(start_tracer: Start) -> None:
     tracer = start_tracer()
     store = tracer.store.with_suffix(".2.db")
     for port, option in ((tracer.grpc_port, "--grpc-port"), (tracer.http_port, "--http-port")):

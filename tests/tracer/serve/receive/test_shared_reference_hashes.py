@@ -59,7 +59,7 @@ def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_hear
 
 
 @pytest.mark.parametrize(("recalled", "found"), [(recovery.RECALLED, ["byte-drift"]), (0, [])])
-def test_after_a_restart_what_was_computed_long_before_is_not_known_and_nobody_accused(
+def test_after_a_restart_what_was_computed_long_before_is_unknown_and_causes_no_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recalled: int, found: list[str]
 ) -> None:
     monkeypatch.setattr(recovery, "RECALLED", recalled)

@@ -53,7 +53,7 @@ def lost(metrics: Metrics) -> float | None:
 
 
 def test_ingest_never_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """A disk that takes nothing: so much waits, the rest is lost, counted and told; what waited is written in the end."""
+    """A disk that takes nothing: a limited amount waits and is written in the end; the rest is lost, counted and reported."""
     may = threading.Event()
     write = TraceWriter.write
 

@@ -205,11 +205,11 @@ def test_durations_over_time_and_groups(both: Both) -> None:
     assert largest.loaded
 
 
-def test_what_became_of_requests(both: Both) -> None:
+def test_outcomes_of_requests(both: Both) -> None:
     keys = [(account["engine"], account["request"]) for account in both.own.requests(limit=1000)]
     assert len(keys) > 2 * ASKED_TOGETHER / 10
-    became = both.agree("outcomes", [*keys, ("engine-0", "nobody")])
-    assert became.keys() == {*keys}
+    outcomes = both.agree("outcomes", [*keys, ("engine-0", "nobody")])
+    assert outcomes.keys() == {*keys}
     assert both.agree("outcomes", []) == {}
 
 

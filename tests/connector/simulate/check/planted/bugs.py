@@ -54,7 +54,7 @@ class PinForEachRetry(HostCache):
 
 
 class BlocksKeptForEver(HostCache):
-    """The blocks of whoever stored something are kept, and nobody ever says that it was sent."""
+    """The blocks of every request that stored something are kept, and never reported as sent."""
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         stored = request.request_id in self.tracked and self.tracked[request.request_id].stored > 0

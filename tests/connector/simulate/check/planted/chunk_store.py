@@ -1,5 +1,5 @@
 """A second small host cache, of another author: it keeps block tables of its own, holds chunks while they are read, stores
-some steps later if it is told to, and keeps the blocks of ended requests until then. It is correct; `store_bugs` breaks it.
+some steps later if configured to, and keeps the blocks of ended requests until then. It is correct; `store_bugs` breaks it.
 No name in it says what is temporary."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Entry:
 
 
 class ChunkStore(KVConnectorBase_V1):
-    """`chunk` tokens a chunk, `slots` chunks, `apart`: reads run between steps, `lag`: writes run so many steps later."""
+    """`chunk` tokens a chunk, `slots` chunks, `apart`: reads run between steps, `lag`: writes run that many steps later."""
 
     kvtrail_check_settings = {  # noqa: RUF012
         "chunk": (32, 64, 128), "slots": (10, 24, 400), "apart": (True, False), "lag": (0, 0, 2),
@@ -186,7 +186,7 @@ class ChunkStore(KVConnectorBase_V1):
         return list(entry.table[n * per : (n + 1) * per])
 
     def slot(self, now: set[bytes]) -> int | None:
-        """A slot; of the chunk that was used longest ago, of those that nobody reads or writes, if none is spare."""
+        """A slot; of the chunk that was used longest ago, of those that are not being read or written, if none is spare."""
         if not self.spare:
             free = (each for each in self.where if self.is_there(each) and not self.readers[each] and each not in now)
             if (victim := next(free, None)) is None:

@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 
 
 class ReadsFromTheHead(NixlPullConnector):
-    """Of a prompt whose beginning is in vLLM's prefix cache, it reads the first blocks of the other engine, not the last."""
+    """If a prompt's beginning is in vLLM's prefix cache, it reads the first blocks of the other engine, not the last."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -32,7 +32,7 @@ class ReportsBeforeTheEnd(NixlPullConnector):
 
 
 class ReadsWithoutAReport(NixlPullConnector):
-    """It tells the other engine of no read."""
+    """It reports no read to the other engine."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

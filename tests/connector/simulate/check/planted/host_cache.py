@@ -151,7 +151,7 @@ class HostCache(KVConnectorBase_V1):
             tracked.stored += self.chunk
 
     def insert(self, key: bytes) -> bool:
-        """Take a slot for a chunk, from the least recently used one that nobody leases; False if there is none."""
+        """Take a slot for a chunk, from the least recently used one without a lease; False if there is none."""
         if not self.free:
             victim = next((each for each in self.index if not self.pins[each] and not self.planned(each)), None)
             if victim is None:

@@ -37,7 +37,7 @@ class TableAppendedOnResume(ChunkStore):
 
 
 class SlotLostByTwins(ChunkStore):
-    """Two requests that compute the same chunk in one step store it twice, and the first one's slot belongs to nobody."""
+    """Two requests that compute the same chunk in one step store it twice, and the first one's slot is lost."""
 
     def put(self, entry: Entry, n: int, name: bytes, now: set[bytes]) -> bool:
         if name in self.where and self.written_at[name] == self.step and self.spare:
@@ -57,7 +57,7 @@ class ReadersForgotten(ChunkStore):
         super().__init__(*arguments)
         self.put_off: list[Any] = []
         self.due: list[Any] = []
-        self.told_later: set[str] = set()
+        self.reported_later: set[str] = set()
 
     def hold(self, entry: Entry, names: list[bytes]) -> None:
         entry.reading = []
@@ -71,7 +71,7 @@ class ReadersForgotten(ChunkStore):
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         self.work.reads += self.due
         self.due, self.put_off = self.put_off, []
-        self.work.waiting, self.told_later = self.told_later, self.work.waiting
+        self.work.waiting, self.reported_later = self.reported_later, self.work.waiting
         return super().build_connector_meta(scheduler_output)
 
 
