@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from causes import anchor, cause
 from connectors import LMCACHES, ROWS, VLLMS, WITH_VLLM, Row
+from upstream_causes import anchor, cause
 
 DOCS = Path(__file__).parents[2] / "docs"
 REPORTS = DOCS / "conformance" / "reports"

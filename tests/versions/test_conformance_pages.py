@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import causes
 import conformance_pages as pages
 import matrix
 import pytest
+import upstream_causes
 from connectors import ROWS, VLLMS
 
 
@@ -38,13 +38,17 @@ def test_each_failure_was_looked_into() -> None:
     for row in ROWS:
         for column in pages.all_columns()[0] + pages.all_columns()[1]:
             for failure in column.reports.get(row.id, {}).get("failures", ()):
-                assert causes.cause(row.id, failure["id"], failure["text"]) in headings, (column.folder, row, failure)
+                assert upstream_causes.cause(row.id, failure["id"], failure["text"]) in headings, (
+                    column.folder,
+                    row,
+                    failure,
+                )
 
 
 def test_a_link_leads_to_a_heading() -> None:
     known = "a known issue (known: #2158)"
-    assert causes.anchor(known) == "a-known-issue-known-2158"
-    assert causes.anchor("LMCache 0.3.10 and 0.3.11: KV, `x_y`") == "lmcache-0310-and-0311-kv-x_y"
+    assert upstream_causes.anchor(known) == "a-known-issue-known-2158"
+    assert upstream_causes.anchor("LMCache 0.3.10 and 0.3.11: KV, `x_y`") == "lmcache-0310-and-0311-kv-x_y"
 
 
 @pytest.mark.parametrize(
