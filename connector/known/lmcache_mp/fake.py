@@ -18,9 +18,10 @@ from kvtrail.connector.known.lmcache_mp.probe import blocks_of
 
 
 class LMCacheMPFake(Fake):
-    """Replaces the server (`RequestClient`), the heartbeat to it, and the workers' copy. The server's chunks have
-    `chunk_size` tokens (256 by default), and it answers a lookup after `answers_after` (0) unanswered queries. vLLM 0.32's
-    connector calls the adapter of LMCache 0.5.6 with arguments that it does not take; they are translated."""
+    """Replaces the server (`RequestClient`, before LMCache 0.5.5 `MessageQueueClient`), the heartbeat to it, and the workers'
+    copy. The server's chunks have `chunk_size` tokens (256 by default), and it answers a lookup after `answers_after` (0)
+    unanswered queries. vLLM 0.32's connector calls the adapter of LMCache 0.5.6 with arguments that it does not take; they are
+    translated."""
 
     plans_loads = True
 
@@ -45,7 +46,10 @@ class LMCacheMPFake(Fake):
             model, size = config.model_config.model, config.cache_config.block_size
             return Adapter([url], context, model, size, strategy, mq_timeout=timeout, heartbeat_interval=interval)
 
-        server = mock.patch.object(adapters.RequestClientFactory, "create", return_value=self._server)
+        if hasattr(adapters, "RequestClientFactory"):
+            server = mock.patch.object(adapters.RequestClientFactory, "create", return_value=self._server)
+        else:
+            server = mock.patch.object(adapters, "MessageQueueClient", return_value=self._server)
         of_vllm = mock.patch.object(in_vllm, "create_scheduler_adapter", adapter)
         with ExitStack() as stack:
             stack.enter_context(server)
@@ -79,6 +83,13 @@ class _Server:
         self._answers_after = answers_after
         self._asked: dict[str, tuple[int, int]] = {}
         """By request: the chunks that its lookup matched, and how many more queries stay unanswered."""
+
+    def submit_request(self, kind: Any, payloads: Sequence[Any], answer: Any = None) -> Any:
+        """A request as LMCache before 0.5.5 sends it."""
+        return getattr(self, kind.name.lower())(*payloads)
+
+    def get_experimental(self) -> Any:
+        return _done([])
 
     def get_chunk_size(self) -> Any:
         return _done(self._chunks.size)
