@@ -20,8 +20,8 @@ from kvtrail.connector.known.lmcache_mp.probe import blocks_of
 class LMCacheMPFake(Fake):
     """Replaces the server (`RequestClient`, before LMCache 0.5.5 `MessageQueueClient`), the heartbeat to it, and the workers'
     copy. The server's chunks have `chunk_size` tokens (256 by default), and it answers a lookup after `answers_after` (0)
-    unanswered queries. vLLM 0.32's connector calls the adapter of LMCache 0.5.6 with arguments that it does not take; they are
-    translated."""
+    unanswered queries. vLLM 0.32's connector calls the adapter of LMCache 0.5.6 with arguments that it does not take; they
+    are translated."""
 
     plans_loads = True
 
