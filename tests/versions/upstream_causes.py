@@ -10,6 +10,8 @@ IN_PROCESS = r"LMCacheConnectorV1(Dynamic)?"
 MULTIPROCESS = r"LMCacheMPConnector(-vllm)?"
 OF_VLLM = "LMCacheMPConnector-vllm"
 OFFLOADING = r"OffloadingConnector(-tiers)?|MultiConnector"
+DEADLOCK = "vLLM 0.22's scheduler and before: asynchronous loads hold all blocks, and none can go on"
+EMPTY = "MultiConnector of vLLM 0.25 and before: connectors that are not chosen get no blocks"
 
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (r"ExampleConnector", "hits: ", "ExampleConnector of vLLM 0.32: tokens that were never computed"),
@@ -39,6 +41,19 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         OFFLOADING,
         r"rule: failed-call.*AssertionError.*_build_store_jobs",
         "OffloadingConnector of vLLM 0.26: a request is aborted before its prompt is computed",
+    ),
+    (IN_PROCESS, "rule: failed-call", "LMCache 0.4.5 to 0.5.0: an abort ends the engine (known: LMCache #3337)"),
+    (MULTIPROCESS, "rule: plan-blocks", EMPTY),
+    ("MultiConnector", "rule: (plan-blocks|unreported-blocks)", EMPTY),
+    (
+        "SimpleCPUOffloadConnector",
+        "rule: failed-call.*NotImplementedError",
+        "SimpleCPUOffloadConnector of vLLM 0.23 and before: a reset raises an error",
+    ),
+    (
+        r".*",
+        "rule: never-admitted|rule: stuck-promotion|hang: requests never end|rest: a reset is refused although",
+        DEADLOCK,
     ),
     (
         OFFLOADING,

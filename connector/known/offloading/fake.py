@@ -28,7 +28,8 @@ class OffloadingFake(Fake):
         if not self.plans_copies:
             return None
         in_vllm, in_host = (job.dst_spec, job.src_spec) if loads else (job.src_spec, job.dst_spec)
-        per_chunk, chunks, places = connector.connector_scheduler.config.blocks_per_chunk, iter(in_host.block_ids), []
+        config, chunks, places = connector.connector_scheduler.config, iter(in_host.block_ids), []
+        per_chunk = config.blocks_per_chunk if hasattr(config, "blocks_per_chunk") else config.block_size_factor
         for count, first in zip(in_vllm.group_sizes, in_vllm.block_indices, strict=True):
             for number in range(first, first + count):
                 if number == first or number % per_chunk == 0:
