@@ -23,12 +23,12 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     (MULTIPROCESS, "hits: ", KEYS),
     (MULTIPROCESS, "rule: reset-hit", AFTER_RESET),
     (
-        OF_VLLM,
+        MULTIPROCESS,
         "rule: retried-lookup",
         "LMCacheMPConnector of vLLM 0.32: a repeated lookup moves the start of the store (known: LMCache #4508)",
     ),
     (
-        OF_VLLM,
+        MULTIPROCESS,
         "rule: store-short",
         "LMCacheMPConnector of vLLM 0.32: tokens that vLLM had computed are not counted",
     ),
