@@ -6,7 +6,7 @@ import re
 
 KEYS = "LMCache 0.5.6: keys do not tell adapters apart, and in one process not cache salts either"
 AFTER_RESET = "LMCache 0.5.6: after a reset, requests that wait are answered as before"
-IN_PROCESS = r"LMCacheConnectorV1(Dynamic)?"
+IN_PROCESS = r"LMCacheConnectorV1(Dynamic|-native)?"
 MULTIPROCESS = r"LMCacheMPConnector(-vllm)?"
 OF_VLLM = "LMCacheMPConnector-vllm"
 OFFLOADING = r"OffloadingConnector(-tiers)?|MultiConnector"
@@ -20,6 +20,12 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     (IN_PROCESS, "rule: reset-hit", AFTER_RESET),
     (IN_PROCESS, "_requests_priority remembers", "LMCache 0.3.11 to 0.5.6: the priority of a preempted request leaks"),
     (IN_PROCESS, "load_specs remembers", "LMCache 0.5.6: what an aborted request was to load is remembered for ever"),
+    (IN_PROCESS, "rule: stale-lookup", "LMCache 0.3.10: a remembered lookup answer (known: #2158)"),
+    (
+        "LMCacheConnectorV1-native",
+        "rule: (plan-blocks|store-uncomputed)",
+        "LMCacheConnectorV1 of vLLM 0.32 (`use_native`): KV of the wrong blocks after a preemption",
+    ),
     (MULTIPROCESS, "hits: ", KEYS),
     (MULTIPROCESS, "rule: reset-hit", AFTER_RESET),
     (
