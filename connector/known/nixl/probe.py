@@ -50,6 +50,8 @@ class NixlProbe(Probe):
         Transfers(worker, self._seen.append, self._unsent)
         if hasattr(worker, "_reap_expired_send_leases"):
             self._note_expired(worker)
+        else:  # before vLLM 0.31
+            self._note_expired_in_place(worker)
         after(worker, "_handle_heartbeat", partial(self._note_extended, worker))
         after(worker, "_send_heartbeats", partial(self._note_waiting, worker))
         after(worker, "_do_send_reg_notif", partial(self._note_registration, worker))
@@ -164,6 +166,23 @@ class NixlProbe(Probe):
             return result
 
         worker._reap_expired_send_leases = noted
+
+    def _note_expired_in_place(self, worker: Any) -> None:
+        """What is added to the set that `_get_new_notifs` returned, of requests that all readers have reported, is given up
+        without all of them."""
+        latest: list[tuple[set[str], frozenset[str]]] = []
+
+        def noted(done: set[str]) -> None:
+            latest[:] = [(done, frozenset(done))]
+
+        def compared(_: Any, *arguments: Any) -> None:
+            for done, reported in latest:
+                expired = sorted(done - reported)
+                self._seen.extend(ProbeEvent.of(Kind.FREE, each, lease_expired=True) for each in expired)
+            latest.clear()
+
+        after(worker, "_get_new_notifs", noted)
+        after(worker, "get_transfer_results" if hasattr(worker, "get_transfer_results") else "get_finished", compared)
 
     def _is_first(self, direction: Direction, request_id: str) -> bool:
         key = (direction.value, request_id)

@@ -12,6 +12,7 @@ pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
+from kvtrail.connector.known.probe import ProbeEvent
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario, Request
 from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
@@ -159,3 +160,29 @@ def test_how_many_readers_an_older_vllm_means(ranks: int, counts_readers: bool, 
     assert (kind, request) == (Kind.READ, "r")
     assert "reader" in values
     assert expected in values
+
+
+class WorkerBefore031:
+    """As vLLM's before 0.31: it adds requests with an expired lease to the set of those that all readers have reported."""
+
+    def __init__(self) -> None:
+        self.nixl_wrapper = SimpleNamespace()
+        self.reported, self.expired = {"read by all"}, {"never read"}
+
+    def _get_new_notifs(self) -> set[str]:
+        return {*self.reported}
+
+    def get_finished(self) -> tuple[set[str], set[str]]:
+        done = self._get_new_notifs()
+        done |= self.expired
+        return done, set()
+
+
+def test_an_expired_lease_is_recorded_before_vllm_0_31_too() -> None:
+    probe, worker = NixlProbe(), WorkerBefore031()
+    probe._note_expired_in_place(worker)
+    assert worker.get_finished() == ({"read by all", "never read"}, set())
+    assert probe.reported(SimpleNamespace(), None) == [ProbeEvent.of(Kind.FREE, "never read", lease_expired=True)]
+    worker.expired = set()
+    worker.get_finished()
+    assert probe.reported(SimpleNamespace(), None) == ()
