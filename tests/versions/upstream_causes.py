@@ -8,7 +8,6 @@ KEYS = "LMCache 0.5.6: keys do not tell adapters apart, and in one process not c
 AFTER_RESET = "LMCache 0.5.6: after a reset, requests that wait are answered as before"
 IN_PROCESS = r"LMCacheConnectorV1(Dynamic|-native)?"
 MULTIPROCESS = r"LMCacheMPConnector(-vllm)?"
-OF_VLLM = "LMCacheMPConnector-vllm"
 OFFLOADING = r"OffloadingConnector(-tiers)?|MultiConnector"
 DEADLOCK = "vLLM 0.22's scheduler and before: asynchronous loads hold all blocks, and none can go on"
 EMPTY = "MultiConnector of vLLM 0.25 and before: connectors that are not chosen get no blocks"
@@ -39,7 +38,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         "LMCacheMPConnector of vLLM 0.32: tokens that vLLM had computed are not counted",
     ),
     (
-        OF_VLLM,
+        MULTIPROCESS,
         "rule: unselected-load",
         "LMCacheMPConnector of vLLM 0.29 and before: it loads although another connector was chosen",
     ),
