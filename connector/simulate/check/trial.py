@@ -21,7 +21,7 @@ from kvtrail.tracer.model.words import some
 RULE, CRASH, HANG = "rule", "crash", "hang"
 LAST_EVENTS = 12
 """Shown of a run that crashed or hung."""
-SHRINK_STEPS = 50_000
+SHRINK_STEPS = 25_000
 """Scheduling steps for shrinking one failure, where its tries are limited: where a store is filled to see how much it holds,
 one try takes thousands."""
 CONFIRMATIONS = 2
