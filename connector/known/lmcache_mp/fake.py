@@ -42,9 +42,13 @@ class LMCacheMPFake(Fake):
                 """The server in memory is always there."""
 
         def adapter(url: str, context: Any, config: Any, timeout: float, interval: float) -> Any:
-            strategy = adapters.ParallelStrategy(False, 1, 0, 1, 1, 1)
             model, size = config.model_config.model, config.cache_config.block_size
-            return Adapter([url], context, model, size, strategy, mq_timeout=timeout, heartbeat_interval=interval)
+            times = {"mq_timeout": timeout, "heartbeat_interval": interval}
+            if "actual_world_size" in adapters.ParallelStrategy.__dataclass_fields__:  # LMCache before 0.5
+                one = adapters.ParallelStrategy(False, 1, 0, 1, 0, 1, 1)
+                return Adapter(url, context, model, vllm_block_size=size, parallel_strategy=one, **times)
+            one = adapters.ParallelStrategy(False, 1, 0, 1, 1, 1)
+            return Adapter([url], context, model, size, one, **times)
 
         if hasattr(adapters, "RequestClientFactory"):
             server = mock.patch.object(adapters.RequestClientFactory, "create", return_value=self._server)
