@@ -111,7 +111,7 @@ def findings(rows: Sequence[Row], of_vllm: Sequence[Column], of_lmcache: Sequenc
 
 def _causes(row: Row, failure: str, where: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """Where it is said what causes a failure, with each of these versions."""
-    said = dict.fromkeys(cause(row.id, failure, each["text"]) for _, each in where)
+    said = dict.fromkeys(cause(row.id, version, failure, each["text"]) for version, each in where)
     links = [f"[{heading}](#{anchor(heading)})" if heading else "not looked into yet" for heading in said]
     return f"Cause: {'; '.join(links)}."
 

@@ -68,9 +68,8 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
-        tiny_model.engine_config(
-            Path(folder), None
-        )  # what vLLM asks a process of its own about the model, it asks once
+        # What vLLM asks a process of its own about the model, it asks once.
+        tiny_model.engine_config(Path(folder), None)
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
         if not (child := os.fork()):

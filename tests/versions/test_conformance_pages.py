@@ -36,13 +36,10 @@ def test_the_pages_are_made_from_the_reports() -> None:
 def test_each_failure_was_looked_into() -> None:
     headings = [line[3:] for line in pages.FINDINGS.read_text("utf-8").splitlines() if line.startswith("## ")]
     for row in ROWS:
-        for column in pages.all_columns()[0] + pages.all_columns()[1]:
-            for failure in column.reports.get(row.id, {}).get("failures", ()):
-                assert upstream_causes.cause(row.id, failure["id"], failure["text"]) in headings, (
-                    column.folder,
-                    row,
-                    failure,
-                )
+        for failure, where in pages._failures(row, *pages.all_columns()).items():
+            for version, each in where:
+                cause = upstream_causes.cause(row.id, version, failure, each["text"])
+                assert cause in headings, (row.id, version, failure)
 
 
 def test_a_link_leads_to_a_heading() -> None:

@@ -57,7 +57,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r".*",
-        "rule: never-admitted|rule: stuck-promotion|hang: requests never end|rest: a reset is refused although",
+        r"^vLLM 0\.2[0-2]\.\d+: (rule: (never-admitted|stuck-promotion)|hang: requests never end|rest: a reset is refused)",
         DEADLOCK,
     ),
     (
@@ -66,13 +66,13 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         "OffloadingConnector of vLLM 0.22 to 0.25: a reset while a running request has an open store",
     ),
 )
-"""Rows and failures, as regular expressions of the row's id and of the failure's id and text; and the section's heading."""
+"""Rows and failures, as regular expressions of the row's id and of version, id and text; and the section's heading."""
 
 
-def cause(row: str, failure: str, text: str) -> str | None:
+def cause(row: str, version: str, failure: str, text: str) -> str | None:
     """The heading of the section about a failure's cause; None where it has not been looked into."""
     for rows, failures, section in CAUSES:
-        if re.fullmatch(rows, row) and re.search(failures, f"{failure}: {text}", re.DOTALL):
+        if re.fullmatch(rows, row) and re.search(failures, f"{version}: {failure}: {text}", re.DOTALL):
             return section
     return None
 

@@ -44,7 +44,7 @@ class LMCacheMPFake(Fake):
         def adapter(url: str, context: Any, config: Any, timeout: float, interval: float) -> Any:
             model, size = config.model_config.model, config.cache_config.block_size
             times = {"mq_timeout": timeout, "heartbeat_interval": interval}
-            if "actual_world_size" in adapters.ParallelStrategy.__dataclass_fields__:  # LMCache before 0.5
+            if "actual_world_size" in adapters.ParallelStrategy.__dataclass_fields__:  # LMCache before 0.4.7
                 one = adapters.ParallelStrategy(False, 1, 0, 1, 0, 1, 1)
                 return Adapter(url, context, model, vllm_block_size=size, parallel_strategy=one, **times)
             one = adapters.ParallelStrategy(False, 1, 0, 1, 1, 1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtrail.connector.simulate.check.profiles import BLOCK_SIZE, MAX_LENGTH
-from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, beginning
 
 BOUNDARIES = (BLOCK_SIZE, 2 * BLOCK_SIZE, 4 * BLOCK_SIZE, 8 * BLOCK_SIZE)
 """Sizes of blocks and chunks, in tokens: prompts end near their multiples."""
@@ -234,7 +234,7 @@ def _valid(scenario: Scenario) -> Scenario:
 def _fitting(arrival: Arrival) -> Arrival:
     """The request with a prompt that leaves room for what it generates."""
     most = MAX_LENGTH - SPARE_TOKENS - arrival.max_tokens
-    return arrival if arrival.length <= most else replace(arrival, prompt=_shortened(arrival.prompt, most))
+    return arrival if arrival.length <= most else replace(arrival, prompt=beginning(arrival.prompt, most))
 
 
 def _blocks(scenario: Scenario, length: int) -> int:
@@ -265,16 +265,7 @@ def _moment(scenario: Scenario, rng: random.Random, busy: Sequence[int]) -> int:
 def _of_length(prompt: tuple[Segment, ...], length: int, rng: random.Random) -> tuple[Segment, ...]:
     """The prompt, shortened or with other tokens behind it."""
     missing = length - sum(count for _, count in prompt)
-    return (*prompt, _fresh(rng, missing)) if missing > 0 else _shortened(prompt, length)
-
-
-def _shortened(prompt: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
-    kept: list[Segment] = []
-    for name, count in prompt:
-        if length > 0:
-            kept.append((name, min(count, length)))
-        length -= count
-    return tuple(kept)
+    return (*prompt, _fresh(rng, missing)) if missing > 0 else beginning(prompt, length)
 
 
 def _fresh(rng: random.Random, count: int) -> Segment:

@@ -39,7 +39,7 @@ RESET_REFUSED = "Failed to reset KV cache even when all the running requests are
 """vLLM's error where a connector still holds blocks, for a load between steps or for a store. Blocks that it never gives back
 are found at the end of a run in any case."""
 Known = Mapping[str, Sequence[Scenario | PairScenario]]
-_NONE_KNOWN: Known = {}
+NONE_KNOWN: Known = {}
 FEW_STEPS, FEW_HITS = 1000, 20
 """Fewer than these prove nothing."""
 
@@ -163,7 +163,7 @@ def check(
     stop_at_first: bool = False,
     loads_may_fail: bool = True,
     shrink_tries: int | None = SHRINK_TRIES,
-    known: Known = _NONE_KNOWN,
+    known: Known = NONE_KNOWN,
     workloads: Workloads = Workloads.RANDOM,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
@@ -177,8 +177,8 @@ def check(
         fake_workers: do not run its own workers, even if they would run here.
         loads_may_fail: whether workloads have loads that fail.
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
-        known: small scenarios of earlier sessions, by the ids of the failures that they show; one that is
-            shown again is not shrunk again.
+        known: small scenarios of earlier sessions, by the ids of the failures that they show; what they show again is not
+            shrunk again.
         workloads: how they are chosen.
 
     Raises:
@@ -265,7 +265,7 @@ class _Session:
         on_progress: Callable[[Checked, str], None],
         *,
         loads_may_fail: bool = True,
-        known: Known = _NONE_KNOWN,
+        known: Known = NONE_KNOWN,
     ) -> None:
         self._loads_may_fail, self._known = loads_may_fail, known
         self._checked, self._config, self._shrink_tries, self._on_progress = checked, config, shrink_tries, on_progress

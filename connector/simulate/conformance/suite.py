@@ -10,7 +10,7 @@ from typing import Any
 from kvtrail.connector.known import has_other_writers
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.check.session import SHRINK_TRIES, Checked, Known, check
+from kvtrail.connector.simulate.check.session import NONE_KNOWN, SHRINK_TRIES, Checked, Known, check
 from kvtrail.connector.simulate.conformance import features, verdict
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level
 from kvtrail.connector.simulate.conformance.requirements import of_level
@@ -105,7 +105,7 @@ def run(
     asked: Asked,
     *,
     shrink_tries: int | None = SHRINK_TRIES,
-    known: Known | None = None,
+    known: Known = NONE_KNOWN,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
     """The session of `check` for what is asked.
@@ -125,7 +125,7 @@ def run(
         steps=asked.steps,
         loads_may_fail=Feature.FAILURES in asked.claimed,
         shrink_tries=shrink_tries,
-        known=known or {},
+        known=known,
         on_progress=on_progress,
     )
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from kvtrail.connector.simulate.redrive.recorded import RecordedRequest
-from kvtrail.connector.simulate.scenario import Segment
+from kvtrail.connector.simulate.scenario import Segment, beginning
 from kvtrail.tracer.events.events import LoadPlan, Lookup, StorePlan
 
 
@@ -131,19 +131,10 @@ def _guessed(requests: Mapping[str, RecordedRequest]) -> dict[str, tuple[Segment
         cached = min(request.cached, request.length)
         able = [family for family, member in latest.items() if cached and requests[member].length >= cached]
         family = (able[-1] if request.cached_by_vllm else able[0]) if able else name
-        shared = _first(made[latest.pop(family)], cached) if able else ()
+        shared = beginning(made[latest.pop(family)], cached) if able else ()
         made[name] = (*shared, *_rest(name, request.length - sum(count for _, count in shared)))
         latest[family] = name
     return made
-
-
-def _first(prompt: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
-    beginning: list[Segment] = []
-    for seed, length in prompt:
-        if tokens > 0:
-            beginning.append((seed, min(length, tokens)))
-            tokens -= length
-    return tuple(beginning)
 
 
 def _rest(name: str, tokens: int) -> list[Segment]:
