@@ -127,20 +127,27 @@ class Person:
 
     def points_at_a_request(self) -> str:
         """Move over the lanes until the card names a request, repeatedly until they are drawn; the name."""
-        lanes, card, named = box_of(self.page.locator(".field canvas")), self.page.locator(".card"), list[str]()
+        lanes, named = box_of(self.page.locator(".field canvas")), list[str]()
 
         def names_one() -> bool:
             for across in (0.8, 0.6, 0.7, 0.5, 0.9):
                 for down in range(6, int(lanes["height"]), 9):
                     self.page.mouse.move(lanes["x"] + lanes["width"] * across, lanes["y"] + down)
                     self.page.evaluate(NEXT_FRAME)
-                    if card.is_visible() and re.fullmatch(r"chat-\d+", name := card.locator("strong").inner_text()):
-                        named.append(name)
-                        return True
+                    if (name := self.reads_card()) and re.fullmatch(r"chat-\d+", name):
+                        self.page.evaluate(NEXT_FRAME)  # what was read may be the card of the place before
+                        if self.reads_card() == name:
+                            named.append(name)
+                            return True
             return False
 
         until(names_one, why=lambda: "no card names a request")
-        return named[0]
+        return named[-1]
+
+    def reads_card(self) -> str | None:
+        """What the card beside the pointer names; None if there is no card."""
+        card = self.page.locator(".card")
+        return card.locator("strong").inner_text() if card.is_visible() else None
 
     def clicks_there(self) -> None:
         """Click where the pointer rests."""
@@ -437,10 +444,18 @@ def _(person: Person) -> None:
 def _(person: Person) -> None:
     page = person.page
     ready(page)
-    name = person.points_at_a_request()
-    wait_for_answers(page, 2)  # the picture slides on under the resting pointer
+    names = list[str | None]()
+
+    def rests() -> bool:
+        names[:] = [person.points_at_a_request()]
+        wait_for_answers(page, 2)  # the picture slides on under the resting pointer
+        names.append(person.reads_card())
+        return names[-1] is not None  # the card goes with its request, when that has left the picture
+
+    until(rests, why=lambda: "each card is gone after two answers")
+    assert names[0] == names[1], "it names another request, though nobody has moved the pointer"
     person.clicks_there()
-    page.wait_for_url(re.compile(rf"/request\?.*id={name}"))
+    page.wait_for_url(re.compile(rf"/request\?.*id={names[0]}"))
     person.sees("Every step")
 
 
