@@ -55,7 +55,8 @@ def environment(version: str, folder: Path) -> Path:
             subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *wanted], check=True)
             (home / ".ready").touch()
         (site,) = home.glob("lib/python*/site-packages")
-        packages = Path(sysconfig.get_path("purelib")).resolve()  # of this checkout: another one may have made the environment
+        # Each time: the environment may have been made from another checkout.
+        packages = Path(sysconfig.get_path("purelib")).resolve()
         (site / "project.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
     return python
 
