@@ -125,6 +125,15 @@ class PairScenario:
         """All requests of both engines."""
         return (*self.requests, *self.prefills, *self.decodes)
 
+    @property
+    def longest_ticks(self) -> int:
+        """If nothing happens for so long, what the scenario itself still has to do or to wait for is over."""
+        begin = [each.at_tick for each in self.requests] + [each.at_step for each in (*self.prefills, *self.decodes)]
+        died = [each + RETURNS_TICKS for each in (self.prefill_dies_at, self.decode_dies_at) if each is not None]
+        kept = [each.kept_ticks for each in self.requests]
+        network = self.network.transfer_ticks + self.network.message_ticks + self.network.handshake_ticks
+        return max([*begin, *died, *kept], default=0) + network
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
         data: dict[str, Any] = json.loads(json.dumps(asdict(self)))

@@ -38,6 +38,8 @@ from kvtrail.tracer.model.findings import by_weight
 MOST_TICKS = 4000
 QUIET_TICKS = 30
 """Nothing happens for so long when all is done: the last messages have arrived."""
+LEASES = 3
+"""Who still waits when nothing has happened for so many leases waits forever."""
 KILLED = "killed"
 """The error of an engine that died of nothing of its own."""
 PREFILL, DECODE, AGAIN = "prefill", "decode", "prefill again"
@@ -104,14 +106,19 @@ class Engine:
         return self.error is not None or not (self._beside or self.stage.scheduler.requests)
 
     @property
+    def state(self) -> object:
+        """Differs from before once a request has come, ended, begun to wait for something else, or has other tokens."""
+        requests = self.stage.scheduler.requests.values()
+        return self.error, [(each.request_id, each.status, each.num_computed_tokens) for each in requests]
+
+    @property
     def model(self) -> Model:
         return self._worker.model
 
-    def remembered(self, ids: Set[str]) -> dict[str, set[str]]:
-        """Those of these requests that its connector's two sides still know, of either engine and without its live ones."""
+    def remembered(self, ended: Set[str]) -> dict[str, set[str]]:
+        """Those of these ended requests, of either engine, that its connector's two sides still know."""
         if self.error is not None:
             return {}
-        ended = ids - self.stage.scheduler.requests.keys()
         sides = {"scheduler": self.stage.connectors[0], "worker": self._worker.connectors[0]}
         return {
             f"{self.name} {side}: {place}": ids
@@ -142,7 +149,8 @@ class PlayedPair(Played):
         wrong: by the client's id of a request, what it has read that was not its own, in a sentence.
         errors: what engines died of, and where, by their names.
         left: requests that had not ended or still held blocks in the end, by engine.
-        remembered: ids of ended requests that a connector still holds in the end, by place: engine, side and attribute.
+        remembered: ids of requests that have ended on both engines and that a connector still holds in the end, by place:
+            engine, side and attribute.
         answered: the clients' ids of the requests that were decoded to their end.
         planted: those of the requests that met the router's mistake of theirs.
         disconnected: where clients disconnected, by their ids.
@@ -213,7 +221,8 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
 
         both = [made(PREFILL), made(DECODE)]
         (prefill, decode), router = both, Router(scenario, *both)
-        quiet = 0
+        quiet = still = 0
+        state: object = None
         for tick in range(MOST_TICKS):
             clock.now_s += scenario.tick_s
             network.tick()
@@ -230,15 +239,18 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
             if tick % FLUSH_STEPS == 0:
                 in_memory.flush()
             quiet = quiet + 1 if router.is_idle and all(engine.is_idle for engine in both) else 0
-            if quiet > QUIET_TICKS:
+            before, state = state, [engine.state for engine in both]
+            still = still + 1 if state == before else 0
+            if quiet > QUIET_TICKS or still > scenario.longest_ticks + LEASES * scenario.lease_s / scenario.tick_s:
                 break
         in_memory.flush()
         for engine in both:
             engine.end_recording()
         left = {engine.name: sorted(engine.stage.scheduler.requests) for engine in both}
-        remembered = {
-            place: sorted(ids) for engine in both for place, ids in engine.remembered(router.names.keys()).items()
-        }
+        # As long as one engine has a request, the other one may know of it.
+        unended = {router.names.get(each) for ids in left.values() for each in ids}
+        ended = {each for each, client in router.names.items() if client not in unended}
+        remembered = {place: sorted(ids) for engine in both for place, ids in engine.remembered(ended).items()}
         for engine in both:
             with suppress(Exception):  # a dead engine may not end well either
                 engine.stage.close()
@@ -286,7 +298,11 @@ def _observations(wrong: Mapping[str, str], remembered: Mapping[str, Sequence[st
     """What was wrong that no event shows."""
     bytes_ = [Observation(BYTES, "a request has read KV that is not its own", text) for text in wrong.values()]
     rest = [
-        Observation(REST, f"{place} remembers ended requests", f"All requests have ended, and `{place}` holds {ids}.")
+        Observation(
+            REST,
+            f"{place} remembers ended requests",
+            f"`{place}` still holds requests that have ended on both engines: {', '.join(ids)}.",
+        )
         for place, ids in remembered.items()
     ]
     return [*bytes_, *rest]
