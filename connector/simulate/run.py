@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -26,6 +26,7 @@ from kvtrail.connector.simulate.judges.coverage import left_out
 from kvtrail.connector.simulate.judges.observer import Observation, Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
+from kvtrail.connector.simulate.workers.slow_threads import slow_threads
 from kvtrail.connector.tracing import traced
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Event, Lookup
@@ -139,16 +140,27 @@ def play(
     Raises:
         Unbuildable: vLLM refuses the scenario's settings or the connector.
     """
-    with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        in_memory.exporters() as exporters,
+        slow_threads(scenario.workers) if own_workers else nullcontext() as threads,
+    ):
         build = WholeEngine if whole_engine else partial(BareScheduler, own_workers=own_workers, copies=observed)
-        stage = _build(Path(folder), scenario, connector, build)
+
+        def built() -> Stage:
+            stage = _build(Path(folder), scenario, connector, build)
+            if threads is not None and isinstance(stage, BareScheduler):
+                stage.observers.append(lambda output, report: threads.step())
+            return stage
+
+        stage = built()
         observer, tested, error, trace = None, None, None, ""
         steps_when_new = 0
 
         def when_new() -> room.Room:
             nonlocal steps_when_new
             with in_memory.exporters():
-                new = _build(Path(folder), scenario, connector, build)
+                new = built()
                 assert isinstance(new, BareScheduler), "as the one that is compared with it"
                 measured = room.measured_when_new(new, partial(run_more, new, scenario))
                 new.close()

@@ -141,6 +141,10 @@ class Checked:
             )
         if missed := [name for name in self.profiles if not self.trials[name] and name not in self.refused]:
             reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
+        if self.fake_workers == rehearsal.NO_BYTES:
+            reasons.append(
+                "Its workers report loads as done, and no byte of the KV cache has changed: they do not load, or not on a CPU."
+            )
         if self.unprobed is not None and self.unprobed.startswith("it failed"):
             reasons.append(f"The connector's probe saw nothing: {self.unprobed}.")
         return reasons

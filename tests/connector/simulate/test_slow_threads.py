@@ -1,0 +1,113 @@
+"""Slow threads: what a connector's worker gives to a pool of threads begins late, and whoever does not wait for it is found."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+
+from kvtrail.connector.offload.transfers import Transfers
+from kvtrail.connector.simulate.check.session import check
+from kvtrail.connector.simulate.scenario import Workers
+from kvtrail.connector.simulate.workers import slow_threads as module
+from kvtrail.connector.simulate.workers.slow_threads import BESIDE, SlowThreads, slow_threads
+
+LATE = Workers(latest_steps=1000, seed=1)
+"""Late enough that no test comes to the step in which a task is due."""
+
+
+@pytest.fixture
+def threads() -> Iterator[SlowThreads]:
+    with slow_threads(LATE) as slow:
+        yield slow
+
+
+@pytest.fixture
+def pool(threads: SlowThreads) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def test_a_task_begins_within_so_many_steps_and_ends_with_the_step() -> None:
+    done: list[int] = []
+    behind = []
+    with slow_threads(Workers(latest_steps=2, seed=3)) as threads, ThreadPoolExecutor(1) as pool:
+        for number in range(60):
+            future = pool.submit(done.append, number)
+            threads.step()
+            behind.append(number + 1 - len(done))
+            assert future.done() is (number in done)
+    assert done == [*range(60)], "in the order of their submission"
+    assert min(behind) < max(behind) <= 2 * BESIDE + 1
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda future: future.result(),
+        lambda future: future.exception(),
+        lambda future: wait([future]),
+        lambda future: [*as_completed([future])],
+    ],
+    ids=["result", "exception", "wait", "as_completed"],
+)
+def test_whoever_waits_for_it_makes_it_begin(pool: ThreadPoolExecutor, waits: Any) -> None:
+    done: list[str] = []
+    earlier, future, later = (pool.submit(done.append, name) for name in ("earlier", "this", "later"))
+    assert not future.done()
+    waits(future)
+    assert done == ["earlier", "this"]
+    assert (earlier.done(), later.done()) == (True, False)
+
+
+def test_an_error_a_callback_and_a_cancelled_task_are_as_without_delays(pool: ThreadPoolExecutor) -> None:
+    ended: list[Future[Any]] = []
+    wrong, cancelled = pool.submit(int, "no number"), pool.submit(int)
+    wrong.add_done_callback(ended.append)
+    assert cancelled.cancel()
+    with pytest.raises(ValueError, match="no number"):
+        wrong.result()
+    assert ended == [wrong]
+    with pytest.raises(CancelledError):
+        cancelled.result()
+
+
+def test_a_pool_that_is_shut_down_runs_what_was_submitted(threads: SlowThreads) -> None:
+    done: list[int] = []
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(5):
+            pool.submit(done.append, number)
+        assert not done
+    assert sorted(done) == [0, 1, 2, 3, 4]
+
+
+def test_who_waits_in_a_way_of_its_own_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HUNG_S", 0.01)
+    with slow_threads(LATE), ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            ended = threading.Event()
+            pool.submit(ended.set)
+            assert ended.wait(60)
+
+
+def test_after_the_run_pools_are_as_before() -> None:
+    submit = ThreadPoolExecutor.submit
+    with slow_threads(LATE):
+        assert ThreadPoolExecutor.submit is not submit
+    assert ThreadPoolExecutor.submit is submit
+
+
+def test_a_worker_that_does_not_wait_for_its_stores_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked() -> list[str]:
+        config = {"load_async": True}
+        found = check("OffloadConnector", config=config, profiles=["async"], runs=2, steps=None, shrink_tries=0).found
+        return [each.failure.id for each in found]
+
+    assert checked() == []
+    monkeypatch.setattr(Transfers, "wait_for_blocks", lambda self, given: None)
+    assert "rule: byte-drift" in checked()
