@@ -21,8 +21,8 @@ from kvtrail.connector.simulate.scenario import Workers
 HUNG_S = 2.0
 """Without a step for so long, somebody waits for a task in a way that is not seen, and no task begins late any more."""
 BESIDE = 4
-"""A task beside the steps takes up to this many times as many of them as a transfer: freed blocks are given to another request
-only after the others."""
+"""A task beside the steps takes up to this many times as many of them as a transfer: blocks that are freed are given to
+another request only after all other free ones."""
 _submit, _shutdown = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown
 
 

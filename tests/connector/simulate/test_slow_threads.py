@@ -1,4 +1,4 @@
-"""Slow threads: what a connector's worker gives to a pool of threads begins late, and whoever does not wait for it is found."""
+"""Slow threads: what a worker gives to a pool of threads begins late, and whoever does not wait for it is found."""
 
 from __future__ import annotations
 
