@@ -81,7 +81,7 @@ class Pair:
             blocks no more, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
         loads: the ends of their loads that went well.
-        failed: those of them with a failed load: no report need follow.
+        failed: those of them with a failed load or read: no report need follow.
         over: the ends of those that neither loaded nor failed to, if all their events are known.
         unserved: those that have ended without a load, or failed to load.
         recomputed: those with blocks that were reported as not loaded, so that vLLM computes them again.
@@ -142,8 +142,11 @@ class Pair:
 
     @property
     def done(self) -> list[Received | RequestEnd]:
-        """By which of the requests that take need nothing more: the end of a load, or the end of the request without one."""
-        return [*self.loads.values(), *(end for place, end in self.over.items() if place not in self.loads)]
+        """By which of the requests that take need nothing more: the end of a load that went well, or the end of the request
+        without one. Older vLLMs report a load that failed as received, and its blocks or its read as failed."""
+        failed = self.failed | self.recomputed
+        loaded = [load for place, load in self.loads.items() if place not in failed]
+        return [*loaded, *(end for place, end in self.over.items() if place not in self.loads and place not in failed)]
 
 
 class HandOffs:
@@ -171,6 +174,8 @@ class HandOffs:
         """The sides of the requests that take, by the id under which they register their blocks with another engine."""
         self._written: BoundedDict[str, Xfer] = BoundedDict(MAX_HANDOFFS)
         """The last write to each such request."""
+        self._unread: BoundedDict[Place, None] = BoundedDict(MAX_HANDOFFS)
+        """The requests with a read that failed."""
         self._followed: dict[str, BoundedDict[int, Pair]] = {}
         """By the recorder that saw it, the blocks that were given back and that nobody has been given since."""
         self._launches: BoundedDict[str, str | None] = BoundedDict(MAX_ENGINES)
@@ -213,7 +218,7 @@ class HandOffs:
         if isinstance(event, Handoff):
             known = self.pair(event)
         else:
-            takes = isinstance(event, Received | LoadError | RequestEnd)
+            takes = isinstance(event, Received | LoadError | RequestEnd) or _is_failed_read(event)
             known = self.taken_by(event) if takes else self.given_by(event)
             if isinstance(event, RequestEnd) and known is not None and known.over.get(_place(event)) is not event:
                 return []
@@ -297,6 +302,8 @@ class HandOffs:
             before = {engine for engine, _ in pair.takers}
             pair.takers[_place(event)] = event
             self._taken[_place(event)] = pair
+            if _place(event) in self._unread:
+                pair.failed.add(_place(event))
             self._takes[event.request or ""] = event
             self._sum_up(pair, event)
             if pair.released is not None and pair.given is not None and event.engine not in before:
@@ -305,8 +312,13 @@ class HandOffs:
                     self._count_unclaimed(pair, -1)
 
     def enter_xfer(self, event: Xfer) -> None:
-        """The engine that gives writes, or has written. That another one reads is known here by its reports."""
+        """The engine that gives writes, or has written. That another one reads is known here by its reports, unless it has
+        failed to."""
         if event.xfer_op != XferOp.WRITE:
+            if _is_failed_read(event):
+                self._unread[_place(event)] = None
+                if (taken := self.taken_by(event)) is not None:
+                    taken.failed.add(_place(event))
             return
         pair = self._giving(event)
         if _is_posted_write(event):
@@ -520,6 +532,10 @@ def _names(event: Handoff) -> list[str]:
 def _is_of_another(pair: Pair, event: Handoff) -> bool:
     """Whether what is given is not what the event gives."""
     return pair.given is not None and _place(pair.given) != _place(event)
+
+
+def _is_failed_read(event: Event) -> bool:
+    return isinstance(event, Xfer) and event.xfer_op == XferOp.READ and event.xfer_state == XferState.FAILED
 
 
 def _is_posted_write(event: Xfer) -> bool:

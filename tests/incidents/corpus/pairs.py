@@ -399,6 +399,22 @@ LOOK_ALIKES = [
     _alike(
         "C13",
         "unacknowledged-handoff",
+        "a vLLM before 0.30 reports a read that failed as received, and its blocks as not loaded",
+        _prefill(600, 600)
+        + _decode(600, 600).replace("<d> R", "<d> error [1 2]\n<d> R")
+        + "wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "a vLLM before 0.30 reports a read as received that failed when its caller had ended the request",
+        _prefill(600, 600)
+        + _decode(600, 600).replace("<d> R", "<d> end aborted\n<d> xfer read failed !ERR\n<d> R")
+        + "wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
         "the report of one of two ranks is there",
         f"{_prefill(600, 600)}{_decode(600, 600)}read\nwait 30\nfreed expired\nsent\nwait 60",
     ),

@@ -83,6 +83,18 @@ def test_what_a_worker_reports_before_the_scheduler_counts_once_the_hand_off_is_
     assert rules_found(judge([*numbered, of_worker, *beats])) == ["unacknowledged-handoff"]
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_read_that_failed_needs_no_report_in_whatever_order_its_recorders_are_heard(order: tuple[int, ...]) -> None:
+    text = PREFILL.format(digest="a") + DECODE.replace(
+        "<d> R", "<d> end aborted\n    <d> xfer read failed !ERR\n    <d> R"
+    )
+    prefill, decode = sides(text + "wait 60")
+    worker = [each for each in decode if each.kind == Kind.XFER]
+    parts = [prefill, [each for each in decode if each not in worker], worker]
+    assert len(worker) == 1
+    assert rules_found(judge([event for part in order for event in parts[part]], later_s=30)) == []
+
+
 def test_what_an_engine_keeps_for_whom() -> None:
     text = GIVES.format(digest="a")
     for more, taker, state in (
