@@ -17,7 +17,7 @@ from unittest import mock
 
 from kvtrail.connector import registration
 from kvtrail.connector.known import by_class
-from kvtrail.connector.known.nixl.stand_in import Clock, installed
+from kvtrail.connector.known.nixl.stand_in import Clock, can_be_installed, installed
 from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate import in_memory
@@ -204,7 +204,8 @@ def hands_over(name: str) -> bool:
     except Exception:  # of whatever its module raises when it is imported; who plays it says more
         return False
     known = by_class(cls)
-    return known is not None and any(base.__name__ in known.hands_over for base in cls.__mro__)
+    names = frozenset() if known is None else known.hands_over
+    return any(base.__name__ in names for base in cls.__mro__) and can_be_installed()
 
 
 def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:

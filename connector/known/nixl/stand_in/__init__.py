@@ -1,12 +1,13 @@
 """Puts an in-memory network where vLLM's NIXL connectors look for the `nixl` package, sockets, threads and the time, so that
 engines in one process hand over to each other.
 
-Known: vLLM 0.32.
+Known: vLLM 0.26 to 0.33. The older ones have other modules, or keep keys and values apart.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -31,6 +32,14 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def can_be_installed() -> bool:
+    """Whether this vLLM's NIXL connectors have what is replaced, and take a block that holds both keys and values."""
+    from vllm.distributed.kv_transfer.kv_connector import utils
+
+    has_modules = all(importlib.util.find_spec(f"{_NIXL}.{name}") for name in TIMED)
+    return has_modules and not hasattr(utils.TransferTopology, "is_kv_layout_blocks_first")
 
 
 @contextmanager
