@@ -62,7 +62,7 @@ class Known:
 
 def checked(connector: str, steps: int, profiles: Sequence[str] | None = None) -> dict[str, Any]:
     """What `kvtrail check` finds first, of a connector in this process: the failure's id and text, or neither; and the steps
-    that it took."""
+    that it took; and why nothing found proves nothing."""
     from kvtrail.connector.simulate.check.session import check
     from kvtrail.connector.simulate.run import Unbuildable
 
@@ -77,4 +77,5 @@ def checked(connector: str, steps: int, profiles: Sequence[str] | None = None) -
         "profile": "" if found is None else found.profile,
         "steps": result.steps.total(),
         "hits": result.hits,
+        "inconclusive": [] if found else result.inconclusive,
     }

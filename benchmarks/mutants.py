@@ -1,5 +1,5 @@
 """Mutants of the OffloadConnector and of the documentation's connector, and what `kvtrail check` finds of each: killed, or
-survived. Most are drawn; those that a maintainer would write are by hand. What survives is run again with more steps
+inconclusive (nothing is found, and the report says that this proves nothing), or survived. Most are drawn; those that a maintainer would write are by hand. What survives is run again with more steps
 (`--steps 20000`); docs/conformance/mutants.md says of each survivor what it is. It goes on where it was stopped."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import argparse
 import importlib.abc
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -135,7 +136,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.path.insert(0, str(DOCUMENTED))
     apart.import_vllm()
-    known, survived, all_of_them = apart.Known("mutants.jsonl"), [], mutants()
+    known, verdicts, all_of_them = apart.Known("mutants.jsonl"), Counter[str](), mutants()
     for mutant in all_of_them:
         if arguments.only not in mutant.name:
             continue
@@ -144,14 +145,12 @@ def main() -> None:
         if is_new and not (answer.get("found") or answer.get("died")):
             known.add(mutant.name, apart.run(partial(killed, mutant, arguments.steps, arguments.profile)))
             answer = known.answers[mutant.name]
-        is_killed = bool(answer.get("found") or answer.get("died"))
-        if not is_killed:
-            survived.append(mutant.name)
-        print(
-            f"{'killed' if is_killed else 'SURVIVED':9} {answer.get('steps', 0):6,} {mutant.name}: {answer.get('found')}",
-            flush=True,
-        )
-    print(f"{len(all_of_them) - len(survived)} of {len(all_of_them)} killed")
+        verdict = "killed" if answer.get("found") or answer.get("died") else "SURVIVED"
+        if verdict != "killed" and answer.get("inconclusive"):
+            verdict = "inconclusive"
+        verdicts[verdict] += 1
+        print(f"{verdict:12} {answer.get('steps', 0):6,} {mutant.name}: {answer.get('found')}", flush=True)
+    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()), f"of {len(all_of_them)}")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,36 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         "SimpleCPUOffloadConnector of vLLM 0.23 and before: a reset raises an error",
     ),
     (
+        "NixlPushConnector",
+        "rule: (stuck-load|late-free)",
+        "vLLM 0.32, NixlPushConnector: a write that fails, or a registration that comes late, is answered by nobody",
+    ),
+    (
+        "NixlPushConnector",
+        "rule: unacknowledged-handoff|_recving_metadata(.remote)? remembers",
+        "vLLM 0.32, NixlPushConnector: the engine that prefilled is not notified of a request that left the queue",
+    ),
+    (
+        "NixlPushConnector",
+        "rule: stale-handoff.*its own write",
+        "vLLM 0.32, NixlPushConnector: blocks are given back while they are written to the other engine",
+    ),
+    (
+        "NixlPushConnector",
+        r"^vLLM 0\.2[4-9]\.\d+: rule: failed-call.*not found in recving_metadata",
+        "NixlPushConnector of vLLM 0.29 and before: a write that fails ends the engine that prefills",
+    ),
+    (
+        "NixlConnector",
+        r"^vLLM 0\.2[6-9]\.\d+: rest: .*_recving_metadata(.remote)? remembers",
+        "NixlConnector of vLLM 0.29 and before: a request that left the queue is remembered for ever",
+    ),
+    (
+        r".*",
+        r"^vLLM 0\.26\.\d+: rule: null-block: .*\(mamba\)",
+        "vLLM 0.26's scheduler: with recurrent states, the longest hit of any KV cache group counts (known: #46453)",
+    ),
+    (
         r".*",
         r"^vLLM 0\.2[0-2]\.\d+: (rule: (never-admitted|stuck-promotion)|hang: requests never end|rest: a reset is refused)",
         DEADLOCK,
