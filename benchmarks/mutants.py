@@ -1,6 +1,7 @@
-"""Mutants of the OffloadConnector and of the documentation's connector, and what `kvtrail check` finds of each: killed, or
-inconclusive (nothing is found, and the report says that this proves nothing), or survived. Most are drawn; those that a maintainer would write are by hand. What survives is run again with more steps
-(`--steps 20000`); docs/conformance/mutants.md says of each survivor what it is. It goes on where it was stopped."""
+"""Mutants of the OffloadConnector and of the documentation's connector, and what `kvtrail check` finds of each: killed,
+inconclusive (nothing is found, and the report says that this proves nothing), or survived. Most are drawn; those that a
+maintainer would write are by hand. What survives is run again with more steps (`--steps 20000`); docs/conformance/mutants.md
+says of each survivor what it is. It goes on where it was stopped."""
 
 from __future__ import annotations
 
