@@ -67,6 +67,12 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "NixlPushConnector",
+        r"^vLLM 0\.2[4-7]\.\d+: bytes: a request has read KV that is not its own",
+        "NixlPushConnector of vLLM 0.27 and before: where the decoding engine has a part of the prompt, the wrong blocks are"
+        " written",
+    ),
+    (
+        "NixlPushConnector",
         "rule: stale-handoff.*its own write",
         "vLLM 0.32, NixlPushConnector: blocks are given back while they are written to the other engine",
     ),
