@@ -72,18 +72,21 @@ class ChunkIndex:
 
     def extend(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
         """Hold as many of the keys, from the first on, as there is room for. Returns their slots, and the keys of the chunks
-        that were evicted for them."""
+        that were evicted for them. One that is held behind a gap, which a failed load leaves, stays where it is."""
         held = self.longest_prefix(keys)
         self.use(keys[:held])
         evicted = []
         for key in keys[held:]:
-            if not self._free:
-                oldest = next(iter(self._slot))
-                if oldest in self._in_step:
-                    break  # so is every other
-                self._free.append(self._slot.pop(oldest))
-                evicted.append(oldest)
-            self._slot[key] = self._free.pop()
+            if key in self._slot:
+                self._slot.move_to_end(key)
+            else:
+                if not self._free:
+                    oldest = next(iter(self._slot))
+                    if oldest in self._in_step:
+                        break  # so is every other
+                    self._free.append(self._slot.pop(oldest))
+                    evicted.append(oldest)
+                self._slot[key] = self._free.pop()
             self._in_step.add(key)
             held += 1
         return self.use(keys[:held]), evicted

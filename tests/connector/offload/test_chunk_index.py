@@ -81,6 +81,17 @@ def test_a_cleared_index_is_empty() -> None:
     assert sorted(index.extend(chain("b", 2))[0]) == [0, 1]
 
 
+def test_a_chunk_behind_a_gap_keeps_its_slot() -> None:
+    """A load that fails leaves a gap; before, the chunk behind it got another slot, and the one that it had was lost."""
+    index, keys = ChunkIndex(3), chain("a", 3)
+    index.extend(keys)
+    index.end_step()
+    index.discard(keys[0])
+    assert index.extend(keys) == ([0, 1, 2], [])
+    index.end_step()
+    assert len(index.extend(chain("b", 3))[0]) == 3
+
+
 KEYS = st.builds(
     chain,
     st.sampled_from("abc"),
@@ -124,6 +135,28 @@ def test_what_is_held_of_a_prefix_is_found(slots: int, calls: list[tuple[str, li
         for each in prefixes.values():
             found, in_all = found_and_held(index, each)
             assert found == in_all == sum(key in used for key in each)
+
+
+CALLS = st.sampled_from(["extend", "use", "discard", "end step"])
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(CALLS, KEYS, st.integers(0, 6)), max_size=60))
+def test_no_slot_is_lost_and_none_has_two_chunks(slots: int, calls: list[tuple[str, list[bytes], int]]) -> None:
+    """Also where chunks are discarded, of any place in a prefix."""
+    index = ChunkIndex(slots)
+    for call, keys, place in calls:
+        if call == "end step":
+            index.end_step()
+        elif call == "use":
+            index.use(keys[: index.longest_prefix(keys)])
+        elif call == "discard":
+            index.discard(keys[place % len(keys)])
+        else:
+            places, _ = index.extend(keys)
+            assert places == index.slots(keys[: len(places)])
+            assert len({*places}) == len(places)
+    index.end_step()
+    assert len(index.extend(chain("z", slots))[0]) == slots
 
 
 @dataclass

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent / "check"))
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
+from kvtrail.connector.simulate.check.session import check
 from kvtrail.connector.simulate.judges import room
 from kvtrail.connector.simulate.run import play, run_more
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
@@ -91,3 +92,13 @@ def test_a_run_shows_it(name: str, loses: bool) -> None:
     connector = configuration(f"planted.{name}", {"chunk": 64, "slots": 10, "apart": False})
     played = play(scenario_of("room", 0), connector, own_workers=True, observed=True)
     assert [each.what for each in played.observations] == ["the store has lost room"] * loses
+
+
+def test_a_store_with_gaps_after_failed_loads_has_lost_no_room() -> None:
+    """Chunks behind a gap got a second slot, and the first one was lost, of the OffloadConnector itself."""
+    config = {"chunk_size": 32, "cpu_bytes_to_use": 4_000_000}
+    checked = check(
+        "OffloadConnector", config=config, profiles=["load-failure"], seed=1003, runs=1, steps=None, shrink_tries=0
+    )
+    assert [found.failure.id for found in checked.found] == []
+    assert checked.reached["load/failed"]
