@@ -18,7 +18,7 @@ from unittest import mock
 
 from kvtrail.connector.simulate.scenario import Workers
 
-HUNG_S = 2.0
+HUNG_S = 5.0
 """Without a step for so long, somebody waits for a task in a way that is not seen, and no task begins late any more."""
 BESIDE = 4
 """A task beside the steps takes up to this many times as many of them as a transfer: blocks that are freed are given to
@@ -66,12 +66,14 @@ class SlowThreads:
         self._stepped, self._ended = threading.Event(), threading.Event()
 
     def submit(self, executor: ThreadPoolExecutor, task: Callable[[], Any]) -> Future[Any]:
-        """Take a task on, which begins later."""
+        """Take a task on, which begins in a later step, or at once."""
         with self._lock:
             before = max((each.due for each in self._waiting if each.executor is executor), default=0)
-            due = self._step + self._rng.randint(0, BESIDE * self._latest_steps)
-            late = _Late(executor, max(before, due), task, self._begin)
+            due = max(before, self._step + self._rng.randint(0, BESIDE * self._latest_steps))
+            late = _Late(executor, due, task, self._begin)
             self._waiting.append(late)
+        if due <= self._step or not self._latest_steps:
+            self._begin(late)
         return late
 
     def begin_all(self, executor: ThreadPoolExecutor) -> None:
@@ -94,7 +96,8 @@ class SlowThreads:
             self._stepped.clear()
             if not self._stepped.wait(HUNG_S) and self._waiting:
                 self._latest_steps = 0
-                self._begin(self._waiting[-1])
+                for late in self._waiting:
+                    self._begin(late)
 
     def end(self) -> None:
         self._ended.set()
