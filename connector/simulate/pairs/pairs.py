@@ -248,8 +248,8 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         for engine in both:
             engine.end_recording()
         left = {engine.name: sorted(engine.stage.scheduler.requests) for engine in both}
-        # As long as one engine has a request, the other one may know of it.
-        unended = {router.names.get(each) for ids in left.values() for each in ids}
+        # As long as a living engine has a request, the other one may know of it.
+        unended = {router.names.get(each) for engine in both if engine.error is None for each in left[engine.name]}
         ended = {each for each, client in router.names.items() if client not in unended}
         remembered = {place: sorted(ids) for engine in both for place, ids in engine.remembered(ended).items()}
         for engine in both:
