@@ -146,13 +146,14 @@ def shrunk(
     def fails_in_time(candidate: Scenario | PairScenario) -> bool:
         return (tries is None or steps < SHRINK_STEPS) and fails(candidate)
 
-    at_rest = not fails(scenario)  # to look at what is left takes longer than a small scenario itself
+    again = fails(scenario)
+    at_rest = not again and isinstance(scenario, Scenario)  # to look at what is left takes longer than a small scenario itself
     for small in known:
         on_try(small)
         if all(fails(small) for _ in range(CONFIRMATIONS)):
             return Shrunk(*best, CONFIRMATIONS, CONFIRMATIONS)
     best = scenario, played, failure
-    seen = sum(fails(scenario) for _ in range(CONFIRMATIONS))
+    seen = again + sum(fails(scenario) for _ in range(CONFIRMATIONS if at_rest else CONFIRMATIONS - 1))
     if seen == CONFIRMATIONS:
         smallest: Scenario | PairScenario
         if isinstance(scenario, PairScenario):
