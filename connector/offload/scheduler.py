@@ -77,16 +77,14 @@ class ChunkIndex:
         self.use(keys[:held])
         evicted = []
         for key in keys[held:]:
-            if key in self._slot:
-                self._slot.move_to_end(key)
-            else:
-                if not self._free:
-                    oldest = next(iter(self._slot))
-                    if oldest in self._in_step:
-                        break  # so is every other
-                    self._free.append(self._slot.pop(oldest))
-                    evicted.append(oldest)
-                self._slot[key] = self._free.pop()
+            slot = self._slot.pop(key, None)
+            if slot is None and not self._free:
+                oldest = next(iter(self._slot))
+                if oldest in self._in_step:
+                    break  # so is every other
+                self.discard(oldest)
+                evicted.append(oldest)
+            self._slot[key] = self._free.pop() if slot is None else slot  # the last one to be evicted now
             self._in_step.add(key)
             held += 1
         return self.use(keys[:held]), evicted
