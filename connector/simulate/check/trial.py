@@ -147,7 +147,7 @@ def shrunk(
         return (tries is None or steps < SHRINK_STEPS) and fails(candidate)
 
     again = fails(scenario)
-    at_rest = not again and isinstance(scenario, Scenario)  # to look at what is left takes longer than a small scenario itself
+    at_rest = isinstance(scenario, Scenario) and not again  # it takes longer than a small scenario itself
     for small in known:
         on_try(small)
         if all(fails(small) for _ in range(CONFIRMATIONS)):
