@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +36,22 @@ class Kept:
 
 
 @dataclass
+class _Yield:
+    """New situations and steps of the runs of a profile, each run counting half as much as the one after it."""
+
+    news: float = 0.0
+    steps: float = 0.0
+
+    def add(self, news: int, steps: int) -> None:
+        self.news, self.steps = self.news / 2 + news, self.steps / 2 + steps
+
+    @property
+    def per_step(self) -> float:
+        """What may be expected of another run: one situation more than was seen, so that nothing is given up for good."""
+        return (self.news + 1) / max(self.steps, 1)
+
+
+@dataclass
 class Corpus:
     """Runs that are kept, and how many runs have reached each situation. What it chooses depends on its seed, and on what it
     was shown."""
@@ -44,6 +60,7 @@ class Corpus:
     kept: list[Kept] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     _chosen: int = 0
+    _yields: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
 
     def show(self, workload: Workload, moments: Sequence[Moment], *, steps: int, may_keep: bool = True) -> int:
         """Take note of a run, and keep it if it reached something new; returns how many situations are new. Runs on two
@@ -51,12 +68,18 @@ class Corpus:
         reached = situations(moments)
         news = sum(situation not in self.seen for situation in reached)
         self.seen.update(reached)
+        if not workload.is_mutated:
+            self._yields[workload.profile].add(news, steps)
         if news and may_keep and isinstance(workload.scenario, Scenario):
             busy = tuple(sorted({moment.step for moment in moments if moment.loads or moment.stores}))
             self.kept.append(Kept(workload, workload.scenario, reached, steps, busy))
             if len(self.kept) > MOST_KEPT:
                 self.kept.remove(max(self.kept, key=lambda each: each.steps))
         return news
+
+    def best_profile(self, profiles: Sequence[str]) -> str:
+        """The one of these with runs that have lately shown the most that is new per step."""
+        return max(profiles, key=lambda profile: self._yields[profile].per_step)
 
     def choose(self) -> Workload:
         """A mutation of a kept run: of those that reached something that few have, the shortest."""

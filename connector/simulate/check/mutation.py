@@ -1,4 +1,4 @@
-"""Mutations of a scenario: small changes that lead a run where another one nearly was.
+"""Mutations of a scenario: changes that lead a run where another one nearly was.
 
 A mutation of a valid scenario is a valid one: vLLM can run it without a connector, and it asks for nothing that the profiles
 avoid since vLLM itself fails there.
@@ -20,9 +20,9 @@ BATCHES = (48, 64, 96, 200, 400)
 """Tokens of a step at most."""
 MOST_ARRIVALS = 120
 """Requests of a mutated scenario; beyond that it takes longer than it is worth."""
-FEW = 12
-"""Requests of an excerpt."""
-MOST_CHANGES = 4
+MOST_CHANGES = 16
+MOST_SPLICED = 40
+"""Requests of another scenario that come in at once."""
 NEAR = 3
 """Steps by which something is moved."""
 SPARE_BLOCKS = 16
@@ -33,36 +33,12 @@ MOST_STEPS = 20_000
 
 
 def mutated(scenario: Scenario, other: Scenario, rng: random.Random, *, busy: Sequence[int] = ()) -> Scenario:
-    """A few changes of a scenario; `other` may be spliced into it. `busy` are the steps in which a transfer was open when the
+    """Changes of a scenario; `other` may be spliced into it. `busy` are the steps in which a transfer was open when the
     scenario ran. The same arguments give the same result."""
-    if len(scenario.arrivals) > FEW:
-        scenario = _excerpt(scenario, rng, busy)
-        busy = ()
     for _ in range(rng.randrange(1, MOST_CHANGES + 1)):
         change = rng.choice(_CHANGES)
         scenario = change(scenario, other, rng, busy)
     return _valid(scenario)
-
-
-def _excerpt(scenario: Scenario, rng: random.Random, busy: Sequence[int]) -> Scenario:
-    """A few consecutive requests, with what happens to them and meanwhile: what is short can be tried often."""
-    arrivals = sorted(scenario.arrivals, key=lambda each: each.at_step)
-    around = _moment(scenario, rng, busy)
-    last = next((n for n, each in enumerate(arrivals) if each.at_step > around), len(arrivals))
-    begin = max(0, last - rng.randrange(2, FEW))
-    kept = arrivals[begin : begin + FEW]
-    first, until = kept[0].at_step, kept[-1].at_step + 40
-    ids = {each.id for each in kept}
-
-    def sooner(each: Any) -> Any:
-        return replace(each, at_step=max(0, each.at_step - first))
-
-    return replace(
-        scenario,
-        arrivals=tuple(map(sooner, kept)),
-        aborts=tuple(sooner(each) for each in scenario.aborts if each.id in ids),
-        resets=tuple(sooner(each) for each in scenario.resets if first <= each.at_step <= until),
-    )
 
 
 _Change = Callable[[Scenario, Scenario, random.Random, Sequence[int]], Scenario]
@@ -72,7 +48,7 @@ def _splice(scenario: Scenario, other: Scenario, rng: random.Random, busy: Seque
     """Some consecutive requests of another scenario come in this one, with what happens to them."""
     arrivals = sorted(other.arrivals, key=lambda each: each.at_step)
     begin = rng.randrange(len(arrivals))
-    taken = arrivals[begin : begin + rng.randrange(1, 9)]
+    taken = arrivals[begin : begin + rng.randrange(1, MOST_SPLICED + 1)]
     shift = _moment(scenario, rng, busy) - taken[0].at_step
     until = taken[-1].at_step + NEAR
     ids = {each.id for each in taken}

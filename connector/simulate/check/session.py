@@ -233,26 +233,23 @@ def turns(
     checked: Checked, connector: str, config: Mapping[str, Any] | None, corpus: Corpus | None
 ) -> Iterator[Workload]:
     """The workloads of a session, without end: profile after profile, seed after seed. With a corpus, once each profile had
-    its turn, mutations take as many steps as they do."""
-    profiles = checked.profiles
-    drawn = mutated = 0
+    its turn, mutations alternate with whichever profile has lately shown the most that is new."""
+    profiles, drawn = checked.profiles, Counter[str]()
     for number in count():
-        if set(profiles) <= checked.refused.keys():
+        possible = [profile for profile in profiles if profile not in checked.refused]
+        if not possible:
             return
-        profile, seed = profiles[number % len(profiles)], checked.seed + number // len(profiles)
-        if profile not in checked.refused:
+        profile = profiles[number % len(profiles)]
+        if corpus is not None and number >= len(profiles):
+            if corpus.kept:
+                yield corpus.choose()
+            profile = corpus.best_profile(possible)
+        seed = checked.seed + drawn[profile]
+        drawn[profile] += 1
+        if profile in possible:
             extra = varied(connector, in_turn(profile, seed), full=profile in SMALL) if config is None else config
             draw = pair_of if profile in PAIR_PROFILES else scenario_of
-            before = checked.steps.total()
             yield Workload(draw(profile, seed), profile, seed, extra)
-            drawn = checked.steps.total() - before
-        if corpus is None or number + 1 < len(profiles):
-            continue
-        while corpus.kept and mutated < drawn:
-            before = checked.steps.total()
-            yield corpus.choose()
-            mutated += checked.steps.total() - before
-        mutated -= drawn
 
 
 class _Session:

@@ -102,6 +102,23 @@ def test_what_few_runs_have_reached_is_tried_further_and_the_shortest_run_that_r
     assert drawn.count("reset") > 0, "it alone has reached one thing"
 
 
+def test_the_profile_that_has_lately_shown_the_most_per_step_comes_next() -> None:
+    corpus = Corpus(0)
+    corpus.show(workload("abort"), [moment(f"abort/{n}", n) for n in range(9)], steps=100)
+    corpus.show(workload("retry"), [moment(f"retry/{n}", n) for n in range(9)], steps=1000)
+    corpus.show(workload("reset"), [], steps=100)
+    profiles = ["retry", "abort", "reset"]
+    assert corpus.best_profile(profiles) == "abort"
+    corpus.show(replace(workload("reset"), is_mutated=True), [moment(f"reset/{n}", n) for n in range(99)], steps=1)
+    assert corpus.best_profile(profiles) == "abort", "what a mutation shows is not its profile's"
+    came = []
+    for _ in range(12):  # nothing is new any more
+        came.append(corpus.best_profile(profiles))
+        corpus.show(workload(came[-1]), [], steps=1000 if came[-1] == "retry" else 100)
+    assert came[0] == "abort"
+    assert {*came} == {*profiles}, "none is given up for good"
+
+
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The scenarios that sessions run."""
