@@ -167,7 +167,7 @@ CORE = (
     ),
     Requirement(
         "core.store.as-large",
-        "A store that was full holds as much in the end as it did when it was new.",
+        "A store that was full holds as much in the end as it did when it was new, and its workers give back what it evicts.",
         f"{_BASE}.request_finished`: whatever a request has reserved is given back then or when its transfers end",
         ("rest/room",),
         ("end/all",),

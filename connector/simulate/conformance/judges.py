@@ -19,7 +19,7 @@ OTHERS = {
     REST_BLOCKS: "KV blocks that are not free when all requests have ended",
     REST_MEMORY: "what the connector remembers when all requests have ended",
     REST_RESET: "a reset when all requests have ended",
-    REST_ROOM: "how much a full store holds, when all requests have ended",
+    REST_ROOM: "how much a full store holds, when all requests have ended, and whether its workers hold more",
     CRASH: "an engine that dies",
     HANG: "requests that never end",
 }
@@ -28,7 +28,7 @@ RULES = {rule.id: rule for rule in all_rules()}
 _OF_REST = {
     REST_RESET: ("a reset is refused", "nothing is stored after a reset"),
     REST_BLOCKS: ("blocks of ended requests", "blocks are lost", "vLLM's "),
-    REST_ROOM: ("the store has lost room",),
+    REST_ROOM: ("the store has lost room", "workers keep what is evicted"),
 }
 """How the names of what is left in the end begin, by judge; any other is of what the connector remembers."""
 _BY_ABSENCE = {"unselected-load": "probe/seen"}

@@ -1,14 +1,15 @@
-"""What a connector's scheduler side still remembers when nothing is left to do, read from its own attributes.
+"""What a connector still holds when nothing is left to do, read from its own attributes.
 
-Nothing is known of the connector, so only two things count. Ids of requests that have ended; and numbers and containers
-with a name that says that they are temporary (pins, leases, what is pending) and that are not as they were at first.
+Nothing is known of the connector, so few things count. Of its scheduler side: ids of requests that have ended, and numbers
+and containers with a name that says that they are temporary (pins, leases, what is pending) and that are not as they were at
+first. Of its worker side: bytes of tensors and arrays.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from types import ModuleType
 from typing import Any
 
@@ -74,6 +75,28 @@ def temporary(connector: Any, ignored: Set[str]) -> dict[str, int]:
             size = len(thing)
         sizes[place] = sizes.get(place, 0) + size
     return sizes
+
+
+def stored_bytes(connectors: Iterable[Any]) -> int:
+    """Bytes of all tensors, arrays and byte strings that these connectors hold; memory that several share is counted once."""
+    import numpy as np
+    import torch
+
+    sizes: dict[int, int] = {}
+    for connector in connectors:
+        for _, _, thing in _walk(connector, frozenset()):
+            if isinstance(thing, torch.Tensor):
+                storage = thing.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+            elif isinstance(thing, np.ndarray):
+                whole = thing if thing.base is None else thing.base
+                sizes[id(whole)] = getattr(whole, "nbytes", thing.nbytes)
+            elif isinstance(thing, bytearray):
+                sizes[id(thing)] = len(thing)
+            elif isinstance(thing, Mapping | Set | list | tuple | deque):
+                values = thing.values() if isinstance(thing, Mapping) else thing
+                sizes |= {id(value): len(value) for value in values if isinstance(value, bytes)}
+    return sum(sizes.values())
 
 
 def _walk(connector: Any, ignored: Set[str]) -> Iterator[tuple[str, str, Any]]:

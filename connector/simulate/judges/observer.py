@@ -278,11 +278,15 @@ class Observer:
         return leftovers.held(self._connector, ended.keys() - self._stage.scheduler.requests.keys(), self._ignored)
 
     def _has_room(self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[], room.Room]) -> None:
-        """The store is as large as it was, which only the connector whole can show."""
+        """The store is as large as it was, and its workers give back what it evicts, which only the connector whole can
+        show."""
 
         def compared() -> room.Room:
             self.room_compared = True
-            return when_new()
+            new = when_new()
+            if (text := room.not_given_back(new)) is not None:
+                self._note(REST, "workers keep what is evicted", text)
+            return new
 
         if self._connector is self._stage.connectors[0] and (text := room.lost(self._stage, run, compared)) is not None:
             self._note(REST, "the store has lost room", text)

@@ -1,4 +1,4 @@
-"""Whether a store has as much room in the end as it had when it was new.
+"""Whether a store has as much room in the end as it had when it was new, and whether its workers give back what it evicts.
 
 A slot that nobody gives back and a lease that nobody ends make a store smaller, and neither shows in what a lookup claims or
 in what a request reads. So when nothing is left to do, prompts come that nobody has seen, one after the other; then they come
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kvtrail.connector.simulate.judges.leftovers import stored_bytes
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Segment
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, OPTIONS
+from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 
 PROMPTS = 16
 TOKENS = 8 * BLOCK_SIZE + 1
@@ -30,10 +32,19 @@ Run = Callable[[Sequence[Arrival]], None]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many tokens of the prompts a store holds; `is_full`: it has no room for all of them."""
+    """How much of the prompts a store holds.
+
+    Attributes:
+        tokens: how many tokens of them.
+        is_full: whether it has no room for all of them.
+        came, grown: bytes of KV of the prompts, and by how many the memory of the workers has grown meanwhile, although the
+            store was full before; 0 if that was not measured.
+    """
 
     tokens: int
     is_full: bool
+    came: int = 0
+    grown: int = 0
 
 
 def can_be_measured(scenario: Scenario) -> bool:
@@ -64,7 +75,25 @@ def lost(stage: BareScheduler, run: Run, when_new: Callable[[], Room]) -> str | 
 def measured_when_new(stage: BareScheduler, run: Run) -> Room:
     """The room of a store that has only been filled once before."""
     _offer(stage, run, "first")
-    return measured(stage, run, "room-0")
+    if not isinstance(stage.worker, OwnWorker):
+        return measured(stage, run, "room-0")
+    before = stored_bytes(stage.worker.connectors)
+    room = measured(stage, run, "room-0")
+    of_block = sum(cache.tensor[0].nbytes for cache in stage.worker.model.caches.values())
+    came = PROMPTS * (TOKENS // min(stage.block_sizes)) * of_block
+    return replace(room, came=came, grown=stored_bytes(stage.worker.connectors) - before)
+
+
+def not_given_back(room: Room) -> str | None:
+    """In words, that the workers of a full store keep what is evicted; None if their memory has grown by less than half of
+    what came."""
+    if not room.is_full or not room.tokens or 2 * room.grown <= room.came:
+        return None
+    return (
+        f"{PROMPTS} prompts of {TOKENS} tokens came, which is more than the connector holds, and then as many others:"
+        f" {room.came:,} bytes of KV. Meanwhile the memory of its workers has grown by {room.grown:,} bytes. What the"
+        " scheduler's side evicts, the workers have to give back or to write over. These do neither, and run out of memory."
+    )
 
 
 def measured(stage: BareScheduler, run: Run, name: str) -> Room:

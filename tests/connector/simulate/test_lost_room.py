@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 sys.path.insert(0, str(Path(__file__).parent / "check"))
@@ -16,6 +18,7 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.session import check
 from kvtrail.connector.simulate.judges import room
+from kvtrail.connector.simulate.judges.leftovers import stored_bytes
 from kvtrail.connector.simulate.run import play, run_more
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.connector.simulate.stages import BareScheduler
@@ -74,6 +77,36 @@ def test_a_slot_that_is_not_given_back_is_missed(make: Callable[..., BareSchedul
     assert f"it held {SLOTS * CHUNK} tokens or more" in text
     assert f"it now holds {(SLOTS - 1) * CHUNK} tokens at the most, in 3 tries: room for {CHUNK} tokens is lost" in text
     assert len(asked) == 1 + room.TRIES
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (room.Room(640, is_full=True, came=1000, grown=501), True),
+        (room.Room(640, is_full=True, came=1000, grown=500), False),
+        (room.Room(640, is_full=False, came=1000, grown=1000), False),
+        (room.Room(0, is_full=True, came=1000, grown=1000), False),
+        (room.Room(640, is_full=True), False),
+    ],
+    ids=["kept", "half of it may be given back later", "it still fills", "nothing is found", "fakes"],
+)
+def test_workers_keep_what_is_evicted_only_if_a_full_store_grows(given: room.Room, said: bool) -> None:
+    text = room.not_given_back(given)
+    assert (text is not None) is said
+    assert text is None or "1,000 bytes of KV" in text
+
+
+def test_bytes_are_counted_once_wherever_they_lie() -> None:
+    class Worker:
+        def __init__(self) -> None:
+            whole, array = torch.zeros(100), np.zeros(50, np.uint8)
+            self.layers = {"a": whole, "b": whole[:10], "c": [array, array[5:]]}
+            self.files = {b"key": b"seven" + bytes(2), "ring": bytearray(11)}
+            self.pinned = torch.zeros(3, dtype=torch.int8)
+
+    assert stored_bytes([Worker()]) == 400 + 50 + 7 + 11 + 3
+    worker = Worker()
+    assert stored_bytes([worker, worker]) == stored_bytes([worker]), "two ranks that share it"
 
 
 def test_a_room_that_differs_from_time_to_time_causes_no_finding(make: Callable[..., BareScheduler]) -> None:

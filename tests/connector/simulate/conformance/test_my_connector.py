@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,24 @@ def test_the_documentation_s_connector_is_correct(steps: int, monkeypatch: pytes
     assert checked.fake_workers is None, "its own workers run"
     assert checked.loads_read > 20
     assert checked.blocks_compared > 10_000
+
+
+def test_workers_that_keep_what_is_evicted_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's side forgets a block, and does not tell the workers: each block that is stored takes room for ever."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    my_connector = importlib.import_module("my_connector")
+
+    def forget(self: Any, key: bytes) -> None:
+        del self.held[key]
+        self.plan.stores.pop(key, None)
+
+    monkeypatch.setattr(my_connector.MyConnector, "drop", forget)
+    checked = check("my_connector:MyConnector", profiles=["room"], runs=1, steps=None, shrink_tries=0)
+    (found,) = checked.found
+    assert found.failure.id == "rest: workers keep what is evicted"
+    kv = 16 * 8 * 2 * 2 * 32 * 64 * 4  # prompts, blocks, layers, heads, tokens, numbers of a token, bytes
+    assert f"as many others: {kv:,} bytes" in found.failure.text
+    assert f"has grown by {kv:,} bytes" in found.failure.text
 
 
 def test_it_stays_short() -> None:
