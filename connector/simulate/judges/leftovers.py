@@ -58,7 +58,8 @@ def held(connector: Any, ended: Set[str], ignored: Set[str]) -> dict[str, set[st
 
 
 def temporary(connector: Any, ignored: Set[str]) -> dict[str, int]:
-    """The size of what is temporary by its name: entries of a container, the sum of its numbers, or a number."""
+    """The size of what is temporary by its name: entries of a container, the sum of its numbers, or a number. One below zero
+    counts as well: something was given back twice."""
     sizes: dict[str, int] = {}
     for place, name, thing in _walk(connector, ignored):
         words = set(re.split(r"[^a-z]+", name.lower()))
@@ -66,11 +67,11 @@ def temporary(connector: Any, ignored: Set[str]) -> dict[str, int]:
             continue
         size = 0
         if isinstance(thing, int):
-            size = int(thing)
+            size = abs(thing)
         elif isinstance(thing, Mapping):
             values = list(thing.values())
             counts = values and all(isinstance(value, int) for value in values)
-            size = sum(values) if counts else len(values)
+            size = sum(map(abs, values)) if counts else len(values)
         elif isinstance(thing, Set | list | deque):
             size = len(thing)
         sizes[place] = sizes.get(place, 0) + size

@@ -1,0 +1,45 @@
+"""Bugs that need several things at once, planted in the host cache: the first turn of the profiles seldom meets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planted.host_cache import HostCache
+
+
+class LeaseOfSecondPreemption(HostCache):
+    """A lookup after a second preemption forgets the lease of the one before."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if request.num_preemptions >= 2:
+            self.track(request).lease = []
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
+class ResetRefusedTooLate(HostCache):
+    """A reset is refused while a load runs, but has forgotten the leases by then."""
+
+    def reset_cache(self) -> bool:
+        if any(tracked.loading for tracked in self.tracked.values()):
+            self.pins.clear()
+        return super().reset_cache()
+
+
+class SlotFreedTwice(HostCache):
+    """A request that ends while it loads, and was preempted before, gives back what others still use."""
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        tracked = self.tracked.get(request.request_id)
+        if tracked is not None and tracked.loading and request.num_preemptions:
+            self.free += [self.index[key] for key in tracked.lease if key in self.index]
+        return super().request_finished(request, block_ids)
+
+
+class RememberedMatch(HostCache):
+    """Where the cache is full, a request that was preempted is matched as it was before."""
+
+    def matched(self, request: Any) -> int:
+        tracked, now = self.track(request), super().matched(request)
+        before: int = getattr(tracked, "before", 0)
+        tracked.before = now  # type: ignore[attr-defined]
+        return max(now, before) if request.num_preemptions and len(self.index) == self.capacity else now
