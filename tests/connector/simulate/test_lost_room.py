@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 sys.path.insert(0, str(Path(__file__).parent / "check"))
@@ -18,7 +16,6 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.session import check
 from kvtrail.connector.simulate.judges import room
-from kvtrail.connector.simulate.judges.leftovers import stored_bytes
 from kvtrail.connector.simulate.run import play, run_more
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.connector.simulate.stages import BareScheduler
@@ -94,19 +91,6 @@ def test_workers_keep_what_is_evicted_only_if_a_full_store_grows(given: room.Roo
     text = room.not_given_back(given)
     assert (text is not None) is said
     assert text is None or "1,000 bytes of KV" in text
-
-
-def test_bytes_are_counted_once_wherever_they_lie() -> None:
-    class Worker:
-        def __init__(self) -> None:
-            whole, array = torch.zeros(100), np.zeros(50, np.uint8)
-            self.layers = {"a": whole, "b": whole[:10], "c": [array, array[5:]]}
-            self.files = {b"key": b"seven" + bytes(2), "ring": bytearray(11)}
-            self.pinned = torch.zeros(3, dtype=torch.int8)
-
-    assert stored_bytes([Worker()]) == 400 + 50 + 7 + 11 + 3
-    worker = Worker()
-    assert stored_bytes([worker, worker]) == stored_bytes([worker]), "two ranks that share it"
 
 
 def test_a_room_that_differs_from_time_to_time_causes_no_finding(make: Callable[..., BareScheduler]) -> None:
