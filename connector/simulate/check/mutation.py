@@ -23,6 +23,8 @@ MOST_ARRIVALS = 120
 MOST_CHANGES = 16
 MOST_SPLICED = 40
 """Requests of another scenario that come in at once."""
+MOST_ABORTED = 4
+"""Requests that one change aborts."""
 NEAR = 3
 """Steps by which something is moved."""
 SPARE_BLOCKS = 16
@@ -122,11 +124,13 @@ def _reuse_id(scenario: Scenario, other: Scenario, rng: random.Random, busy: Seq
 
 
 def _abort(scenario: Scenario, other: Scenario, rng: random.Random, busy: Sequence[int]) -> Scenario:
-    """A request is aborted: at any moment, or in a state in which the connector has something to give back."""
-    arrival = rng.choice(scenario.arrivals)
+    """Some requests are aborted: at any moment, or in a state in which the connector has something to give back, the first
+    time that they are in it or a later one."""
     when = rng.choice((None, When.MATCHED, When.LOADING, When.PREEMPTED))
-    at_step = arrival.at_step + (rng.randrange(20) if when is None else 0)
-    return replace(scenario, aborts=(*scenario.aborts, Abort(arrival.id, at_step, when)))
+    latest = rng.choice((0, 20, 100) if when else (20,))
+    gone = rng.sample(scenario.arrivals, min(rng.randrange(1, MOST_ABORTED + 1), len(scenario.arrivals)))
+    aborts = (Abort(each.id, each.at_step + rng.randrange(latest + 1), when) for each in gone)
+    return replace(scenario, aborts=(*scenario.aborts, *aborts))
 
 
 def _reset(scenario: Scenario, other: Scenario, rng: random.Random, busy: Sequence[int]) -> Scenario:
