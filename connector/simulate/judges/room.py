@@ -37,8 +37,8 @@ class Room:
     Attributes:
         tokens: how many tokens of them.
         is_full: whether it has no room for all of them.
-        came, grown: bytes of KV of the prompts, and by how many the memory of the workers has grown meanwhile, although the
-            store was full before; 0 if that was not measured.
+        came, grown: bytes of KV of as many prompts that came to the full store, and by how many the memory of its workers has
+            grown meanwhile; 0 if there was no reason to measure that.
     """
 
     tokens: int
@@ -77,22 +77,26 @@ def measured_when_new(stage: BareScheduler, run: Run) -> Room:
     _offer(stage, run, "first")
     if not isinstance(stage.worker, OwnWorker):
         return measured(stage, run, "room-0")
-    before = stored_bytes(stage.worker.connectors)
+    workers, caches = stage.worker.connectors, stage.worker.model.caches.values()
+    came = PROMPTS * (TOKENS // min(stage.block_sizes)) * sum(cache.tensor[0].nbytes for cache in caches)
+    before = stored_bytes(workers)
     room = measured(stage, run, "room-0")
-    of_block = sum(cache.tensor[0].nbytes for cache in stage.worker.model.caches.values())
-    came = PROMPTS * (TOKENS // min(stage.block_sizes)) * of_block
-    return replace(room, came=came, grown=stored_bytes(stage.worker.connectors) - before)
+    filled = stored_bytes(workers)
+    if not room.is_full or 2 * (filled - before) <= came:
+        return room
+    _offer(stage, run, "last")  # a store that is not filled by the first prompts alone is by now
+    return replace(room, came=came, grown=stored_bytes(workers) - filled)
 
 
 def not_given_back(room: Room) -> str | None:
     """In words, that the workers of a full store keep what is evicted; None if their memory has grown by less than half of
     what came."""
-    if not room.is_full or not room.tokens or 2 * room.grown <= room.came:
+    if not room.is_full or 2 * room.grown <= room.came:
         return None
     return (
-        f"{PROMPTS} prompts of {TOKENS} tokens came, which is more than the connector holds, and then as many others:"
-        f" {room.came:,} bytes of KV. Meanwhile the memory of its workers has grown by {room.grown:,} bytes. What the"
-        " scheduler's side evicts, the workers have to give back or to write over. These do neither, and run out of memory."
+        f"More prompts came than the connector holds, and then {PROMPTS} others of {TOKENS} tokens: {room.came:,} bytes of"
+        f" KV. Meanwhile the memory of its workers has grown by {room.grown:,} bytes. What the scheduler's side evicts, the"
+        " workers have to give back or to write over. These do neither, and run out of memory."
     )
 
 

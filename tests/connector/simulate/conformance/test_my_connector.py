@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,18 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
+from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.session import check
+from kvtrail.connector.simulate.judges import room
+from kvtrail.connector.simulate.run import run_more
+from kvtrail.connector.simulate.scenario import Scenario, Workers
+from kvtrail.connector.simulate.stages import BareScheduler
 
 FOLDER = Path(__file__).parents[4] / "docs" / "conformance"
 LINES = 165
 """The most that a maintainer reads in a few minutes, without blank ones."""
+KV = 16 * 8 * 2 * 2 * 32 * 64 * 4
+"""Bytes of 16 prompts: blocks, layers, heads, tokens, numbers of a token, bytes of a number."""
 
 
 @pytest.mark.parametrize("steps", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
@@ -40,9 +48,31 @@ def test_workers_that_keep_what_is_evicted_are_found(monkeypatch: pytest.MonkeyP
     checked = check("my_connector:MyConnector", profiles=["room"], runs=1, steps=None, shrink_tries=0)
     (found,) = checked.found
     assert found.failure.id == "rest: workers keep what is evicted"
-    kv = 16 * 8 * 2 * 2 * 32 * 64 * 4  # prompts, blocks, layers, heads, tokens, numbers of a token, bytes
-    assert f"as many others: {kv:,} bytes" in found.failure.text
-    assert f"has grown by {kv:,} bytes" in found.failure.text
+    assert f"16 others of 257 tokens: {KV:,} bytes" in found.failure.text
+    assert f"has grown by {KV:,} bytes" in found.failure.text
+
+
+def test_a_store_that_the_first_prompts_do_not_fill_may_grow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has room for 28 prompts of 8 blocks, and evicts what was used last: so of the second 16 some are evicted, while its
+    memory grows by 12 prompts."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    my_connector = importlib.import_module("my_connector")
+
+    def use(self: Any, keys: list[bytes]) -> None:
+        for key in reversed(keys):
+            self.held.move_to_end(key, last=False)
+
+    monkeypatch.setattr(my_connector.MyConnector, "use", use)
+    workers, settings = Workers(latest_steps=0), {"max_num_batched_tokens": 512}
+    connector = configuration("my_connector:MyConnector", {"capacity": 28 * 8})
+    stage = BareScheduler(tmp_path, connector, own_workers=True, workers=workers, **settings)
+    new = room.measured_when_new(
+        stage, partial(run_more, stage, Scenario(arrivals=(), settings=settings, workers=workers))
+    )
+    stage.close()
+    assert new.is_full
+    assert (new.came, new.grown) == (KV, 0), "there was a reason to measure, when it was full"
+    assert room.not_given_back(new) is None
 
 
 def test_it_stays_short() -> None:
