@@ -63,7 +63,8 @@ def test_a_store_that_the_first_prompts_do_not_fill_may_grow(monkeypatch: pytest
             self.held.move_to_end(key, last=False)
 
     monkeypatch.setattr(my_connector.MyConnector, "use", use)
-    workers, settings = Workers(latest_steps=0), {"max_num_batched_tokens": 512}
+    workers = Workers(latest_steps=0)
+    settings: dict[str, Any] = {"max_num_batched_tokens": 512}
     connector = configuration("my_connector:MyConnector", {"capacity": 28 * 8})
     stage = BareScheduler(tmp_path, connector, own_workers=True, workers=workers, **settings)
     new = room.measured_when_new(
