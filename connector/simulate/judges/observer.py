@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from kvtrail.connector.known import has_other_writers
+from kvtrail.connector.known import has_other_writers, part_of
 from kvtrail.connector.known.fake import reports_transfers
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.judges import leftovers, room
 from kvtrail.connector.simulate.judges.kv_events import KVEvents
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 from kvtrail.tracer.model.words import some
 
 KEEPS = "kvtrail_keeps"
@@ -163,7 +164,7 @@ class Observer:
     def _overrides(self, method: str) -> bool:
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-        return getattr(self._plain, method) is not getattr(KVConnectorBase_V1, method)
+        return getattr(self._plain, method, None) is not getattr(KVConnectorBase_V1, method, None)
 
     def observations(self) -> list[Observation]:
         """What was wrong; of KV that was not there in time, also when it came."""
@@ -182,8 +183,9 @@ class Observer:
         run(())
         if self._keeps_blocks():
             return
-        self._counted()
-        self._remembered(run)
+        if self._hears_of_ends():
+            self._counted()
+            self._remembered(run)
         self._lists(run)
         if room_when_new is not None and not self._has_other_writers:
             self._has_room(run, room_when_new)
@@ -222,6 +224,12 @@ class Observer:
                 f"All requests have ended, and vLLM's scheduler still has reports of loads of {_names(ids, self._ended)}.",
             )
         return bool(free != total or stray)
+
+    def _hears_of_ends(self) -> bool:
+        """Whether its workers can tell the connector what has ended: a fake that knows nothing of it makes no metadata."""
+        plain: Any = self._plain
+        own = isinstance(self._stage.worker, OwnWorker) or part_of(plain, "fake") is not None
+        return own or not self._overrides("build_connector_worker_meta")
 
     def _no_reports(self) -> str:
         nobody = "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
