@@ -147,7 +147,7 @@ def shrunk(
         return (tries is None or steps < SHRINK_STEPS) and fails(candidate)
 
     again = fails(scenario)
-    at_rest = isinstance(scenario, Scenario) and not again  # it takes longer than a small scenario itself
+    at_rest = isinstance(scenario, Scenario) and not again  # what is left takes longer to look at than a small scenario
     for small in known:
         on_try(small)
         if all(fails(small) for _ in range(CONFIRMATIONS)):

@@ -18,7 +18,8 @@ class Workloads(StrEnum):
     RANDOM = "random"
     """Each is drawn by its profile and its seed alone."""
     COVERAGE = "coverage"
-    """Runs that reach something new are kept, and every other workload is a mutation of one of them."""
+    """Runs that reach something new are kept. Once each profile had its turn, every other workload is a mutation of one of
+    them, and the rest are drawn by the profile that has lately shown the most that is new."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Room:
         tokens: how many tokens of them.
         is_full: whether it has no room for all of them.
         came, grown: bytes of KV of as many prompts that came to the full store, and by how many the memory of its workers has
-            grown meanwhile; 0 if there was no reason to measure that.
+            grown meanwhile; 0 if that was not measured.
     """
 
     tokens: int
@@ -82,10 +82,11 @@ def measured_when_new(stage: BareScheduler, run: Run) -> Room:
     before = stored_bytes(workers)
     room = measured(stage, run, "room-0")
     filled = stored_bytes(workers)
-    if not room.is_full or 2 * (filled - before) <= came:
+    room = replace(room, came=came, grown=filled - before)
+    if not_given_back(room) is None:
         return room
     _offer(stage, run, "last")  # a store that is not filled by the first prompts alone is by now
-    return replace(room, came=came, grown=stored_bytes(workers) - filled)
+    return replace(room, grown=stored_bytes(workers) - filled)
 
 
 def not_given_back(room: Room) -> str | None:

@@ -25,9 +25,15 @@ KV = 16 * 8 * 2 * 2 * 32 * 64 * 4
 """Bytes of 16 prompts: blocks, layers, heads, tokens, numbers of a token, bytes of a number."""
 
 
-@pytest.mark.parametrize("steps", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
-def test_the_documentation_s_connector_is_correct(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("my_connector")
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize("steps", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_the_documentation_s_connector_is_correct(steps: int) -> None:
     checked = check("my_connector:MyConnector", steps=steps, shrink_tries=0)
     assert [found.failure for found in checked.found] == []
     assert checked.fake_workers is None, "its own workers run"
@@ -35,16 +41,14 @@ def test_the_documentation_s_connector_is_correct(steps: int, monkeypatch: pytes
     assert checked.blocks_compared > 10_000
 
 
-def test_workers_that_keep_what_is_evicted_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_keep_what_is_evicted_are_found(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler's side forgets a block, and does not tell the workers: each block that is stored takes room for ever."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    my_connector = importlib.import_module("my_connector")
 
     def forget(self: Any, key: bytes) -> None:
         del self.held[key]
         self.plan.stores.pop(key, None)
 
-    monkeypatch.setattr(my_connector.MyConnector, "drop", forget)
+    monkeypatch.setattr(module.MyConnector, "drop", forget)
     checked = check("my_connector:MyConnector", profiles=["room"], runs=1, steps=None, shrink_tries=0)
     (found,) = checked.found
     assert found.failure.id == "rest: workers keep what is evicted"
@@ -52,17 +56,17 @@ def test_workers_that_keep_what_is_evicted_are_found(monkeypatch: pytest.MonkeyP
     assert f"has grown by {KV:,} bytes" in found.failure.text
 
 
-def test_a_store_that_the_first_prompts_do_not_fill_may_grow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_store_that_the_first_prompts_do_not_fill_may_grow(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It has room for 28 prompts of 8 blocks, and evicts what was used last: so of the second 16 some are evicted, while its
     memory grows by 12 prompts."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    my_connector = importlib.import_module("my_connector")
 
     def use(self: Any, keys: list[bytes]) -> None:
         for key in reversed(keys):
             self.held.move_to_end(key, last=False)
 
-    monkeypatch.setattr(my_connector.MyConnector, "use", use)
+    monkeypatch.setattr(module.MyConnector, "use", use)
     workers = Workers(latest_steps=0)
     settings: dict[str, Any] = {"max_num_batched_tokens": 512}
     connector = configuration("my_connector:MyConnector", {"capacity": 28 * 8})
