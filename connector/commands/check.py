@@ -85,7 +85,7 @@ def check(
     output: Path,
     as_json: bool,
 ) -> None:
-    """Torture a connector: random but reproducible workloads on vLLM's real scheduler, with kvtrail's rules, vLLM's own
+    """Stress a connector: random but reproducible workloads on vLLM's real scheduler, with kvtrail's rules, vLLM's own
     assertions and what is left in the end as the judge. No GPU and no model: the model is a fake. The connector's own workers
     run if they can on a CPU; else fakes end transfers early, late, out of order or with errors.
 

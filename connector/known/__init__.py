@@ -117,6 +117,14 @@ def has_other_writers(cls: type) -> bool:
     return bool(getattr(cls, "kvtrail_other_writers", known is not None and known.other_writers))
 
 
+def overrides(cls: type, method: str) -> bool:
+    """Whether a class, or one between it and vLLM's, defines a method of vLLM's base class itself: what it inherits it does
+    not claim. Two bound class methods are never the same object, so the classes are compared that define it."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+    return any(method in each.__dict__ for each in cls.__mro__ if each.__module__ not in (base.__name__, "builtins"))
+
+
 def plain_name(cls: type) -> str:
     """The name of an untraced connector class in recordings."""
     return cls.__name__.removeprefix(UNTRACED)

@@ -30,7 +30,7 @@ _TEMPLATE = '''"""{title}
 {story}
 
 Written by kvtrail. Needs kvtrail (pip install kvtrail), vLLM and pytest, no GPU and no model: the scheduler is vLLM's own,
-the model and the workers are fakes. {variable}=<name or module:Class> tries another connector with the same
+the model {fakes}. {variable}=<name or module:Class> tries another connector with the same
 configuration.
 """
 
@@ -137,6 +137,7 @@ def as_pytest(scenario: Scenario | PairScenario, *, connector: Subject, failure:
         title=_quotable(f"{connector.name}: {failure.id}"),
         story=textwrap.fill(_quotable(failure.text), _WIDTH),
         variable=VARIABLE,
+        fakes="is a fake, the workers are the connector's" if connector.own_workers else "and the workers are fakes",
         connector=repr(connector.name),
         extra=repr(json.dumps(dict(connector.extra), sort_keys=True)),
         beside=connector.beside,

@@ -282,11 +282,23 @@ def _happens(each: Abort | CachesReset, stage: Stage, ids: Iterable[str]) -> boo
         return False
     if isinstance(each, Abort):
         stage.abort(each.id)
+    elif each.running and each.prefix_cache and not _frees_all(stage.scheduler):
+        return False
     elif each.prefix_cache:
         stage.scheduler.reset_prefix_cache(reset_running_requests=each.running, reset_connector=each.connector)
     else:
         stage.scheduler.reset_connector_cache()
     return True
+
+
+def _frees_all(scheduler: Any) -> bool:
+    """Whether a preemption of all running requests would free all blocks. Otherwise vLLM raises when its cache is reset while
+    requests run: somebody else holds blocks, for a load between steps or for a store. Blocks that are never given back are
+    found at the end of a run."""
+    cache = scheduler.kv_cache_manager
+    tables = (cache.get_block_ids(request.request_id) for request in scheduler.running)
+    held = Counter(block for groups in tables for table in groups for block in table)
+    return all(block.is_null or block.ref_cnt <= held[block.block_id] for block in cache.block_pool.blocks)
 
 
 def where(died: BaseException) -> str:
@@ -319,7 +331,8 @@ def _state(stage: Stage, request: Any) -> str:
         text += f"; its last lookup was answered {said}"
     if calls is not None and (load := calls.loads.get(request.request_id)):
         text += f"; its last load was of tokens {load.start} to {load.end}"
-    return f"{text}; preempted {request.num_preemptions} times" if request.num_preemptions else text
+    times = request.num_preemptions
+    return f"{text}; preempted {'once' if times == 1 else f'{times} times'}" if times else text
 
 
 def judged(events: Iterable[Event]) -> Detector:

@@ -79,8 +79,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class CachesReset:
-    """vLLM's prefix cache is reset before a step. `running` preempts running requests for it; `connector` resets the
-    connector's cache as well; with neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
+    """vLLM's prefix cache is reset before a step. `running` preempts running requests for it, and waits for the first step at
+    which nobody else holds blocks, since vLLM raises otherwise; `connector` resets the connector's cache as well; with
+    neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
     connector's cache is reset. With `when`, it waits from then on until some request is in that state."""
 
     at_step: int

@@ -147,6 +147,8 @@ class SchedulerInstrumentation(Instrumentation):
             matched = None
             self._probe_failed("lookup", gap=False)
         keys = self._keys(connector, request) if self._level.detailed else None
+        if getattr(request, "num_preemptions", 0) and self._recorder is not None:
+            self._record_preemption(request, start_ns)
         if self._store is None and self._records_caches:
             self._follow_store(connector)
         self._flush_cache_events(end_ns)
@@ -176,6 +178,18 @@ class SchedulerInstrumentation(Instrumentation):
                 f" tokens, {computed} of them computed: at most {contract.new_at_most(total, computed, matched)} can be new"
             )
         return answer
+
+    @fail_open(Kind.PREEMPT)
+    def _record_preemption(self, request: Any, at_ns: int) -> None:
+        """The request's preemption, if no step has reported it yet: then a reset of vLLM's cache has preempted it."""
+        self._record_cache_reset(at_ns)
+        self._steps.preempted(self._recorder.contexts.of(request), request.request_id, self._step, at_ns)
+
+    def _record_cache_reset(self, at_ns: int) -> None:
+        """A reset of vLLM's cache, which makes a new one."""
+        if self._pool.cached_block_hash_to_block is not self._cached:
+            self._cached = self._pool.cached_block_hash_to_block
+            self._record(Kind.CACHE_RESET, None, at_ns, (self._step,))
 
     def _record_groups(self, connector: Any, request: Any, computed: int, claimed: int, at_ns: int) -> None:
         """What each KV cache group holds, before the lookup that claims something of all of them."""
@@ -237,9 +251,7 @@ class SchedulerInstrumentation(Instrumentation):
                 self._recorder.spare = None
                 self._not_recorded(Kind.HEARTBEAT, (), gap=False)
         try:
-            if self._pool.cached_block_hash_to_block is not self._cached:
-                self._cached = self._pool.cached_block_hash_to_block
-                self._record(Kind.CACHE_RESET, None, at_ns, (self._step,))
+            self._record_cache_reset(at_ns)
             if (
                 self._level.any_detailed
                 or output.scheduled_new_reqs

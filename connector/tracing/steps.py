@@ -51,6 +51,8 @@ class Steps:
         self._tables: deque[str] = deque()
         """The requests with a table to record again, one a step: so that no lost table stays unknown for ever."""
         self._next_scan_ns = 0
+        self._preempted: dict[str, int] = {}
+        """The epoch that began with the last recorded preemption of a request."""
 
     def watch(self, request_id: str) -> None:
         """Record every step of this request from now on, until it ends."""
@@ -59,6 +61,17 @@ class Steps:
     def ended(self, request_id: str) -> None:
         """The request has ended."""
         self._watched.discard(request_id)
+        self._preempted.pop(request_id, None)
+
+    def preempted(
+        self, context: RequestContext, request_id: str, number: int, at_ns: int, free: int | None = None
+    ) -> None:
+        """Record the preemption by which a request's epoch began, once: when the step of this number reports it, or before
+        that, since a reset of vLLM's cache preempts requests that the same step looks up and loads again."""
+        if self._preempted.get(context.request_id) != context.epoch:
+            self._preempted[context.request_id] = context.epoch
+            context.blocks = None
+            self._record(_PREEMPT, context, at_ns, (free, number, self._reached(request_id)))
 
     def record(self, connector: Any, output: Any, pool: Any, number: int, at_ns: int) -> None:
         """Record a `SchedulerOutput`, the step of this number. `pool` is vLLM's block pool, as far as it is known."""
@@ -66,9 +79,7 @@ class Steps:
         if output.preempted_req_ids:
             free = _left_free(pool, output)
             for request_id in output.preempted_req_ids:
-                context = of_id(request_id)
-                context.blocks = None
-                self._record(_PREEMPT, context, at_ns, (free, number, self._reached(request_id)))
+                self.preempted(of_id(request_id), request_id, number, at_ns, free)
         for new in output.scheduled_new_reqs:
             context = of_id(new.req_id)
             run = (new.num_computed_tokens, output.num_scheduled_tokens[new.req_id], context.epoch > 0)

@@ -44,6 +44,11 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         OFFLOADING,
+        r"rule: failed-call.*AssertionError.*in build_connector_meta",
+        "OffloadingConnector of vLLM 0.21 to 0.32: a reset preempts a request that then loads in the same step",
+    ),
+    (
+        OFFLOADING,
         r"rule: failed-call.*AssertionError.*_build_store_jobs",
         "OffloadingConnector of vLLM 0.26: a request is aborted before its prompt is computed",
     ),

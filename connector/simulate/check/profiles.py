@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtrail.connector.simulate.check.store_profiles import EVENTS, STORE_PROFILES, kv_events
+from kvtrail.connector.simulate.check.store_profiles import EVENTS, STORE_PROFILES, kv_events, room
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
@@ -245,6 +245,15 @@ def mixed(rng: random.Random) -> Scenario:
     )
 
 
+def no_prefix_caching(rng: random.Random) -> Scenario:
+    """vLLM without its own prefix cache: lookups begin at token 0, and whatever comes again is loaded. The connector's cache is
+    reset now and then, also while stores are open."""
+    scenario = rng.choice([asynchronous, mixed, room])(rng)
+    last = max(each.at_step for each in scenario.arrivals)
+    resets = tuple(CachesReset(rng.randrange(last + 1), connector=True, prefix_cache=False) for _ in range(3))
+    return _with(replace(scenario, resets=(*scenario.resets, *resets)), enable_prefix_caching=False)
+
+
 PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "chunked-prefill": chunked_prefill,
     "preemption-storm": preemption_storm,
@@ -267,11 +276,12 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "states": states,
     "block-sizes": block_sizes,
     EVENTS: kv_events,
+    "no-prefix-caching": no_prefix_caching,
 }
 """The profiles, in the order in which `kvtrail check` takes turns."""
 OF_PAIRS = ("handoffs", "handoff-ranks")
 """Profiles of two engines (`pair_profiles`), for connectors by which one hands over to the other."""
-NOT_FOR_ALL = ("ranks", "groups", "states", "block-sizes")
+NOT_FOR_ALL = ("ranks", "groups", "states", "block-sizes", "no-prefix-caching")
 """Profiles that a connector may refuse."""
 
 

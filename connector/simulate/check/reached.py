@@ -122,6 +122,7 @@ class _Run:
         self._events = played.events
         self._tested = played.tested
         self._has_ranks = played.ranks > 1
+        self._unprobed = played.unprobed is not None
         self._detector = Detector(rules=())
         self._account = Account("", "")
         """Of the event's request, as it was before the event."""
@@ -215,6 +216,8 @@ class _Run:
             yield "lookup/beyond-computed"
         if end >= event.total - 1:
             yield "lookup/to-the-end"
+            if not event.is_async:
+                yield "lookup/to-the-end-within-step"
         elif end + (event.block_size or 0) < event.total:
             yield "lookup/part"
         if hit_before:
@@ -317,6 +320,8 @@ class _Run:
             yield "load/open-at-preemption"
         if self._has_open_store():
             yield "store/open-at-preemption"
+        if self._unprobed:
+            yield "store/unseen-at-preemption"
 
     # Loads and stores.
 

@@ -35,9 +35,6 @@ SHRINK_TRIES = 300
 """Runs for shrinking one failure."""
 ASKED_FOR = "that was asked for"
 """Why fake workers run where the user wants them."""
-RESET_REFUSED = "Failed to reset KV cache even when all the running requests are preempted"
-"""vLLM's error where a connector still holds blocks, for a load between steps or for a store. Blocks that it never gives back
-are found at the end of a run in any case."""
 Known = Mapping[str, Sequence[Scenario | PairScenario]]
 NONE_KNOWN: Known = {}
 FEW_STEPS, FEW_HITS = 1000, 20
@@ -134,10 +131,11 @@ class Checked:
             few = {0: "There was no lookup", 1: "The only lookup did not hit"}
             none_hit = few.get(self.lookups, f"None of {self.lookups:,} lookups hit")
             reasons.append(f"{none_hit}, so no load and nothing behind it was tried.")
-        elif self.hits < FEW_HITS or self.steps.total() < FEW_STEPS:
+        elif self.hits < FEW_HITS:
+            reasons.append(f"Only {some(self.hits, 'lookup')} hit; at least {FEW_HITS} are needed.")
+        if self.steps.total() < FEW_STEPS:
             reasons.append(
-                f"{some(self.steps.total(), 'step')} with {some(self.hits, 'hit')} are too few: {FEW_STEPS:,} steps and"
-                f" {FEW_HITS} hits are the least."
+                f"Only {some(self.steps.total(), 'scheduling step')} ran; at least {FEW_STEPS:,} are needed."
             )
         if missed := [name for name in self.profiles if not self.trials[name] and name not in self.refused]:
             reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
@@ -166,13 +164,12 @@ def check(
     runs: int | None = None,
     fake_workers: bool = False,
     stop_at_first: bool = False,
-    loads_may_fail: bool = True,
     shrink_tries: int | None = SHRINK_TRIES,
     known: Known = NONE_KNOWN,
     workloads: Workloads = Workloads.RANDOM,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
-    """Torture a connector, profile after profile, seed after seed, until `steps`, `runs` or `seconds` are spent; None sets no
+    """Stress a connector, profile after profile, seed after seed, until `steps`, `runs` or `seconds` are spent; None sets no
     limit. The same seed gives the same trials, however fast the machine is.
 
     Args:
@@ -180,7 +177,6 @@ def check(
         config: its `kv_connector_extra_config`; by default it is chosen, in turn, for connectors that kvtrail knows, and for
             those that say from what.
         fake_workers: do not run its own workers, even if they would run here.
-        loads_may_fail: whether workloads have loads that fail.
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
         known: small scenarios of earlier sessions, by the ids of the failures that they show; what they show again is not
             shrunk again.
@@ -195,7 +191,7 @@ def check(
     if lacking := [name for name in PAIR_PROFILES if name in profiles and name not in pairs]:
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
-    session = _Session(checked, config, shrink_tries, on_progress, loads_may_fail=loads_may_fail, known=known)
+    session = _Session(checked, config, shrink_tries, on_progress, known)
     session.rehearse(fake_workers)
     chosen_from = session.corpus if workloads is Workloads.COVERAGE else None
     for workload in turns(checked, connector, config, chosen_from):
@@ -216,7 +212,7 @@ def check_one(
     shrink_tries: int | None = SHRINK_TRIES,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
-    """Torture a connector with one workload.
+    """Stress a connector with one workload.
 
     Raises:
         Unbuildable: the connector cannot be built; the text says why.
@@ -265,16 +261,12 @@ class _Session:
         config: dict[str, Any] | None,
         shrink_tries: int | None,
         on_progress: Callable[[Checked, str], None],
-        *,
-        loads_may_fail: bool = True,
         known: Known = NONE_KNOWN,
     ) -> None:
-        self._loads_may_fail, self._known = loads_may_fail, known
         self._checked, self._config, self._shrink_tries, self._on_progress = checked, config, shrink_tries, on_progress
+        self._known = known
         self.corpus = Corpus(checked.seed, seen=checked.situations)
         self._started = time.monotonic()
-        self._hold_blocks: list[Mapping[str, Any]] = []
-        """The configurations with which it has loaded between steps."""
 
     def _announce(self, doing: str) -> None:
         self._checked.seconds = time.monotonic() - self._started
@@ -296,19 +288,12 @@ class _Session:
     def play(self, workload: Workload) -> None:
         """Play a workload, count what it shows, and shrink what fails."""
         checked, profile, extra = self._checked, workload.profile, workload.extra
-        beside = profile == "multi"
-        subject = Subject(
-            checked.connector,
-            extra,
-            beside=beside,
-            own_workers=not beside and checked.fake_workers is None,
-            may_reset_running=extra not in self._hold_blocks,
-            loads_may_fail=self._loads_may_fail,
-        )
+        own_workers = checked.fake_workers is None
+        subject = Subject(checked.connector, extra, beside=profile == "multi", own_workers=own_workers)
         scenario = workload.scenario
         paired = isinstance(scenario, PairScenario)
-        if not isinstance(scenario, PairScenario):
-            scenario = allowed(scenario, subject)
+        if isinstance(scenario, Scenario) and not subject.loads_may_fail:
+            scenario = replace(scenario, workers=replace(scenario.workers, load_failures=0.0, fails=()))
         self._announce(profile)
         try:
             played, failures = run(subject, scenario)
@@ -319,15 +304,6 @@ class _Session:
             checked.fake_workers = rehearsal.NO_BYTES
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)
-        holds = any(lookup.is_async and lookup.returned for lookup in played.lookups) or RESET_REFUSED in (
-            played.error or ""
-        )
-        if holds and subject.may_reset_running and not isinstance(scenario, PairScenario):
-            self._hold_blocks.append(extra)
-            subject = replace(subject, may_reset_running=False)
-            if (without := allowed(scenario, subject)) != scenario:
-                scenario = without  # what vLLM refuses to such connectors is no failure of theirs
-                played, failures = run(subject, scenario)
         known = list(moments(played))
         _count(checked, profile, played, reached(played, known))
         self.corpus.show(
@@ -376,15 +352,6 @@ class _Session:
 def _is_cut_short(failures: Sequence[Failure]) -> bool:
     """Whether a run did not come to its end: what is made of it would not either."""
     return any(failure.kind in (CRASH, HANG) for failure in failures)
-
-
-def allowed(scenario: Scenario, subject: Subject) -> Scenario:
-    """The scenario without what vLLM does not support for such a connector."""
-    if not subject.loads_may_fail:
-        scenario = replace(scenario, workers=replace(scenario.workers, load_failures=0.0, fails=()))
-    if subject.may_reset_running:
-        return scenario
-    return replace(scenario, resets=tuple(replace(each, running=False) for each in scenario.resets))
 
 
 def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Checked) -> bool:

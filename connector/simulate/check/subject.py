@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from itertools import count, permutations
 from typing import Any
 
-from kvtrail.connector.known import by_name
+from kvtrail.connector.known import by_name, overrides
 from kvtrail.connector.registration import TRACED, configuration, resolve
+
+BESIDE_BYTES = 256 * 1024
+"""Of the store of our OffloadConnector, 256 tokens: what it has evicted is loaded by the connector beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +24,18 @@ class Subject:
         extra: its `kv_connector_extra_config`, where the user gave one.
         beside: in a MultiConnector, after our OffloadConnector.
         own_workers: its own worker side runs, on KV caches in memory, instead of fake workers.
-        may_reset_running: whether vLLM's cache may be reset while requests run; not where loads or stores that run between
-            steps hold blocks, which vLLM does not support.
-        loads_may_fail: whether loads may fail; not where the connector has no way to report that.
     """
 
     name: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     beside: bool = False
     own_workers: bool = False
-    may_reset_running: bool = True
-    loads_may_fail: bool = True
+
+    @property
+    def loads_may_fail(self) -> bool:
+        """Whether it, or a child of it, has a way to report that a load has failed."""
+        names = [each["kv_connector"] for each in self.extra.get("connectors", ())] or [self.name]
+        return any(overrides(cls, "get_block_ids_with_load_errors") for cls in map(_plain, names) if cls is not None)
 
     def configuration(self) -> dict[str, Any]:
         """The `kv_transfer_config`."""
@@ -41,7 +45,7 @@ class Subject:
             return own
         if not self.beside:
             return own
-        first = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
+        first = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": BESIDE_BYTES})
         return {
             "kv_connector": "MultiConnector",
             "kv_load_failure_policy": "recompute",
@@ -82,13 +86,18 @@ def in_turn(profile: str, turn: int) -> Choose:
 
 
 def _declared(name: str) -> Mapping[str, Any]:
-    """What the author of a connector declares; nothing for one that cannot be imported; vLLM says more of it."""
+    """What the author of a connector declares."""
+    settings: Mapping[str, Any] = getattr(_plain(name), "kvtrail_check_settings", {})
+    return settings
+
+
+def _plain(name: str) -> Any:
+    """The untraced class of a connector; None of one that cannot be imported: vLLM says more of it."""
     try:
         cls = resolve(configuration(name, {})["kv_connector"])
     except Exception:  # of whatever its module raises when it is imported
-        return {}
-    settings: Mapping[str, Any] = getattr(cls, "kvtrail_check_settings", {})
-    return settings
+        return None
+    return getattr(cls, "_kvtrail_plain", cls)
 
 
 def _chosen(settings: Mapping[str, Any], choose: Choose) -> dict[str, Any]:

@@ -21,7 +21,7 @@ CORE = (
         "A hit that is loaded within the step leaves at least the request's last token to be computed.",
         f"{_SCHEDULER}.schedule`, which asserts that an admitted request has new tokens to run",
         ("full-hit",),
-        ("lookup/to-the-end",),
+        ("lookup/to-the-end-within-step",),
     ),
     Requirement(
         "core.lookup.only-stored",
@@ -187,7 +187,7 @@ CORE = (
         f"{_BASE}.handle_preemptions` and `request_finished`: “True if the request is being saved/sent asynchronously and"
         " blocks should not be freed”",
         ("block-reuse", "bytes"),
-        ("store/open-at-end", "store/open-at-preemption"),
+        ("store/open-at-end", "store/open-at-preemption", "store/unseen-at-preemption"),
     ),
     Requirement(
         "core.store.same-prefix-at-once",

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from kvtrail.connector.known import by_class, capabilities_declared, importable_as, part_of, plain_name
+from kvtrail.connector.known import by_class, capabilities_declared, importable_as, overrides, part_of, plain_name
 from kvtrail.connector.registration import configuration, resolve
 from kvtrail.connector.simulate.conformance.requirement import Feature
 from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
@@ -115,14 +115,6 @@ def _claims(feature: Feature, cls: type, extra: Mapping[str, Any]) -> bool:
             return part_of(cls, "probe") is not None
         case _:
             return False  # no method says so: it is declared, or seen
-
-
-def overrides(cls: type, method: str) -> bool:
-    """Whether a class, or one between it and vLLM's, defines a method of vLLM's base class itself: what it inherits it does
-    not claim. Two bound class methods are never the same object, so the classes are compared that define it."""
-    from vllm.distributed.kv_transfer.kv_connector.v1 import base
-
-    return any(method in each.__dict__ for each in cls.__mro__ if each.__module__ not in (base.__name__, "builtins"))
 
 
 def _by_layer(cls: type, extra: Mapping[str, Any]) -> bool:

@@ -306,7 +306,7 @@ def _arrivals(scenario: Report) -> ET.Element:
     heads = [
         element("th", "request"),
         element("th", "arrives before step", class_="number"),
-        element("th", "tokens of its prompt, by the text that they are of"),
+        element("th", "prompt, in tokens of each text"),
         element("th", "tokens of output", class_="number"),
     ]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from kvtrail.connector.known import has_other_writers
+from kvtrail.connector.known import has_other_writers, overrides
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.session import NONE_KNOWN, SHRINK_TRIES, Checked, Known, check
@@ -21,7 +21,7 @@ ALL = "all"
 LEVELS = (Level.CORE.value, Level.EXTENDED.value, ALL)
 STEPS = {Level.CORE.value: 10_000, Level.EXTENDED.value: 20_000, ALL: 20_000}
 """Scheduling steps by level, where the user sets no number: core takes less than three minutes on two cores."""
-OTHER_LEVEL = "the extended level asks for it"
+OTHER_LEVEL = "`--level extended` drives it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,6 @@ def run(
         profiles=asked.driven,
         seed=asked.seed,
         steps=asked.steps,
-        loads_may_fail=Feature.FAILURES in asked.claimed,
         shrink_tries=shrink_tries,
         known=known,
         on_progress=on_progress,
@@ -135,7 +134,7 @@ def concluded(asked: Asked, checked: Checked) -> Conformance:
     setting = Setting(
         claimed=asked.claimed,
         detected=features.detected(checked.reached),
-        overrides_reset=features.overrides(asked.cls, "reset_cache"),
+        overrides_reset=overrides(asked.cls, "reset_cache"),
         other_writers=has_other_writers(asked.cls),
         not_driven={**asked.not_driven, **checked.refused},
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from kvtrail.connector.known import has_other_writers, part_of
+from kvtrail.connector.known import has_other_writers, overrides, part_of
 from kvtrail.connector.known.fake import reports_transfers
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.judges import leftovers, room
@@ -67,6 +67,7 @@ class Observer:
         self._calls.on_end.append(self._ending)
         stage.observers.append(self._stepped)
         self._has_other_writers = has_other_writers(self._plain)
+        self._resets, self._reports_events = (overrides(self._plain, name) for name in ("reset_cache", "take_events"))
         self._ignored = frozenset(getattr(self._plain, KEEPS, ()))
         self._at_first = leftovers.temporary(connector, self._ignored)
         self._prefixes = stage.prefixes
@@ -146,13 +147,13 @@ class Observer:
         if end < begin:
             begin = 0
         self._computed.update(self._prefixes.of(request)[begin:end])
-        if self._overrides("take_events"):
+        if self._reports_events:
             self.kv_events.computed(request, begin, end)
         self._entered[request.request_id] = end
 
     def _was_reset(self, succeeded: bool | None) -> None:
         """What running requests hold may be stored again."""
-        if succeeded is False or not self._overrides("reset_cache"):
+        if succeeded is False or not self._resets:
             return
         self._computed.clear()
         self._entered.clear()
@@ -160,11 +161,6 @@ class Observer:
         self._reset_step = self._stage.steps
         for request in self._stage.scheduler.running:
             self._enter(request)
-
-    def _overrides(self, method: str) -> bool:
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-
-        return getattr(self._plain, method, None) is not getattr(KVConnectorBase_V1, method, None)
 
     def observations(self) -> list[Observation]:
         """What was wrong; of KV that was not there in time, also when it came."""
@@ -229,7 +225,7 @@ class Observer:
         """Whether its workers can tell the connector what has ended: a fake that knows nothing of it makes no metadata."""
         plain: Any = self._plain
         own = isinstance(self._stage.worker, OwnWorker) or part_of(plain, "fake") is not None
-        return own or not self._overrides("build_connector_worker_meta")
+        return own or not overrides(self._plain, "build_connector_worker_meta")
 
     def _no_reports(self) -> str:
         nobody = "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
@@ -329,7 +325,7 @@ class Observer:
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""
         returned, end, request = self._hit
-        if request is None or not self._overrides("reset_cache") or self._connector is not self._stage.connectors[0]:
+        if request is None or not self._resets or self._connector is not self._stage.connectors[0]:
             return
         scheduler = self._stage.scheduler
         if not scheduler.reset_prefix_cache(reset_connector=True):

@@ -105,7 +105,7 @@ class Late:
             return ""
         source, came = self.missed.source, self.missed.came
         if not came:
-            return f" {source}; no later load of it was right, and nothing came to this place later on."
+            return f" {source}; no later load of it was right, and that block never held it."
         if self.missed.is_second:
             return f" {source}. {self.missed.again}, and {came}: at first it was gone, or had not been stored."
         return f" {source}, and {came}: the copy was made, and came too late."

@@ -267,7 +267,7 @@ class Model:
                 for block in np.intersect1d(cache.differing(), load.of_groups[cache.group]).tolist():
                     for tokens, mine in reads[cache.group].of(block, cache.wrong_slots(block)):
                         self._note_some(reads[cache.group], tokens, mine, layer)
-            said = f"the workers reported the load of {request_id} as received, when it was not in place: "
+            said = f"after the workers had reported the load of {request_id} as received, "
             self.wrong += [said + self._sentence(each) for each in self._found.values()]
 
     def fail(self, blocks: Iterable[int], request_id: str) -> None:
@@ -402,12 +402,14 @@ class Model:
         request_id, load = read.request.request_id, self._calls.loads.get(read.request.request_id)
         tokens = f"first {read.end}" if not read.start else f"{read.end - read.start} last of {read.end}"
         layers = "all layers" if len(wrong.layers) == len(self.caches) else ", ".join(wrong.layers)
+        most = max(wrong.tokens)
+        have = "has" if most == 1 else "have"
         text = f"{request_id} {'reads' if read.runs else 'holds'} "
         if read.layout.is_state:
             text += f"the state after its first {read.end} tokens, which is wrong in {layers}, in block {wrong.block}:"
         else:
             text += (
-                f"the KV of its {tokens} tokens. {max(wrong.tokens)} of them have wrong KV in {layers}, the first of them"
+                f"the KV of its {tokens} tokens. {most} of them {have} wrong KV in {layers}, the first of them"
                 f" token {wrong.first} in block {wrong.block}:"
             )
         text += f" it holds {wrong.holds}."

@@ -60,7 +60,7 @@ def test_a_bit_that_flips_is_found(bare: BareScheduler) -> None:
     cache(bare, "layer.1").numpy().view(np.int32)[block, 1, 7, 63] ^= 1
     (text,) = found(bare)
     assert "r-1 reads the KV of its first" in text
-    assert f"1 of them have wrong KV in layer.1, the first of them token 39 in block {block}" in text
+    assert f"1 of them has wrong KV in layer.1, the first of them token 39 in block {block}" in text
     assert "its own KV, but for 1 of its 128 numbers" in text
     assert len(found(bare)) == 1, "it is reported once"
 
@@ -100,7 +100,7 @@ def test_a_write_into_a_block_that_no_step_reads_now_is_found(tmp_path: Path) ->
     assert list(scheduled[0].num_scheduled_tokens) == ["r-0"]
     (text,) = worker(bare).model.wrong
     assert (
-        "r-1 holds the KV of its first 20 tokens. 1 of them have wrong KV in layer.1, the first of them token 3" in text
+        "r-1 holds the KV of its first 20 tokens. 1 of them has wrong KV in layer.1, the first of them token 3" in text
     )
 
 

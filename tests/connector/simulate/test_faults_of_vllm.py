@@ -68,6 +68,21 @@ def test_the_offloading_connector_dies_of_a_second_reset_while_it_loads(resets: 
     assert 'File "vllm/distributed/' in played.traceback or resets == 1, "no folder of this machine is in a report"
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_offloading_connector_dies_of_a_load_in_the_first_step_after_a_reset(stored: bool) -> None:
+    """A reset preempts a request, and the same step looks it up and loads for it again."""
+    scenario = Scenario(
+        arrivals=(Arrival("runs", (PREFIX, ("a", 50)), 20),),
+        resets=(CachesReset(10, running=True, connector=not stored),),
+        workers=Workers(latest_steps=0),
+    )
+    played = play(scenario, OFFLOADING)
+    assert played.lookups[-1].epoch == 1, "the request was preempted, and looked up again"
+    assert bool(played.lookups[-1].returned) is stored
+    assert (played.error is not None) is stored
+    assert "assert self._jobs[any_jid].is_store" in played.traceback or not stored
+
+
 @pytest.mark.parametrize("name", ["same", "other"])
 def test_the_offloading_connector_dies_of_an_id_that_comes_again_while_a_store_is_open(
     tmp_path: Path, name: str
@@ -149,7 +164,7 @@ def test_a_sliding_window_lacks_a_block_after_a_whole_prompt_was_loaded(tokens_o
     assert pair.loads_read == 1
     assert {finding.rule for finding in pair.findings} == ({"null-block"} if tokens_of_prompt == 127 else set())
     if tokens_of_prompt == 127:
-        assert "1 of them have wrong KV in layer.1, the first of them token 63 in block 0" in pair.wrong["r-0"]
+        assert "1 of them has wrong KV in layer.1, the first of them token 63 in block 0" in pair.wrong["r-0"]
     else:
         assert not pair.wrong
 

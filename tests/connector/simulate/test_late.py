@@ -87,7 +87,7 @@ def test_a_load_that_came_too_late_is_named() -> None:
 def test_a_copy_that_is_never_made_is_not_called_late() -> None:
     text = read_wrongly(NeverStores)
     assert text.endswith(
-        "first had computed it in step 0; no later load of it was right, and nothing came to this place later on."
+        "first had computed it in step 0; no later load of it was right, and that block never held it."
     )
 
 

@@ -18,7 +18,16 @@ from kvtrail.connector.simulate.redrive.recorded import recorded_requests
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, tokens
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.events.events import CacheReset, RequestEnd, RequestStart
+from kvtrail.tracer.events.events import (
+    Alloc,
+    CacheReset,
+    LoadError,
+    Lookup,
+    Preempt,
+    Received,
+    RequestEnd,
+    RequestStart,
+)
 from kvtrail.tracer.ingest import decode
 
 OFFLOAD = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64}}
@@ -54,6 +63,40 @@ def test_what_is_kept_is_what_a_tracer_would_have_received() -> None:
     received = [event for span in played.spans if (event := decode.from_span(span)) is not None]
     assert received == played.events
     assert {"kv.preempt", "kv.cache.reset", "kv.reset", "kv.store.plan", "kv.recorder"} <= {e.kind for e in received}
+
+
+LATE = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64, "load_async": True}}
+
+
+def test_a_reset_of_running_requests_waits_as_long_as_a_load_holds_blocks() -> None:
+    scenario = Scenario(
+        arrivals=(
+            Arrival("stores", (HEAD, ("a", 1))),
+            Arrival("runs", (("b", 64),), 60, at_step=20),
+            Arrival("loads", (HEAD, ("c", 40)), 2, at_step=22),
+        ),
+        resets=(CachesReset(18), CachesReset(24, running=True)),
+        workers=Workers(latest_steps=20, seed=1),
+    )
+    played = play(scenario, LATE, own_workers=True)
+    assert played.error is None, "vLLM raises when its cache is reset during a load"
+    order = [event.kind for event in played.events if isinstance(event, CacheReset | Received | Preempt)]
+    assert order == ["kv.cache.reset", "kv.received", "kv.cache.reset", "kv.preempt", "kv.received"]
+
+
+def test_a_load_that_begins_in_the_step_of_a_reset_is_of_the_new_epoch() -> None:
+    """A reset preempts a request, and the next step both tells the connector of that and loads for the request again."""
+    scenario = Scenario(
+        arrivals=(Arrival("stores", (HEAD, ("a", 1))), Arrival("runs", (HEAD, ("b", 20)), 30, at_step=20)),
+        resets=(CachesReset(18), CachesReset(40, running=True)),
+        workers=Workers(latest_steps=4, load_failures=1.0, seed=1),
+    )
+    played = play(scenario, {**LATE, "kv_load_failure_policy": "recompute"}, own_workers=True)
+    assert (played.error, played.findings) == (None, [])
+    again = [event for event in played.events if event.request == "runs" and event.epoch == 1]
+    kinds = [event.kind for event in again if isinstance(event, Preempt | Lookup | Alloc | LoadError | Received)]
+    assert kinds[:5] == ["kv.preempt", "kv.lookup", "kv.alloc", "kv.load.error", "kv.received"]
+    assert sum(isinstance(event, Preempt) for event in played.events) == 1
 
 
 def test_a_scenario_goes_through_json_unchanged() -> None:

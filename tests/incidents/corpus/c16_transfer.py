@@ -115,7 +115,7 @@ INCIDENTS = [
         """,
         rule="stray-completion",
         numbers={"what": "store", "repeated": False},
-        says="a store was reported as finished, and none was under way",
+        says="a store of the request was reported as finished, and none was under way",
     ),
     Incident(
         id="vllm-51595",
@@ -184,7 +184,7 @@ INCIDENTS = [
         """,
         rule="stray-completion",
         numbers={"what": "load", "repeated": False},
-        says="a load was reported as finished, and none was under way",
+        says="a load of the request was reported as finished, and none was under way",
     ),
     Incident(
         id="vllm-46014",

@@ -62,7 +62,7 @@ class ByteDrift(EngineRule[BlockCheck]):
                 f" {{owner}}'s {{owner_place}}, under another {{other}}.{{left}}{_handed_over(finding)}"
             )
         return (
-            "At {0} {checked} compared with what had been computed under their hashes, and {wrong} did not match."
+            "At {0} {checked} compared with the KV that was computed under their hashes, and {wrong} did not match."
             "{of_all} {contents}"
         )
 

@@ -28,7 +28,10 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
     id = "stray-completion"
     severity = Severity.CRASH
     classes = ("C17", "C14")
-    hint = "Completions are matched by request id alone: one from before a preemption, or of another child, is taken for it."
+    hint = (
+        "Completions are matched by request id alone: one from before a preemption, or of another child, is taken for it. Or"
+        " `request_finished` kept blocks for a store although none was open."
+    )
 
     def judge(self, event: Received | Sent | TransferEnd, account: Account) -> Judgement:
         if account.missing is not None:
@@ -53,7 +56,7 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         return Unknown.UNSEEN
 
     def template(self, finding: Finding) -> str:
-        text = "At {0:epoch} a {what} was reported as finished, and none was under way"
+        text = "At {0:epoch} a {what} of the request was reported as finished, and none was under way"
         if finding.numbers["repeated"]:
             text = "At {1:epoch} a {what} was reported as finished that had been reported at {0.label} already"
         if "connectors" in finding.numbers:

@@ -22,7 +22,7 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
-from kvtrail.connector.simulate.check.session import RESET_REFUSED, Checked, NothingRecorded, check
+from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
@@ -257,37 +257,20 @@ def test_each_value_of_a_setting_has_its_turn() -> None:
     assert first == [in_turn("room", turn)("abc") for turn in range(12)], "by profile and turn alone"
 
 
-def test_what_vllm_refuses_while_loads_run_between_steps_is_left_out_for_that_configuration_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    allowed: list[tuple[bool, bool]] = []
+def test_loads_fail_only_where_that_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
 
     def run(subject: Subject, scenario: Scenario) -> Any:
-        allowed.append((subject.extra.get("load_async", False), any(reset.running for reset in scenario.resets)))
+        given.append(scenario.workers.load_failures)
         return run_one(subject, scenario)
 
     monkeypatch.setattr("kvtrail.connector.simulate.check.session.run", run)
-    checked = check("OffloadConnector", profiles=["mixed"], steps=None, runs=2)
-    assert checked.found == []
-    assert allowed == [(True, True), (True, False), (False, True)]
-
-
-def test_a_reset_that_vllm_refuses_while_a_store_holds_blocks_is_no_failure_of_the_connector(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    errors, steps = [], []
-
-    def run(subject: Subject, scenario: Scenario) -> Any:
-        played, failures = run_one(subject, scenario)
-        errors.append(played.error or "")
-        steps.append(played.steps)
-        return played, failures
-
-    monkeypatch.setattr("kvtrail.connector.simulate.check.session.run", run)
-    checked = check("SimpleCPUOffloadConnector", profiles=["room"], steps=None, runs=1)
-    assert checked.found == []
-    assert [RESET_REFUSED in error for error in errors] == [True, False]
-    assert checked.steps.total() == steps[-1], "the run that counts is the one without that reset"
+    for connector in ("OffloadConnector", "SimpleCPUOffloadConnector"):
+        check(connector, profiles=["load-failure"], steps=None, runs=1, shrink_tries=0)
+    assert [share > 0 for share in given] == [True, False]
+    silent, heard = {"kv_connector": "SimpleCPUOffloadConnector"}, {"kv_connector": "OffloadConnector"}
+    assert not Subject("MultiConnector", {"connectors": [silent, silent]}).loads_may_fail
+    assert Subject("MultiConnector", {"connectors": [silent, heard]}).loads_may_fail
 
 
 def test_nothing_recorded_is_an_error_of_its_own() -> None:

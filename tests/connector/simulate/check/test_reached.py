@@ -11,22 +11,24 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
+from recorded_runs import survivable
+
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, pair_of
 from kvtrail.connector.simulate.check.points import POINTS
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.reached import moments, reached
-from kvtrail.connector.simulate.check.session import allowed, check
+from kvtrail.connector.simulate.check.session import check
 from kvtrail.connector.simulate.check.situations import situations
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers
 
-OFFLOADING = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000}, may_reset_running=False)
+OFFLOADING = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
 """It loads between steps, and fakes end its transfers by the scenario alone."""
 OFFLOAD = Subject("OffloadConnector", {"chunk_size": 64}, own_workers=True)
 """It loads within a step."""
-ASYNC = Subject("OffloadConnector", {"chunk_size": 64, "load_async": True}, own_workers=True, may_reset_running=False)
+ASYNC = Subject("OffloadConnector", {"chunk_size": 64, "load_async": True}, own_workers=True)
 
 UNREACHED = {
     "lookup/raised": "a lookup that raises ends the engine: no correct connector's does",
@@ -133,12 +135,12 @@ def test_each_point_is_reached_by_some_profile_or_named_with_the_reason() -> Non
 
     for profile in PROFILES:
         for subject in (OFFLOAD, ASYNC, OFFLOADING):
-            add(subject, allowed(scenario_of(profile, rng.randrange(20)), subject))
+            add(subject, scenario_of(profile, rng.randrange(20)))
     for name in ("NixlConnector", "NixlPushConnector"):
         for profile in PAIR_PROFILES:
             add(Subject(name), pair_of(profile, 0))
     for seed in range(10):
         for profile in ("reset", "abort", "block-sizes", "load-failure", "preemption-storm"):
             if POINTS.keys() - counted.keys() - UNREACHED.keys():
-                add(OFFLOADING, allowed(scenario_of(profile, seed), OFFLOADING))
+                add(OFFLOADING, survivable(scenario_of(profile, seed), OFFLOADING.name))
     assert POINTS.keys() - counted.keys() == UNREACHED.keys()

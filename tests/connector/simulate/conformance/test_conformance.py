@@ -15,9 +15,7 @@ pytest.importorskip("vllm")
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.conformance import LEVELS, conformance
 from kvtrail.connector.simulate.check import trial
-from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
-from kvtrail.connector.simulate.check.session import allowed
-from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.conformance import report, schema, suite, text
 from kvtrail.connector.simulate.conformance.features import PROFILES as OF_FEATURES
 from kvtrail.connector.simulate.conformance.requirement import Feature
@@ -150,18 +148,6 @@ def test_extended_drives_what_is_claimed() -> None:
     assert asked.not_driven["groups"] == "the connector does not claim it (several KV cache groups)"
     assert {"groups", "states", "load-failure"} <= set(suite.asked_of("OffloadConnector", level="all").driven)
     assert "handoffs" in suite.asked_of("NixlConnector", level="all").driven
-
-
-def test_loads_fail_only_where_that_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[bool] = []
-    monkeypatch.setattr(suite, "check", lambda *args, **more: given.append(more["loads_may_fail"]))
-    suite.run(suite.asked_of("OffloadConnector", level="all"))
-    suite.run(suite.asked_of("ExampleConnector", level="all"))
-    assert given == [True, False]
-    failing = scenario_of("load-failure", 0)
-    assert failing.workers.load_failures
-    assert allowed(failing, Subject("ExampleConnector")) == failing
-    assert not allowed(failing, Subject("ExampleConnector", loads_may_fail=False)).workers.load_failures
 
 
 def test_a_connector_that_does_not_exist() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from recorded_runs import survivable
 from recordings import DEMO, OURS, STALE, assert_the_same, recorded
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
-from kvtrail.connector.simulate.check.session import allowed
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.redrive.comparison import Meaning, Outcome
 from kvtrail.connector.simulate.redrive.redrive import redrive
@@ -58,8 +58,8 @@ def test_random_workloads_come_out_lookup_for_lookup(tmp_path: Path, profile: st
 @pytest.mark.parametrize("profile", ["preemption-storm", "abort", "async", "reset", "mixed"])
 def test_transfers_between_steps_end_where_they_were_recorded(tmp_path: Path, profile: str) -> None:
     """vLLM's own OffloadingConnector: its answers depend on which loads and stores have ended."""
-    native = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000}, may_reset_running=False)
-    scenario = allowed(scenario_of(profile, 0), native)
+    native = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
+    scenario = survivable(scenario_of(profile, 0), native.name)
     scenario = replace(scenario, workers=replace(scenario.workers, latest_steps=9))
     driven = redrive(recorded(play(scenario, native.configuration()), tmp_path))
     assert_the_same(driven.comparison)
@@ -98,8 +98,8 @@ def test_a_group_that_is_not_simulated_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_recorded_loads_fail_again(tmp_path: Path, seed: int) -> None:
-    native = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000}, may_reset_running=False)
-    played = play(allowed(scenario_of("load-failure", seed), native), native.configuration())
+    native = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
+    played = play(survivable(scenario_of("load-failure", seed), native.name), native.configuration())
     driven = redrive(recorded(played, tmp_path))
     assert len(driven.workload.scenario.workers.fails) > 10
     assert_the_same(driven.comparison)
