@@ -246,7 +246,7 @@ def mixed(rng: random.Random) -> Scenario:
 
 
 def no_prefix_caching(rng: random.Random) -> Scenario:
-    """vLLM without its own prefix cache: lookups begin at token 0, and whatever comes again is loaded. The connector's cache is
+    """vLLM without its own prefix cache: lookups begin at token 0, and what comes again is loaded. The connector's cache is
     reset now and then, also while stores are open."""
     scenario = rng.choice([asynchronous, mixed, room])(rng)
     last = max(each.at_step for each in scenario.arrivals)

@@ -90,8 +90,10 @@ def stored_bytes(connectors: Iterable[Any]) -> int:
                 storage = thing.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
             elif isinstance(thing, np.ndarray):
-                whole = thing if thing.base is None else thing.base
-                sizes[id(whole)] = getattr(whole, "nbytes", thing.nbytes)
+                while isinstance(thing.base, np.ndarray):
+                    thing = thing.base
+                address = thing.ctypes.data  # a tensor's, where the array is a view of one
+                sizes[address] = max(thing.nbytes, sizes.get(address, 0))
             elif isinstance(thing, bytearray):
                 sizes[id(thing)] = len(thing)
             elif isinstance(thing, Mapping | Set | list | tuple | deque):

@@ -73,15 +73,18 @@ def test_a_store_that_came_too_late_is_named() -> None:
     text = read_wrongly(StoresLate)
     assert "it holds zeros" in text
     assert text.endswith(
-        "first had computed it in step 0, and third loaded the right KV of the same prefix in step 20: the copy was made, and"
-        " came too late."
+        "first had computed it in step 0, and third loaded the right KV of the same prefix in step 20: it was stored, so"
+        " the store came too late, or this load was not made."
     )
 
 
 def test_a_load_that_came_too_late_is_named() -> None:
     text = read_wrongly(SaidTooEarly)
     assert "it holds nothing, since nobody had written there by then" in text
-    assert "first had computed it in step 0, and the right KV was there in step 3, 2 steps after it was read" in text
+    assert (
+        "first had computed it in step 0, and the right KV was there in step 3, 2 steps after it was read: the copy was made"
+        in text
+    )
 
 
 def test_a_copy_that_is_never_made_is_not_called_late() -> None:

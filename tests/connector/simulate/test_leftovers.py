@@ -45,6 +45,7 @@ def test_bytes_are_counted_once_wherever_they_lie() -> None:
             self.layers = {"a": whole, "b": whole[:10], "c": [array, array[5:]]}
             self.files = {b"key": b"seven" + bytes(2), "ring": bytearray(11)}
             self.pinned = torch.zeros(3, dtype=torch.int8)
+            self.views = [self.pinned.numpy()[:2], self.pinned.numpy()]
 
     assert stored_bytes([Worker()]) == 400 + 50 + 7 + 11 + 3
     worker = Worker()

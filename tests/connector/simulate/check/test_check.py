@@ -26,6 +26,7 @@ from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, c
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
+from kvtrail.connector.simulate.judges.observer import BYTES
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.commands.options import INCONCLUSIVE
@@ -102,8 +103,10 @@ def test_fakes_copy_by_the_plan_and_show_what_a_wrong_plan_does() -> None:
 )
 @pytest.mark.parametrize("name", ["OffloadConnector", "OffloadingConnector"])
 def test_a_correct_connector_passes_all_profiles(name: str, rounds: int, hits: int, blocks: int) -> None:
-    checked = check(name, steps=None, runs=rounds * len(PROFILES), seed=100)
-    assert [each.failure for each in checked.found] == []
+    """vLLM 0.32's OffloadingConnector has one fault, of a load in the first step after a reset (`test_faults_of_vllm`)."""
+    checked = check(name, steps=None, runs=rounds * len(PROFILES), seed=100, shrink_tries=0)
+    known = {"rule: failed-call"} if name == "OffloadingConnector" else set()
+    assert [each.failure for each in checked.found if each.failure.id not in known] == []
     assert set(checked.trials) == set(PROFILES)
     assert not checked.refused
     assert checked.hits > hits
@@ -271,6 +274,21 @@ def test_loads_fail_only_where_that_can_be_reported(monkeypatch: pytest.MonkeyPa
     silent, heard = {"kv_connector": "SimpleCPUOffloadConnector"}, {"kv_connector": "OffloadConnector"}
     assert not Subject("MultiConnector", {"connectors": [silent, silent]}).loads_may_fail
     assert Subject("MultiConnector", {"connectors": [silent, heard]}).loads_may_fail
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_load_that_is_lost_in_the_step_after_a_reset_is_found(late: bool) -> None:
+    """Only a reset of running requests preempts one and loads for it again in the same step."""
+    checked = check(
+        "planted.deep_bugs:LoadDroppedWithThePreempted",
+        config={"late": late},
+        profiles=["conversation", "mixed"],
+        steps=None,
+        runs=6,
+        shrink_tries=0,
+        stop_at_first=True,
+    )
+    assert BYTES in {found.failure.kind for found in checked.found}
 
 
 def test_nothing_recorded_is_an_error_of_its_own() -> None:

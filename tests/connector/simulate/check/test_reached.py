@@ -101,7 +101,7 @@ def test_an_id_that_comes_again_is_no_lookup_that_comes_again() -> None:
 
 
 def test_a_child_that_is_asked_but_not_chosen_reaches_no_load() -> None:
-    counted = of(scenario_of("multi", 0), Subject("OffloadConnector", {"chunk_size": 64}, beside=True))
+    counted = of(TWICE, Subject("OffloadConnector", {"chunk_size": 64}, beside=True))
     assert counted["lookup/hit"] > 0
     assert counted["alloc/answer-discarded"] > 0
     assert counted["alloc/external"] == counted["load/planned"] == 0
@@ -135,12 +135,13 @@ def test_each_point_is_reached_by_some_profile_or_named_with_the_reason() -> Non
 
     for profile in PROFILES:
         for subject in (OFFLOAD, ASYNC, OFFLOADING):
-            add(subject, scenario_of(profile, rng.randrange(20)))
+            add(subject, survivable(scenario_of(profile, rng.randrange(20)), subject.name))
     for name in ("NixlConnector", "NixlPushConnector"):
         for profile in PAIR_PROFILES:
             add(Subject(name), pair_of(profile, 0))
     for seed in range(10):
-        for profile in ("reset", "abort", "block-sizes", "load-failure", "preemption-storm"):
+        for profile in ("reset", "abort", "block-sizes", "load-failure", "preemption-storm", "kv-events"):
             if POINTS.keys() - counted.keys() - UNREACHED.keys():
                 add(OFFLOADING, survivable(scenario_of(profile, seed), OFFLOADING.name))
+                add(OFFLOAD, scenario_of(profile, seed))
     assert POINTS.keys() - counted.keys() == UNREACHED.keys()

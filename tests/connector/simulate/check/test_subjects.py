@@ -80,7 +80,15 @@ def test_it_cannot_be_made_and_says_why(name: str) -> None:
         check(name, steps=None, runs=1)
 
 
-@pytest.mark.parametrize(("name", "found"), [("NeverHeard", True), ("HeardByMetadata", False)])
-def test_what_only_its_own_workers_can_end_is_not_left_over_where_fakes_stand_in(name: str, found: bool) -> None:
-    checked = check(f"planted.metadata:{name}", profiles=["multi"], runs=1, steps=None, shrink_tries=0)
+@pytest.mark.parametrize("profile", ["multi", "retry"])
+@pytest.mark.parametrize(
+    ("name", "fakes", "found"),
+    [("NeverHeard", True, True), ("HeardByMetadata", True, False), ("HeardByMetadata", False, True)],
+)
+def test_what_only_its_own_workers_can_end_is_not_left_over_where_fakes_stand_in(
+    name: str, fakes: bool, found: bool, profile: str
+) -> None:
+    checked = check(
+        f"planted.metadata:{name}", profiles=[profile], runs=1, steps=None, shrink_tries=0, fake_workers=fakes
+    )
     assert any("remembers ended requests" in each.failure.id for each in checked.found) is found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
 from planted.host_cache import HostCache
 
 
@@ -43,3 +45,12 @@ class RememberedMatch(HostCache):
         before: int = getattr(tracked, "before", 0)
         tracked.before = now  # type: ignore[attr-defined]
         return max(now, before) if request.num_preemptions and len(self.index) == self.capacity else now
+
+
+class LoadDroppedWithThePreempted(HostCache):
+    """What a preempted request was to load is dropped, also where a reset has preempted it and the same step loads again."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        gone = scheduler_output.preempted_req_ids or ()
+        self.plan.loads = [copy for copy in self.plan.loads if copy.request_id not in gone]
+        return super().build_connector_meta(scheduler_output)

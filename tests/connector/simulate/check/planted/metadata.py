@@ -23,4 +23,4 @@ class NeverHeard(HostCache):
 
 class HeardByMetadata(NeverHeard):
     def build_connector_worker_meta(self) -> None:
-        """What its workers have stored; a fake never asks."""
+        """What its workers have stored, which is nothing; a fake never asks."""
