@@ -82,6 +82,8 @@ class SchedulerInstrumentation(Instrumentation):
         self._pool: Any = _NO_POOL
         self._cached: Any = None
         """The pool's map of cached blocks when it was last looked at."""
+        self._reset_step = -1
+        """The first step after the last reset of vLLM's cache."""
         self._has_groups, self._records_caches = has_groups, records_caches
         self._prefix_cache: PrefixCacheEvents | None = None
         self._store: StoreEvents | None = None
@@ -188,7 +190,7 @@ class SchedulerInstrumentation(Instrumentation):
     def _record_cache_reset(self, at_ns: int) -> None:
         """A reset of vLLM's cache, which makes a new one."""
         if self._pool.cached_block_hash_to_block is not self._cached:
-            self._cached = self._pool.cached_block_hash_to_block
+            self._cached, self._reset_step = self._pool.cached_block_hash_to_block, self._step
             self._record(Kind.CACHE_RESET, None, at_ns, (self._step,))
 
     def _record_groups(self, connector: Any, request: Any, computed: int, claimed: int, at_ns: int) -> None:
@@ -258,7 +260,8 @@ class SchedulerInstrumentation(Instrumentation):
                 or output.preempted_req_ids
                 or output.scheduled_cached_reqs.resumed_req_ids
             ):
-                self._steps.record(connector, output, self._pool, self._step, at_ns)
+                pool = None if self._reset_step == self._step else self._pool  # what a reset has freed, loads may hold
+                self._steps.record(connector, output, pool, self._step, at_ns)
         except Exception:
             self._not_recorded(Kind.SCHEDULE, ids_of_step(output))
         self._flush_cache_events(at_ns, can_wait=True, is_planned=True)

@@ -26,6 +26,8 @@ from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, c
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
+from kvtrail.connector.simulate.conformance import suite
+from kvtrail.connector.simulate.conformance.verdict import Result
 from kvtrail.connector.simulate.judges.observer import BYTES
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
@@ -274,6 +276,34 @@ def test_loads_fail_only_where_that_can_be_reported(monkeypatch: pytest.MonkeyPa
     silent, heard = {"kv_connector": "SimpleCPUOffloadConnector"}, {"kv_connector": "OffloadConnector"}
     assert not Subject("MultiConnector", {"connectors": [silent, silent]}).loads_may_fail
     assert Subject("MultiConnector", {"connectors": [silent, heard]}).loads_may_fail
+
+
+LAGGING = {"chunk": 32, "slots": 400, "apart": True, "lag": 2}
+
+
+def test_preemptions_by_a_reset_are_not_in_vain() -> None:
+    """The blocks that a reset has freed are held again by loads, in the step that reports the preemptions."""
+    checked = check(
+        "planted.chunk_store:ChunkStore", config=LAGGING, profiles=["mixed"], seed=3, steps=None, runs=1, shrink_tries=0
+    )
+    assert checked.reached["preempt/any"] > 20
+    assert [found.failure for found in checked.found] == []
+
+
+def test_a_fence_that_is_forgotten_breaks_what_it_is_for() -> None:
+    """Nothing shows the stores of this connector, and the bytes show what they have read."""
+    checked = check(
+        "planted.deep_bugs:FenceForgotten",
+        config=LAGGING,
+        profiles=["mixed"],
+        steps=None,
+        runs=1,
+        shrink_tries=20,
+        stop_at_first=True,
+    )
+    concluded = suite.concluded(suite.asked_of("planted.deep_bugs:FenceForgotten", config=LAGGING), checked)
+    failed = {each.requirement.id for each in concluded.results if each.result is Result.FAILED}
+    assert "core.store.read-before-reuse" in failed
 
 
 @pytest.mark.parametrize("late", [True, False])

@@ -1,4 +1,4 @@
-"""Bugs that need several things at once, planted in the host cache: the first turn of the profiles seldom meets them."""
+"""Bugs that need several things at once, planted in the two stores: the first turn of the profiles seldom meets most."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
+from planted.chunk_store import ChunkStore
 from planted.host_cache import HostCache
 
 
@@ -54,3 +55,10 @@ class LoadDroppedWithThePreempted(HostCache):
         gone = scheduler_output.preempted_req_ids or ()
         self.plan.loads = [copy for copy in self.plan.loads if copy.request_id not in gone]
         return super().build_connector_meta(scheduler_output)
+
+
+class FenceForgotten(ChunkStore):
+    """A preemption does not wait for the copies that are still to be made: they read what others have computed by then."""
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        pass
