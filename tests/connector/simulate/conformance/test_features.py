@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvtrail.connector.known import overrides
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.requirement import Feature
 from kvtrail.connector.simulate.pairs.pair_scenario import drawn
@@ -94,7 +95,7 @@ def test_layer_by_layer_may_depend_on_the_settings() -> None:
 def test_no_connector_claims_what_it_inherits() -> None:
     """Two bound class methods are never the same object: each connector would claim them."""
     for method in ("requires_piecewise_for_cudagraph", "get_finished", "take_events", "reset_cache"):
-        assert not features.overrides(Bare, method)
+        assert not overrides(Bare, method)
 
 
 @pytest.mark.parametrize(
