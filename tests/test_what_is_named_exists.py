@@ -94,7 +94,7 @@ def vllm_has(option: str) -> bool:
 
 
 def said_of_a_rule(rule: Rule) -> str:
-    return " ".join([rule.hint, type(rule).__doc__ or "", getattr(rule, "explanation", "")])
+    return " ".join([rule.advice, type(rule).__doc__ or "", getattr(rule, "explanation", "")])
 
 
 def paragraphs(page: Path) -> list[str]:

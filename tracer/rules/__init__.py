@@ -67,7 +67,9 @@ class Rule(ABC):
     classes: ClassVar[tuple[str, ...]]
     """The classes of the taxonomy of drift that it decides: C1, C2, ..."""
     hint: ClassVar[str]
-    """What usually causes the drift, and what to do about it."""
+    """What usually causes the drift, and how to mend it."""
+    mitigation: ClassVar[str] = ""
+    """What keeps a production engine right until then."""
     needs_history: ClassVar[bool] = True
     """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the engine as a
     whole is recorded incompletely. If False, the rule decides this itself."""
@@ -96,6 +98,11 @@ class Rule(ABC):
         """The first line of the docstring."""
         return (type(self).__doc__ or self.id).strip().splitlines()[0].rstrip(".")
 
+    @property
+    def advice(self) -> str:
+        """The hint, and the mitigation if there is one."""
+        return f"{self.hint} {self.mitigation}".rstrip()
+
     def finding(self, drift: Drift) -> Finding:
         """The drift as a finding about the request of its last witness, without its explanation."""
         last = drift.witness[-1]
@@ -115,7 +122,7 @@ class Rule(ABC):
             healed=int(drift.healed),
             numbers=drift.numbers,
             witness=witnesses(drift.witness),
-            hint=self.hint,
+            hint=self.advice,
         )
 
     def explain(self, finding: Finding) -> str:
@@ -298,7 +305,7 @@ def page(rule: Rule) -> str:
     text = inspect.cleandoc(type(rule).__doc__ or "")
     about = f"Severity: {rule.severity}. Level: `{rule.level}`. Known by {rule.known_by}."
     about += f" Several [groups](groups.md): {rule.groups}."
-    return f"## `{rule.id}`\n\n{about}\n\n{text}\n\nUsually: {rule.hint}\n"
+    return f"## `{rule.id}`\n\n{about}\n\n{text}\n\nUsually: {rule.advice}\n"
 
 
 def as_markdown() -> str:

@@ -39,8 +39,9 @@ class ByteDrift(EngineRule[BlockCheck]):
     classes = ("N3", "N9")
     hint = (
         "The copy into the store began before the block was computed, or a key, a block id or a layout was mistaken for"
-        " another. Set `guard: heal` to have wrong blocks computed again."
+        " another."
     )
+    mitigation = "Set `guard: heal` to have wrong blocks computed again."
     needs_history = False
 
     def judge(self, event: BlockCheck, engine: Engine) -> Judgement:

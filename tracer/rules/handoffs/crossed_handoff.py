@@ -30,8 +30,9 @@ class CrossedHandoff(EngineRule[Handoff | Xfer]):
     needs_history = False
     hint = (
         "The router gave a request the `kv_transfer_params` of another one, or kept them from an earlier turn. They belong to"
-        " one prompt, and are used once. With `guard: heal` on both engines such a request loads nothing."
+        " one prompt, and are used once."
     )
+    mitigation = "With `guard: heal` on both engines such a request loads nothing."
     explanation = (
         "At {0} engine {giver} ended request {other} with a prompt of {given_prompt} tokens, and kept its KV for another"
         " engine. At {1} this request, with a prompt of {prompt} tokens, is to read it: {why}. If it does, its answer"

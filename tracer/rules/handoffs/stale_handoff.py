@@ -30,9 +30,9 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
     needs_history = False
     hint = (
         "The lease of the prefill engine (`kv_lease_duration`) ran out while the request waited in the other engine's queue,"
-        " or its heartbeats did not arrive. Make the lease longer than the queue. With `guard: heal` on both engines such a"
-        " load is computed again."
+        " or its heartbeats did not arrive. Make the lease longer than the queue."
     )
+    mitigation = "With `guard: heal` on both engines such a load is computed again."
 
     restarted = (
         "Engine {giver} kept the blocks of request {other} for another one at {0}, and was started again. At {1} a reader"

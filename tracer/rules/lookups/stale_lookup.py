@@ -42,8 +42,9 @@ class StaleLookup(RequestRule[Lookup]):
     hint = (
         "A lookup result is remembered per request and reused after a preemption or a prefix-cache hit. Remember the"
         " matched length, never the difference, and subtract the current num_computed_tokens at every call."
-        " LMCache: upgrade from 0.3.10 to 0.3.11 or later. Until then, KVTRAIL_GUARD=heal keeps the engine alive."
+        " LMCache: upgrade from 0.3.10 to 0.3.11 or later."
     )
+    mitigation = "Until then, KVTRAIL_GUARD=heal keeps the engine alive."
     needs_history = False
 
     def judge(self, event: Lookup, account: Account) -> Judgement:

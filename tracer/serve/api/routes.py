@@ -300,7 +300,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                 "title": rule.title,
                 "severity": rule.severity,
                 "text": (type(rule).__doc__ or "").strip(),
-                "hint": rule.hint,
+                "hint": rule.advice,
             }
             for rule in all_rules()
         ]
