@@ -50,14 +50,15 @@ class Workload:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The workload that `as_dict` gave, also after a round trip through JSON.
+        """The workload that `as_dict` gave, also after a round trip through JSON, or one that somebody has written: all but its
+        scenario may be missing.
 
         Raises:
             ValueError: the data is no workload; the text says why.
         """
         try:
-            scenario, profile = Scenario.from_dict(data["scenario"]), str(data["profile"])
-            known = cls(scenario, profile, int(data["seed"]), dict(data["config"]), is_mutated=True)
+            scenario, profile = Scenario.from_dict(data["scenario"]), str(data.get("profile", "mixed"))
+            known = cls(scenario, profile, int(data.get("seed", 0)), dict(data.get("config", {})), is_mutated=True)
         except (TypeError, KeyError) as wrong:
             raise ValueError(f"not a workload: {wrong}") from wrong
         if profile not in PROFILES:

@@ -202,3 +202,14 @@ def test_a_scenario_that_cannot_be_read_is_refused(tmp_path: Path, text: str, ar
     result = CliRunner().invoke(main, ["check", "OffloadConnector", "--scenario", str(file), *arguments])
     assert result.exit_code == 2
     assert said in result.output
+
+
+def test_the_scenario_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "check.md").read_text(encoding="utf-8")
+    file = tmp_path / "mine.json"
+    file.write_text(page.partition("```json\n")[2].partition("```")[0], encoding="utf-8")
+    arguments = ["check", "OffloadConnector", "--scenario", str(file), "--json", "-o", str(tmp_path / "check")]
+    result = json.loads(CliRunner().invoke(main, arguments).stdout)
+    assert result["failures"] == []
+    assert result["hits"] >= 2, "once after vLLM's cache was reset, and again after it was reset while it ran"
+    assert result["reached"]["preempt/any"] == 1
