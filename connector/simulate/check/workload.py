@@ -50,8 +50,8 @@ class Workload:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The workload that `as_dict` gave, also after a round trip through JSON, or one that somebody has written: all but its
-        scenario may be missing.
+        """The workload that `as_dict` gave, also after a round trip through JSON, or one that somebody has written: only its
+        scenario must be there.
 
         Raises:
             ValueError: the data is no workload; the text says why.
