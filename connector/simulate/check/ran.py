@@ -1,4 +1,4 @@
-"""What is kept of each run of a session: what it has reached, and who has looked at it."""
+"""What is kept of each run of a session: what it has reached, who has looked at it, and what failed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Ran:
         loads_read: loads that were looked at byte by byte.
         blocks_compared: blocks that were compared byte by byte before a step that reads them.
         room_compared: whether the room of a full store was compared with that of a new one.
+        failures: the ids of what failed.
     """
 
     reached: Counter[str]
@@ -28,3 +29,4 @@ class Ran:
     loads_read: int
     blocks_compared: int
     room_compared: bool = False
+    failures: frozenset[str] = frozenset()

@@ -305,7 +305,7 @@ class _Session:
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)
         known = list(moments(played))
-        _count(checked, profile, played, reached(played, known))
+        _count(checked, profile, played, reached(played, known), failures)
         self.corpus.show(
             replace(workload, scenario=scenario), known, steps=played.steps, may_keep=not _is_cut_short(failures)
         )
@@ -361,7 +361,7 @@ def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Check
     return failure.kind in ends and any(other.kind not in ends and other.id in known for other in failures)
 
 
-def _count(checked: Checked, profile: str, played: Played, points: Counter[str]) -> None:
+def _count(checked: Checked, profile: str, played: Played, points: Counter[str], failures: Sequence[Failure]) -> None:
     hits = sum(bool(lookup.answer) for lookup in played.lookups)
     checked.trials[profile] += 1
     checked.steps[profile] += played.steps
@@ -371,7 +371,6 @@ def _count(checked: Checked, profile: str, played: Played, points: Counter[str])
     checked.loads_read += played.loads_read
     checked.blocks_compared += played.blocks_compared
     checked.reached += points
-    checked.runs.append(
-        Ran(points, played.checks, hits, played.loads_read, played.blocks_compared, played.room_compared)
-    )
+    looked = points, played.checks, hits, played.loads_read, played.blocks_compared, played.room_compared
+    checked.runs.append(Ran(*looked, frozenset(each.id for each in failures)))
     checked.unprobed = played.unprobed

@@ -15,7 +15,7 @@ from kvtrail.connector.simulate.check.report import again, names_of
 from kvtrail.connector.simulate.check.session import Found, Known
 from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION
 from kvtrail.connector.simulate.conformance.suite import Asked, Conformance
-from kvtrail.connector.simulate.conformance.verdict import Judged
+from kvtrail.connector.simulate.conformance.verdict import Judged, likeliest_first
 from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.scenario import Scenario
 
@@ -87,7 +87,7 @@ class Failure(TypedDict):
     """A failure, each kind once, shrunk."""
 
     id: str
-    requirements: Annotated[list[str], "The ids of those that it breaks."]
+    requirements: Annotated[list[str], "The ids of those that it breaks, the likeliest to be its cause first."]
     text: Annotated[str, "The arithmetic in words, with the numbers of the shrunk workload."]
     details: Annotated[str, "Of a crash or a hang: the traceback, the last events, and what each request waits for."]
     flaky: Annotated[bool, "It did not fail each time when it was run again."]
@@ -201,9 +201,10 @@ def _requirement(judged: Judged) -> RequirementResult:
 def _failure(found: Found, of: Conformance) -> Failure:
     trace, test = names_of(found)
     id = found.failure.id
+    broken = likeliest_first((each.requirement for each in of.results if id in each.failures), id, of.checked.runs)
     return Failure(
         id=id,
-        requirements=[each.requirement.id for each in of.results if id in each.failures],
+        requirements=[each.id for each in broken],
         text=found.failure.text,
         details=found.failure.details,
         flaky=found.small.is_flaky,

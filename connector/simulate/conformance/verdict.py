@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import sqrt
 
 from kvtrail.connector.simulate.check.points import POINTS
+from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
@@ -115,6 +117,23 @@ def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
     points = reached(found.small.played)
     at_risk = [each for each in here if each.covers_all or _at_risk(each, points)]
     return at_risk or here or named
+
+
+def likeliest_first(broken: Iterable[Requirement], failure: str, runs: Sequence[Ran]) -> list[Requirement]:
+    """The requirements that a failure breaks, the likeliest to be its cause first: one that was at risk in the runs that
+    failed, and in few others. Where wrong KV is read, others are broken as a consequence.
+
+    This is Ochiai's coefficient over runs (Abreu, Zoeteweij and van Gemund, "On the accuracy of spectrum-based fault
+    localization", 2007).
+    """
+    failed = sum(failure in ran.failures for ran in runs)
+
+    def suspicion(requirement: Requirement) -> float:
+        at_risk = [ran for ran in runs if _at_risk(requirement, ran.reached)]
+        both = sum(failure in ran.failures for ran in at_risk)
+        return both / sqrt(failed * len(at_risk)) if both else 0.0
+
+    return sorted(broken, key=suspicion, reverse=True)
 
 
 def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[str]]:

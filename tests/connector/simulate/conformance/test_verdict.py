@@ -194,3 +194,20 @@ def test_the_verdict_needs_something_of_each_subject() -> None:
     ]
     assert overall(without_loads, checked) == (Verdict.INCONCLUSIVE, ["Nothing of “load” was exercised."])
     assert overall(all_well, replace(checked, hits=3))[0] is Verdict.INCONCLUSIVE
+
+
+def test_the_likeliest_requirement_of_a_failure_comes_first() -> None:
+    """What was at risk in runs that failed, and in few others, comes before what is at risk in all of them."""
+    wrong = frozenset({"bytes: wrong"})
+    runs = [
+        replace(ran("bytes/loads", "store/open-at-preemption"), failures=wrong),
+        replace(ran("bytes/loads", "store/open-at-preemption", "reset/while-running"), failures=wrong),
+        ran("bytes/loads"),
+        ran("bytes/loads", "reset/while-running"),
+    ]
+    names = ("core.load.contents", "core.reset.while-running", "core.store.read-before-reuse", "core.end.same-id")
+    broken = [each for each in of_level("all") if each.id in names]
+    first = [each.id for each in verdict.likeliest_first(broken, "bytes: wrong", runs)]
+    assert first[0] == "core.store.read-before-reuse"
+    assert first[1:] == ["core.load.contents", "core.reset.while-running", "core.end.same-id"]
+    assert verdict.likeliest_first(broken, "seen by nobody", runs) == broken
