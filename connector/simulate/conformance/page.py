@@ -219,6 +219,7 @@ def _requirement(of: Report, numbers: Mapping[str, int]) -> ET.Element:
 def _failure(of: Report, number: int, folder: Path) -> ET.Element:
     scenario, rule = of["scenario"], _rule(of)
     times = f" It was seen {count(of['times'])} times." if of["times"] > 1 else ""
+    first = " The first is the likeliest cause." if len(of["requirements"]) > 1 else ""
     flaky = (
         " It does not appear each time that its workload is run, so the workload was not shrunk." if of["flaky"] else ""
     )
@@ -229,7 +230,10 @@ def _failure(of: Report, number: int, folder: Path) -> ET.Element:
         element("p", *inline(of["text"]), class_="says"),
         None if rule is None else element("p", *inline(f"Usually: {rule.hint}")),
         element(
-            "p", "Breaks ", *_comma_separated(element("code", each) for each in of["requirements"]), f".{times}{flaky}"
+            "p",
+            "Breaks ",
+            *_comma_separated(element("code", each) for each in of["requirements"]),
+            f".{first}{times}{flaky}",
         ),
         element("h3", "What happened"),
         *_history(of, folder),

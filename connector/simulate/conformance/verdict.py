@@ -120,20 +120,20 @@ def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
 
 
 def likeliest_first(broken: Iterable[Requirement], failure: str, runs: Sequence[Ran]) -> list[Requirement]:
-    """The requirements that a failure breaks, the likeliest to be its cause first: one that was at risk in the runs that
-    failed, and in few others. Where wrong KV is read, others are broken as a consequence.
+    """The requirements that a failure breaks, the likeliest to be its cause first: one with a point that the runs that failed
+    have reached, and few others. Where wrong KV is read, others are broken as a consequence.
 
     This is Ochiai's coefficient over runs (Abreu, Zoeteweij and van Gemund, "On the accuracy of spectrum-based fault
     localization", 2007).
     """
     failed = sum(failure in ran.failures for ran in runs)
 
-    def suspicion(requirement: Requirement) -> float:
-        at_risk = [ran for ran in runs if _at_risk(requirement, ran.reached)]
+    def suspicion(point: str) -> float:
+        at_risk = [ran for ran in runs if ran.reached[point]]
         both = sum(failure in ran.failures for ran in at_risk)
         return both / sqrt(failed * len(at_risk)) if both else 0.0
 
-    return sorted(broken, key=suspicion, reverse=True)
+    return sorted(broken, key=lambda each: max(map(suspicion, each.reached_by)), reverse=True)
 
 
 def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[str]]:
