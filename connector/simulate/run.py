@@ -365,7 +365,7 @@ def _build(
             registration.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
         return stage(
             folder,
-            None if connector is None else of_its_own(connector, fails=scenario.workers.load_failures > 0),
+            None if connector is None else of_its_own(connector, scenario),
             num_blocks=scenario.num_blocks,
             block_size=scenario.block_size,
             seed=scenario.seed,
@@ -383,11 +383,14 @@ def _build(
         raise Unbuildable(f"{type(refused).__name__}: {refused}") from refused
 
 
-def of_its_own(connector: Mapping[str, Any], *, fails: bool = False) -> dict[str, Any]:
-    """The configuration for one run: with a unique engine id, at level `detailed` unless it says otherwise. Where loads are
-    made to fail, without fingerprints: the blocks are scribbled over behind the connector's back."""
+def of_its_own(connector: Mapping[str, Any], scenario: Scenario | None = None) -> dict[str, Any]:
+    """The configuration for one run: with a unique engine id, at level `detailed` unless it says otherwise. Where loads
+    fail in the scenario, without fingerprints: the blocks are scribbled over behind the connector's back."""
     own = copy.deepcopy(dict(connector))
+    fails = scenario is not None and scenario.workers.load_failures > 0
     defaults = {"level": "detailed", **({"fingerprints": "off"} if fails else {})}
+    if scenario is not None and not scenario.recompute:
+        own["kv_load_failure_policy"] = "fail"
     extra = own.setdefault("kv_connector_extra_config", {})
     extra["kvtrail"] = defaults | extra.get("kvtrail", {})
     for child in extra.get("connectors", ()):

@@ -134,6 +134,7 @@ class Scenario:
             has `block_size` tokens. None: all layers are one group of full attention.
         settings: further vLLM engine arguments.
         workers: of the connector.
+        recompute: vLLM's `kv_load_failure_policy`: it computes what could not be loaded, or ends the request.
         seed: of the model's tokens.
         most_steps: the run ends here, even if requests are unfinished.
     """
@@ -147,6 +148,7 @@ class Scenario:
     groups: tuple[CacheGroup, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     workers: Workers = Workers()
+    recompute: bool = True
     seed: int = 0
     most_steps: int = 20_000
 

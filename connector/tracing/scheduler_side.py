@@ -6,6 +6,7 @@ thread`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import index
@@ -33,6 +34,8 @@ from kvtrail.tracer.events import contract
 from kvtrail.tracer.events.events import FIELDS
 from kvtrail.tracer.events.semconv import Kind
 
+MOST_FAILED = 256
+"""Requests that end with an error in one step, and are remembered until the workers' report is recorded."""
 SAFE_ANSWER = (0, False)
 """Nothing is loaded, vLLM computes the tokens itself. Always legal: vLLM may ignore a connector's answer."""
 _NO_POOL = SimpleNamespace(cached_block_hash_to_block=None)
@@ -82,6 +85,8 @@ class SchedulerInstrumentation(Instrumentation):
         self._pool: Any = _NO_POOL
         self._cached: Any = None
         """The pool's map of cached blocks when it was last looked at."""
+        self._failed: deque[RequestContext] = deque(maxlen=MOST_FAILED)
+        """Requests that vLLM has ended with an error: before it says which blocks could not be loaded."""
         self._reset_step = -1
         """The first step after the last reset of vLLM's cache."""
         self._has_groups, self._records_caches = has_groups, records_caches
@@ -304,6 +309,7 @@ class SchedulerInstrumentation(Instrumentation):
         at_ns = monotonic_ns()
         self._record_ends(ended)
         self._record_load_errors(output, at_ns)
+        self._failed.clear()
         if self.sees_reports:
             self._record_reported(connector, output, at_ns)
         self._record_completions(output, at_ns)
@@ -357,6 +363,8 @@ class SchedulerInstrumentation(Instrumentation):
             try:
                 counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
                 outcome = request.status.name.removeprefix("FINISHED_").lower()
+                if outcome == "error":
+                    self._failed.append(context)
                 delayed = bool(answer[0])
                 handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
                 held = held_at_end(blocks) if handoff and context.epoch and blocks is not None else (None, None)
@@ -412,12 +420,14 @@ class SchedulerInstrumentation(Instrumentation):
 
     def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, list[list[int]]]]:
         """The requests that were given some of these blocks, and those blocks by KV cache group. Rare: only after a failed
-        load."""
-        for context in list(self._recorder.contexts.open.values()):
-            if context.request is not None and context.blocks is not None:
+        load, which may have ended its request by now."""
+        live = [context for context in self._recorder.contexts.open.values() if context.request is not None]
+        for context in live:
+            context.epoch = context.request.num_preemptions
+        for context in (*live, *self._failed):
+            if context.blocks is not None:
                 held = [[block for block in ids if block in blocks] for ids in context.blocks.get_block_ids()]
                 if any(held):
-                    context.epoch = context.request.num_preemptions
                     yield context, held
 
     def _flush_cache_events(self, at_ns: int, *, can_wait: bool = False, is_planned: bool = False) -> None:

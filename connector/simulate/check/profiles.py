@@ -254,6 +254,11 @@ def no_prefix_caching(rng: random.Random) -> Scenario:
     return _with(replace(scenario, resets=(*scenario.resets, *resets)), enable_prefix_caching=False)
 
 
+def failed_requests(rng: random.Random) -> Scenario:
+    """Loads fail, and vLLM ends their requests, as its `kv_load_failure_policy` has it unless it is set."""
+    return replace(load_failure(rng), recompute=False)
+
+
 PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "chunked-prefill": chunked_prefill,
     "preemption-storm": preemption_storm,
@@ -277,6 +282,7 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "block-sizes": block_sizes,
     EVENTS: kv_events,
     "no-prefix-caching": no_prefix_caching,
+    "failed-requests": failed_requests,
 }
 """The profiles, in the order in which `kvtrail check` takes turns."""
 OF_PAIRS = ("handoffs", "handoff-ranks")

@@ -19,7 +19,7 @@ from kvtrail.tracer.events.capabilities import Capability, of_connector
 DECLARED = "kvtrail_features"
 """Attribute of a connector's class: names of features that its methods do not show, as `asynchronous loads`."""
 PROFILES: Mapping[Feature, tuple[str, ...]] = {
-    Feature.FAILURES: ("load-failure",),
+    Feature.FAILURES: ("load-failure", "failed-requests"),
     Feature.GROUPS: ("groups", "states", "block-sizes"),
     Feature.RANKS: ("ranks",),
     Feature.EVENTS: ("kv-events",),

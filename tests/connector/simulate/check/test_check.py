@@ -28,7 +28,7 @@ from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.conformance import suite
 from kvtrail.connector.simulate.conformance.verdict import Result
-from kvtrail.connector.simulate.judges.observer import BYTES
+from kvtrail.connector.simulate.judges.observer import BYTES, HITS
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.commands.options import INCONCLUSIVE
@@ -319,6 +319,22 @@ def test_a_load_that_is_lost_in_the_step_after_a_reset_is_found(late: bool) -> N
         stop_at_first=True,
     )
     assert BYTES in {found.failure.kind for found in checked.found}
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "wrong"),
+    [
+        ("OffloadConnector", "failed-requests", False),
+        ("planted.host_cache:HostCache", "failed-requests", False),
+        ("planted.deep_bugs:KeepsWhatAFailedRequestStored", "failed-requests", True),
+        ("planted.deep_bugs:KeepsWhatAFailedRequestStored", "load-failure", False),
+    ],
+)
+def test_what_a_failed_request_has_stored_is_no_kv(name: str, profile: str, wrong: bool) -> None:
+    """With vLLM's default policy a request ends when a load of it fails, and with it what the connector knew of it."""
+    checked = check(name, profiles=[profile], steps=None, runs=2, shrink_tries=0)
+    assert checked.reached["load/failed-within-step"] > 5
+    assert {found.failure.kind for found in checked.found} == ({HITS, BYTES} if wrong else set())
 
 
 def test_nothing_recorded_is_an_error_of_its_own() -> None:

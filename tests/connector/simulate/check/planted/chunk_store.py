@@ -210,16 +210,21 @@ class ChunkStore(KVConnectorBase_V1):
             return
         good = first * self.block // self.chunk
         self.let_go(entry)
-        for name in self.names(entry.request)[good:]:
+        self.forget(self.names(entry.request)[good:])
+        entry.done = min(entry.done, good)
+
+    def forget(self, names: Iterable[bytes]) -> None:
+        for name in names:
             if name in self.where and not self.readers[name]:
                 self.spare.append(self.where.pop(name))
-        entry.done = min(entry.done, good)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         entry = self.live.pop(request.request_id, None)
         if entry is None:
             return False, None
         self.let_go(entry)
+        if request.status.name == "FINISHED_ERROR":  # its load has failed, and it has stored what was computed of that
+            self.forget(name for name in self.names(request) if self.written_at.get(name) == self.step - 1)
         keeps = self.step <= entry.wrote + self.lag
         if keeps:
             self.work.ended.add(request.request_id)

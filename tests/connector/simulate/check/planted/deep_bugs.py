@@ -62,3 +62,11 @@ class FenceForgotten(ChunkStore):
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         pass
+
+
+class KeepsWhatAFailedRequestStored(HostCache):
+    """What was computed of a failed load stays, where vLLM ends the request for it: it says so before it names the blocks."""
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self.latest = []
+        return super().request_finished(request, block_ids)

@@ -60,6 +60,7 @@ class HostCache(KVConnectorBase_V1):
         self.pins: Counter[bytes] = Counter()
         self.tracked: dict[str, Tracked] = {}
         self.plan = Plan()
+        self.latest: list[Copy] = []
         self.caches: list[torch.Tensor] = []
         self.room: list[torch.Tensor] = []
         self.received: set[str] = set()
@@ -135,6 +136,7 @@ class HostCache(KVConnectorBase_V1):
                 tracked.epoch, tracked.stored = tracked.request.num_preemptions, 0
             self.store(tracked, before[request_id] + scheduled, scheduler_output.kv_connector_block_state)
         plan, self.plan = self.plan, Plan()
+        self.latest = plan.stores
         return plan
 
     def store(self, tracked: Tracked, computed: int, tables: Any) -> None:
@@ -198,6 +200,10 @@ class HostCache(KVConnectorBase_V1):
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if request.request_id in self.tracked:
             self.release(self.tracked.pop(request.request_id))
+        if request.status.name == "FINISHED_ERROR":  # its load has failed, and it has stored what was computed of that
+            for copy in self.latest:
+                if copy.request_id == request.request_id:
+                    self.drop(copy.key)
         return False, None
 
     def reset_cache(self) -> bool:
