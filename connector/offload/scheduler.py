@@ -17,7 +17,7 @@ request has it.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import ChainMap, OrderedDict, deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import compress, dropwhile, islice, takewhile
@@ -146,9 +146,9 @@ class OffloadScheduler:
         self._evicted: deque[tuple[str, int, int, str | None]] = deque(maxlen=MAX_PENDING)
         self._recent: deque[dict[str, list[tuple[int, bytes]]]] = deque(maxlen=STEPS_AHEAD)
         """The chunks that the latest steps stored, by request: where each ends, and its key."""
-        self._ended: dict[str, _Tracked] = {}
-        """Those of these requests that have ended. With `kv_load_failure_policy=fail` vLLM ends a request with a failed load
-        before it says which blocks failed."""
+        self._ended: deque[dict[str, _Tracked]] = deque(({},), maxlen=STEPS_AHEAD)
+        """The requests that have ended since. With `kv_load_failure_policy=fail` vLLM ends a request with a failed
+        load before it says which blocks failed."""
         self._last: Any = None
         self.last_matched = 0
         """Length of the stored prefix that the last lookup found."""
@@ -222,8 +222,7 @@ class OffloadScheduler:
         computed_before = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         running = scheduler_output.scheduled_cached_reqs
         self._recent.append({})
-        if self._ended:
-            self._ended = {r: each for r, each in self._ended.items() if any(r in stored for stored in self._recent)}
+        self._ended.append({})
         computed_before.update(zip(running.req_ids, running.num_computed_tokens, strict=True))
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             before = computed_before[request_id]
@@ -237,12 +236,13 @@ class OffloadScheduler:
         ever. What the latest steps stored from these blocks on, of any request that holds one, was computed of garbage:
         forget it, and store it again when it is computed again."""
         size = self._config.chunk_size
-        for each in (*self._tracked.values(), *self._ended.values()):
+        known = ChainMap(*self._ended, self._tracked)
+        for each in known.values():
             for key, _ in dropwhile(lambda load: blocks.isdisjoint(load[1]), each.loads):
                 self._forget(key)
         for stored in self._recent:
             for request_id, chunks in stored.items():
-                tracked = self._ended.get(request_id) or self._tracked.get(request_id)
+                tracked = known.get(request_id)
                 if tracked is None:
                     continue
                 bad = [
@@ -264,14 +264,13 @@ class OffloadScheduler:
     def finished(self, request: Any) -> None:
         """Forget a request; its chunks stay, unless it turns out that they were computed of a load that had failed."""
         tracked = self._tracked.pop(request.request_id, None)
-        if tracked is not None and any(request.request_id in stored for stored in self._recent):
-            self._ended[request.request_id] = tracked
+        if tracked is not None:
+            self._ended[-1][request.request_id] = tracked
 
     def reset(self) -> None:
         """Forget all chunks."""
         self._index.clear()
         self._evicted.clear()
-        self._ended.clear()
         for tracked in self._tracked.values():
             tracked.stored = tracked.refused = tracked.matched = 0
 

@@ -45,7 +45,10 @@ class Stored:
     def rest(self) -> None:
         """Two steps without any request."""
         for _ in range(2):
-            self._step([], SimpleNamespace(req_ids=[]), {})
+            self.go_on_with_nothing()
+
+    def go_on_with_nothing(self) -> None:
+        self._step([], SimpleNamespace(req_ids=[]), {})
 
     def matched(self, request: Any) -> int:
         self.scheduler.new_tokens(request, 0)
@@ -100,3 +103,29 @@ def test_what_was_stored_before_the_load_stays() -> None:
     store.rest()
     store.scheduler.load_failed({0})
     assert store.matched(request) == 2 * CHUNK
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_request_that_has_ended_since_then_is_forgotten_as_well(steps: int) -> None:
+    """vLLM may end a request before it says that its load has failed, or run a step in between."""
+    store, request = Stored(), a_request("a", 2 * CHUNK)
+    store.begin((request, range(4)))
+    store.scheduler.finished(request)
+    for _ in range(steps):
+        store.go_on_with_nothing()
+    store.scheduler.load_failed({2})
+    assert store.matched(request) == CHUNK
+
+
+def test_a_chunk_that_cannot_be_loaded_is_forgotten_when_its_request_has_ended() -> None:
+    """Otherwise each request with this prefix would end like that."""
+    store, first = Stored(), a_request("a", 2 * CHUNK)
+    store.begin((first, range(4)))
+    store.scheduler.finished(first)
+    store.rest()
+    again = SimpleNamespace(**{**vars(first), "request_id": "again"})
+    assert store.matched(again) == 2 * CHUNK
+    store.scheduler.admitted(again, CHUNK, (list(range(8, 12)),))
+    store.scheduler.finished(again)
+    store.scheduler.load_failed({8})
+    assert store.matched(first) == 0
