@@ -94,6 +94,7 @@ POINTS: Mapping[str, str] = {
     "reset/connector": "the connector's cache was reset",
     "reset/refused": "the connector refused to reset its cache",
     "reset/while-running": "the connector's cache was reset while a request ran",
+    "reset/preempted": "a request was preempted by a reset of vLLM's cache",
     "reset/while-matched": "the connector's cache was reset while a request waited with a hit",
     "reset/found-again": "tokens were found after the connector's cache had been reset",
     "reset/local-only": "vLLM's own cache was reset, and the connector's was not",

@@ -6,7 +6,14 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtrail.connector.simulate.check.store_profiles import EVENTS, STORE_PROFILES, kv_events, room
+from kvtrail.connector.simulate.check.store_profiles import (
+    EVENTS,
+    SHARED,
+    STORE_PROFILES,
+    kv_events,
+    room,
+    shared_loads,
+)
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
@@ -246,12 +253,29 @@ def mixed(rng: random.Random) -> Scenario:
 
 
 def no_prefix_caching(rng: random.Random) -> Scenario:
-    """vLLM without its own prefix cache: lookups begin at token 0, and what comes again is loaded. The connector's cache is
-    reset now and then, also while stores are open."""
+    """vLLM without its own prefix cache: lookups begin at token 0, and what comes again is loaded. At last the connector is
+    reset while stores are open, and what was to be stored comes again at once, and again before it is stored."""
     scenario = rng.choice([asynchronous, mixed, room])(rng)
-    last = max(each.at_step for each in scenario.arrivals)
-    resets = tuple(CachesReset(rng.randrange(last + 1), connector=True, prefix_cache=False) for _ in range(3))
-    return _with(replace(scenario, resets=(*scenario.resets, *resets)), enable_prefix_caching=False)
+    arrivals: list[Arrival] = []
+    resets: list[CachesReset] = []
+    at_step = max(each.at_step for each in scenario.arrivals) + 200
+    for number in range(8):
+        prompt = (_segment(rng, f"short-{number}", BLOCK_SIZE * rng.randrange(2, 5) + 1),)
+        arrivals.append(Arrival(f"stores-{number}", prompt, 1, at_step))
+        at_step += rng.randrange(1, 5)
+        resets.append(CachesReset(at_step, connector=True, prefix_cache=False))
+        for turn in range(4):
+            at_step += rng.randrange(1, 4)
+            arrivals.append(Arrival(f"again-{number}-{turn}", (*prompt, _fresh(rng, 9 * turn + 1)), 1, at_step))
+        at_step += 30
+    workers = replace(scenario.workers, latest_steps=max(4, scenario.workers.latest_steps))
+    scenario = replace(
+        scenario,
+        arrivals=(*scenario.arrivals, *arrivals),
+        resets=(*scenario.resets, *resets),
+        workers=workers,
+    )
+    return _with(scenario, enable_prefix_caching=False)
 
 
 def failed_requests(rng: random.Random) -> Scenario:
@@ -283,6 +307,7 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     EVENTS: kv_events,
     "no-prefix-caching": no_prefix_caching,
     "failed-requests": failed_requests,
+    SHARED: shared_loads,
 }
 """The profiles, in the order in which `kvtrail check` takes turns."""
 OF_PAIRS = ("handoffs", "handoff-ranks")

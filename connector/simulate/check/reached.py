@@ -140,6 +140,8 @@ class _Run:
         """Who has loaded a block, while it has not been given out again."""
         self._computes: tuple[int | None, dict[int, str | None]] = None, {}
         """The last step that computed several tokens of a request, and the blocks that it fills, each with its request."""
+        self._cache_reset_step: int | None = None
+        """The first step after the last reset of vLLM's cache."""
         self._begun: dict[tuple[str, int], int] = {}
         """The step in which a numbered store was planned."""
         self._step = 0
@@ -309,6 +311,8 @@ class _Run:
             return  # another child of a MultiConnector has reported it
         self._preempted.add((event.engine, event.request))
         yield "preempt/any"
+        if event.scheduler_step is not None and event.scheduler_step == self._cache_reset_step:
+            yield "reset/preempted"
         computed = account.computed if event.computed is None else event.computed
         if computed is not None and account.prompt is not None:
             yield "preempt/in-prefill" if computed < account.prompt else "preempt/in-decode"
@@ -476,6 +480,10 @@ class _Run:
             yield "end/blocks-given-back"
             if kept.handoff:
                 yield "handoff/given-back"
+
+    def _enter_cache_reset(self, event: CacheReset) -> Iterable[str]:
+        self._cache_reset_step = event.scheduler_step
+        return ()
 
     def _enter_reset(self, event: Reset) -> Iterable[str]:
         yield "reset/connector"

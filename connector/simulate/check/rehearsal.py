@@ -11,6 +11,7 @@ from kvtrail.connector.simulate.run import Unbuildable, play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 
 NO_BYTES = "what they load changes no byte"
+DIED = "they died in a rehearsal"
 _TURNS = 4
 REHEARSAL = Scenario(
     arrivals=tuple(Arrival(f"turn-{n}", (("head", 640), (f"tail-{n}", 40)), 2, 40 * n) for n in range(_TURNS)),
@@ -40,7 +41,7 @@ def why_fake(subject: Subject) -> str | None:
     if played.loads_read and not played.loads_copied:
         return NO_BYTES
     if played.error is not None and not played.loads_copied:
-        return f"they died in a rehearsal ({played.error.splitlines()[0]})"
+        return f"{DIED} ({played.error.splitlines()[0]})"
     return None
 
 

@@ -181,10 +181,10 @@ def texts_of(found: Found) -> dict[str, str]:
 
 def _summary(checked: Checked) -> str:
     rate = checked.steps.total() / checked.seconds if checked.seconds else 0
-    shrinking = ", shrinking included," if checked.found else ""
+    shrinking = ", shrinking included" if checked.found else ""
     return (
         f"{checked.connector}: {some(checked.trials.total(), 'run')}, {some(checked.steps.total(), 'scheduling step')},"
-        f" {some(checked.lookups, 'lookup')} with {some(checked.hits, 'hit')},{shrinking} in {checked.seconds:.0f} s"
+        f" {some(checked.lookups, 'lookup')} with {some(checked.hits, 'hit')}, in {checked.seconds:.0f} s{shrinking}"
         f" ({count(rate)} steps/s); seeds from {checked.seed}."
     )
 

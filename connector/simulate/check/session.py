@@ -141,9 +141,11 @@ class Checked:
             reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
         if self.fake_workers == rehearsal.NO_BYTES:
             reasons.append(
-                "Its workers report loads as done, and no byte of the KV cache has changed: they do not load, or not on"
-                " a CPU."
+                "Its workers report loads as done, and no byte of the KV cache has changed in any call of theirs: they do not"
+                " load, or not on a CPU."
             )
+        if self.fake_workers is not None and self.fake_workers.startswith(rehearsal.DIED):
+            reasons.append(f"Fakes had to stand in for its workers, since {self.fake_workers}.")
         if self.unprobed is not None and self.unprobed.startswith("it failed"):
             reasons.append(f"The connector's probe saw nothing: {self.unprobed}.")
         return reasons

@@ -58,6 +58,33 @@ def kv_events(rng: random.Random) -> Scenario:
     return replace(scenario, resets=tuple(resets.values()), settings={**scenario.settings, **asked})
 
 
+def shared_loads(rng: random.Random) -> Scenario:
+    """Two or three requests load one short prefix, and their loads begin and end at different times; meanwhile prompts come
+    that fill a small store, which evicts for them what nobody needs any more."""
+    arrivals: list[Arrival] = []
+    resets: list[CachesReset] = []
+    for number in range(6):
+        at_step, head = 90 * number, _segment(rng, BLOCK_SIZE * rng.randrange(2, 6) + 1)
+        arrivals.append(Arrival(f"stores-{number}", (head,), 1, at_step))
+        at_step += 30
+        resets.append(CachesReset(at_step))
+        for load in range(rng.randrange(2, 4)):
+            at_step += rng.randrange(1, 3)
+            arrivals.append(Arrival(f"loads-{number}-{load}", (head, _segment(rng, 5)), 1, at_step))
+        for new in range(3):
+            at_step += rng.randrange(1, 5)
+            prompt = (_segment(rng, BLOCK_SIZE * rng.randrange(8, 20) + 1),)
+            arrivals.append(Arrival(f"new-{number}-{new}", prompt, 1, at_step))
+    return Scenario(
+        arrivals=tuple(arrivals),
+        resets=tuple(resets),
+        num_blocks=rng.choice((64, 100)),
+        settings={"max_num_batched_tokens": 1000},
+        workers=Workers(latest_steps=4, seed=rng.randrange(10**6)),
+        seed=rng.randrange(10**6),
+    )
+
+
 def many_prefixes(rng: random.Random) -> Scenario:
     """Seven hundred short prompts of one length that share nothing: a key that does not tell two of them apart finds what
     another prompt has stored."""
@@ -94,8 +121,8 @@ def conversation(rng: random.Random) -> Scenario:
     )
 
 
-FULL, EVENTS = "room", "kv-events"
-SMALL = (FULL, EVENTS)
+FULL, EVENTS, SHARED = "room", "kv-events", "shared-loads"
+SMALL = (FULL, EVENTS, SHARED)
 """The profiles for which a known connector gets a small store (`settings_when_full`)."""
 STORE_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     FULL: room,

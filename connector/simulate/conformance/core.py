@@ -251,7 +251,7 @@ CORE = (
         "A reset while requests run or wait with a hit neither spoils what they read nor leaves a part of the store.",
         f"{_SCHEDULER}.reset_connector_cache`; vLLM #41956 (https://github.com/vllm-project/vllm/pull/41956)",
         ("reset-hit", "hits", "bytes"),
-        ("reset/while-running", "reset/while-matched"),
+        ("reset/while-running", "reset/while-matched", "reset/preempted"),
     ),
     Requirement(
         "core.end.blocks",

@@ -58,7 +58,7 @@ def lost(stage: BareScheduler, run: Run, when_new: Callable[[], Room]) -> str | 
     as one with room for all of the prompts shows nothing."""
     most, new = 0, sys.maxsize
     for number in range(TRIES):
-        now = measured(stage, run, f"room-{number}")
+        now = measured(stage, run, f"room-{number}", at_once=number > 0)
         if not now.is_full:
             return None
         most, new = max(most, now.tokens), min(new, when_new().tokens)
@@ -67,8 +67,8 @@ def lost(stage: BareScheduler, run: Run, when_new: Callable[[], Room]) -> str | 
     return (
         f"When the connector was new, it held {new} tokens or more of {PROMPTS} prompts of {TOKENS} tokens that came one"
         f" after the other. All requests have ended, and of as many other prompts it now holds {most} tokens at the most, in"
-        f" {TRIES} tries: room for {new - most} tokens is lost. Slots that nobody gave back, and pins or leases of requests"
-        " that have ended, take room for ever."
+        f" {TRIES} tries: room for {new - most} tokens is lost. Slots that nobody gave back take it for ever, and so do pins"
+        " or leases of requests that have ended."
     )
 
 
@@ -101,10 +101,11 @@ def not_given_back(room: Room) -> str | None:
     )
 
 
-def measured(stage: BareScheduler, run: Run, name: str) -> Room:
-    """How much of prompts with this name the store holds when all of them have come."""
+def measured(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) -> Room:
+    """How much of prompts with this name the store holds when all of them have come. With `at_once`, each comes again before
+    the next one: a store may protect what was found more than once against what has only come once."""
     assert stage.calls is not None
-    prompts = _offer(stage, run, name)
+    prompts = _offer(stage, run, name, at_once=at_once)
     answers: dict[str, int] = {}
 
     def listen(request: object, computed: int, returned: int | None) -> None:
@@ -122,9 +123,15 @@ def measured(stage: BareScheduler, run: Run, name: str) -> Room:
     return Room(sum(found[: whole + 1]), is_full=whole < PROMPTS or not found[0])
 
 
-def _offer(stage: BareScheduler, run: Run, name: str) -> list[tuple[Segment, ...]]:
-    """Run the prompts one after the other: each is stored before the next one comes."""
+def _offer(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) -> list[tuple[Segment, ...]]:
+    """Run the prompts one after the other: each is stored before the next one comes, and loaded with `at_once`."""
     prompts: list[tuple[Segment, ...]] = [((f"{name}-{n}", TOKENS),) for n in range(PROMPTS)]
+    if at_once:
+        for n, prompt in enumerate(prompts):
+            for turn in range(2):
+                run([Arrival(f"{name}-{n}-{turn}", prompt, 2)])
+                stage.scheduler.reset_prefix_cache()
+        return prompts
     for_stores = 2 + stage.latest_steps
     run([Arrival(f"{name}-{n}", prompt, 2, stage.steps + n * for_stores) for n, prompt in enumerate(prompts)])
     return prompts

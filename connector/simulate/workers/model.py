@@ -142,6 +142,8 @@ class Model:
         """The prefix that each slot of each block should hold the KV of."""
         self._given_to = np.zeros(kv_cache.num_blocks, np.int32)
         """The KV cache group that each block was last given to."""
+        self._failed_now: set[int] = set()
+        """Blocks of the loads that have failed since the last step."""
         self._unread: dict[str, Load] = {}
         """Loads of requests that have not run since."""
         self._awaited: list[tuple[Any, Load]] = []
@@ -199,6 +201,8 @@ class Model:
         """A layer runs: it writes the KV of the step's tokens, and then reads; a recurrent one reads first. Whether all
         blocks hold what they should."""
         cache = self.caches[layer]
+        if self._failed_now:
+            self._scribble(cache)  # layers may be loaded one by one
         if not cache.is_state:
             self._write(cache)
         self._compare(cache, layer)
@@ -273,15 +277,21 @@ class Model:
     def fail(self, blocks: Iterable[int], request_id: str) -> None:
         """A load fails: its blocks hold scribble."""
         self._unread.pop(request_id, None)
+        self._failed_now.update(blocks)
         for cache in self.caches.values():
-            at, slots = self._slots(sorted(blocks), cache.slots)
-            numbers = np.full(len(at), FAILED, np.int32)
-            cache.write(at, slots, numbers)
-            self._numbers[at, slots] = numbers
+            self._scribble(cache)
+
+    def _scribble(self, cache: LayerCache) -> None:
+        """A layer of the loads that fail in this step was not loaded."""
+        at, slots = self._slots(sorted(self._failed_now), cache.slots)
+        numbers = np.full(len(at), FAILED, np.int32)
+        cache.write(at, slots, numbers)
+        self._numbers[at, slots] = numbers
 
     def expect(self) -> None:
         """The loads of this step may begin: what their blocks hold is undefined from now on. Until then a store may still
         have read what they held before."""
+        self._failed_now.clear()
         for request, load in self._awaited:
             if not request.is_finished():
                 self._expect(request, load)

@@ -127,7 +127,7 @@ class OwnWorker(FakeWorker):
                 if cache.is_state:  # vLLM asks for attention layers only
                     self.model.run(layer)
                     continue
-                rank.connector.wait_for_layer_load(cache.layer)
+                self._ask(rank.connector.wait_for_layer_load, cache.layer)
                 self.model.run(layer)
                 rank.connector.save_kv_layer(cache.layer, cache.tensor, rank.context.attn_metadata)
         self.model.end()

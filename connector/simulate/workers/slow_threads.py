@@ -1,7 +1,8 @@
 """Slow threads: what a connector's worker gives to a pool of threads begins some steps later, or when somebody waits for it.
 
 A copy in memory is over before the next step, so that a worker that does not wait for it looks right. On a GPU, on a disk or
-over a network it takes longer.
+over a network it takes longer. A pool of one thread runs its tasks in the order of their submission; in one of several each
+takes its own time, and may end before earlier ones.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class SlowThreads:
     def submit(self, executor: ThreadPoolExecutor, task: Callable[[], Any]) -> Future[Any]:
         """Take a task on, which begins in a later step, or at once."""
         with self._lock:
-            before = max((each.due for each in self._waiting if each.executor is executor), default=0)
+            before = max((each.due for each in self._waiting if _comes_before(each, executor)), default=0)
             due = max(before, self._step + self._rng.randint(0, BESIDE * self._latest_steps))
             late = _Late(executor, due, task, self._begin)
             self._waiting.append(late)
@@ -104,16 +105,21 @@ class SlowThreads:
         self._stepped.set()
 
     def _begin(self, late: _Late) -> None:
-        """Let a task begin, after those that were submitted to its pool before it."""
+        """Let a task begin, after those that come before it."""
         with self._lock:
             if late not in self._waiting:
                 return
             until = self._waiting.index(late) + 1
-            begin = [each for each in self._waiting[:until] if each.executor is late.executor]
+            begin = [each for each in self._waiting[:until] if each is late or _comes_before(each, late.executor)]
             self._waiting = [each for each in self._waiting if each not in begin]
         for each in begin:
             if each.set_running_or_notify_cancel():
                 _submit(each.executor, _run, each)
+
+
+def _comes_before(earlier: _Late, executor: ThreadPoolExecutor) -> bool:
+    """Whether an earlier task holds up a new one of this pool."""
+    return earlier.executor is executor and executor._max_workers == 1
 
 
 def _run(late: _Late) -> None:

@@ -73,6 +73,25 @@ def test_whoever_waits_for_it_makes_it_begin(pool: ThreadPoolExecutor, waits: An
     assert (earlier.done(), later.done()) == (True, False)
 
 
+def test_tasks_of_several_threads_end_in_any_order(threads: SlowThreads) -> None:
+    done: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        earlier, future = (pool.submit(done.append, name) for name in ("earlier", "this"))
+        future.result()
+        assert (done, earlier.done()) == (["this"], False)
+
+
+def test_the_ends_of_several_threads_differ_from_their_submission() -> None:
+    done: list[int] = []
+    with slow_threads(Workers(latest_steps=2, seed=3)) as threads, ThreadPoolExecutor(4) as pool:
+        futures = []
+        for number in range(20):
+            futures.append(pool.submit(done.append, number))
+            threads.step()
+            wait([future for future in futures if future.running()])
+    assert sorted(done) == [*range(20)] != done
+
+
 def test_an_error_a_callback_and_a_cancelled_task_are_as_without_delays(pool: ThreadPoolExecutor) -> None:
     ended: list[Future[Any]] = []
     wrong, cancelled = pool.submit(int, "no number"), pool.submit(int)

@@ -38,8 +38,8 @@ class ByteDrift(EngineRule[BlockCheck]):
     level = Level.DETAILED
     classes = ("N3", "N9")
     hint = (
-        "The copy into the store began before the block was computed, or a key, a block id or a layout was mistaken for"
-        " another."
+        "The copy into the store began before the block was computed, or after it was given to another request, or a key, a"
+        " block id or a layout was mistaken for another."
     )
     mitigation = "Set `guard: heal` to have wrong blocks computed again."
     needs_history = False
@@ -63,7 +63,7 @@ class ByteDrift(EngineRule[BlockCheck]):
                 f" {{owner}}'s {{owner_place}}, under another {{other}}.{{left}}{_handed_over(finding)}"
             )
         return (
-            "At {0} {checked} compared with the KV that was computed under their hashes, and {wrong} did not match."
+            "At {0} {checked} compared with the KV that was computed under the same hash, and {wrong} did not match."
             "{of_all} {contents}"
         )
 
