@@ -157,12 +157,12 @@ def play(
         observer, tested, error, trace = None, None, None, ""
         steps_when_new = 0
 
-        def when_new() -> room.Room:
+        def when_new(at_once: bool) -> room.Room:
             nonlocal steps_when_new
             with in_memory.exporters():
                 new = built()
                 assert isinstance(new, BareScheduler), "as the one that is compared with it"
-                measured = room.measured_when_new(new, partial(run_more, new, scenario))
+                measured = room.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
                 new.close()
             steps_when_new += new.steps
             return measured

@@ -171,7 +171,7 @@ class Observer:
     # What is left.
 
     def rest(
-        self, run: Callable[[Sequence[Arrival]], None], room_when_new: Callable[[], room.Room] | None = None
+        self, run: Callable[[Sequence[Arrival]], None], room_when_new: Callable[[bool], room.Room] | None = None
     ) -> None:
         """When all requests have ended: look at what is left, and reset the connector and see whether it has forgotten, and
         still stores. `run` runs some more requests, until all of their transfers have ended. With `room_when_new`, the room
@@ -281,13 +281,13 @@ class Observer:
     def _held(self, ended: dict[str, str]) -> dict[str, set[str]]:
         return leftovers.held(self._connector, ended.keys() - self._stage.scheduler.requests.keys(), self._ignored)
 
-    def _has_room(self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[], room.Room]) -> None:
+    def _has_room(self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[bool], room.Room]) -> None:
         """The store is as large as it was, and its workers give back what it evicts, which only the connector whole can
         show."""
 
-        def compared() -> room.Room:
+        def compared(at_once: bool) -> room.Room:
             self.room_compared = True
-            new = when_new()
+            new = when_new(at_once)
             if (text := room.not_given_back(new)) is not None:
                 self._note(REST, "workers keep what is evicted", text)
             return new

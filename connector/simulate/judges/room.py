@@ -48,20 +48,21 @@ class Room:
 
 
 def can_be_measured(scenario: Scenario) -> bool:
-    """Whether that takes less time than the scenario itself."""
+    """Whether that takes less time than the scenario itself, and the requests that fill the store are served: where each that
+    fails to load is ended, chance decides what is found."""
     step: int = scenario.settings.get("max_num_batched_tokens", OPTIONS["max_num_batched_tokens"])
-    return step >= SMALLEST_STEP
+    return step >= SMALLEST_STEP and scenario.recompute
 
 
-def lost(stage: BareScheduler, run: Run, when_new: Callable[[], Room]) -> str | None:
+def lost(stage: BareScheduler, run: Run, when_new: Callable[[bool], Room]) -> str | None:
     """In words, how much room the store has lost; None if it has lost none. `when_new` is asked only if the store is full,
-    as one with room for all of the prompts shows nothing."""
+    as one with room for all of the prompts shows nothing, and gets whether they come again `at_once`."""
     most, new = 0, sys.maxsize
     for number in range(TRIES):
         now = measured(stage, run, f"room-{number}", at_once=number > 0)
         if not now.is_full:
             return None
-        most, new = max(most, now.tokens), min(new, when_new().tokens)
+        most, new = max(most, now.tokens), min(new, when_new(number > 0).tokens)
         if most >= new:
             return None
     return (
@@ -72,15 +73,15 @@ def lost(stage: BareScheduler, run: Run, when_new: Callable[[], Room]) -> str | 
     )
 
 
-def measured_when_new(stage: BareScheduler, run: Run) -> Room:
+def measured_when_new(stage: BareScheduler, run: Run, *, at_once: bool) -> Room:
     """The room of a store that has only been filled once before."""
     _offer(stage, run, "first")
     if not isinstance(stage.worker, OwnWorker):
-        return measured(stage, run, "room-0")
+        return measured(stage, run, "room-0", at_once=at_once)
     workers, caches = stage.worker.connectors, stage.worker.model.caches.values()
     came = PROMPTS * (TOKENS // min(stage.block_sizes)) * sum(cache.tensor[0].nbytes for cache in caches)
     before = stored_bytes(workers)
-    room = measured(stage, run, "room-0")
+    room = measured(stage, run, "room-0", at_once=at_once)
     filled = stored_bytes(workers)
     room = replace(room, came=came, grown=filled - before)
     if not_given_back(room) is None:

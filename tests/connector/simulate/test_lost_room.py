@@ -61,9 +61,9 @@ def test_a_slot_that_is_not_given_back_is_missed(make: Callable[..., BareSchedul
     runs(stage)([Arrival("first", (("first", 700),), 1)])
     asked: list[room.Room] = []
 
-    def when_new() -> room.Room:
+    def when_new(at_once: bool) -> room.Room:
         new = make(SMALL)
-        asked.append(room.measured_when_new(new, runs(new)))
+        asked.append(room.measured_when_new(new, runs(new), at_once=at_once))
         return asked[-1]
 
     assert room.lost(stage, runs(stage), when_new) is None
@@ -95,12 +95,12 @@ def test_workers_keep_what_is_evicted_only_if_a_full_store_grows(given: room.Roo
 def test_a_room_that_differs_from_time_to_time_causes_no_finding(make: Callable[..., BareScheduler]) -> None:
     stage = make(SMALL)
     rooms = iter([SLOTS * CHUNK + 64, SLOTS * CHUNK + 32, SLOTS * CHUNK])
-    assert room.lost(stage, runs(stage), lambda: room.Room(next(rooms), is_full=True)) is None
+    assert room.lost(stage, runs(stage), lambda _: room.Room(next(rooms), is_full=True)) is None
 
 
 def test_a_store_that_holds_everything_is_not_compared_with_a_new_one(make: Callable[..., BareScheduler]) -> None:
     large = make({"chunk_size": CHUNK})
-    assert room.lost(large, runs(large), lambda: pytest.fail("asked")) is None
+    assert room.lost(large, runs(large), lambda _: pytest.fail("asked")) is None
 
 
 @pytest.mark.parametrize(("name", "loses"), [("store_bugs:SlotLostByTwins", True), ("chunk_store:ChunkStore", False)])

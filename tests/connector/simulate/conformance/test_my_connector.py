@@ -72,7 +72,7 @@ def test_a_store_that_the_first_prompts_do_not_fill_may_grow(
     connector = configuration("my_connector:MyConnector", {"capacity": 28 * 8})
     stage = BareScheduler(tmp_path, connector, own_workers=True, workers=workers, **settings)
     new = room.measured_when_new(
-        stage, partial(run_more, stage, Scenario(arrivals=(), settings=settings, workers=workers))
+        stage, partial(run_more, stage, Scenario(arrivals=(), settings=settings, workers=workers)), at_once=False
     )
     stage.close()
     assert new.is_full
