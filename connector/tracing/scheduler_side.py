@@ -421,13 +421,12 @@ class SchedulerInstrumentation(Instrumentation):
     def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, list[list[int]]]]:
         """The requests that were given some of these blocks, and those blocks by KV cache group. Rare: only after a failed
         load, which may have ended its request by now."""
-        live = [context for context in self._recorder.contexts.open.values() if context.request is not None]
-        for context in live:
-            context.epoch = context.request.num_preemptions
-        for context in (*live, *self._failed):
+        for context in (*self._recorder.contexts.open.values(), *self._failed):
             if context.blocks is not None:
                 held = [[block for block in ids if block in blocks] for ids in context.blocks.get_block_ids()]
                 if any(held):
+                    if context.request is not None:
+                        context.epoch = context.request.num_preemptions
                     yield context, held
 
     def _flush_cache_events(self, at_ns: int, *, can_wait: bool = False, is_planned: bool = False) -> None:

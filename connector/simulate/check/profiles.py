@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kvtrail.connector.simulate.check.store_profiles import (
@@ -253,28 +253,8 @@ def mixed(rng: random.Random) -> Scenario:
 
 
 def no_prefix_caching(rng: random.Random) -> Scenario:
-    """vLLM without its own prefix cache: lookups begin at token 0, and what comes again is loaded. At last the connector is
-    reset while stores are open, and what was to be stored comes again at once, and again before it is stored."""
-    scenario = rng.choice([asynchronous, mixed, room])(rng)
-    arrivals: list[Arrival] = []
-    resets: list[CachesReset] = []
-    at_step = max(each.at_step for each in scenario.arrivals) + 200
-    for number in range(8):
-        prompt = (_segment(rng, f"short-{number}", BLOCK_SIZE * rng.randrange(2, 5) + 1),)
-        arrivals.append(Arrival(f"stores-{number}", prompt, 1, at_step))
-        at_step += rng.randrange(1, 5)
-        resets.append(CachesReset(at_step, connector=True, prefix_cache=False))
-        for turn in range(4):
-            at_step += rng.randrange(1, 4)
-            arrivals.append(Arrival(f"again-{number}-{turn}", (*prompt, _fresh(rng, 9 * turn + 1)), 1, at_step))
-        at_step += 30
-    workers = replace(scenario.workers, latest_steps=max(4, scenario.workers.latest_steps))
-    scenario = replace(
-        scenario,
-        arrivals=(*scenario.arrivals, *arrivals),
-        resets=(*scenario.resets, *resets),
-        workers=workers,
-    )
+    """vLLM without its own prefix cache: lookups begin at token 0, and what comes again is loaded."""
+    scenario = _with_resets_beside_stores(rng.choice([asynchronous, mixed, room])(rng), rng)
     return _with(scenario, enable_prefix_caching=False)
 
 
@@ -391,20 +371,19 @@ def _with_twins(scenario: Scenario, rng: random.Random) -> Scenario:
     """At last come requests with one of these prompts in one step, each with another salt or adapter, and some of these have
     stored it."""
     first = rng.choice(scenario.arrivals)
-    at_step = max(each.at_step for each in scenario.arrivals) + 200
+    at_step = _after(scenario)
     identities = rng.sample([("", ""), (first.salt, first.adapter), ("one", ""), ("other", ""), ("", "adapter")], k=4)
     twins = tuple(
         replace(first, id=f"twin-{n}", salt=salt, adapter=adapter, at_step=at_step, max_tokens=3)
         for n, (salt, adapter) in enumerate([(first.salt, first.adapter), *identities])
     )
-    resets = (*scenario.resets, CachesReset(at_step - 1))
-    return replace(scenario, arrivals=(*scenario.arrivals, *twins), resets=resets)
+    return _at_last(scenario, twins, [CachesReset(at_step - 1)])
 
 
 def _with_evictions_beside_loads(scenario: Scenario, rng: random.Random) -> Scenario:
     """At last come short prompts that were just stored, each in one step with a new long one that a small store evicts them
     for."""
-    at_step = max(each.at_step for each in scenario.arrivals) + 200
+    at_step = _after(scenario)
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
     for number in range(4):
@@ -416,8 +395,35 @@ def _with_evictions_beside_loads(scenario: Scenario, rng: random.Random) -> Scen
         )
         resets.append(CachesReset(at_step + 11))
         at_step += 40
-    scenario = replace(scenario, arrivals=(*scenario.arrivals, *arrivals), resets=(*scenario.resets, *resets))
-    return _with(scenario, max_num_batched_tokens=rng.choice([48, 512]))
+    return _with(_at_last(scenario, arrivals, resets), max_num_batched_tokens=rng.choice([48, 512]))
+
+
+def _with_resets_beside_stores(scenario: Scenario, rng: random.Random) -> Scenario:
+    """At last the connector is reset while short prompts are being stored, and they come again at once, and again before they
+    are stored."""
+    arrivals: list[Arrival] = []
+    resets: list[CachesReset] = []
+    at_step = _after(scenario)
+    for number in range(8):
+        prompt = (_segment(rng, f"short-{number}", BLOCK_SIZE * rng.randrange(2, 5) + 1),)
+        arrivals.append(Arrival(f"stores-{number}", prompt, 1, at_step))
+        at_step += rng.randrange(1, 5)
+        resets.append(CachesReset(at_step, connector=True, prefix_cache=False))
+        for turn in range(4):
+            at_step += rng.randrange(1, 4)
+            arrivals.append(Arrival(f"again-{number}-{turn}", (*prompt, _fresh(rng, 9 * turn + 1)), 1, at_step))
+        at_step += 30
+    workers = replace(scenario.workers, latest_steps=max(4, scenario.workers.latest_steps))
+    return _at_last(replace(scenario, workers=workers), arrivals, resets)
+
+
+def _after(scenario: Scenario) -> int:
+    """A step at which most of a scenario is over."""
+    return max(each.at_step for each in scenario.arrivals) + 200
+
+
+def _at_last(scenario: Scenario, arrivals: Iterable[Arrival], resets: Iterable[CachesReset]) -> Scenario:
+    return replace(scenario, arrivals=(*scenario.arrivals, *arrivals), resets=(*scenario.resets, *resets))
 
 
 def _growing(rng: random.Random) -> Scenario:

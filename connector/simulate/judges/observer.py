@@ -225,7 +225,7 @@ class Observer:
         """Whether its workers can tell the connector what has ended: a fake that knows nothing of it makes no metadata."""
         plain: Any = self._plain
         own = isinstance(self._stage.worker, OwnWorker) or part_of(plain, "fake") is not None
-        return own or not overrides(self._plain, "build_connector_worker_meta")
+        return own or not overrides(plain, "build_connector_worker_meta")
 
     def _no_reports(self) -> str:
         nobody = "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"

@@ -26,8 +26,8 @@ class Missed:
         expected: the words that should be there.
         source: who computed it before that, and when, in words.
         again: who computed it again since then, and when, in words; empty as long as nobody has.
-        came: when it came after all, and what that says, in words; empty as long as it has not.
-        is_second: whether a later load has brought it, and somebody had computed it again before.
+        came: the rest of the sentence about its source: when it came after all, and what that says; empty as long as it has
+            not.
     """
 
     number: int
@@ -40,7 +40,6 @@ class Missed:
     source: str
     again: str = ""
     came: str = ""
-    is_second: bool = False
 
 
 class Late:
@@ -91,28 +90,21 @@ class Late:
         if missed is not None and not missed.came and step > missed.step and (words == missed.expected).all():
             after = some(step - missed.step, "step")
             missed.came = (
-                f"the right KV was there in step {step}, {after} after it was read: the copy was made too late"
+                f", and the right KV was there in step {step}, {after} after it was read: the copy was made too late"
             )
 
     def loaded(self, step: int, request_id: str, numbers: Any) -> None:
         """A load has brought what it should, for all of these prefixes."""
         missed = self.missed
         if missed is not None and not missed.came and step > missed.step and missed.number in numbers:
-            missed.is_second = bool(missed.again)
-            why = (
-                "at first it was gone, or had not been stored"
-                if missed.is_second
-                else "it was stored, so the store came too late, or this load was not made"
-            )
-            missed.came = f"{request_id} loaded the right KV of the same prefix in step {step}: {why}"
+            begin, why = "", "it was stored, so the store came too late, or this load was not made"
+            if missed.again:
+                begin, why = f". {missed.again}", "at first it was gone, or had not been stored"
+            missed.came = f"{begin}, and {request_id} loaded the right KV of the same prefix in step {step}: {why}"
 
     def explained(self) -> str:
         """Where the missing KV was, in a sentence; empty if that is not known."""
         if self.missed is None or not self.missed.source:
             return ""
-        source, came = self.missed.source, self.missed.came
-        if not came:
-            return f" {source}; no later load of it was right, and that block never held it."
-        if self.missed.is_second:
-            return f" {source}. {self.missed.again}, and {came}."
-        return f" {source}, and {came}."
+        came = self.missed.came or "; no later load of it was right, and that block never held it"
+        return f" {self.missed.source}{came}."

@@ -8,7 +8,7 @@ a block holds the state after one token, and the number of that token's prefix s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,7 +202,7 @@ class Model:
         blocks hold what they should."""
         cache = self.caches[layer]
         if self._failed_now:
-            self._scribble(cache)  # layers may be loaded one by one
+            self._scribble(cache, self._failed_now)  # layers may be loaded one by one
         if not cache.is_state:
             self._write(cache)
         self._compare(cache, layer)
@@ -274,16 +274,16 @@ class Model:
             said = f"after the workers had reported the load of {request_id} as received, "
             self.wrong += [said + self._sentence(each) for each in self._found.values()]
 
-    def fail(self, blocks: Iterable[int], request_id: str) -> None:
+    def fail(self, blocks: Collection[int], request_id: str) -> None:
         """A load fails: its blocks hold scribble."""
         self._unread.pop(request_id, None)
         self._failed_now.update(blocks)
         for cache in self.caches.values():
-            self._scribble(cache)
+            self._scribble(cache, blocks)
 
-    def _scribble(self, cache: LayerCache) -> None:
-        """A layer of the loads that fail in this step was not loaded."""
-        at, slots = self._slots(sorted(self._failed_now), cache.slots)
+    def _scribble(self, cache: LayerCache, blocks: Iterable[int]) -> None:
+        """A layer of these blocks was not loaded."""
+        at, slots = self._slots(sorted(blocks), cache.slots)
         numbers = np.full(len(at), FAILED, np.int32)
         cache.write(at, slots, numbers)
         self._numbers[at, slots] = numbers

@@ -85,7 +85,7 @@ def test_a_reset_of_running_requests_waits_as_long_as_a_load_holds_blocks() -> N
 
 
 def test_a_load_that_begins_in_the_step_of_a_reset_is_of_the_new_epoch() -> None:
-    """A reset preempts a request, and the next step both tells the connector of that and loads for the request again."""
+    """A reset preempts a request, and the next step both reports that to the connector and loads for the request again."""
     scenario = Scenario(
         arrivals=(Arrival("stores", (HEAD, ("a", 1))), Arrival("runs", (HEAD, ("b", 20)), 30, at_step=20)),
         resets=(CachesReset(18), CachesReset(40, running=True)),

@@ -11,7 +11,7 @@ from planted.thread_store import ThreadStore
 
 
 class FenceOfResetLost(ThreadStore):
-    """A request that a reset has preempted is looked up in the same step: its record is made anew, and nobody waits for the
+    """A request that a reset has preempted is looked up in the same step: it gets another record, and nobody waits for the
     stores that read its old blocks."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:

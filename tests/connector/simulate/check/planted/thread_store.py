@@ -33,8 +33,8 @@ class Entry:
 class Work(KVConnectorMetadata):
     loads: list[tuple[str | int, bool, Pairs]] = field(default_factory=list)
     stores: list[tuple[int, Pairs]] = field(default_factory=list)
-    fence: set[int] = field(default_factory=set)  # store jobs whose blocks are about to be overwritten
-    keep: dict[str, set[int]] = field(default_factory=dict)  # ended requests whose blocks are kept for these jobs
+    fence: set[int] = field(default_factory=set)  # store jobs that must end before this step writes
+    keep: dict[str, set[int]] = field(default_factory=dict)  # the jobs for which ended requests keep blocks
 
 
 @dataclass
