@@ -452,6 +452,7 @@ def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, An
         semconv.RESERVES.key: getattr(scheduler, "scheduler_reserve_full_isl", None),
         semconv.ASYNC_SCHEDULING.key: getattr(scheduler, "async_scheduling", None),
         semconv.PREFIX_CACHING.key: getattr(vllm_config.cache_config, "enable_prefix_caching", None),
+        semconv.LOAD_FAILURES.key: getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", None),
         semconv.DRAFTS.key: getattr(speculation, "num_speculative_tokens", None) or 0,
         semconv.CONNECTOR_SETTINGS.key: json.dumps(plain, sort_keys=True),
         semconv.CONNECTOR_CLASS.key: importable_as(cls),

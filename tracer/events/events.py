@@ -780,7 +780,7 @@ class Key(Event, kw_only=True, gc=False):
 
 @final
 class Evict(Event, kw_only=True, gc=False):
-    """A chunk left the connector's store to make room."""
+    """A chunk left the connector's store: to make room, or because it cannot be loaded any more."""
 
     kind = Kind.EVICT
     chunk_key: ChunkKey | None = None

@@ -208,6 +208,11 @@ POLICY = Attribute("kvtrail.scheduler.policy", str, "`fcfs` or `priority`.")
 RESERVES = Attribute("kvtrail.scheduler.reserves_full_prompt", bool, "Requests are admitted only when all of it fits.")
 ASYNC_SCHEDULING = Attribute("kvtrail.scheduler.async", bool, "A step is scheduled before the one before it has ended.")
 PREFIX_CACHING = Attribute("kvtrail.prefix_caching", bool, "vLLM's own prefix cache is on.")
+LOAD_FAILURES = Attribute(
+    "kvtrail.load_failure_policy",
+    str,
+    "vLLM's `kv_load_failure_policy`: `recompute`, what cannot be loaded is computed; `fail`, its request ends.",
+)
 DRAFTS = Attribute("kvtrail.drafts", int, "Speculative tokens of a step; 0 without speculation.")
 CONNECTOR_SETTINGS = Attribute(
     "kvtrail.connector.settings",
@@ -272,9 +277,9 @@ HEARTBEATS = Attribute(
 )
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
-    MAX_SEQUENCES, MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
-    CONNECTOR_CLASS, CAPABILITIES, PATIENCE, SAMPLED_ONLY, LAUNCH, LACKS, CACHE_IDENTITY, FINGERPRINTS, SLIM,
-    HEARTBEATS, GROUPS,
+    MAX_SEQUENCES, MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, LOAD_FAILURES, DRAFTS,
+    CONNECTOR_SETTINGS, CONNECTOR_CLASS, CAPABILITIES, PATIENCE, SAMPLED_ONLY, LAUNCH, LACKS, CACHE_IDENTITY,
+    FINGERPRINTS, SLIM, HEARTBEATS, GROUPS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

@@ -30,7 +30,8 @@ LAUNCHED_WITH = {
     "block size": semconv.BLOCK_SIZE.key, "max_num_batched_tokens": semconv.MAX_BATCHED.key,
     "max_num_seqs": semconv.MAX_SEQUENCES.key, "max_model_len": semconv.MAX_LENGTH.key,
     "scheduling_policy": semconv.POLICY.key, "async_scheduling": semconv.ASYNC_SCHEDULING.key,
-    "enable_prefix_caching": semconv.PREFIX_CACHING.key, "num_speculative_tokens": semconv.DRAFTS.key,
+    "enable_prefix_caching": semconv.PREFIX_CACHING.key, "kv_load_failure_policy": semconv.LOAD_FAILURES.key,
+    "num_speculative_tokens": semconv.DRAFTS.key,
 }  # fmt: skip
 """Versions and settings of an engine, by vLLM's names, and the attribute of its recorders' resource that says them."""
 MOST_SETTINGS, LONGEST_SETTING = 40, 80

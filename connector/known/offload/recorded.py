@@ -9,7 +9,7 @@ from typing import Any
 
 from kvtrail.connector.known.recorded import RecordedStore
 from kvtrail.connector.offload.config import DEFAULT_CHUNK_SIZE
-from kvtrail.tracer.events.events import Event, Evict, Reset, StorePlan
+from kvtrail.tracer.events.events import Event, Evict, LoadError, Reset, StorePlan
 
 PLENTY = 1 << 16
 """Chunks of room where the recording shows no limit."""
@@ -25,19 +25,23 @@ def as_recorded(store: RecordedStore) -> dict[str, Any]:
 
 def room(events: Sequence[Event]) -> tuple[int, bool]:
     """The most chunks that the recorded store held, and whether it was full then: a full store is the first to evict, or to
-    refuse a chunk. What one step changes is recorded at one time."""
+    refuse a chunk. What one step changes is recorded at one time. After a failed load a chunk that leaves for no other is one
+    that cannot be loaded."""
     held = most = 0
-    changes = (event for event in events if isinstance(event, Reset | Evict | StorePlan))
+    has_failed = False
+    changes = (event for event in events if isinstance(event, Reset | Evict | StorePlan | LoadError))
     for _, step in groupby(changes, lambda event: (isinstance(event, Reset), event.start_ns)):
         same_time = list(step)
         if isinstance(same_time[0], Reset):
             held = 0
             continue
+        has_failed = has_failed or any(isinstance(event, LoadError) for event in same_time)
         stored = [event for event in same_time if isinstance(event, StorePlan) and not event.chunk_present]
-        evicted = len([event for event in same_time if isinstance(event, Evict)])
-        held += sum(event.count > 0 for event in stored) - evicted
+        left = [event for event in same_time if isinstance(event, Evict)]
+        held += sum(event.count > 0 for event in stored) - len(left)
         most = max(most, held)
-        if evicted or any(event.count == 0 for event in stored):
+        made_room = any(event.pushed_by is not None or not has_failed for event in left)
+        if made_room or any(event.count == 0 for event in stored):
             return most, True
     return most, False
 

@@ -126,6 +126,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             drafts=int(resource.get(semconv.DRAFTS.key) or 0),
             groups=groups,
             settings=settings,
+            recompute=resource.get(semconv.LOAD_FAILURES.key) != "fail",
             workers=Workers(ends=tuple(_ends(events)), fails=fails),
             most_steps=max(steps.values(), default=0) + SPARE_STEPS,
         ),
@@ -149,6 +150,9 @@ _NO_HASHES = (
 )
 _SHARING = {Known.CHUNKS: "known by the keys of chunks only", Known.LENGTHS: "guessed by lengths"}
 _UNKNOWN_FAILURES = "{} of failed blocks cannot be traced to a load: that load does not fail here."
+_MAY_FAIL_LATER = ("aborted", "error")
+"""Of a request that ends so, its load may be reported failed later: of an aborted one it goes on, and one with an error ended
+for the very load that is reported next."""
 _GUESSED_POOL = "The recording does not say how many KV blocks the engine had: {} are assumed."
 
 
@@ -238,8 +242,8 @@ def _fails(
             loads[name] += 1
             start = computed.get(name, 0)
             loading[name] = (event.blocks_ids or ())[start // block_size : -(-(start + event.allocated) // block_size)]
-        elif isinstance(event, Preempt) or (isinstance(event, RequestEnd) and event.outcome != "aborted"):
-            loading.pop(name, None)  # of one that is aborted the load goes on, and may fail
+        elif isinstance(event, Preempt) or (isinstance(event, RequestEnd) and event.outcome not in _MAY_FAIL_LATER):
+            loading.pop(name, None)
     return tuple(fails), unknown
 
 

@@ -89,7 +89,7 @@ def test_it_is_what_vllm_holds_at_every_lookup_and_allocation(profile: str, watc
         else:
             assert held == next(moments)
     assert next(moments, None) is None
-    assert any(watched)
+    assert any(watched) or profile == "no-prefix-caching"
     changes = [run for event in events if isinstance(event, Recorded) for run in event.cache_changes]
     assert any(run < 0 for run in changes) or profile not in ("preemption-storm", "retry", "full-store", "mixed")
     assert 0 in changes or profile != "reset"

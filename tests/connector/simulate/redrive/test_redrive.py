@@ -42,7 +42,7 @@ def test_the_demos_workloads_come_out_lookup_for_lookup(tmp_path: Path, scenario
     assert driven.played.steps == pytest.approx(played.steps, abs=15), "idle steps at the end are not recorded"
 
 
-NOT_DRIVEN = ("spec-decode", "load-failure", "multi", "states")
+NOT_DRIVEN = ("spec-decode", "multi", "states")
 """States are driven below; of the others docs/replay.md says why."""
 
 
