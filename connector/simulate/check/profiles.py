@@ -429,7 +429,7 @@ def _at_last(scenario: Scenario, arrivals: Iterable[Arrival], resets: Iterable[C
 def _growing(rng: random.Random) -> Scenario:
     """Many short prompts with long outputs, which grow until the pool is empty."""
     arrivals = tuple(Arrival(f"r-{n}", (_fresh(rng, 40),), 300) for n in range(16))
-    return _with(Scenario(arrivals=arrivals, seed=rng.randrange(10**6), most_steps=500), max_num_batched_tokens=48)
+    return _with(Scenario(arrivals=arrivals, seed=rng.randrange(10**6)), max_num_batched_tokens=48)
 
 
 def _coin(rng: random.Random, share: float) -> bool:
