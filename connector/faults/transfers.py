@@ -139,6 +139,28 @@ class StoreFailedLoad(FailedLoadResume):
         self._last_loads = list(plan.loads)
 
 
+class FailedLoadHit(Fault):
+    """vllm-ascend #16875's kind: a load within a step fails, and what the step stores for its request is kept. For the
+    OffloadConnector."""
+
+    def prepare(self) -> None:
+        self._failed: set[int] | None = None
+        """The last block of the first load, from the step on that loads it."""
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        if plan.loads and self._failed is None:
+            self._failed = {plan.loads[0].blocks[-1]}
+
+    def alter_report(self, report: Any) -> None:
+        if self._failed:
+            report.invalid_block_ids, self._failed = self._failed, set()
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        failed, connector_output.invalid_block_ids = connector_output.invalid_block_ids, set()
+        super().update_connector_output(connector_output)
+        connector_output.invalid_block_ids = failed
+
+
 class PollStarvation(LateFree):
     """vLLM #46502: the blocks of a finished request are kept, and then no step comes in which that could end."""
 

@@ -58,6 +58,7 @@ from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.ledger.transfer_ends import TransferEnds
 from kvtrail.tracer.ledger.transfer_flow import TransferFlow
 from kvtrail.tracer.ledger.writers import Identity, Writers
+from kvtrail.tracer.ledger.wrong_chunks import WrongChunks
 from kvtrail.tracer.model.findings import Unknown
 
 MAX_KEYS = 100_000
@@ -140,6 +141,8 @@ class Engine:
     """A load of the last step with loads that brought less than expected, while no error has been reported since."""
     writers: Writers = field(default_factory=Writers)
     """Who wrote the stored chunks."""
+    wrong_chunks: WrongChunks = field(default_factory=WrongChunks)
+    """The stored chunks that were computed from a load that failed."""
     own_chunks: OwnChunks = field(default_factory=OwnChunks)
     """Where the chunks of open requests lie, and which of them their own stores have pushed out."""
     kept: dict[str, RequestEnd] = field(default_factory=dict)
@@ -212,7 +215,7 @@ class Engine:
         for facts in (
             self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.contested, self.undecided,
             self.jobs, self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers,
-            self.own_chunks, self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
+            self.wrong_chunks, self.own_chunks, self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
             self.ran_since, self.failing_peers,
         ):  # fmt: skip
             facts.clear()
@@ -264,7 +267,11 @@ class Engine:
             else:
                 self.tables.pop(request, None)
                 self.handoffs.lose(event.recorder)
-        if event.allocated and event.error is None and lookup is not None and lookup.is_async:
+        if not event.allocated or event.error is not None or lookup is None:
+            return
+        if event.blocks_ids is not None:
+            self.wrong_chunks.enter_load(event, lookup)
+        if lookup.is_async:
             self.loads[request] = event
             self.flow.loads(event)
             self._ends(event, "load").begin(request, event)
@@ -339,6 +346,7 @@ class Engine:
             if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):
                 self._ends(event, "save").begin(request, event)
         else:
+            self.wrong_chunks.enter_end(event, self.tables.get(request))
             self._holds_nothing(request)
         self.lookups.pop(request, None)
         self.own_chunks.enter_end(request)
@@ -390,6 +398,7 @@ class Engine:
         if (identity := self.met.get(event.request or "")) is not None:
             self.own_chunks.enter_plan(event)
             self.writers.enter_store(event, identity)
+        self.wrong_chunks.enter_store(event)
         if event.transfer_id is not None:
             self._begin(event, "store")
         else:
@@ -422,6 +431,7 @@ class Engine:
     def _enter_load_error(self, event: LoadError) -> None:
         self.short = None
         self.handoffs.enter_load_error(event)
+        self.wrong_chunks.enter_load_error(event, self.tables)
         self.invalid.update(dict.fromkeys(event.blocks_ids, event))
         self.ran_since.clear()
         for block in event.blocks_ids:
@@ -436,6 +446,7 @@ class Engine:
                 if chunk in known:
                     known[chunk] = (known[chunk][0], event)
             self.writers.of.pop((event.connector_id, event.chunk_key), None)
+            self.wrong_chunks.forget(event.connector_id, event.chunk_key)
 
     def _enter_prefetch(self, event: Prefetch) -> None:
         if event.chunk_keys and len(self.fetched) < MAX_FETCHES:
@@ -446,6 +457,7 @@ class Engine:
         if event.succeeded is not False:
             self.resets[event.connector_id] = event
             self.writers.enter_reset(event.connector_id)
+            self.wrong_chunks.enter_reset(event.connector_id)
             self.keys(event.connector_id).cleared()
             self.fetched.clear()
             for (connector_id, _), ends in self.transfer_ends.items():

@@ -98,9 +98,10 @@ _FAILURES = (
     ),
     Requirement(
         "extended.failures.not-stored",
-        "Blocks that failed to load are not stored before they are computed again.",
-        "vllm-ascend #16876 (https://github.com/vllm-project/vllm-ascend/pull/16876)",
-        ("store-failed-load", "bytes"),
+        "Neither blocks that failed to load are stored before they are computed again, nor what was computed from them.",
+        "vllm-ascend #16876 (https://github.com/vllm-project/vllm-ascend/pull/16876), #16875"
+        " (https://github.com/vllm-project/vllm-ascend/pull/16875)",
+        ("store-failed-load", "failed-load-hit", "bytes"),
         ("load/stored-after-failure", "load/computed-after-failure"),
         Feature.FAILURES,
     ),

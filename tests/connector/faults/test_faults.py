@@ -61,6 +61,15 @@ def run_shared_prefix(bare: BareScheduler) -> None:
         bare.scheduler.reset_prefix_cache()
 
 
+def run_longer(bare: BareScheduler) -> None:
+    """A prefix is stored; then a prompt that goes on behind it, twice: the step that loads the prefix stores the rest."""
+    prompt = [3 + n % 500 for n in range(450)]
+    for number, length in enumerate((256, 450, 450)):
+        bare.add(f"r-{number}", prompt[:length], 4)
+        bare.run()
+        bare.scheduler.reset_prefix_cache()
+
+
 def run_deferred(bare: BareScheduler) -> None:
     """A prefix is stored; then it is asked for in some steps."""
     prompt = list(range(3, 303))
@@ -172,6 +181,7 @@ def later(events: Sequence[Event], fault: str) -> list[Event]:
 RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "stale-lookup": run_stale_lookup,
     "endless-deferral": run_deferred,
+    "failed-load-hit": run_longer,
     "reset-hit": run_reset,
     "reset-ignored": run_reset,
     "retried-lookup": run_retries,
@@ -238,7 +248,7 @@ def build(folder: Path, fault: str, level: Level) -> BareScheduler:
         options = {"groups": groups, "num_blocks": 128, "max_num_batched_tokens": 200} if fault in OF_GROUPS else {}
         extra = {"cpu_bytes_to_use": 2_000_000 if fault == "longest-group-hit" else 50_000_000, **kvtrail}
         return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", extra, **options)
-    chunk = {"chunk_size": 256} if fault == "stale-lookup" else {"chunk_size": 64}
+    chunk = {"chunk_size": {"stale-lookup": 256, "failed-load-hit": 32}.get(fault, 64)}  # a step has 48 tokens
     if fault not in OF_CHILDREN:
         drafts = {"drafts": 3} if fault in OF_DRAFTS else {}
         return scheduler(folder, f"Faulty:{fault}:OffloadConnector", {**chunk, **kvtrail}, **drafts)

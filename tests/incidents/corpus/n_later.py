@@ -203,6 +203,27 @@ INCIDENTS = [
         says="the connector stores 256 tokens from 8 such blocks, and no step has computed them since",
     ),
     Incident(
+        id="vllm-ascend-16875",
+        of="C8",
+        url="https://github.com/vllm-project/vllm-ascend/pull/16875",
+        connector="AscendStoreConnector",
+        text="""
+            z: plan store 0+256 keys a
+            L 900 c0 h256 -> 256 keys a  # no numbers in the thread
+            A 256 [1-29]
+            S 256+644 [1-29]
+            plan load 0+256 [1-8] keys a
+            plan store 256+512 [9-24] keys b,c
+            # the step has run, and stored: its report of errors was taken before
+            error [3-8]
+            S 64+836
+            b: L 900 c0 h768 -> 768 keys a,b,c
+        """,
+        rule="failed-load-hit",
+        numbers={"key": "b", "other": "cmpl-1-0-0123abcd", "wrong": 2, "found": 3},
+        says="the connector names 3 chunks for this request, and 2 of them were stored so",
+    ),
+    Incident(
         id="vllm-35092",
         of="C16",
         url=vllm(35092, "pull"),

@@ -14,6 +14,12 @@ def _alike(
 _HANDED = "start 600\nL 600 c0 -> 0\nA 0\nS 0+600\n"
 _STORED = "start 600 as a\nL 600 c0 h0 -> 0\nA 0\nS 0+600\nplan store 0+512 keys k1,k2\n"
 _FAILED = "L 600 c0 h512 -> 512\nA 512 [1-19]\nS 512+88 [1-19]\nerror [9-16]\n"
+_RAN_ON = (
+    "z: plan store 0+256 keys a\nL 900 c0 h256 -> 256 keys a\nA 256 [1-29]\nS 256+644 [1-29]\nplan load 0+256 [1-8] keys a\n"
+    "plan store 256+512 [9-24] keys b,c\nerror [3-8]\n"
+)
+_AGAIN = "plan store 256+512 [9-24] keys b,c\n"
+_FOUND = "b: L 900 c0 h768 -> 768 keys a,b,c"
 _BOTH = "@nixl L 600 c0 -> 512 async\n@own L 600 c0 -> 0\n@nixl A 512 [1-16]\n@own A 0 [1-16]\n"
 
 LOOK_ALIKES = [
@@ -176,6 +182,34 @@ LOOK_ALIKES = [
     ),
     _alike("C8", "store-failed-load", "computed again first", f"{_FAILED}S 256+344\nplan store 256+256 [9-16]"),
     _alike("C8", "store-failed-load", "the blocks before the failed ones", f"{_FAILED}plan store 0+256 [1-8]"),
+    _alike("C8", "failed-load-hit", "stored again when it was computed again", f"{_RAN_ON}S 64+836\n{_AGAIN}{_FOUND}"),
+    _alike(
+        "C8",
+        "failed-load-hit",
+        "forgotten, and stored by another request",
+        f"{_RAN_ON}evict b\nevict c\nb: {_AGAIN}{_FOUND}",
+    ),
+    _alike(
+        "C8",
+        "failed-load-hit",
+        "the store was emptied",
+        f"{_RAN_ON}reset\nz: plan store 0+256 keys a\n{_AGAIN}{_FOUND}",
+    ),
+    _alike("C8", "failed-load-hit", "the chunk before the failed block", f"{_RAN_ON}b: L 900 c0 h256 -> 256 keys a"),
+    _alike(
+        "C8",
+        "failed-load-hit",
+        "stored before a preemption, and the load after it fails",
+        "L 900 c0 -> 0\nA 0 [1-29]\nS 0+900 [1-29]\nplan store 0+768 [1-24] keys a,b,c\nP\nL 900 c0 h768 -> 768 keys a,b,c\n"
+        f"A 768 [1-29]\nS 768+132 [1-29]\nplan load 0+768 [1-24] keys a,b,c\nerror [3-8]\n{_FOUND}",
+    ),
+    _alike(
+        "C8",
+        "failed-load-hit",
+        "the load had ended before a request ran on its blocks",
+        "z: plan store 0+256 keys a\nL 900 c0 h256 -> 256 async keys a\nA 256 [1-8]\nR failed\nerror [3-8]\n"
+        f"L 900 c64 h256 -> 0\nA 0 [1-29]\nS 64+836 [1-29]\nplan store 256+512 [9-24] keys b,c\n{_FOUND}",
+    ),
     _alike("C16", "store-under-load", "after the load", f"{_BOTH}@nixl R\n@own plan store 0+512 [1-16] #1"),
     _alike(
         "C16",
