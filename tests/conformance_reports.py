@@ -85,6 +85,7 @@ def failure(**more: Any) -> dict[str, Any]:
         },
         "trace": "stale-lookup.jsonl",
         "test": "test_stale_lookup.py",
+        "found_after": 1219,
         **more,
     }
 

@@ -40,8 +40,8 @@ class WrongChunks:
     """
 
     of: dict[tuple[str, str], WrongChunk] = field(default_factory=dict)
-    _loading: dict[int, Alloc] = field(default_factory=dict)
-    """By block, the latest load within a step that writes it."""
+    _loading: dict[int, int] = field(default_factory=dict)
+    """By block, the sequence number of the allocation for the latest load within a step that writes it."""
     _stores: deque[StorePlan] = field(default_factory=lambda: deque(maxlen=MOST_STORES))
     _ended: dict[str, BlockTable] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class WrongChunks:
                 if lookup.is_async:
                     self._loading.pop(block, None)
                 else:
-                    self._loading[block] = event
+                    self._loading[block] = event.sequence
 
     def enter_store(self, event: StorePlan) -> None:
         """Chunks are stored. A store with a number may copy later, when the blocks have been computed again."""
@@ -99,13 +99,13 @@ class WrongChunks:
         self.of = {chunk: why for chunk, why in self.of.items() if chunk[0] != connector_id}
 
 
-def _first_wrong(table: BlockTable, failed: Mapping[int, Alloc], store: StorePlan) -> int | None:
-    """The first token of a request's blocks that a load was to bring which began before the store, and has failed; None if
-    there is none."""
+def _first_wrong(table: BlockTable, failed: Mapping[int, int], store: StorePlan) -> int | None:
+    """The first token that a request has in a block with a failed load which was allocated for before the store; None if it
+    has none."""
     places = (
         number * size
         for size, ids in table.sized()
         for number, block in enumerate(ids)
-        if block in failed and failed[block].sequence < store.sequence
+        if failed.get(block, store.sequence) < store.sequence
     )
     return min(places, default=None)

@@ -67,6 +67,7 @@ def as_dict(checked: Checked, folder: Path = HERE) -> dict[str, Any]:
                 "text": each.failure.text,
                 "details": each.failure.details,
                 "flaky": each.small.is_flaky,
+                "found_after": each.after,
                 "seen_again": [each.small.seen, each.small.runs],
                 "times": checked.repeated[each.failure.id] + 1,
                 "profile": each.profile,
@@ -231,7 +232,7 @@ def _size(found: Found) -> str:
     drawn = f"{'a mutation of ' if found.workload.is_mutated else ''}profile {found.profile}, seed {found.seed}"
     return (
         f"With {some(len(small.scenario.arrivals), 'request')} in {some(small.played.steps, 'step')};"
-        f" found first with {count(len(found.original.arrivals))}, {drawn}.{again}"
+        f" found first after {some(found.after, 'step')}, with {count(len(found.original.arrivals))}, {drawn}.{again}"
     )
 
 

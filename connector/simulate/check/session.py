@@ -49,12 +49,14 @@ class Found:
         small: the failure as a small scenario shows it.
         subject: the connector with its configuration.
         workload: what failed first.
+        after: scheduling steps of the session by then, those of that run included.
         fakes_asked_for: whether the user wanted fake workers.
     """
 
     small: Shrunk
     subject: Subject
     workload: Workload
+    after: int
     fakes_asked_for: bool = False
 
     @property
@@ -337,7 +339,8 @@ class _Session:
             on_try = partial(self._announce_shrinking, failure)
             known = self._known.get(failure.id, ())
             small = shrunk(failure, played, subject, scenario, tries=self._shrink_tries, known=known, on_try=on_try)
-            checked.found.append(Found(small, subject, workload, checked.fake_workers == ASKED_FOR))
+            after, fakes_asked_for = checked.steps.total(), checked.fake_workers == ASKED_FOR
+            checked.found.append(Found(small, subject, workload, after, fakes_asked_for))
 
     def ended(self) -> Checked:
         """The result.

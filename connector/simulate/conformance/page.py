@@ -16,9 +16,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from kvtrail.connector.simulate.conformance.circumstances import circumstances
 from kvtrail.connector.simulate.conformance.drawing import drawn, legend
 from kvtrail.connector.simulate.conformance.html import Child, element, page
 from kvtrail.connector.simulate.conformance.timeline import timeline
+from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.history.history import load
 from kvtrail.tracer.history.judging import findings_of
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
@@ -218,6 +220,7 @@ def _requirement(of: Report, numbers: Mapping[str, int]) -> ET.Element:
 
 def _failure(of: Report, number: int, folder: Path) -> ET.Element:
     scenario, rule = of["scenario"], _rule(of)
+    after = f" It was found after {some(of['found_after'], 'scheduling step')}." if "found_after" in of else ""
     times = f" It was seen {count(of['times'])} times." if of["times"] > 1 else ""
     first = " The first is the likeliest cause." if len(of["requirements"]) > 1 else ""
     flaky = (
@@ -233,7 +236,7 @@ def _failure(of: Report, number: int, folder: Path) -> ET.Element:
             "p",
             "Breaks ",
             *_comma_separated(element("code", each) for each in of["requirements"]),
-            f".{first}{times}{flaky}",
+            f".{first}{after}{times}{flaky}",
         ),
         element("h3", "What happened"),
         *_history(of, folder),
@@ -244,6 +247,7 @@ def _failure(of: Report, number: int, folder: Path) -> ET.Element:
         _code(_read(folder / of["test"])),
         element("h3", "The workload"),
         _arrivals(scenario),
+        _circumstances(scenario),
         _folded("The whole scenario as JSON", _code(json.dumps(scenario, indent=1))),
         _folded("Where it died, and what happened last", _code(of["details"])) if of["details"] else None,
         class_="failure",
@@ -315,6 +319,13 @@ def _arrivals(scenario: Report) -> ET.Element:
     ]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", table, class_="scroll workload", tabindex="0")
+
+
+def _circumstances(scenario: Report) -> ET.Element | None:
+    """What a workload of one engine has besides its requests."""
+    if "arrivals" not in scenario:
+        return None
+    return element("ul", *(element("li", *inline(each)) for each in circumstances(Scenario.from_dict(scenario))))
 
 
 def _code(text: str, *, class_: str = "code") -> ET.Element:

@@ -83,9 +83,7 @@ class RequirementResult(TypedDict):
     failures: Annotated[list[str], "The ids of the failures that break it."]
 
 
-class Failure(TypedDict):
-    """A failure, each kind once, shrunk."""
-
+class _Failure(TypedDict):
     id: str
     requirements: Annotated[list[str], "The ids of those that it breaks, the likeliest to be its cause first."]
     text: Annotated[str, "The arithmetic in words, with the numbers of the shrunk workload."]
@@ -99,6 +97,12 @@ class Failure(TypedDict):
     scenario: Annotated[dict[str, Any], "The shrunk workload."]
     trace: Annotated[str, "The file beside the report with its trace, for `kvtrail audit` and `kvtrail replay`."]
     test: Annotated[str, "The file beside the report with a pytest that fails until the connector is mended."]
+
+
+class Failure(_Failure, total=False):
+    """A failure, each kind once, shrunk."""
+
+    found_after: Annotated[int, "Scheduling steps of the session when it was found; reports before 2026-11-28 lack it."]
 
 
 class Report(TypedDict):
@@ -216,6 +220,7 @@ def _failure(found: Found, of: Conformance) -> Failure:
         scenario=found.small.scenario.as_dict(),
         trace=trace,
         test=test,
+        found_after=found.after,
     )
 
 

@@ -30,7 +30,7 @@ def _of(hint: Any) -> dict[str, Any]:
             **described,
             "type": "object",
             "properties": {name: _of(each) for name, each in fields.items()},
-            "required": list(fields),
+            "required": [name for name in fields if name in hint.__required_keys__],
             "additionalProperties": False,
         }
     origin, parts = get_origin(hint), get_args(hint)

@@ -49,7 +49,8 @@ def _failed(failure: Failure, report: Report) -> str:
     )
     details = failure["details"].splitlines()
     shown = "\n".join(details[:_MOST_DETAILS] + (["..."] if len(details) > _MOST_DETAILS else []))
-    parts = [f"FAILED {failure['id']}{flaky}", textwrap.indent(failure["text"], "  "), broken]
+    found = f" (found after {some(failure['found_after'], 'step')})" if "found_after" in failure else ""
+    parts = [f"FAILED {failure['id']}{found}{flaky}", textwrap.indent(failure["text"], "  "), broken]
     parts += [textwrap.indent(shown, "    ")] if details else []
     return "\n".join([*parts, f"  again: {failure['again']}", f"  trace: {failure['trace']}; test: {failure['test']}"])
 

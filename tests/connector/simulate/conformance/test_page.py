@@ -120,6 +120,7 @@ def test_a_failure_has_its_timeline_its_test_and_its_command(tmp_path: Path) -> 
     for said in (
         "bug-02", "arrival", "lookup", "preemption", "L1", "L2", "12. bug-02, lookup (L1): ", "max(0, 256 - 288) = 0",
         " ".join(TEST.split()), failure()["again"], "256 of head-0 + 40 of 1", "It was seen 3 times", "Usually: ",
+        "64 KV blocks of 32 tokens, the null block included.", "It was found after 1,219 scheduling steps.",
     ):  # fmt: skip
         assert said in shown.text, said
 
