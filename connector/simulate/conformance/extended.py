@@ -99,7 +99,7 @@ _FAILURES = (
     Requirement(
         "extended.failures.not-stored",
         "Neither blocks that failed to load are stored before they are computed again, nor what was computed from them.",
-        "vllm-ascend #16876 (https://github.com/vllm-project/vllm-ascend/pull/16876), #16875"
+        "vllm-ascend #16876 (https://github.com/vllm-project/vllm-ascend/pull/16876) and vllm-ascend #16875"
         " (https://github.com/vllm-project/vllm-ascend/pull/16875)",
         ("store-failed-load", "failed-load-hit", "bytes"),
         ("load/stored-after-failure", "load/computed-after-failure"),

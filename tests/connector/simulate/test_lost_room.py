@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 sys.path.insert(0, str(Path(__file__).parent / "check"))
 
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.session import check
 from kvtrail.connector.simulate.judges import room
@@ -37,9 +38,10 @@ def make(tmp_path: Path) -> Iterator[Callable[..., BareScheduler]]:
         made.append(BareScheduler(folder, connector, own_workers=True, workers=NOTHING.workers, **NOTHING.settings))
         return made[-1]
 
-    yield one
-    for each in made:
-        each.close()
+    with in_memory.exporters():  # other tests of this process may have left recorders that cannot send
+        yield one
+        for each in made:
+            each.close()
 
 
 def runs(stage: BareScheduler) -> room.Run:

@@ -22,7 +22,7 @@ class FailedLoadHit(EngineRule[Lookup | LoadPlan]):
 
     Source: vLLM, `Scheduler._handle_invalid_blocks` is called with the step's output, when its stores have been made; the
     incident is vllm-ascend #16875 (https://github.com/vllm-project/vllm-ascend/pull/16875). Needs a connector that names its
-    keys and is the only one that writes to its store, and every event of the engine since the store. A store with a transfer
+    keys and is the only one that writes to its store. What is known of a chunk is as for phantom-hit. A store with a transfer
     number may copy later, when the blocks have been computed again: it is not judged.
     """
 
@@ -42,12 +42,12 @@ class FailedLoadHit(EngineRule[Lookup | LoadPlan]):
     )
 
     def judge(self, event: Lookup | LoadPlan, engine: Engine) -> Judgement:
-        known = engine.wrong_chunks.of
-        if not known or not event.chunk_keys:
+        if not event.chunk_keys:
             return None
-        wrong = [key for key in event.chunk_keys if (event.connector_id, key) in known]
+        known = engine.wrong_chunks.of
+        wrong = [key for key in event.chunk_keys if (event.connector_id, key) in known] if known else []
         if not wrong:
-            return OK
+            return engine.keys(event.connector_id).unsure(event.chunk_keys) or OK
         first = known[event.connector_id, wrong[0]]
         numbers = {
             "key": wrong[0],
