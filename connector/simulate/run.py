@@ -162,10 +162,11 @@ def play(
             with in_memory.exporters():
                 new = built()
                 assert isinstance(new, BareScheduler), "as the one that is compared with it"
-                measured = room.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
-                new.close()
-            steps_when_new += new.steps
-            return measured
+                try:
+                    return room.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
+                finally:
+                    new.close()
+                    steps_when_new += new.steps
 
         if isinstance(stage, BareScheduler) and stage.connectors:
             tested = getattr(stage.connectors[child], "_kvtrail", None)

@@ -57,6 +57,8 @@ class When(StrEnum):
 
     MATCHED = "matched"
     """It waits, and its last lookup found tokens."""
+    DEFERRED = "deferred"
+    """It waits, and its last lookup was answered 'ask me later'."""
     LOADING = "loading"
     """Its asynchronous load is under way."""
     PREEMPTED = "preempted"

@@ -195,6 +195,8 @@ class BareScheduler:
         match when:
             case When.MATCHED:
                 return waits and bool(self.calls.answers.get(request_id, (0, False))[0])
+            case When.DEFERRED:
+                return waits and self.calls.answers.get(request_id, (0, False))[0] is None
             case When.LOADING:
                 return bool(request.status is RequestStatus.WAITING_FOR_REMOTE_KVS)
             case When.PREEMPTED:

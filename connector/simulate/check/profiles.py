@@ -56,14 +56,15 @@ def abort(rng: random.Random) -> Scenario:
     if rng.random() < 0.5:
         scenario = retry(rng)
         gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.3))
-        return replace(scenario, aborts=gone)
+        return _given_up_while_deferred(replace(scenario, aborts=gone))
     scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
     aborts = tuple(
         Abort(each.id, each.at_step + (0 if when else rng.randrange(40)), when)
         for each in rng.sample(scenario.arrivals, k=15)
         for when in [rng.choice([None, None, When.MATCHED, When.LOADING, When.PREEMPTED])]
     )
-    return replace(scenario, aborts=aborts, workers=replace(scenario.workers, latest_steps=8))
+    scenario = replace(scenario, aborts=aborts, workers=replace(scenario.workers, latest_steps=8))
+    return _given_up_while_deferred(scenario)
 
 
 def asynchronous(rng: random.Random) -> Scenario:
@@ -163,7 +164,7 @@ def full_store(rng: random.Random) -> Scenario:
     scenario = Scenario(
         arrivals=tuple(arrivals), resets=tuple(resets), num_blocks=pool, workers=workers, seed=rng.randrange(10**6)
     )
-    return _with_evictions_beside_loads(scenario, rng)
+    return _with_evictions_beside_loads(_given_up_while_deferred(scenario), rng)
 
 
 def crowd(rng: random.Random) -> Scenario:
@@ -248,7 +249,9 @@ def mixed(rng: random.Random) -> Scenario:
     arrivals = tuple(replace(each, priority=rng.randrange(3)) for each in scenario.arrivals)
     scenario = replace(scenario, arrivals=arrivals, aborts=aborts, resets=resets)
     return _with(
-        scenario, scheduling_policy=rng.choice(["fcfs", "priority"]), max_num_batched_tokens=rng.choice([48, 96])
+        _given_up_while_deferred(scenario),
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        max_num_batched_tokens=rng.choice([48, 96]),
     )
 
 
@@ -365,6 +368,13 @@ def _given_up(rng: random.Random, scenario: Scenario) -> Scenario:
         arrivals.append(Arrival(f"asks-{number}", prompt, 1, at_step + 28))
         resets += [CachesReset(at_step + after, running=True) for after in (13, 27)]
     return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets))
+
+
+def _given_up_while_deferred(scenario: Scenario) -> Scenario:
+    """Every third request is aborted as soon as a lookup is answered with 'ask me later', if one is: what the connector keeps
+    or fetches for it has to be given back."""
+    gone = tuple(Abort(each.id, each.at_step, When.DEFERRED) for each in scenario.arrivals[::3])
+    return replace(scenario, aborts=(*scenario.aborts, *gone))
 
 
 def _with_twins(scenario: Scenario, rng: random.Random) -> Scenario:

@@ -338,9 +338,12 @@ class _Session:
         elif not _a_consequence(failure, failures, checked):
             on_try = partial(self._announce_shrinking, failure)
             known = self._known.get(failure.id, ())
-            small = shrunk(failure, played, subject, scenario, tries=self._shrink_tries, known=known, on_try=on_try)
-            after, fakes_asked_for = checked.steps.total(), checked.fake_workers == ASKED_FOR
-            checked.found.append(Found(small, subject, workload, after, fakes_asked_for))
+            small = Shrunk(scenario, played, failure, 1, 1)
+            try:
+                small = shrunk(failure, played, subject, scenario, tries=self._shrink_tries, known=known, on_try=on_try)
+            finally:  # also where somebody interrupts it
+                after, fakes_asked_for = checked.steps.total(), checked.fake_workers == ASKED_FOR
+                checked.found.append(Found(small, subject, workload, after, fakes_asked_for))
 
     def ended(self) -> Checked:
         """The result.

@@ -9,6 +9,7 @@ from kvtrail.tracer.model.words import count, some
 
 _UNTIL = {
     When.MATCHED: "waits and has matched",
+    When.DEFERRED: "waits and is to be looked up again later",
     When.LOADING: "loads",
     When.PREEMPTED: "is preempted",
     When.FAILED: "has a load between steps that failed",

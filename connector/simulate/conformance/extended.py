@@ -86,6 +86,15 @@ _LOOKUPS = (
         ("lookup/answered-later",),
         Feature.ASYNC_LOOKUPS,
     ),
+    Requirement(
+        "extended.async-lookups.aborted",
+        "What is kept or fetched for a request that is to be looked up later is given back when the request is aborted.",
+        f"{_SCHEDULER}._free_request`, which notifies the connector; vLLM #44101"
+        " (https://github.com/vllm-project/vllm/pull/44101)",
+        ("rest/memory", "rest/room", "rest/blocks"),
+        ("end/aborted-deferred",),
+        Feature.ASYNC_LOOKUPS,
+    ),
 )
 _FAILURES = (
     Requirement(

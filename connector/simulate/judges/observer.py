@@ -185,7 +185,8 @@ class Observer:
         self._lists(run)
         if room_when_new is not None and not self._has_other_writers:
             self._has_room(run, room_when_new)
-        self._forgets(run)
+        if not self._stage.scheduler.has_unfinished_requests():
+            self._forgets(run)
 
     def _keeps_blocks(self) -> bool:
         scheduler = self._stage.scheduler
@@ -292,7 +293,13 @@ class Observer:
                 self._note(REST, "workers keep what is evicted", text)
             return new
 
-        if self._connector is self._stage.connectors[0] and (text := room.lost(self._stage, run, compared)) is not None:
+        if self._connector is not self._stage.connectors[0]:
+            return
+        try:
+            text = room.lost(self._stage, run, compared)
+        except room.Unserved:
+            return  # which is reported by itself
+        if text is not None:
             self._note(REST, "the store has lost room", text)
 
     def _lists(self, run: Callable[[Sequence[Arrival]], None]) -> None:

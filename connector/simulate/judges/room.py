@@ -30,6 +30,10 @@ Run = Callable[[Sequence[Arrival]], None]
 """Runs some more requests, until all of their transfers have ended."""
 
 
+class Unserved(Exception):
+    """Some of the prompts that are to fill the store never end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """How much of the prompts a store holds.
@@ -56,7 +60,11 @@ def can_be_measured(scenario: Scenario) -> bool:
 
 def lost(stage: BareScheduler, run: Run, when_new: Callable[[bool], Room]) -> str | None:
     """In words, how much room the store has lost; None if it has lost none. `when_new` is asked only if the store is full,
-    as one with room for all of the prompts shows nothing, and gets whether they come again `at_once`."""
+    as one with room for all of the prompts shows nothing, and gets whether they come again `at_once`.
+
+    Raises:
+        Unserved: there is nothing to compare.
+    """
     most, new = 0, sys.maxsize
     for number in range(TRIES):
         now = measured(stage, run, f"room-{number}", at_once=number > 0)
@@ -115,7 +123,7 @@ def measured(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False
 
     stage.scheduler.reset_prefix_cache()
     stage.calls.on_lookup.append(listen)
-    run([Arrival(f"{name}-again-{n}", prompt, 2) for n, prompt in reversed(list(enumerate(prompts)))])
+    _serve(stage, run, [Arrival(f"{name}-again-{n}", prompt, 2) for n, prompt in reversed(list(enumerate(prompts)))])
     stage.calls.on_lookup.remove(listen)
     stage.scheduler.reset_prefix_cache()
     found = [answers.get(f"{name}-again-{n}", 0) for n in reversed(range(PROMPTS))]
@@ -130,9 +138,19 @@ def _offer(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) 
     if at_once:
         for n, prompt in enumerate(prompts):
             for turn in range(2):
-                run([Arrival(f"{name}-{n}-{turn}", prompt, 2)])
+                _serve(stage, run, [Arrival(f"{name}-{n}-{turn}", prompt, 2)])
                 stage.scheduler.reset_prefix_cache()
         return prompts
     for_stores = 2 + stage.latest_steps
-    run([Arrival(f"{name}-{n}", prompt, 2, stage.steps + n * for_stores) for n, prompt in enumerate(prompts)])
+    _serve(
+        stage,
+        run,
+        [Arrival(f"{name}-{n}", prompt, 2, stage.steps + n * for_stores) for n, prompt in enumerate(prompts)],
+    )
     return prompts
+
+
+def _serve(stage: BareScheduler, run: Run, arrivals: Sequence[Arrival]) -> None:
+    run(arrivals)
+    if stage.scheduler.has_unfinished_requests():
+        raise Unserved

@@ -144,6 +144,9 @@ class Model:
         """The KV cache group that each block was last given to."""
         self._failed_now: set[int] = set()
         """Blocks of the loads that have failed since the last step."""
+        self._left_failed: set[int] = set()
+        """Blocks that ended requests have left with what a failed load had brought, or what was computed from it: vLLM 0.32
+        keeps them in its prefix cache, whatever the connector does."""
         self._unread: dict[str, Load] = {}
         """Loads of requests that have not run since."""
         self._awaited: list[tuple[Any, Load]] = []
@@ -178,6 +181,8 @@ class Model:
                 failed.intersection(table[: -(-computed // layout.size)].tolist()) for table, layout in of_tables
             ):
                 mine = np.full_like(mine, FAILED)
+                for table, layout in zip(tables, self._layouts, strict=True):
+                    self._left_failed.difference_update(table[computed // layout.size :].tolist())
             else:
                 self._reads += self._read(request, computed, runs=True)
                 self.late.computed(self._step, request_id, mine)
@@ -278,6 +283,7 @@ class Model:
         """A load fails: its blocks hold scribble."""
         self._unread.pop(request_id, None)
         self._failed_now.update(blocks)
+        self._left_failed.difference_update(blocks)
         for cache in self.caches.values():
             self._scribble(cache, blocks)
 
@@ -318,6 +324,8 @@ class Model:
     def _ended(self, request: Any) -> None:
         """Nobody reads the load of a request that has ended."""
         self._unread.pop(request.request_id, None)
+        for table in self._tables(request.request_id):
+            self._left_failed.update(table[(self._numbers[table] == FAILED).any(axis=1)].tolist())
 
     def _note_copies(self, load: Load) -> None:
         if not self.copied:
@@ -371,7 +379,11 @@ class Model:
         if (load := self._unread.get(read.request.request_id)) is not None:
             self._note_copies(load)
         should = self._contents.of(read.request)[read.start : read.end]
-        wrong = self._numbers[read.blocks[tokens // layout.size], layout.slot(tokens)] != should
+        blocks = read.blocks[tokens // layout.size]
+        held = self._numbers[blocks, layout.slot(tokens)]
+        wrong = held != should
+        if self._left_failed:
+            wrong &= (held != FAILED) | ~np.isin(blocks, list(self._left_failed))
         if wrong.any():
             layers = [name for name, cache in self.caches.items() if cache.group == read.group]
             self._note(read, read.start + int(wrong.argmax()), int(wrong.sum()), layers)

@@ -45,13 +45,15 @@ def test_a_failed_block_stays_in_vllms_prefix_cache_when_nobody_computes_it_agai
         aborts=(Abort("loads", 20, When.FAILED_WITHIN),),
         workers=Workers(load_failures=1.0, latest_steps=0, seed=1),
     )
-    played = play(scenario, configuration("OffloadConnector", {"chunk_size": 64}), own_workers=True)
+    connector = configuration("OffloadConnector", {"chunk_size": 64})
+    played = play(scenario, connector, own_workers=True, observed=True, at_rest=False)
     (failed,) = [event for event in played.events if isinstance(event, LoadError)]
     assert len(failed.blocks_ids or ()) == 4, "none of the prefix's 128 tokens could be loaded"
     ended = {event.request: event for event in played.events if isinstance(event, RequestEnd)}
     assert (ended["loads"].outcome, ended["loads"].computed) == ("aborted", 0), "nor were they computed"
     asked = {lookup.request: lookup.computed for lookup in played.lookups}
     assert asked["asks"] == 128, "and vLLM counts all of them as computed"
+    assert not played.observations, "which is not the connector's fault"
 
 
 @pytest.mark.parametrize("resets", [1, 2])

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 sys.path.insert(0, str(Path(__file__).parent / "check"))
 
+from kvtrail.connector.offload import UntracedOffloadConnector
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.check.profiles import scenario_of
@@ -98,6 +99,16 @@ def test_a_room_that_differs_from_time_to_time_causes_no_finding(make: Callable[
     stage = make(SMALL)
     rooms = iter([SLOTS * CHUNK + 64, SLOTS * CHUNK + 32, SLOTS * CHUNK])
     assert room.lost(stage, runs(stage), lambda _: room.Room(next(rooms), is_full=True)) is None
+
+
+def test_a_store_whose_requests_never_end_is_not_filled_any_further(
+    make: Callable[..., BareScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UntracedOffloadConnector, "get_num_new_matched_tokens", lambda *_: (None, False))
+    stage = make(SMALL)
+    with pytest.raises(room.Unserved):
+        room.lost(stage, runs(stage), lambda _: pytest.fail("asked"))
+    assert stage.steps < 1000, "it gives up with the first ones"
 
 
 def test_a_store_that_holds_everything_is_not_compared_with_a_new_one(make: Callable[..., BareScheduler]) -> None:

@@ -223,6 +223,18 @@ def test_a_signal_ends_it_where_python_swallows_the_exception(
     assert signal.getsignal(number) is before
 
 
+def test_a_failure_that_is_being_shrunk_is_reported_when_the_session_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = "kvtrail.connector.simulate.check.session"
+    monkeypatch.setattr(f"{session}.shrunk", lambda *_, **named: signal.raise_signal(signal.SIGTERM))
+    arguments = ["Faulty:stale-lookup:OffloadConnector", "--profile", "retry", "--runs", "1", "-o", str(tmp_path)]
+    result = CliRunner().invoke(main, ["check", *arguments])
+    assert result.exit_code == 143
+    assert "stale-lookup" in result.output
+    assert (tmp_path / "stale-lookup.jsonl").exists()
+
+
 def test_ctrl_c_before_the_first_run_says_that_nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     why_fake = "kvtrail.connector.simulate.check.rehearsal.why_fake"
     monkeypatch.setattr(why_fake, lambda subject: signal.raise_signal(signal.SIGINT))
