@@ -51,6 +51,15 @@ def test_a_load_of_another_blocks_content_is_found_whichever_engine_is_heard_fir
     assert "for request b-producer-0123abcd's tokens 0 to 32, under another hash." in finding.explanation
 
 
+def test_one_engine_is_not_called_one_of_several() -> None:
+    (finding,) = found(
+        engine("e", "b: check computed 1 tells ba:3@0 as plain\ncheck loaded 2 unknown 1 tells aa:1@0 ab:3@32 as plain")
+    )
+    assert "were compared with what the engine had computed, and 1 did not match" in finding.explanation
+    assert "this request's tokens 32 to 64 hold what it had computed at B1 " in finding.explanation
+    assert "engine e" not in finding.explanation
+
+
 TAKEN_OVER = "v: check admitted 2 unknown 2 tells aa:1@0 ab:{content}@32 as plain\nend"
 
 

@@ -57,10 +57,13 @@ class ByteDrift(EngineRule[BlockCheck]):
 
     def template(self, finding: Finding) -> str:
         if "owner" in finding.numbers:
+            is_own = finding.numbers["owner_engine"] == finding.engine
+            had = "the engine had" if is_own else "engines of equal caches had"
+            one = "it had" if is_own else "engine {owner_engine}"
             return (
-                f"At {{{len(finding.witness) - 1}}} {{checked}} compared with what engines of equal caches had computed, and"
-                " {wrong} did not match: this request's {place} hold what engine {owner_engine} computed at {0} for request"
-                f" {{owner}}'s {{owner_place}}, under another {{other}}.{{left}}{_handed_over(finding)}"
+                f"At {{{len(finding.witness) - 1}}} {{checked}} compared with what {had} computed, and {{wrong}} did not"
+                f" match: this request's {{place}} hold what {one} computed at {{0}} for request {{owner}}'s"
+                f" {{owner_place}}, under another {{other}}.{{left}}{_handed_over(finding)}"
             )
         return (
             "At {0} {checked} compared with the KV that was computed under the same hash, and {wrong} did not match."
