@@ -102,7 +102,7 @@ class _Failure(TypedDict):
 class Failure(_Failure, total=False):
     """A failure, each kind once, shrunk."""
 
-    found_after: Annotated[int, "Scheduling steps of the session when it was found; reports before 2026-11-28 lack it."]
+    found_after: Annotated[int, "Scheduling steps of the session when it was found; older reports lack it."]
 
 
 class Report(TypedDict):

@@ -101,7 +101,7 @@ def test_a_room_that_differs_from_time_to_time_causes_no_finding(make: Callable[
     assert room.lost(stage, runs(stage), lambda _: room.Room(next(rooms), is_full=True)) is None
 
 
-def test_a_store_whose_requests_never_end_is_not_filled_any_further(
+def test_a_store_is_not_filled_any_further_when_requests_never_end(
     make: Callable[..., BareScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UntracedOffloadConnector, "get_num_new_matched_tokens", lambda *_: (None, False))

@@ -51,7 +51,7 @@ class Meta(KVConnectorMetadata):
     loads: list[Op] = field(default_factory=list)  # within this step
     jobs: list[Job] = field(default_factory=list)
     flush: set[int] = field(default_factory=set)  # jobs that read blocks which are somebody else's now
-    kept: set[str] = field(default_factory=set)  # ended requests whose blocks are kept until their stores have ended
+    kept: set[str] = field(default_factory=set)  # ended requests that keep their blocks until their stores have ended
 
 
 @dataclass
