@@ -3,7 +3,7 @@
 # make demo ARGS=--pd  two engines, one of which prefills for the other; this installs NIXL, too
 # make test            set everything up, then run the tests, in WORKERS=2 processes
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
-# make test-all        the same with the tests that are marked `long`: before a release
+# make test-all        the same with the tests that are marked `long` and new random examples: before a release
 # make versions       try kvtrail with each version of vLLM that it supports, and write the README's table
 # make conformance    the conformance suite with each connector and each version: writes docs/conformance/matrix.md
 # make audit          look up what is known against the versions in constraints.txt, and say so where that cannot be looked up
@@ -13,7 +13,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test test-all lint versions conformance audit clean
 
@@ -24,7 +24,7 @@ test: .venv/.ready
 	@$(PYTEST) -m "not long" $(ARGS)
 
 test-all: .venv/.ready
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) --hypothesis-profile random $(ARGS)
 
 versions: .venv/.ready
 	@$(BIN)/python tests/versions/matrix.py $(ARGS)

@@ -8,12 +8,13 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 from memory import MemoryTransport
 from processes import SLOW_S, SharedDashboard, Tracer, serve, shared_dashboard
+from xdist.scheduler import LoadGroupScheduling
 
 from kvtrail.connector.recording import exporter, recorder
 
@@ -30,11 +31,26 @@ if TYPE_CHECKING:
 prepare_environment()
 # A shell that starts tests in the background has them ignore Ctrl-C, and so would the commands that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# An example may take as long as a slow machine needs; pytest-timeout ends what hangs.
-hypothesis.settings.register_profile("kvtrail", deadline=None)
+pytest_plugins = ["processor_time", "watchdog"]
+# An example may take as long as a slow machine needs. `make test` takes the same ones each time, `make test-all` new ones.
+hypothesis.settings.register_profile("kvtrail", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("kvtrail")
 # A test that does not say where its spans go must not send them to a tracer that somebody runs on this machine.
 os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+
+
+class ByFileOrGroup(LoadGroupScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+    """Tests that share something expensive run in one process: those of a file, or those that name the same `xdist_group`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return scope.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileOrGroup:
+    return ByFileOrGroup(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 SLOW_S = 240.0
 """What a slow machine needs at most; only what hangs takes so long."""
@@ -229,11 +230,10 @@ def alive(tracer: Tracer) -> bool:
         return False
 
 
-def until(
-    true: Callable[[], object], *, seconds: float = SLOW_S, why: Callable[[], object] = lambda: "still not true"
-) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
+def until(true: Callable[[], object], *, why: Callable[[], object] = lambda: "still not true") -> None:
+    """Wait for something that another process does, until the watchdog ends the test; then `why` says what was missing."""
+    try:
+        while not true():
+            time.sleep(0.05)
+    except pytest.fail.Exception as ended:
+        pytest.fail(f"{ended}: {why()}")
