@@ -11,6 +11,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# mypy checks vLLM and torch as well: what it knows of them is kept for all checkouts.
+MYPY_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtrail/mypy
 ARGS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
@@ -35,7 +37,7 @@ conformance: .venv/.ready
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --cache-dir $(MYPY_CACHE)
 
 audit:
 	@test -x .cache/audit/bin/pip-audit \

@@ -6,10 +6,11 @@ else the machine does, so a budget can be kept in it. `--budget` turns the limit
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,28 @@ IN_ALL_S = 2500.0
 """The budget of all tests, on a slow processor."""
 SHOWN = 20
 TICKS = os.sysconf("SC_CLK_TCK")
-TESTS = Path(__file__).parent
+SUMMARY = Path(__file__).parents[1] / "test-artifacts" / "processor-time.txt"
+"""Where `--budget` leaves what was measured."""
 
 
-def processor_s(pid: int | None = None) -> float:
-    """Processor seconds of a process, of its living descendants, and of those whose end was waited for."""
-    total, waiting = 0, [os.getpid() if pid is None else pid]
+def processes_below(pid: int) -> Iterator[int]:
+    """A process, and all those that it and its children have started and that live."""
+    waiting = [pid]
     while waiting:
-        current = waiting.pop()
-        try:
-            after_name = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
+        yield (current := waiting.pop())
+        with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{current}/task"):
                 waiting += map(int, Path(f"/proc/{current}/task/{thread}/children").read_text().split())
-        except OSError:  # it has ended meanwhile
-            continue
-        total += sum(map(int, after_name[11:15]))  # utime, stime, cutime, cstime
-    return total / TICKS
+
+
+def processor_s() -> float:
+    """Processor seconds of this process, of those below it, and of those whose end was waited for."""
+    ticks = 0
+    for process in processes_below(os.getpid()):
+        with contextlib.suppress(OSError):
+            after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, after_name[11:15]))  # utime, stime, cutime, cstime
+    return ticks / TICKS
 
 
 @dataclass(eq=False)
@@ -106,7 +113,7 @@ class ProcessorTime:
         self.rest += self._since_last()
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["processor_s_of_rest"] = self.rest
-        elif self.enforced and session.exitstatus == 0 and self._judge():
+        elif self.enforced and session.exitstatus == 0 and self.judge():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
@@ -126,7 +133,7 @@ class ProcessorTime:
     def in_all_s(self) -> float:
         return self.folders.total() + self.rest
 
-    def _judge(self) -> list[str]:
+    def judge(self) -> list[str]:
         """What is over the budget."""
         self.broken = [f"{name} took {s:.1f} s" for name, s in (self.tests + self.fixtures).items() if s > TEST_S]
         if self.in_all_s() > IN_ALL_S:
@@ -136,21 +143,27 @@ class ProcessorTime:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.tests:
             return
-        write = terminalreporter.write_line
         terminalreporter.section("processor seconds")
+        for line in self.summary():
+            terminalreporter.write_line(line)
+        if self.enforced:
+            SUMMARY.parent.mkdir(exist_ok=True)
+            SUMMARY.write_text("".join(f"{line}\n" for line in self.summary()))
+
+    def summary(self) -> Iterator[str]:
         dearest = (self.tests + self.fixtures).most_common(SHOWN)
         for name, seconds in dearest:
-            write(f"{seconds:8.1f}  {name}")
+            yield f"{seconds:8.1f}  {name}"
         for name, seconds in (self.tests + self.fixtures).most_common():
             if seconds > NAMED_S and name not in self.excused and not name.startswith("fixture "):
-                write(f"beyond {NAMED_S:.0f} s and not marked costly: {name} ({seconds:.1f} s)")
-        write("by folder:")
+                yield f"beyond {NAMED_S:.0f} s and not marked costly: {name} ({seconds:.1f} s)"
+        yield "by folder:"
         for folder, seconds in self.folders.most_common():
-            write(f"{seconds:8.1f}  {folder}")
-        write(f"{self.rest:8.1f}  imports, collection and the end")
-        write(f"{self.in_all_s():8.1f}  in all, of {IN_ALL_S:.0f}")
+            yield f"{seconds:8.1f}  {folder}"
+        yield f"{self.rest:8.1f}  imports, collection and the end"
+        yield f"{self.in_all_s():8.1f}  in all, of {IN_ALL_S:.0f}"
         for each in self.broken:
-            write(f"OVER BUDGET: {each}")
+            yield f"OVER BUDGET: {each}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

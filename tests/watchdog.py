@@ -1,7 +1,7 @@
 """A pytest plugin: ends a test that hangs, and only a test that hangs, however slow or busy the machine is.
 
-Patience is spent while the test or a process below it computes, and while the machine is idle: then nothing was kept from it.
-It is not spent while other programs take the processor away. So tests need no time-outs of their own.
+Patience is spent while the test and the processes below it compute, and while all of them wait for something. It is not spent
+while one of them is ready to run and other programs have the processor. So tests need no time-outs of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 import pytest
-from processor_time import TICKS, processor_s
+from processor_time import processes_below, processor_s
 
 LIMIT_S = 300.0
 """The patience with one phase of a test: its set-up, itself, or its end."""
@@ -28,10 +28,34 @@ LONG_S = 3000.0
 LOOKS_EACH_S = 2.0
 
 
-def patience_s() -> float:
-    """Processor seconds of this process and those below it, and seconds in which the machine had nothing to do."""
-    idle = Path("/proc/stat").read_text().split(maxsplit=5)[4]
-    return processor_s() + int(idle) / TICKS / (os.cpu_count() or 1)
+class Patience:
+    """Adds up the time in which the processor was not kept from a process and those below it.
+
+    Attributes:
+        spent_s: seconds since it was made, as of the last look.
+    """
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+        self._looked_s, self._computed_s, self._delays_ns = time.monotonic(), processor_s(), self._delays()
+
+    def look(self) -> None:
+        """Count since the last look the time computed, or if that is longer, the time in which no thread was kept waiting."""
+        now_s, computed_s, delays_ns = time.monotonic(), processor_s(), self._delays()
+        delayed_s = sum(max(0, ns - self._delays_ns.get(thread, 0)) for thread, ns in delays_ns.items()) / 1e9
+        self.spent_s += max(0.0, computed_s - self._computed_s, now_s - self._looked_s - delayed_s)
+        self._looked_s, self._computed_s, self._delays_ns = now_s, computed_s, delays_ns
+
+    @staticmethod
+    def _delays() -> dict[str, int]:
+        """Nanoseconds for which each thread has been ready to run and did not (Linux, sched-stats.rst), by its path."""
+        delays = {}
+        for process in processes_below(os.getpid()):
+            with contextlib.suppress(OSError):
+                for thread in Path(f"/proc/{process}/task").iterdir():
+                    with contextlib.suppress(OSError):
+                        delays[str(thread)] = int((thread / "schedstat").read_text().split()[1])
+        return delays
 
 
 class Watchdog:
@@ -39,32 +63,33 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._limit_s: float | None = None
-        self._began_s = 0.0
-        self._changed = threading.Lock()
         signal.signal(signal.SIGALRM, _interrupt)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        self._phases = 0
 
     @contextlib.contextmanager
     def watching(self, limit_s: float) -> Iterator[None]:
-        with self._changed:
-            before = self._limit_s, self._began_s
-            self._limit_s, self._began_s = limit_s, patience_s()
+        self._phases, self._limit_s = self._phases + 1, limit_s
         try:
             yield
         finally:
-            with self._changed:
-                self._limit_s, self._began_s = before
+            self._limit_s = None
 
     def _watch(self) -> NoReturn:
+        phase, patience = 0, Patience()
         while True:
             time.sleep(LOOKS_EACH_S)
-            with self._changed:
-                spent_s = 0.0 if self._limit_s is None else (patience_s() - self._began_s) / self._limit_s
-                if spent_s > 2:  # the main thread cannot be interrupted
-                    faulthandler.dump_traceback(sys.__stderr__)
-                    os._exit(3)
-                if spent_s > 1:
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            if (limit_s := self._limit_s) is None:
+                continue
+            if phase != self._phases:  # most phases are over before they are looked at
+                phase, patience = self._phases, Patience()
+                continue
+            patience.look()
+            if patience.spent_s > 2 * limit_s:  # the main thread cannot be interrupted
+                faulthandler.dump_traceback(sys.__stderr__)
+                os._exit(3)
+            if patience.spent_s > limit_s and self._limit_s is not None and phase == self._phases:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     def _phase(self, item: pytest.Item) -> contextlib.AbstractContextManager[None]:
         return self.watching(LONG_S if item.get_closest_marker("long") else LIMIT_S)
@@ -86,7 +111,7 @@ class Watchdog:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    pytest.fail(f"still waiting after {LIMIT_S:.0f} s in which nothing was kept from it")
+    pytest.fail("the watchdog ended it: this waits for something that does not come, or computes for ever")
 
 
 def pytest_configure(config: pytest.Config) -> None:
