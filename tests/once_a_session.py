@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import inspect
 import os
 import pickle
 import shutil
@@ -27,15 +28,18 @@ T = TypeVar("T")
 def once_a_session(make: Callable[P, T]) -> Callable[P, T]:
     """The function, run once for arguments with the same `repr`. Each call returns an object of its own.
 
-    Not for calls while something is patched, and not for arguments whose `repr` does not tell them apart.
+    Not for arguments whose `repr` does not tell them apart; and while something is patched, call `inspect.unwrap(function)`.
     """
+    signature = inspect.signature(make)
 
     @functools.wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
         folder = os.environ.get(FOLDER)
         if folder is None:
             return make(*args, **kwargs)
-        called = f"{make.__module__}.{make.__qualname__}{args!r}{sorted(kwargs.items())!r}"
+        given = signature.bind(*args, **kwargs).arguments.items()
+        others = {name: value for name, value in given if value != signature.parameters[name].default}
+        called = f"{make.__module__}.{make.__qualname__} {others}"
         path = Path(folder, hashlib.sha256(called.encode()).hexdigest())
         if not path.exists():
             with path.with_suffix(".lock").open("w") as lock:

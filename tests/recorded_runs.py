@@ -25,12 +25,15 @@ from unittest.mock import patch
 from msgspec import structs
 from once_a_session import once_a_session
 
+from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
 from kvtrail.connector.simulate import in_memory, run
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler, Stage
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart
@@ -216,6 +219,16 @@ def play(
         events += _as_recorded(recorded, timed, end_ns, counts_steps=recorded[0].recorder == mine.id)
     events.sort(key=lambda event: event.end_ns)
     return Run(name=name, events=tuple(events), scheduler=mine.id, error=error)
+
+
+@once_a_session
+def play_pair_once(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:
+    """The simulator's `play_pair`, once a session for each scenario and connector: without the network's agents, which hold
+    the engines' memory."""
+    pair = play_pair(scenario, connector)
+    network = Network(pair.network.schedule)
+    network.lost, network.repeated, network.failed = pair.network.lost, pair.network.repeated, pair.network.failed
+    return replace(pair, network=network)
 
 
 class _Timed:
