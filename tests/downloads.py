@@ -22,8 +22,8 @@ from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Reader
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
-ALIKE = 3
-"""Requests without findings, with the same verdict, reason and status, whose pages are looked at."""
+ALIKE, ACCUSED = 3, 10
+"""How many requests with the same verdict, reason and status have their pages looked at: without findings, and with."""
 
 
 class Sidecar:
@@ -52,12 +52,12 @@ class Sidecar:
         self._pages.clear()
 
     def pages(self) -> Iterator[tuple[dict[str, Any], Path]]:
-        """The page of each request with a finding and of some without, and the part that it gives away."""
+        """The pages of some requests of each kind, and the parts that they give away."""
         alike: Counter[tuple[str, str | None, str]] = Counter()
         for number, row in enumerate(self.reader.requests(limit=1000)):
             kind = row["verdict"], row["unknown"], row["status"]
             alike[kind] += 1
-            if row["verdict"] != Verdict.DRIFT and alike[kind] > ALIKE:
+            if alike[kind] > (ACCUSED if row["verdict"] == Verdict.DRIFT else ALIKE):
                 continue
             asked = {"engine": row["engine"]}
             path = self.folder / f"{number}.jsonl"
