@@ -19,7 +19,6 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
-from kvtrail.connector.simulate.pairs.pairs import play_pair
 from kvtrail.connector.simulate.scenario import Arrival, Scenario
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events.events import Event, Heartbeat
@@ -136,6 +135,12 @@ def known_faults(name: str, found: Iterable[Name]) -> set[Name]:
     wrong = {each for each in found if each[0] not in allowed}
     assert not wrong, f"{name}, undamaged: {sorted(wrong)}"
     return set(found)
+
+
+def false_findings(name: str, history: Sequence[Event], delivery: Delivery) -> set[Name]:
+    """What is found in a healthy history after damage, and not in what was recorded."""
+    found = set(live(delivery).found)
+    return found and found - known_faults(name, live(sent(history)).found)
 
 
 @dataclass
@@ -259,7 +264,7 @@ def pair(seed: int, kind: str = "") -> tuple[Event, ...]:
     scenario = drawn(seed, mistakes=mistakes, lost=lost, repeated=repeated, failing=failing, dies=kind == "dies")
     if kind in (TWO_RANKS, TWICE_FROM_ONE):
         scenario = replace(scenario, decode_ranks=2)
-    events = play_pair(scenario, configuration("NixlConnector", {})).events
+    events = recorded_runs.play_pair_once(scenario, configuration("NixlConnector", {})).events
     # Recorders name themselves at random, and a damage chooses one of them by its name: the same one in each session.
     names = {name: f"{number:016x}" for number, name in enumerate(dict.fromkeys(event.recorder for event in events), 1)}
     return tuple(structs.replace(event, recorder=names[event.recorder]) for event in events)
@@ -414,10 +419,10 @@ c{n}: end
 
 
 @cache
-def a_written_day() -> Run:
-    """A day in the language of histories: every engine-wide rule has something to judge in it, all the time."""
+def a_written_day(rounds: int = 1000) -> Run:
+    """A day in the language of histories, or less: every engine-wide rule has something to judge in it, all the time."""
     lines = ["s: plan store 0+64 keys k-2,k-1\ns: end"]
-    for n in range(1000):
+    for n in range(rounds):
         lines += [text.format(n=n, m=n - 2, p=n - 1) for text in ((ROUND, EIGHTH) if n % 8 == 7 else (ROUND,))]
     events = history("".join(lines), connector="OffloadConnector", chunk=32, recorder="recorder")
     return Run(name="a written day", events=tuple(events), scheduler="recorder")

@@ -23,14 +23,17 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from msgspec import structs
+from once_a_session import once_a_session
 
+from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
-from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate import in_memory, run
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
-from kvtrail.connector.simulate.run import drive
+from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
+from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler, Stage
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart
@@ -55,6 +58,8 @@ GIVES_UP_STEPS = 10
 """After this number of steps, 40 seconds, callers that wait for a load give up, where that is part of the fault."""
 
 
+play_once = once_a_session(run.play)
+"""The simulator's `play`, once a session for each scenario, connector and options."""
 DIES_OF_RESETS = {"OffloadingConnector", "MultiConnector"}
 """With vLLM 0.32 the OffloadingConnector, also as a child, dies of a reset of running requests (`test_faults_of_vllm`)."""
 
@@ -91,6 +96,7 @@ def sparing_running(scenario: Scenario) -> Scenario:
     return replace(scenario, resets=tuple(replace(each, running=False) for each in scenario.resets))
 
 
+@once_a_session
 def healthy(connector: str, profile: str, seed: int, *, workers: int = 1, engine: str = "engine") -> Run:
     """A run of a correct connector. The seed draws its settings, its level (which may change in the middle), how long steps
     take, and whether request ids are used again after their end."""
@@ -112,6 +118,7 @@ def healthy(connector: str, profile: str, seed: int, *, workers: int = 1, engine
     )
 
 
+@once_a_session
 def faulty(
     fault: str,
     connector: str,
@@ -198,7 +205,7 @@ def play(
 
         on_step(0)
         try:
-            drive(scenario, cast(Stage, timed), on_step)
+            run.drive(scenario, cast(Stage, timed), on_step)
         except Exception as died:  # a faulty connector may kill the engine in any way
             error = f"{type(died).__name__}: {died}"
         _flush(recorders)
@@ -212,6 +219,16 @@ def play(
         events += _as_recorded(recorded, timed, end_ns, counts_steps=recorded[0].recorder == mine.id)
     events.sort(key=lambda event: event.end_ns)
     return Run(name=name, events=tuple(events), scheduler=mine.id, error=error)
+
+
+@once_a_session
+def play_pair_once(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:
+    """The simulator's `play_pair`, once a session for each scenario and connector: without the network's agents, which hold
+    the engines' memory."""
+    pair = play_pair(scenario, connector)
+    network = Network(pair.network.schedule)
+    network.lost, network.repeated, network.failed = pair.network.lost, pair.network.repeated, pair.network.failed
+    return replace(pair, network=network)
 
 
 class _Timed:

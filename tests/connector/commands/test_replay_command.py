@@ -12,14 +12,14 @@ from pathlib import Path
 from string import ascii_lowercase as LETTERS
 from typing import Any
 
+import command_line
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from history import history
 from processes import SLOW_S, until
 from terminals import SIZES, Terminal
 from wire import encoded
 
-from kvtrail.__main__ import main
 from kvtrail.tracer.ingest import otlp_json
 
 RECORDED = Path(__file__).parents[2] / "golden/preempted.jsonl"
@@ -28,7 +28,7 @@ OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["replay", *map(str, arguments)], catch_exceptions=False)
+    return command_line.run("replay", *map(str, arguments))
 
 
 @pytest.fixture
@@ -149,9 +149,11 @@ def open_terminal() -> Iterator[Callable[..., Terminal]]:
 
 Open = Callable[..., Terminal]
 FIRST, FINDING = "Step 1 of 10", "stale-lookup"
+FULL_SCREEN = pytest.mark.long
+"""Each starts a process; the gate goes through the screen once."""
 
 
-@pytest.mark.parametrize(("columns", "rows"), SIZES)
+@pytest.mark.parametrize(("columns", "rows"), [SIZES[0], pytest.param(*SIZES[1], marks=FULL_SCREEN)])
 def test_on_a_terminal_keys_lead_to_the_finding(trace: Path, open_terminal: Open, columns: int, rows: int) -> None:
     terminal = open_terminal(trace, columns=columns, rows=rows)
     terminal.until_last_line("n next")
@@ -163,6 +165,7 @@ def test_on_a_terminal_keys_lead_to_the_finding(trace: Path, open_terminal: Open
     assert terminal.end() == 1
 
 
+@FULL_SCREEN
 def test_keys_that_are_pressed_before_anything_is_shown_count(trace: Path, open_terminal: Open) -> None:
     """And do not stand between the lines of the screen."""
     terminal = open_terminal(trace, columns=100, rows=40)
@@ -174,6 +177,7 @@ def test_keys_that_are_pressed_before_anything_is_shown_count(trace: Path, open_
     assert terminal.end() == 1
 
 
+@FULL_SCREEN
 def test_the_first_key_on_the_first_screen_counts(trace: Path, open_terminal: Open) -> None:
     terminal = open_terminal(trace, columns=80)
     terminal.until(FIRST)
@@ -181,6 +185,7 @@ def test_the_first_key_on_the_first_screen_counts(trace: Path, open_terminal: Op
     terminal.until("Step 2 of 10")
 
 
+@FULL_SCREEN
 def test_it_is_drawn_again_when_the_terminal_gets_another_size(trace: Path, open_terminal: Open) -> None:
     terminal = open_terminal(trace, columns=80)
     terminal.until(FIRST)
@@ -193,6 +198,7 @@ def test_it_is_drawn_again_when_the_terminal_gets_another_size(trace: Path, open
     terminal.until_last_line("n next")
 
 
+@FULL_SCREEN
 def test_the_whole_height_shows_steps(open_terminal: Open, tmp_path: Path) -> None:
     terminal = open_terminal(write(tmp_path / "t.jsonl", "\n".join(f"{n}: L 749 c0 h0 -> 0" for n in LETTERS)), rows=40)
     terminal.until("Step 1 of 52")
@@ -200,6 +206,7 @@ def test_the_whole_height_shows_steps(open_terminal: Open, tmp_path: Path) -> No
     terminal.until("Step 2 of 52", re.compile(r"(.*(arrived|lookup: answered).*\n){29}"))
 
 
+@FULL_SCREEN
 @pytest.mark.parametrize("columns", [80, 100, 200])
 def test_the_answer_of_a_lookup_is_not_cut_off(trace: Path, open_terminal: Open, columns: int) -> None:
     terminal = open_terminal(trace, columns=columns, rows=40)
@@ -207,6 +214,7 @@ def test_the_answer_of_a_lookup_is_not_cut_off(trace: Path, open_terminal: Open,
     terminal.until("Step 8 of 10", re.compile(r"^[> ].*lookup: answered 256, cached", re.MULTILINE))
 
 
+@FULL_SCREEN
 @pytest.mark.parametrize("columns", [40, 72])
 def test_a_narrow_terminal_is_not_overrun(trace: Path, open_terminal: Open, columns: int) -> None:
     terminal = open_terminal(trace, columns=columns, rows=16)
@@ -220,6 +228,7 @@ def test_a_narrow_terminal_is_not_overrun(trace: Path, open_terminal: Open, colu
     assert terminal.end() == 1
 
 
+@FULL_SCREEN
 def test_requests_are_offered_as_one_types(trace: Path, open_terminal: Open) -> None:
     terminal = open_terminal(trace, columns=80)
     terminal.type("rb-")
@@ -231,6 +240,7 @@ def test_requests_are_offered_as_one_types(trace: Path, open_terminal: Open) -> 
     terminal.until("Step 7 of 10")
 
 
+@FULL_SCREEN
 def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(trace: Path, open_terminal: Open) -> None:
     terminal = open_terminal(trace)
     terminal.until(FIRST)
@@ -261,6 +271,7 @@ def test_ctrl_c_while_it_reads_ends_it(tmp_path: Path, open_terminal: Open) -> N
     assert "Traceback" not in terminal.raw
 
 
+@FULL_SCREEN
 def test_a_terminal_that_goes_away_ends_it(trace: Path, open_terminal: Open) -> None:
     terminal = open_terminal(trace)
     terminal.until(FIRST)
@@ -297,6 +308,6 @@ def test_without_vllm_nothing_is_judged_and_the_exit_code_says_so(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    result = CliRunner().invoke(main, command, catch_exceptions=False)
+    result = command_line.run(*command)
     assert result.exit_code == 2, result.output
     assert re.search("install vLLM for your machine|install kvtrail where vLLM is installed", result.output)

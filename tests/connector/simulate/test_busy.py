@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def test_no_busy_engine_with_several_kv_cache_groups_is_accused(seed: int) -> No
     assert list(live(sent(made.events)).found) == [], made.name
 
 
+@cache
 def queued(connector: str, slots: int, requests: int) -> Run:
     """Requests that hit come at once, each runs for a minute, and few run at a time."""
     rng = random.Random(f"{connector}/{slots}")

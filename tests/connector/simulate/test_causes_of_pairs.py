@@ -12,9 +12,11 @@ from history import judge
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
+from recorded_runs import play_pair_once
+
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
-from kvtrail.connector.simulate.pairs.pairs import DECODE, PlayedPair, play_pair
+from kvtrail.connector.simulate.pairs.pairs import DECODE, PlayedPair
 from kvtrail.tracer.events.events import Handoff, Received, Schedule
 from kvtrail.tracer.model.causes import PEER, REUSED, Cause, Part
 
@@ -45,7 +47,7 @@ def of_takers(pair: PlayedPair) -> dict[str, tuple[Handoff, list[Part]]]:
 def test_what_is_not_loaded_has_failed_and_else_it_is_the_last_token(seeds: range) -> None:
     causes: Counter[Cause] = Counter()
     for seed in seeds:
-        pair = play_pair(drawn(seed, failing=0.3), NIXL)
+        pair = play_pair_once(drawn(seed, failing=0.3), NIXL)
         failed = {each.request for each in pair.recorded[DECODE] if isinstance(each, Received) and each.failed}
         for name, (taken, parts) in of_takers(pair).items():
             computed = [part for part in parts if part.cause not in REUSED]
@@ -67,7 +69,7 @@ def test_what_the_guard_refused_is_refused_as_far_as_it_was_handed_over(seeds: r
     refused: Counter[str] = Counter()
     for seed in seeds:
         scenario = replace(drawn(seed, mistakes=(Mistake.EXCHANGED,)), recompute=True)
-        pair = play_pair(scenario, HEALED)
+        pair = play_pair_once(scenario, HEALED)
         for name, (taken, parts) in of_takers(pair).items():
             guarded = [part for part in parts if part.detail.refusal == "guarded"]
             assert bool(guarded) <= (pair.names[name] in pair.planted), (seed, name)

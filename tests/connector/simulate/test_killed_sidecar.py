@@ -13,22 +13,33 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 import recorded_runs
-from damages import damaged, sent
+from damages import Delivery, damaged, sent
 from processes import Tracer
-from recorded_runs import Run
 from sidecars import line, live
 
 from kvtrail.tracer.ingest import otlp_json
 
-Start = Callable[..., Tracer]
+TOGETHER = 8
+"""Batches of a request."""
 
 
-def found_across_a_kill(start: Start, run: Run, *, damages: tuple[str, ...] = ()) -> set[tuple[str, str]]:
-    """What a sidecar finds that is killed in the middle of a batch, and gets that one again when it is back."""
-    delivery = damaged(sent(run.events), damages, 0)
-    payloads = [otlp_json.to_protobuf(json.loads(line(batch.events))) for batch in delivery.in_order()]
+def test_a_killed_sidecar_makes_up_no_finding_and_forgets_none(start_tracer: Callable[..., Tracer]) -> None:
+    """It is killed in the middle of a batch, and gets that one again when it is back. Of two engines it hears, one has a
+    fault, and each of its requests has lookups and plans on both sides of the kill; the other one has none."""
+    sound = recorded_runs.healthy("MultiConnector", "mixed", 0, engine="sound")
+    events = recorded_runs.faulty("retried-lookup", "OffloadConnector", "retry", 1).events
+    last_ns = max(event.end_ns for event in events if event.request)  # the engine is idle for a quarter of an hour then
+    faulty = sent(event for event in events if event.end_ns <= last_ns)
+    known = {(rule, request) for rule, request, _ in live(faulty).found}
+    assert {rule for rule, _ in known} == {"retried-lookup"}
+    disturbed = damaged(sent(sound.events), ("mix-within", "repeat-some"), 0)
+    batches = Delivery(batches=(*faulty.batches, *disturbed.batches)).in_order()
+    parts = [batches[first : first + TOGETHER] for first in range(0, len(batches), TOGETHER)]
+    payloads = [
+        otlp_json.to_protobuf(json.loads(line([event for batch in part for event in batch.events]))) for part in parts
+    ]
     middle = len(payloads) // 2
-    first = start()
+    first = start_tracer()
     for payload in payloads[:middle]:
         first.post(payload)
 
@@ -40,20 +51,7 @@ def found_across_a_kill(start: Start, run: Run, *, damages: tuple[str, ...] = ()
     posting.start()
     first.kill()
     posting.join()
-    second = start(store=first.store)
+    second = start_tracer(store=first.store)
     for payload in payloads[middle:]:
         second.post(payload)
-    return {(finding["rule"], finding["request"]) for finding in second.get("/api/findings", limit=1000)}
-
-
-def test_a_killed_sidecar_causes_no_findings(start_tracer: Start) -> None:
-    run = recorded_runs.healthy("MultiConnector", "mixed", 0)
-    assert found_across_a_kill(start_tracer, run, damages=("mix-within", "repeat-some")) == set()
-
-
-def test_nor_does_it_forget_what_a_request_did_before(start_tracer: Start) -> None:
-    """Each request's lookups and plans lie on both sides of the kill."""
-    run = recorded_runs.faulty("retried-lookup", "OffloadConnector", "retry", 1)
-    known = {(rule, request) for rule, request, _ in live(sent(run.events)).found}
-    assert {rule for rule, _ in known} == {"retried-lookup"}
-    assert found_across_a_kill(start_tracer, run) == known
+    assert {(finding["rule"], finding["request"]) for finding in second.get("/api/findings", limit=1000)} == known

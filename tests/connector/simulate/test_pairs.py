@@ -15,6 +15,8 @@ from history import judge
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
+from recorded_runs import play_pair_once
+
 from kvtrail.connector.faults import OF_PAIRS
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.known.nixl.stand_in.network import Network, Schedule, Transfer
@@ -38,7 +40,7 @@ LOOKS = ("loaded", "admitted")
 
 
 def played(seed: int, **planted: float | bool | tuple[Mistake, ...]) -> PlayedPair:
-    return play_pair(drawn(seed, **planted), NIXL)  # type: ignore[arg-type]
+    return play_pair_once(drawn(seed, **planted), NIXL)  # type: ignore[arg-type]
 
 
 def kinds(pair: PlayedPair, engine: str) -> Counter[str]:
@@ -50,7 +52,7 @@ def reported(pair: PlayedPair, messages: Iterable[bytes]) -> set[str]:
     return {pair.names[message.decode().rpartition(":")[0]] for message in messages}
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 60), marks=LONG)], ids=str)
 def test_nothing_is_found_where_both_engines_and_the_router_do_what_they_should(seeds: range) -> None:
     """Messages are late and out of order, engines are busy and preempt, and clients disconnect at every point."""
     points: set[Point] = set()
@@ -119,20 +121,20 @@ def test_nothing_is_found_whatever_the_tensor_parallel_sizes(seeds: range) -> No
     for seed in seeds:
         prefill, decode = RANKS[seed % len(RANKS)]
         scenario = replace(drawn(seed, failing=0.2 * (seed % 2)), prefill_ranks=prefill, decode_ranks=decode)
-        pair = play_pair(scenario, NIXL)
+        pair = play_pair_once(scenario, NIXL)
         assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
         assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
         loads += pair.loads_read
     assert loads > 3 * len(seeds)
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 30), marks=LONG)], ids=str)
 def test_nothing_is_found_where_an_offload_stands_beside_it(seeds: range) -> None:
     offload = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
     both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [NIXL, offload]}}
     stored = 0
     for seed in seeds:
-        pair = play_pair(drawn(seed), both)
+        pair = play_pair_once(drawn(seed), both)
         assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
         assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
         assert pair.loads_read, seed
@@ -142,12 +144,12 @@ def test_nothing_is_found_where_an_offload_stands_beside_it(seeds: range) -> Non
 
 def test_a_prompt_of_one_token_is_loaded_and_computed_all_the_same() -> None:
     """vLLM computes the last token again, so that none counts as computed, and asks the connector a second time."""
-    pair = play_pair(PairScenario(requests=(Request("r-0", (("one", 1),)),)), NIXL)
+    pair = play_pair_once(PairScenario(requests=(Request("r-0", (("one", 1),)),)), NIXL)
     assert (pair.loads_read, sorted(pair.answered)) == (1, ["r-0"])
     assert not pair.findings, [each.explanation for each in pair.findings]
 
 
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 30), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
 def test_a_load_that_fails_is_computed_again_or_its_request_fails(seeds: range) -> None:
     failed = 0
     for seed in seeds:
@@ -158,7 +160,7 @@ def test_a_load_that_fails_is_computed_again_or_its_request_fails(seeds: range) 
     assert failed > len(seeds)
 
 
-@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=LONG)], ids=str)
 def test_who_decodes_outlives_who_prefilled(seeds: range) -> None:
     """What it was to read fails, and is computed again or fails its request; nothing is left of it; there are no findings."""
     died = 0
@@ -198,7 +200,7 @@ def in_whole_blocks(wrong: str) -> bool:
         (Mistake.OVERDUE, "stale-handoff"),
     ],
 )
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 30), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
 def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -> None:
     """Whoever has loaded what is not its own is named, and so is every other request with the mistake; none is named without
     it, but those that find such a load in vLLM's prefix cache. The bytes of whole blocks name exactly the wrong loads."""
@@ -231,7 +233,7 @@ def one_by_one(count: int) -> tuple[Request, ...]:
 
 def test_a_pair_with_only_failed_loads_is_found_once() -> None:
     scenario = PairScenario(requests=one_by_one(11), network=Schedule(failing=1.0))
-    pair = play_pair(scenario, NIXL)
+    pair = play_pair_once(scenario, NIXL)
     (found,) = pair.findings
     assert (found.rule, found.numbers["failed"], found.numbers["gone"]) == ("dead-pair", 8, None)
     assert found.numbers["peer"] == pair.recorded[PREFILL][0].engine
@@ -239,19 +241,19 @@ def test_a_pair_with_only_failed_loads_is_found_once() -> None:
 
 
 def test_a_pair_with_one_good_load_is_not_dead() -> None:
-    pair = play_pair(PairScenario(requests=one_by_one(20), network=Schedule(failing=0.6, seed=1)), NIXL)
+    pair = play_pair_once(PairScenario(requests=one_by_one(20), network=Schedule(failing=0.6, seed=1)), NIXL)
     assert len(pair.network.failed) >= 8
     assert not pair.findings, [each.explanation for each in pair.findings]
 
 
 def test_what_is_to_be_read_from_an_engine_that_was_killed_fails_and_is_found_once() -> None:
     requests = tuple(Request(f"r-{n}", ((f"own {n}", 70),), at_tick=n * 4, kept_ticks=100 + n * 40) for n in range(10))
-    pair = play_pair(PairScenario(requests=requests, prefill_dies_at=90, prefill_blocks=96), NIXL)
+    pair = play_pair_once(PairScenario(requests=requests, prefill_dies_at=90, prefill_blocks=96), NIXL)
     assert pair.found("dead-pair") == {"r-7"}
     assert pair.found() == {"r-7"}
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 20), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=LONG)], ids=str)
 def test_two_hand_offs_with_one_name_are_named(seeds: range) -> None:
     """The second one is, with the first in its numbers. NIXL does not use the name, so all goes well."""
     assert OF_PAIRS["ambiguous-handoff"] == Mistake.NAMED_ALIKE
@@ -267,14 +269,14 @@ def test_two_hand_offs_with_one_name_are_named(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("mistake", [Mistake.OVERDUE, Mistake.EXCHANGED, Mistake.SHORT, Mistake.CUT])
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 30), marks=LONG)], ids=str)
 def test_healed_a_routers_mistake_gives_no_wrong_answer(mistake: Mistake, seeds: range) -> None:
     """Not even where vLLM would die of it. Blocks that are not what was handed over are computed again, and what belongs to
     another prompt, or to less of it, is not loaded."""
     harmed = 0
     for seed in seeds:
         scenario = replace(drawn(seed, mistakes=(mistake,)), recompute=True)
-        observed, healed = play_pair(scenario, NIXL), play_pair(scenario, HEALED)
+        observed, healed = play_pair_once(scenario, NIXL), play_pair_once(scenario, HEALED)
         read = {name: wrong for name, wrong in healed.wrong.items() if not is_last_token(wrong)}
         assert (read, dict(healed.errors), dict(healed.left)) == ({}, {}, {}), seed
         assert healed.planted <= healed.answered, seed
@@ -294,7 +296,7 @@ def test_healed_beside_an_offload(mistake: Mistake | None, seed: int) -> None:
     """What the other child has stored itself is not compared with what was handed over."""
     offload = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
     both = configuration("MultiConnector", {"connectors": [NIXL, offload], "kvtrail": {"guard": "heal"}})
-    healed = play_pair(replace(drawn(seed, mistakes=(mistake,) if mistake else ()), recompute=True), both)
+    healed = play_pair_once(replace(drawn(seed, mistakes=(mistake,) if mistake else ()), recompute=True), both)
     assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {})
     assert healed.found() == healed.planted
     assert healed.found("byte-drift") == healed.planted
@@ -305,7 +307,7 @@ def test_healing_changes_nothing_where_all_is_right(seeds: range) -> None:
     """As much is loaded as without it."""
     loaded = 0
     for seed in seeds:
-        healed = play_pair(drawn(seed), HEALED)
+        healed = play_pair_once(drawn(seed), HEALED)
         assert not healed.findings, (seed, [(each.rule, each.explanation) for each in healed.findings])
         assert (dict(healed.wrong), dict(healed.errors), dict(healed.left)) == ({}, {}, {}), seed
         assert healed.loads_read == played(seed).loads_read, seed
@@ -445,12 +447,11 @@ def test_groups_are_compared_each() -> None:
 
 def test_an_engine_that_dies_of_too_few_blocks_is_explained() -> None:
     """vLLM asserts that there are as many as it allocated."""
-    for seed in range(2):
-        pair = played(seed, mistakes=(Mistake.CUT,))
-        assert "_apply_prefix_caching" in pair.errors[DECODE], seed
-        assert PREFILL not in pair.errors, seed
-        assert pair.found("short-handoff") & pair.planted, seed
-        assert pair.found("failed-call"), seed
+    pair = played(0, mistakes=(Mistake.CUT,))
+    assert "_apply_prefix_caching" in pair.errors[DECODE]
+    assert PREFILL not in pair.errors
+    assert pair.found("short-handoff") & pair.planted
+    assert pair.found("failed-call")
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=LONG)], ids=str)
@@ -463,11 +464,11 @@ def test_a_report_that_is_lost_is_named(seeds: range) -> None:
         assert not pair.wrong, seed
         lost += len(lost_reports)
         unread += len(lost_reports - pair.answered)
-    assert lost > 5
+    assert lost > len(seeds)
     assert unread, "also that of a request which needs nothing any more"
 
 
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=LONG)], ids=str)
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=LONG)], ids=str)
 def test_a_report_that_arrives_twice_is_no_second_reader(seeds: range) -> None:
     """The engine that prefills cannot distinguish the two, and there are no findings."""
     repeated = 0
@@ -476,4 +477,4 @@ def test_a_report_that_arrives_twice_is_no_second_reader(seeds: range) -> None:
         assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
         assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
         repeated += len(pair.network.repeated)
-    assert repeated > 5
+    assert repeated > len(seeds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -82,10 +84,22 @@ def engine_that_dies(receiver: ForeignReceiver, folder: Path, death: str) -> Non
         engine.join()
 
 
+@pytest.fixture(scope="module")
+def died(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ForeignReceiver]:
+    """What comes of an engine that dies so: each dies once."""
+
+    @cache
+    def died(death: str) -> ForeignReceiver:
+        with receiving() as receiver:
+            engine_that_dies(receiver, tmp_path_factory.mktemp("engine"), death)
+        return receiver
+
+    return died
+
+
 @pytest.mark.parametrize("death", ["SIGKILL", "SIGTERM", BUG, "exit"])
-def test_every_request_has_a_root(tmp_path: Path, death: str) -> None:
-    with receiving() as receiver:
-        engine_that_dies(receiver, tmp_path, death)
+def test_every_request_has_a_root(died: Callable[[str], ForeignReceiver], death: str) -> None:
+    receiver = died(death)
     begun, roots = receiver.by_request("kv.request.start"), receiver.by_request("kv.request")
     assert begun.keys() == roots.keys()
     assert set(begun) == {*ENDED, *OPEN} or death == BUG
@@ -119,9 +133,10 @@ def judge(receiver: ForeignReceiver, *, found: set[str], cut_off: set[str]) -> N
 
 
 @pytest.mark.parametrize("death", ["SIGKILL", "exit"])
-def test_no_number_is_missing_and_only_the_goodbye_is_of_the_recorder(tmp_path: Path, death: str) -> None:
-    with receiving() as receiver:
-        engine_that_dies(receiver, tmp_path, death)
+def test_no_number_is_missing_and_only_the_goodbye_is_of_the_recorder(
+    died: Callable[[str], ForeignReceiver], death: str
+) -> None:
+    receiver = died(death)
     numbers: list[int] = []
     for span in receiver.spans():
         if span.name == semconv.ENGINE_SPAN:

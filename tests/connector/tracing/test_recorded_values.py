@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import unwrap
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def test_each_value_has_the_type_of_the_field_in_its_place(monkeypatch: pytest.M
 
     monkeypatch.setattr(Recorder, "record", noted)
     for connector, profile in RUNS:
-        recorded_runs.healthy(connector, profile, seed=1)
+        unwrap(recorded_runs.healthy)(connector, profile, seed=1)
     for kind, values in reported:
         fields = FIELDS[CLASSES[kind].kind]
         misfits = [

@@ -22,7 +22,8 @@ from kvtrail.tracer.ingest.otlp_json import spans_to_json_line
 
 CHUNK = 64
 CHUNK_BYTES = 65_536
-CAPACITIES = (8, 16, 32, 64, 128, 256)
+REQUESTS = 80
+LONG = pytest.mark.long
 
 
 def conversations(seed: int, count: int) -> tuple[Arrival, ...]:
@@ -39,12 +40,17 @@ def conversations(seed: int, count: int) -> tuple[Arrival, ...]:
 
 @cache
 def played(
-    chunks: int, *, seed: int = 0, level: str = "detailed", own_workers: bool = False, resets: bool = False
+    chunks: int,
+    requests: int = REQUESTS,
+    *,
+    level: str = "detailed",
+    own_workers: bool = False,
+    reset_at: int | None = None,
 ) -> Played:
     extra = {"chunk_size": CHUNK, "cpu_bytes_to_use": chunks * CHUNK_BYTES, "kvtrail": {"level": level}}
     connector: dict[str, Any] = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
-    at = (CachesReset(at_step=700, connector=True),) if resets else ()
-    scenario = Scenario(arrivals=conversations(seed, 250), resets=at, num_blocks=64)
+    resets = () if reset_at is None else (CachesReset(reset_at, connector=True),)
+    scenario = Scenario(arrivals=conversations(0, requests), resets=resets, num_blocks=64)
     done = play(scenario, connector, own_workers=own_workers)
     assert (done.error, done.unfinished) == (None, {})
     return done
@@ -57,15 +63,24 @@ def trace(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("resets", [False, True])
-def test_it_predicts_the_hits_of_other_capacities(resets: bool) -> None:
+@pytest.mark.parametrize(
+    ("requests", "capacities", "reset_at"),
+    [
+        (250, (8, 256), None),
+        pytest.param(250, (8, 16, 32, 64, 128, 256), None, marks=LONG),
+        pytest.param(250, (8, 16, 32, 64, 128, 256), 700, marks=LONG),
+    ],
+)
+def test_it_predicts_the_hits_of_other_capacities(
+    requests: int, capacities: tuple[int, ...], reset_at: int | None
+) -> None:
     """Within one point of the tokens asked for, and never above the bound."""
-    (stream,) = streams_of(played(32, resets=resets).events)
-    predicted = estimate(stream, sizes=CAPACITIES)
-    assert [point.chunks for point in predicted.points] == list(CAPACITIES)
+    (stream,) = streams_of(played(32, requests, reset_at=reset_at).events)
+    predicted = estimate(stream, sizes=capacities)
+    assert [point.chunks for point in predicted.points] == list(capacities)
     given = []
     for point in predicted.points:
-        (measured,) = streams_of(played(point.chunks, resets=resets).events)
+        (measured,) = streams_of(played(point.chunks, requests, reset_at=reset_at).events)
         given.append(measured.taken / measured.asked)
         assert abs(point.hits / stream.asked - given[-1]) < 0.01, point
         assert point.hits <= point.bound
@@ -83,7 +98,7 @@ def test_it_counts_the_bytes_of_each_kv_cache_group(groups: tuple[CacheGroup, ..
 
     def given(chunks: int, *, own_workers: bool = False) -> tuple[Stream, float]:
         extra = {"chunk_size": CHUNK, "cpu_bytes_to_use": chunks * chunk_bytes, "kvtrail": {"level": "detailed"}}
-        scenario = Scenario(arrivals=conversations(0, 250), num_blocks=128, groups=groups)
+        scenario = Scenario(arrivals=conversations(0, REQUESTS), num_blocks=128, groups=groups)
         connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
         done = play(scenario, connector, own_workers=own_workers)
         (stream,) = streams_of(done.events)
@@ -103,7 +118,7 @@ def test_it_counts_the_bytes_of_each_kv_cache_group(groups: tuple[CacheGroup, ..
 
 
 def test_a_store_that_is_emptied_has_fewer_hits() -> None:
-    (kept,), (emptied,) = (streams_of(played(256, resets=resets).events) for resets in (False, True))
+    (kept,), (emptied,) = (streams_of(played(256, 250, reset_at=at).events) for at in (None, 700))
     most = [estimate(stream, sizes=(256,)).points[0] for stream in (kept, emptied)]
     assert most[1].hits < most[0].hits
     assert most[1].bound < most[0].bound
@@ -115,7 +130,7 @@ def test_it_prints_a_table_and_what_it_comes_to(trace: Path) -> None:
     done = run("savings", str(trace))
     assert done.exit_code == 0
     assert "Its store may hold 32 chunks of 64 tokens, 2 MiB on each worker." in done.output
-    assert "250 admissions of" in done.output
+    assert f"{REQUESTS} admissions of" in done.output
     (today,) = (line for line in done.output.splitlines() if line.endswith("today"))
     assert today.split()[:4] == ["32", "chunks", "2", "MiB"]
     assert "1 MiB more would have saved" in done.output
@@ -139,10 +154,10 @@ def test_sizes_are_asked_for_in_chunks_and_bytes(trace: Path) -> None:
 
 def test_without_hashes_nothing_is_estimated(tmp_path: Path) -> None:
     file = tmp_path / "basic.jsonl"
-    file.write_text(spans_to_json_line(played(32, level="basic").spans) + "\n")
+    file.write_text(spans_to_json_line(played(32, 30, level="basic").spans) + "\n")
     done = run("savings", str(file))
     assert done.exit_code == 3
-    assert "250 admissions had no recorded block hashes" in done.output
+    assert "30 admissions had no recorded block hashes" in done.output
     assert "Record with KVTRAIL_LEVEL=detailed" in done.output
     none = tmp_path / "none.jsonl"
     none.write_text("")
