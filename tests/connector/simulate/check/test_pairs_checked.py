@@ -32,7 +32,7 @@ def test_a_scenario_of_two_engines_survives_json() -> None:
         assert PairScenario.from_dict(scenario.as_dict()) == scenario
 
 
-@pytest.mark.parametrize("runs", [6, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs", [4, pytest.param(100, marks=pytest.mark.long)])
 def test_nothing_is_found_in_vllms_own(runs: int) -> None:
     done = checked("NixlConnector", runs)
     assert [each.failure for each in done.found] == []
@@ -47,7 +47,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 def test_a_failure_is_shrunk_and_written_down_as_a_test() -> None:
-    (found, *_) = checked("planted.hand_offs:ReadsWithoutAReport", 1, tries=60).found
+    (found, *_) = checked("planted.hand_offs:ReadsWithoutAReport", 1, tries=20).found
     assert len(found.small.scenario.arrivals) == 1
     assert not found.small.is_flaky
     source = as_pytest(found.small.scenario, connector=found.subject, failure=found.failure)
