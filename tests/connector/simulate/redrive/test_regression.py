@@ -15,7 +15,7 @@ from kvtrail.connector.simulate.regression import regression
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.tracer.ingest import otlp_json
 
-TRIES = 40
+TRIES = 20
 STALE = "Faulty:stale-lookup:OffloadConnector"
 
 
