@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import real_lmcache
@@ -14,15 +16,22 @@ from known_findings import FINDINGS, TRACES, KnownFinding
 from kvtrail.tracer.history.audit import audit
 
 DOCS = real_lmcache.ROOT / "docs" / "findings.md"
-MENDED = [finding for finding in FINDINGS if finding.mended]
+IN_EACH_RUN = ("0.5.6", "0.3.10", None)
+"""Versions of LMCache, and none."""
 
 
-@pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
+def shown(findings: Iterable[KnownFinding]) -> list[Any]:
+    """Of other versions of LMCache they are long: each version is a download and a process that imports it."""
+    marks = {each.id: () if each.lmcache in IN_EACH_RUN else pytest.mark.long for each in FINDINGS}
+    return [pytest.param(each, id=each.id, marks=marks[each.id]) for each in findings]
+
+
+@pytest.mark.parametrize("finding", shown(FINDINGS))
 def test_the_scenario_shows_it(finding: KnownFinding) -> None:
     assert f"rule: {finding.rule}" in finding.play()["failures"]
 
 
-@pytest.mark.parametrize("finding", MENDED, ids=lambda finding: finding.id)
+@pytest.mark.parametrize("finding", shown(finding for finding in FINDINGS if finding.mended))
 def test_without_that_one_thing_it_is_gone(finding: KnownFinding) -> None:
     """So the scenario shows the connector's fault, and not one of the fake workers or of the simulator."""
     assert finding.play(connector=finding.mended)["failures"] == {}

@@ -32,7 +32,7 @@ def test_a_scenario_of_two_engines_survives_json() -> None:
         assert PairScenario.from_dict(scenario.as_dict()) == scenario
 
 
-@pytest.mark.parametrize("runs", [6, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs", [4, pytest.param(100, marks=pytest.mark.long)])
 def test_nothing_is_found_in_vllms_own(runs: int) -> None:
     done = checked("NixlConnector", runs)
     assert [each.failure for each in done.found] == []

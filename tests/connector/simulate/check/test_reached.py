@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
+from once_a_session import once_a_session
 from recorded_runs import survivable
 
 from kvtrail.connector.simulate.check import report
@@ -44,6 +45,7 @@ TWICE = Scenario(
 """A prompt is stored; vLLM forgets it; a longer one loads it."""
 
 
+@once_a_session
 def of(scenario: Scenario, subject: Subject = OFFLOADING) -> Counter[str]:
     played, failures = run(subject, scenario)
     assert failures == []

@@ -83,6 +83,6 @@ def test_every_bug_of_a_small_store_is_found(bug: str) -> None:
 
 def test_the_small_store_without_a_bug_is_clean() -> None:
     checked = check(
-        "planted.chunk_store:ChunkStore", steps=None, runs=4, profiles=["room", "conversation"], shrink_tries=0
+        "planted.chunk_store:ChunkStore", steps=None, runs=2, profiles=["room", "conversation"], shrink_tries=0
     )
     assert [found.failure for found in checked.found] == []

@@ -25,10 +25,10 @@ REGISTERED = sorted(
 CLEAN = ("DecodeBenchConnector", "MultiConnector", "OffloadingConnector", "SimpleCPUOffloadConnector")
 ELSEWHERE = ("ExampleConnector", "LMCacheConnectorV1", "LMCacheMPConnector")
 """With findings, in test_known_findings.py."""
-HAND_OVER = ("NixlConnector", "NixlPullConnector")
-"""Two engines run with them: one prefills for the other."""
-IN_PAIRS = ("NixlPushConnector",)
-"""The same, with findings, in test_faults_of_vllm.py."""
+HAND_OVER = ("NixlPullConnector",)
+"""Two engines run with it: one prefills for the other."""
+IN_PAIRS = ("NixlConnector", "NixlPushConnector")
+"""The same, in test_pairs_checked.py, and with findings in test_faults_of_vllm.py."""
 NEVER_HIT = ("MooncakeConnector",)
 """They load for requests that another instance has prefilled, and a scenario has none."""
 REFUSED = {
@@ -50,7 +50,7 @@ def test_none_is_forgotten() -> None:
     assert [name for name in REGISTERED if f"| {name} " not in findings] == []
 
 
-@pytest.mark.parametrize(("runs", "hits"), [(3, 5), pytest.param(len(PROFILES), 50, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("runs", "hits"), [(2, 3), pytest.param(len(PROFILES), 50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CLEAN)
 def test_it_is_run_and_its_lookups_hit(name: str, runs: int, hits: int) -> None:
     checked = check(name, steps=None, runs=runs, seed=300)
@@ -67,7 +67,7 @@ def test_it_hands_over_and_its_lookups_hit(name: str) -> None:
 
 @pytest.mark.parametrize("name", NEVER_HIT)
 def test_it_is_run_and_nothing_can_be_said(name: str) -> None:
-    checked = check(name, steps=None, runs=2)
+    checked = check(name, steps=None, runs=1)
     assert (checked.hits, checked.found) == (0, [])
     assert checked.lookups > 0
 
@@ -80,7 +80,7 @@ def test_it_cannot_be_made_and_says_why(name: str) -> None:
         check(name, steps=None, runs=1)
 
 
-@pytest.mark.parametrize("profile", ["multi", "retry"])
+@pytest.mark.parametrize("profile", [pytest.param("multi", marks=pytest.mark.long), "retry"])
 @pytest.mark.parametrize(
     ("name", "fakes", "found"),
     [("NeverHeard", True, True), ("HeardByMetadata", True, False), ("HeardByMetadata", False, True)],

@@ -25,6 +25,7 @@ from kvtrail.connector.simulate.scenario import Arrival, Scenario
 SCHEMA = Path(__file__).parents[4] / "docs" / "conformance" / "report.schema.json"
 SILENT = "silent"
 TOO_SHORT_TO_FIND = Scenario(arrivals=(Arrival("r-0", prompt=(("part-0", 1),)),))
+FEW_TRIES = 5
 REPORTS: dict[str, report.Report] = {}
 
 
@@ -162,6 +163,8 @@ def test_the_command_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return ("chunked-prefill",), drawn(*args)[1]
 
     monkeypatch.setattr(suite, "profiles", two)
+    assert suite.run.__kwdefaults__ is not None
+    monkeypatch.setitem(suite.run.__kwdefaults__, "shrink_tries", FEW_TRIES)
     arguments = [f"{SILENT}:FindsNothing", "--steps", "1", "--out", str(tmp_path), "--json"]
     result = CliRunner().invoke(conformance, arguments)
     assert result.exit_code == 3, result.output
@@ -181,7 +184,7 @@ def test_a_failure_that_an_earlier_report_shows_is_not_shrunk_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = suite.asked_of(f"{SILENT}:FindsEverything", steps=1)
-    before = suite.run(asked)
+    before = suite.run(asked, shrink_tries=FEW_TRIES)
     earlier = report.as_dict(suite.concluded(asked, before))
 
     def never(*args: Any, **options: Any) -> Any:

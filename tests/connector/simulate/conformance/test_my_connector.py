@@ -32,7 +32,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("module")
-@pytest.mark.parametrize("steps", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_the_documentation_s_connector_is_correct(steps: int) -> None:
     checked = check("my_connector:MyConnector", steps=steps, shrink_tries=0)
     assert [found.failure for found in checked.found] == []

@@ -14,6 +14,7 @@ from kvtrail.__main__ import main
 from kvtrail.connector.registration import configuration, found_again, resolve
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.redrive.redrive import redrive
+from kvtrail.connector.simulate.regression import regression
 from kvtrail.connector.simulate.run import play
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.history.history import History
@@ -59,7 +60,11 @@ def test_it_is_driven_again(history: History) -> None:
     assert driven.comparison.reproduced
 
 
-def test_its_fault_becomes_a_test(history: History, package: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("history")
+def test_its_fault_becomes_a_test(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a few tries to make it smaller, which has its own tests."""
+    assert regression.__kwdefaults__ is not None
+    monkeypatch.setitem(regression.__kwdefaults__, "shrink_tries", 5)
     output = tmp_path / "test_mine.py"
     result = CliRunner().invoke(main, ["test", str(tmp_path / "trace-None.jsonl"), "-o", str(output)])
     assert result.exit_code == 0, result.output

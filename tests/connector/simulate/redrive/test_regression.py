@@ -15,6 +15,7 @@ from kvtrail.connector.simulate.regression import regression
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.tracer.ingest import otlp_json
 
+TRIES = 20
 STALE = "Faulty:stale-lookup:OffloadConnector"
 
 
@@ -32,7 +33,7 @@ def test_it_fails_with_the_fault_and_passes_without(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert regression.__kwdefaults__ is not None
-    monkeypatch.setitem(regression.__kwdefaults__, "shrink_tries", None)  # it shrinks as far as it can
+    monkeypatch.setitem(regression.__kwdefaults__, "shrink_tries", TRIES)
     output = tmp_path / "test_stale.py"
     result = CliRunner().invoke(main, ["test", str(trace), "--connector", STALE, "-o", str(output)])
     assert result.exit_code == 0, result.output

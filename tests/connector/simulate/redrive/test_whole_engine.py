@@ -18,6 +18,7 @@ def played() -> Played:
     return play(DEMO, configuration("OffloadConnector", OURS), whole_engine=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole_engine", [False, True], ids=["bare scheduler", "whole engine"])
 def test_what_a_real_engine_did_comes_out_lookup_for_lookup(tmp_path: Path, played: Played, whole_engine: bool) -> None:
     """The model's answers are in the recording only as block hashes; that is enough."""
