@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import vllm.model_executor.models.opt
 import vllm.v1.worker.cpu_worker
-from vllm import LLM
+from vllm import LLM, ModelRegistry
 
 from kvtrail.connector.simulate import stages, tiny_model
 
@@ -23,5 +23,15 @@ _COLLECTS_NOTHING = SimpleNamespace(
 for module in [each for name, each in sys.modules.items() if name.startswith("vllm.")]:
     if vars(module).get("gc") is gc:
         module.gc = _COLLECTS_NOTHING  # type: ignore[attr-defined]
+
+
+def load_model(architecture: str) -> None:
+    """Load the class of a model. vLLM would look at it in a process of its own, which imports vLLM once more."""
+    registered = ModelRegistry.models[architecture]
+    if hasattr(registered, "module_name"):  # it is not loaded
+        ModelRegistry.register_model(architecture, registered.load_model_cls())
+
+
+load_model("OPTForCausalLM")
 gc.collect()
 gc.freeze()

@@ -94,10 +94,11 @@ def played(profile: str, seed: int) -> Played:
     return play(scenario, CONNECTOR, own_workers=True, observed=True)
 
 
-RUNS = [("async", 1), ("preemption-storm", 2), ("groups", 3), ("groups", 6), ("abort", 2), ("reset", 1), ("mixed", 1)]
+RUNS = [("async", 1), ("preemption-storm", 2), ("groups", 3)]
+MORE = [("groups", 6), ("abort", 2), ("reset", 1), ("mixed", 1)]
 
 
-@pytest.mark.parametrize(("profile", "seed"), RUNS)
+@pytest.mark.parametrize(("profile", "seed"), [*RUNS, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)])
 def test_late_copies_are_right(profile: str, seed: int, late: None) -> None:
     seen = played(profile, seed)
     assert failures(seen) == []
