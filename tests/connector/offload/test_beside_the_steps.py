@@ -188,6 +188,17 @@ def test_a_store_that_fails_ends_the_engine_with_the_next_step(monkeypatch: pyte
     beside.close()
 
 
+def test_a_store_is_awaited_where_one_of_its_blocks_is_given_away(late: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Late, "done", lambda self: self.has_run)
+    beside = transfers_of(torch.zeros(8, 4))
+    beside.store([Copy("r", 0, 4, 0, 0, (3,), ""), Copy("r", 4, 4, 1, 0, (4,), "")])
+    beside.wait_for_blocks({5})
+    assert [store.ticket.done() for store in beside._stores] == [False]
+    beside.wait_for_blocks({4, 5})
+    assert beside._stores == []
+    beside.close()
+
+
 def test_the_thread_copies_in_order() -> None:
     """What is loaded from a slot is what the store before has left there, also where the next store overwrites it."""
     cache = torch.arange(8.0)[:, None].repeat(1, 4)
