@@ -31,7 +31,7 @@ PROMPT = 4 * tiny_model.BLOCK_SIZE + 10
 """Tokens of the prompts that share a store."""
 EXCHANGE = "exchange"
 """Between prompts: what is stored of two of them changes places."""
-JOBS = workload.shared_prefixes(requests=9)
+JOBS = workload.shared_prefixes(requests=6)
 OF_TWO_RANKS = 4
 AFTER = DemoRequest("after", (5, 6, 7), 1)
 """A last request, for the looks after the step before."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +14,20 @@ import pytest
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
+from kvtrail.connector.fingerprints.full_reference import FullReference
 from kvtrail.connector.fingerprints.mismatch import Origin
+from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult
+from kvtrail.connector.fingerprints.slim_reference import SlimReference
 from kvtrail.connector.fingerprints.worker import CheckWorker
 from kvtrail.connector.offload.host_memory import HostMemory
+from kvtrail.tracer.events.bounded import BoundedDict
 
 Tokens = dict[str, list[int]]
-JOBS = workload.shared_prefixes(requests=9)
+JOBS = workload.shared_prefixes(requests=6)
+"""Three of them are preempted."""
+AFTER = DemoRequest("after", (5, 6, 7), 1)
+"""A last request, for the checks after the step before."""
 ALL = {"fingerprints": "all", "fingerprint_held": "all"}
 CHUNK_BYTES = 64 * 2 * 2 * 64 * 4  # tokens, layers, heads, K and V of a head, float32
 Corrupt = Callable[[random.Random, list[np.ndarray[Any, Any]], list[int]], None]
@@ -27,19 +35,47 @@ Corrupt = Callable[[random.Random, list[np.ndarray[Any, Any]], list[int]], None]
 
 @dataclass
 class Engine:
-    """A real engine, and what its checks have found."""
+    """A real engine in this process, and what its checks have found."""
 
     llm: Any
     results: list[CheckResult] = field(default_factory=list)
+    _known: References | None = None
+    """What it knew when it had run `JOBS`."""
 
-    def round(self, jobs: list[DemoRequest] = JOBS, prefix: str = "r") -> Tokens:
+    def round(self, jobs: Sequence[DemoRequest] = JOBS, prefix: str = "r") -> Tokens:
         """Run the jobs, with vLLM's own prefix cache empty at first; their names have this prefix."""
         assert self.llm.reset_prefix_cache()
         named = [DemoRequest(f"{prefix}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
         tokens = workload.run(self.llm, named)
-        after = DemoRequest(f"{prefix}-after", (5, 6, 7), 1)
-        workload.run(self.llm, [after])  # the looks after the last step
+        workload.run(self.llm, [AFTER])  # the looks after the last step
         return {name.removeprefix(f"{prefix}-"): made for name, made in tokens.items()}
+
+    def forget(self) -> None:
+        """Let vLLM, the connector and the checks know nothing, as if it had just begun."""
+        assert self.llm.reset_prefix_cache(reset_connector=True)
+        workload.run(self.llm, [AFTER])  # the reset is reported with the next step
+        self._known = None
+        if (checks := self._checks()) is not None:
+            known = checks._judge._references
+            full = FullReference(own=known._own)
+            slim = None if known.slim is None else SlimReference(own=known._own, incomplete=full.incomplete)
+            self._restore(References(full, slim, known._units, below=known._below, own=known._own))
+
+    def rewind(self, expected: Tokens, rounds: int) -> None:
+        """Let the checks know what they did when it had run `JOBS` in so many rounds, which are called 0, 1, ... The store
+        of the connector holds at least what it did then."""
+        if self._known is None:
+            self.forget()
+            for number in range(rounds):
+                assert self.round(prefix=str(number)) == expected
+            assert not self.named()
+            assert self.counted()["computed"] > 5
+            self._known = copied(self.checks._judge._references)
+        self._restore(copied(self._known))
+
+    def _restore(self, references: References) -> None:
+        self.checks._judge._references, self.checks._judge.heals = references, False
+        self.results.clear()
 
     def counted(self) -> Counter[str]:
         """Checked blocks, by check; and those that could not be judged."""
@@ -55,11 +91,29 @@ class Engine:
 
     @property
     def checks(self) -> CheckWorker:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        connector: Any = get_kv_transfer_group()
-        checks: CheckWorker = connector._kvtrail_checks._worker
+        checks = self._checks()
+        assert checks is not None
         return checks
+
+    def _checks(self) -> CheckWorker | None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+        checks: Any = getattr(get_kv_transfer_group(), "_kvtrail_checks", None) if has_kv_transfer_group() else None
+        worker: CheckWorker | None = getattr(checks, "_worker", None)
+        return worker
+
+    def watch(self) -> None:
+        """Keep the results of its checks, which are sent nowhere then."""
+        if (checks := self._checks()) is not None:
+            checks._results.report = self.results.append
+
+
+def copied(references: References) -> References:
+    """The same knowledge of far fewer hashes than are remembered."""
+    by_hash = references.full._by_hash
+    copy = BoundedDict[Any, Any](by_hash.most)
+    copy.update(deepcopy(dict(by_hash)))
+    return deepcopy(references, {id(by_hash): copy})
 
 
 def flipped(rng: random.Random, layers: list[np.ndarray[Any, Any]], blocks: list[int]) -> None:

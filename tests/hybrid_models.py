@@ -76,11 +76,15 @@ def build(
 ) -> Any:
     """A `vllm.LLM` with weights of this seed; its answers depend on the KV."""
     tiny_model.prepare_environment()
+    import vllm_imported
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(COMMON | MODELS[name]))
     from vllm import LLM
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
+    for architecture in MODELS[name]["architectures"]:
+        vllm_imported.load_model(architecture)
     options: dict[str, Any] = {**OPTIONS, "served_model_name": name, **overrides}
     if connector is not None:
         options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}

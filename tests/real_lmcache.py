@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -25,9 +26,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "tests" / "lmcaches"  # not "lmcache": tests are on the path, and must not be taken for it
-INSTALLED = ROOT / ".cache" / "lmcache"
 PINS = [line for line in (PROGRAMS / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
 DEPENDENCIES = tuple(pin for pin in PINS if not pin.startswith("lmcache=="))
+INSTALLED = Path(
+    os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache",
+    "kvtrail-tests",
+    hashlib.sha256(" ".join((sys.implementation.cache_tag or "", *PINS)).encode()).hexdigest()[:8],
+)
+"""What pip has unpacked, for all checkouts of this machine that have these pins."""
 INSTALL_S = 500
 SETTINGS = {
     "LMCACHE_CHUNK_SIZE": "256",
@@ -55,6 +61,17 @@ class Run:
     loaded: int = 0
 
 
+@pytest.fixture(scope="session")
+def without_lmcache(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What an engine without any connector generates."""
+    plain = run(tmp_path_factory.mktemp("plain"), None)
+    assert plain.tokens[0] == plain.tokens[1]
+    assert len({tuple(tokens) for tokens in plain.tokens[0].values()}) > 5, (
+        "different prompts must give different tokens"
+    )
+    return plain
+
+
 def folders(version: str) -> list[Path]:
     """Where this LMCache and its dependencies are. They are fetched once; if that fails, the test is skipped and says so."""
     assert f"lmcache=={version}" in PINS
@@ -78,8 +95,7 @@ def fetch(name: str, pins: tuple[str, ...]) -> str:
 
 def _install(name: str, pins: tuple[str, ...]) -> str:
     place = INSTALLED / name
-    note = place / "pins.txt"
-    if note.is_file() and note.read_text().split() == list(pins):
+    if place.is_dir():
         return ""
     new = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=INSTALLED))
     command = [
@@ -104,8 +120,6 @@ def _install(name: str, pins: tuple[str, ...]) -> str:
         )
         if pip.returncode != 0:
             return (pip.stderr.strip().splitlines() or [f"exit code {pip.returncode}"])[-1]
-        (new / note.name).write_text("\n".join(pins))
-        shutil.rmtree(place, ignore_errors=True)
         new.rename(place)
     except subprocess.TimeoutExpired:
         return f"no answer within {INSTALL_S} s"

@@ -11,21 +11,13 @@ import real_lmcache
 from processes import Tracer, until
 from real_lmcache import Run
 
+pytest_plugins = ["real_lmcache"]
+pytestmark = pytest.mark.xdist_group("lmcache")
 Findings = list[dict[str, Any]]
 DETAILED = {"level": "detailed", "fingerprints": "off"}
 BYTES = {"level": "basic", "fingerprints": "all", "fingerprint_held": "all"}
+VERSIONS = [pytest.param("0.3.11", marks=pytest.mark.long), "0.5.6"]
 MISMATCH = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm)"
-
-
-@pytest.fixture(scope="session")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """What an engine without any connector generates."""
-    plain = real_lmcache.run(tmp_path_factory.mktemp("plain"), None)
-    assert plain.tokens[0] == plain.tokens[1]
-    assert len({tuple(tokens) for tokens in plain.tokens[0].values()}) > 5, (
-        "different prompts must give different tokens"
-    )
-    return plain
 
 
 @pytest.fixture
@@ -59,9 +51,9 @@ def test_0_3_10_dies_and_the_finding_says_why(tmp_path: Path, tracer: Tracer) ->
     assert first["at_ns"] < stale["at_ns"] < raised["start_ns"]
 
 
-def test_0_3_10_lives_under_the_guard(tmp_path: Path, tracer: Tracer, expected: Run) -> None:
+def test_0_3_10_lives_under_the_guard(tmp_path: Path, tracer: Tracer, without_lmcache: Run) -> None:
     healed = real_lmcache.run(tmp_path, "0.3.10", grpc_port=tracer.grpc_port, kvtrail={"guard": "heal"})
-    assert healed.tokens == expected.tokens
+    assert healed.tokens == without_lmcache.tokens
     requests = requests_of(tracer, 16)
     findings: Findings = tracer.get("/api/findings")
     stale = [finding for finding in findings if finding["rule"] == "stale-lookup"]
@@ -71,16 +63,16 @@ def test_0_3_10_lives_under_the_guard(tmp_path: Path, tracer: Tracer, expected: 
     shows_what_it_holds(tracer)
 
 
-@pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_later_ones_have_no_stale_lookups_but_store_wrong_blocks(
-    tmp_path: Path, tracer: Tracer, expected: Run, version: str
+    tmp_path: Path, tracer: Tracer, without_lmcache: Run, version: str
 ) -> None:
     """A defect of theirs: a resumed request's list of blocks is vLLM's own, and vLLM appends to it too."""
     lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, kvtrail=DETAILED)
     requests = requests_of(tracer, 16)
     moved_as_logged(lived, requests)
-    assert lived.tokens[0] == expected.tokens[0], "what is stored wrongly is loaded in the second pass only"
-    wrong = {job for job, tokens in lived.tokens[1].items() if tokens != expected.tokens[1][job]}
+    assert lived.tokens[0] == without_lmcache.tokens[0], "what is stored wrongly is loaded in the second pass only"
+    wrong = {job for job, tokens in lived.tokens[1].items() if tokens != without_lmcache.tokens[1][job]}
     findings: Findings = tracer.get("/api/findings")
     for rule in ("block-shortage", "plan-blocks"):  # from the counts alone, and against the scheduler's own table
         assert {finding["external"] for finding in findings if finding["rule"] == rule} == {f"0-{job}" for job in wrong}
@@ -88,14 +80,15 @@ def test_later_ones_have_no_stale_lookups_but_store_wrong_blocks(
     assert wrong
 
 
+@pytest.mark.long  # healing below looks at the same blocks
 @pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
 def test_bytes_alone_name_exactly_the_requests_with_wrong_tokens(
-    tmp_path: Path, tracer: Tracer, expected: Run, version: str
+    tmp_path: Path, tracer: Tracer, without_lmcache: Run, version: str
 ) -> None:
     """The same defect, without a probe: nothing is known of LMCache but what its blocks hold."""
     lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, probed=False, kvtrail=BYTES)
     requests_of(tracer, 16)
-    wrong = {job for job, tokens in lived.tokens[1].items() if tokens != expected.tokens[1][job]}
+    wrong = {job for job, tokens in lived.tokens[1].items() if tokens != without_lmcache.tokens[1][job]}
     findings: Findings = tracer.get("/api/findings")
     assert {finding["external"] for finding in findings if finding["rule"] == "byte-drift"} == {
         f"1-{job}" for job in wrong
@@ -103,11 +96,12 @@ def test_bytes_alone_name_exactly_the_requests_with_wrong_tokens(
     assert wrong
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_by_default_the_first_wrong_answer_is_named_and_every_other(tmp_path: Path, tracer: Tracer, seed: int) -> None:
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
+def test_by_default_the_first_wrong_answer_is_named_and_every_other(
+    tmp_path: Path, tracer: Tracer, without_lmcache: Run, seed: int
+) -> None:
     """By a few bytes of every block. The probe sees nothing."""
-    (tmp_path / "plain").mkdir()
-    plain = real_lmcache.run(tmp_path / "plain", None, passes=1, seed=seed)
+    plain = real_lmcache.run(tmp_path / "plain", None, passes=1, seed=seed) if seed else without_lmcache
     ran = real_lmcache.run(tmp_path, "0.5.6", grpc_port=tracer.grpc_port, probed=False, seed=seed)
     requests_of(tracer, 16)
     wrong = {f"1-{job}" for job, tokens in ran.tokens[1].items() if tokens != plain.tokens[0][job]}
@@ -118,14 +112,15 @@ def test_by_default_the_first_wrong_answer_is_named_and_every_other(tmp_path: Pa
     assert all("hold" in finding["explanation"] for finding in findings)
 
 
-def test_wrong_bytes_are_healed(tmp_path: Path, tracer: Tracer, expected: Run) -> None:
+def test_wrong_bytes_are_healed(tmp_path: Path, tracer: Tracer, without_lmcache: Run) -> None:
     heal = BYTES | {"guard": "heal"}
     healed = real_lmcache.run(tmp_path, "0.5.6", grpc_port=tracer.grpc_port, probed=False, kvtrail=heal)
     requests_of(tracer, 16)
-    assert healed.tokens == expected.tokens
+    assert healed.tokens == without_lmcache.tokens
     assert any(finding["rule"] == "byte-drift" for finding in tracer.get("/api/findings"))
 
 
+@pytest.mark.long  # of a version between the oldest and the newest
 def test_0_3_11_does_not_survive_what_is_computed_again(tmp_path: Path, tracer: Tracer) -> None:
     """A defect of theirs: tokens that vLLM computes again after a failed load are appended to a request's list once more."""
     heal = BYTES | {"guard": "heal"}
@@ -134,11 +129,13 @@ def test_0_3_11_does_not_survive_what_is_computed_again(tmp_path: Path, tracer: 
     until(lambda: any(finding["rule"] == "failed-call" for finding in tracer.get("/api/findings")))
 
 
-@pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
-def test_with_that_mended_they_break_no_rule(tmp_path: Path, tracer: Tracer, expected: Run, version: str) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_with_that_mended_they_break_no_rule(
+    tmp_path: Path, tracer: Tracer, without_lmcache: Run, version: str
+) -> None:
     lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, mended=True, kvtrail=DETAILED)
     requests = requests_of(tracer, 16)
-    assert lived.tokens == expected.tokens
+    assert lived.tokens == without_lmcache.tokens
     assert tracer.get("/api/findings") == []
     assert {request["verdict"] for request in requests} == {"ok"}
     moved_as_logged(lived, requests)
@@ -147,6 +144,7 @@ def test_with_that_mended_they_break_no_rule(tmp_path: Path, tracer: Tracer, exp
     assert lookups > 2 * len(requests), "the engine must have been short of room, or nothing was tried"
 
 
+@pytest.mark.long  # the rule has its fault and its incident
 def test_0_5_6_with_capped_loads_over_reports(tmp_path: Path, tracer: Tracer) -> None:
     """A defect of theirs: the cap is answered, but what is planned is the cap from the chunk in which vLLM's tokens end."""
     extra: dict[str, Any] = {"lmcache.max_tokens_per_load": 256}

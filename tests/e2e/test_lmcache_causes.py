@@ -10,11 +10,19 @@ import real_lmcache
 from causes_not_recorded import EVERYTHING, NOTHING_LACKS
 from causes_reference import missed
 
+pytestmark = pytest.mark.xdist_group("lmcache")
 ARISE = ("evicted store", "evicted gpu", "stranded store", "new")
 
 
-@pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
-@pytest.mark.parametrize("extra", [{}, real_lmcache.ASYNCHRONOUS], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize(
+    ("version", "extra"),
+    [
+        pytest.param("0.5.6", {}, id="0.5.6"),
+        pytest.param("0.5.6", real_lmcache.ASYNCHRONOUS, marks=pytest.mark.long, id="0.5.6, asynchronous"),
+        pytest.param("0.3.11", {}, marks=pytest.mark.long, id="0.3.11"),
+        pytest.param("0.3.11", real_lmcache.ASYNCHRONOUS, marks=pytest.mark.long, id="0.3.11, asynchronous"),
+    ],
+)
 def test_causes_are_those_that_the_caches_show(tmp_path: Path, version: str, extra: dict[str, bool]) -> None:
     said = real_lmcache.causes(tmp_path, version, chunks=40, requests=120, blocks=48, seed=3, **extra)
     for missing, tally in said.items():
@@ -27,6 +35,7 @@ def test_causes_are_those_that_the_caches_show(tmp_path: Path, version: str, ext
     assert said["no probe"]["evicted store", "unknown"], "without reports of the store, its evictions are not known"
 
 
+@pytest.mark.long  # `test_lmcache_contents.py` has other tiers
 def test_of_chunks_on_a_disk_nothing_is_said(tmp_path: Path) -> None:
     """Where LMCache has another tier, its local CPU backend does not say what it holds."""
     extra = {"lmcache.local_disk": f"file://{tmp_path}/disk/", "lmcache.max_local_disk_size": 0.1}

@@ -6,20 +6,26 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import real_lmcache
 from processes import Tracer, until
+from real_lmcache import Run
+
+pytest_plugins = ["real_lmcache"]
+pytestmark = pytest.mark.xdist_group("lmcache")
 
 
-def test_the_multiprocess_connector_is_traced(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> None:
+def test_the_multiprocess_connector_is_traced(
+    tmp_path: Path, start_tracer: Callable[..., Tracer], without_lmcache: Run
+) -> None:
     """Answers, matches, plans, and the ends that workers report; the server's copies are not seen. The tokens are those of an
     engine without a connector, though what was computed in the first pass is loaded in the second."""
     tracer = start_tracer()
-    plain = real_lmcache.run(tmp_path / "plain", None)
     with real_lmcache.server(tmp_path, "0.5.6") as port:
         run = real_lmcache.run(
             tmp_path, "0.5.6", grpc_port=tracer.grpc_port, server_port=port, kvtrail={"level": "detailed"}
         )
-    assert run.tokens == plain.tokens
+    assert run.tokens == without_lmcache.tokens
 
     def ended() -> list[dict[str, object]]:
         return [each for each in tracer.get("/api/requests", limit=500) if each["ended_ns"] is not None]

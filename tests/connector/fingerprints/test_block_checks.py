@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,12 +17,14 @@ from checking import (
     Injected,
     Tokens,
     exchanged,
+    flipped,
     it_holds_the_first_block,
     last_block_is_wrong,
     layer_of_zeros,
     one_bit,
     wrong,
-)  # fmt: skip
+)
+from engines import Engines
 
 from kvtrail.connector.fingerprints.full_reference import FullReference
 from kvtrail.connector.fingerprints.mismatch import Origin
@@ -31,54 +32,49 @@ from kvtrail.connector.fingerprints.worker import CheckWorker
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.simulate import tiny_model
 
-pytest_plugins = ["byte_fixtures"]
-
-
-@pytest.fixture(scope="module")
-def shared(built: Callable[..., Engine], expected: Tokens) -> Engine:
-    """One engine for several tests in a row."""
-    return built(ALL, chunk_size=64)
+pytest_plugins = ["engines"]
+pytestmark = pytest.mark.xdist_group("engines")
 
 
 @pytest.fixture
-def engine(shared: Engine) -> Engine:
+def engine(engines: Engines, expected: Tokens) -> Engine:
+    """One engine for several tests in a row, which has computed and stored `JOBS` and knows their contents."""
+    engine = engines.offload(ALL, chunk_size=64)
+    engine.rewind(expected, 1)
+    return engine
+
+
+@pytest.fixture
+def fresh(engines: Engines) -> Engine:
     """It, knowing nothing yet, with an empty store."""
-    assert shared.llm.reset_prefix_cache(reset_connector=True)
-    shared.round([], "before")  # the reset is reported with the next step
-    shared.checks._judge._references.full, shared.checks._judge.heals = FullReference(own=True), False
-    shared.results.clear()
-    return shared
+    engine = engines.offload(ALL, chunk_size=64)
+    engine.forget()
+    return engine
 
 
-RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "preemption, chunked prefill, prefix hits": ({}, {}),
-    "a small host": ({}, {"cpu_bytes_to_use": 24 * CHUNK_BYTES, "chunk_size": 64}),
-    "asynchronous scheduling": ({"async_scheduling": True}, {"chunk_size": 64}),
-}
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_a_correct_connector_has_nothing_wrong(built: Callable[..., Engine], expected: Tokens, run: str) -> None:
-    overrides, extra = RUNS[run]
-    all_is_right(built(ALL, overrides, **extra), expected)
-
-
-def all_is_right(engine: Engine, expected: Tokens) -> None:
-    """Over two rounds; the second loads what the first has stored."""
-    for number in range(2):
-        assert engine.round(prefix=str(number)) == expected
+def test_a_correct_connector_has_nothing_wrong_also_after_a_test_with_a_fault(
+    engine: Engine, expected: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With preemptions, chunked prefill and prefix hits. What is checked is the same before and after: nothing is left."""
+    assert engine.round(prefix="1") == expected
     counts = engine.counted()
-    assert not [each for each in engine.results if each.mismatches]
-    assert min(counts[look] for look in ("computed", "loaded", "admitted")) > 5, counts
+    assert not engine.named()
+    assert min(counts[look] for look in ("loaded", "admitted")) > 5, counts
     assert counts["held"] > 3_000
     assert counts["unknown"] == 0
+    with monkeypatch.context() as patch:
+        injected = Injected(patch, flipped)
+        assert engine.round(prefix="2") != expected
+    assert injected.touched
+    engine.rewind(expected, 1)
+    assert engine.round(prefix="1") == expected
+    assert (engine.counted(), engine.named()) == (counts, set())
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_every_wrong_request_is_named_and_every_named_one_has_other_bytes(
     engine: Engine, expected: Tokens, monkeypatch: pytest.MonkeyPatch, fault: Corrupt
 ) -> None:
-    assert engine.round(prefix="0") == expected
     injected = Injected(monkeypatch, fault)
     tokens = engine.round(prefix="1")
     assert injected.touched
@@ -93,7 +89,6 @@ def test_every_wrong_request_is_named_and_every_named_one_has_other_bytes(
 def test_a_finding_says_what_a_block_holds_instead_and_in_which_layers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.round(prefix="0")
     with monkeypatch.context() as patch:
         Injected(patch, layer_of_zeros)
         engine.round(prefix="1")
@@ -112,19 +107,25 @@ def test_a_finding_says_what_a_block_holds_instead_and_in_which_layers(
         assert each.token % tiny_model.BLOCK_SIZE == 0
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+HEALED = (exchanged, layer_of_zeros)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [fault if fault in HEALED else pytest.param(fault, marks=pytest.mark.long) for fault in FAULTS],
+    ids=lambda fault: fault.__name__,
+)
 def test_healing_gives_the_right_tokens(
     engine: Engine, expected: Tokens, monkeypatch: pytest.MonkeyPatch, fault: Corrupt
 ) -> None:
-    assert engine.round(prefix="0") == expected
     engine.checks._judge.heals = True
-    injected = Injected(monkeypatch, fault)
-    assert engine.round(prefix="1") == expected
+    with monkeypatch.context() as patch:
+        injected = Injected(patch, fault)
+        assert engine.round(prefix="1") == expected
+    assert injected.touched
     assert injected.touched <= engine.named()
     assert any(each.healed for each in engine.results)
-    with monkeypatch.context() as patch:
-        patch.undo()
-        assert engine.round(prefix="2") == expected, "what was healed was stored, too"
+    assert engine.round(prefix="2") == expected, "what was healed was stored, too"
 
 
 def test_a_wrong_block_is_found_when_its_last_token_is_computed(
@@ -139,7 +140,23 @@ def test_a_wrong_block_is_found_when_its_last_token_is_computed(
     it_holds_the_first_block(engine)
 
 
-def test_a_block_that_changes_while_it_is_held_is_rot(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_ends_too_late_is_early(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is copied only when the step is over was read before it was there."""
+    plain, begin, late = HostMemory.load, CheckWorker.begin, []
+    monkeypatch.setattr(HostMemory, "load", lambda memory, copies: late.append((memory, copies)))
+
+    def load_late(checks: CheckWorker, orders: Any) -> bool:
+        while late:
+            plain(*late.pop())
+        return begin(checks, orders)
+
+    monkeypatch.setattr(CheckWorker, "begin", load_late)
+    engine.round(JOBS[:1], prefix="1")
+    kinds = Counter(each.kind for result in engine.results if result.kind == "loaded" for each in result.mismatches)
+    assert set(kinds) == {"early"}
+
+
+def test_a_block_that_changes_while_it_is_held_is_rot(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = CheckWorker.loads_started
 
     def stray(checks: CheckWorker) -> None:
@@ -156,40 +173,23 @@ def test_a_block_that_changes_while_it_is_held_is_rot(engine: Engine, monkeypatc
 
     strays: list[int] = []
     monkeypatch.setattr(CheckWorker, "loads_started", stray)
-    engine.round(prefix="0")
-    found = [each for result in engine.results for each in result.mismatches]
+    fresh.round(prefix="0")
+    found = [each for result in fresh.results for each in result.mismatches]
     assert {(each.kind, each.block, each.holds) for each in found} == {("rot", strays[0], "zeros")}
 
 
-def test_a_load_that_ends_too_late_is_early(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is copied only when the step is over was read before it was there."""
-    engine.round(JOBS[:1], prefix="0")
-    plain, begin, late = HostMemory.load, CheckWorker.begin, []
-    monkeypatch.setattr(HostMemory, "load", lambda memory, copies: late.append((memory, copies)))
-
-    def load_late(checks: CheckWorker, orders: Any) -> bool:
-        while late:
-            plain(*late.pop())
-        return begin(checks, orders)
-
-    monkeypatch.setattr(CheckWorker, "begin", load_late)
-    engine.round(JOBS[:1], prefix="1")
-    kinds = Counter(each.kind for result in engine.results if result.kind == "loaded" for each in result.mismatches)
-    assert set(kinds) == {"early"}
-
-
-def test_a_pause_in_which_weights_may_be_replaced_forgets_what_was_computed(engine: Engine) -> None:
+def test_a_pause_in_which_weights_may_be_replaced_forgets_what_was_computed(fresh: Engine) -> None:
     """vLLM resets the connector then, as it does before it sleeps."""
-    engine.round(JOBS[:1], prefix="0")
-    known = len(engine.checks._judge._references)
-    core = engine.llm.llm_engine.engine_core.engine_core
+    fresh.round(JOBS[:1], prefix="0")
+    known = len(fresh.checks._judge._references)
+    core = fresh.llm.llm_engine.engine_core.engine_core
     core.pause_scheduler()
     core.resume_scheduler()
-    engine.round([], prefix="1")
-    assert known > 10 > len(engine.checks._judge._references)
+    fresh.round([], prefix="1")
+    assert known > 10 > len(fresh.checks._judge._references)
 
 
-def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_in_the_way_of_steps_without_a_load(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     connector = get_kv_transfer_group()
@@ -208,29 +208,50 @@ def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypat
     watch("load")
     watch("store")
     for number in range(2):
-        engine.round(JOBS[:1], prefix=str(number))
+        fresh.round(JOBS[:1], prefix=str(number))
     assert seen["store"] == {"bind_connector_metadata", "register_kv_caches", "shutdown"}
     assert seen["load"] > seen["store"]
 
 
-def test_a_share_of_the_hashes_is_checked_and_causes_no_findings(
-    built: Callable[..., Engine], expected: Tokens
-) -> None:
-    engine = built({"fingerprints": 0.3, "fingerprint_held": "all"}, chunk_size=64)
+def all_is_right(engine: Engine, expected: Tokens) -> Counter[str]:
+    """Over two rounds; the second loads what the first has stored. Returns what was checked."""
+    engine.forget()
     for number in range(2):
         assert engine.round(prefix=str(number)) == expected
     counts = engine.counted()
     assert not [each for each in engine.results if each.mismatches]
-    assert 0 < counts["held"] < 20_000
+    assert min(counts[look] for look in ("computed", "loaded", "admitted")) > 5, counts
     assert counts["unknown"] == 0
+    return counts
+
+
+def test_a_share_of_the_hashes_is_checked_and_causes_no_findings(engines: Engines, expected: Tokens) -> None:
+    """Also where vLLM schedules a step before it knows the tokens of the one before."""
+    share = {"fingerprints": 0.3, "fingerprint_held": "all"}
+    counts = all_is_right(engines.offload(share, {"async_scheduling": True}, chunk_size=64), expected)
+    assert 0 < counts["held"] < 20_000
+
+
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "large chunks": ({}, {}),
+    "a small host": ({}, {"cpu_bytes_to_use": 24 * CHUNK_BYTES, "chunk_size": 64}),
+    "asynchronous scheduling": ({"async_scheduling": True}, {"chunk_size": 64}),
+}
+
+
+@pytest.mark.long  # `test_engine.py` has such chunks, `test_slim_on_engines.py` such a host; above, a share is checked so
+@pytest.mark.parametrize("run", RUNS)
+def test_a_correct_connector_has_nothing_wrong(engines: Engines, expected: Tokens, run: str) -> None:
+    overrides, extra = RUNS[run]
+    assert all_is_right(engines.offload(ALL, overrides, **extra), expected)["held"] > 3_000
 
 
 def test_blocks_are_looked_at_layer_by_layer_where_they_are_loaded_so(
-    built: Callable[..., Engine], expected: Tokens, monkeypatch: pytest.MonkeyPatch
+    engines: Engines, expected: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    engine = built(ALL, name="Traced:other_offload:LayerwiseOffloadConnector", chunk_size=64)
+    engine = engines.offload(ALL, name="Traced:other_offload:LayerwiseOffloadConnector", chunk_size=64)
     all_is_right(engine, expected)
     engine.round([FULL_HIT], prefix="2")
     with monkeypatch.context() as patch:

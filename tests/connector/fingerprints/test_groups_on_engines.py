@@ -3,9 +3,8 @@ block is looked at, with what it holds instead, and nothing that is right is acc
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import forks
 import pytest
 from byte_engines import found
+from engines import OneEngine
 from group_engines import (
     GroupEngine,
     Injected,
@@ -36,32 +36,28 @@ from kvtrail.connector.fingerprints.mismatch import Origin
 from kvtrail.connector.recording import exporter
 from kvtrail.tracer.history.history import load
 
+pytest_plugins = ["engines"]
 MODELS: dict[str, dict[str, Any]] = {"gemma3": {}, "lfm2": {"max_num_batched_tokens": 96}}
 TRACE = "trace.jsonl"
 ALL = {"fingerprints": "all", "fingerprint_held": "all"}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., GroupEngine]]:
+def built(one_engine: OneEngine, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., GroupEngine]:
     """Builds engines, one at a time: the next ends the one before. What they record goes nowhere."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(MemoryTransport()))
-    engines: list[GroupEngine] = []
-
-    def end() -> None:
-        while engines:
-            engines.pop().llm.llm_engine.engine_core.shutdown()
-        gc.collect()
+    folder, made = tmp_path_factory.mktemp("models"), list[GroupEngine]()
 
     def build(model: str, kvtrail: dict[str, Any], **overrides: Any) -> GroupEngine:
-        end()
-        engine = GroupEngine.built(tmp_path_factory.mktemp(model), model, kvtrail, **{**MODELS[model], **overrides})
-        engines.append(engine)
-        return engine
+        def engine() -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(MemoryTransport()))
+                made[:] = [GroupEngine.built(folder / model, model, kvtrail, **{**MODELS[model], **overrides})]
+            return made[0].llm
 
-    yield build
-    end()
-    patch.undo()
+        one_engine.get(object(), engine)
+        return made[0]
+
+    return build
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -36,7 +36,11 @@ RIGHT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("run", RIGHT)
+LONG = ("asynchronous loads",)
+"""With asynchronous scheduling they are no easier."""
+
+
+@pytest.mark.parametrize("run", [pytest.param(r, marks=pytest.mark.long) if r in LONG else r for r in RIGHT])
 def test_a_correct_connector_has_nothing_wrong(tmp_path: Path, plain: Ran, run: str) -> None:
     connector, overrides = RIGHT[run]
     ran = two_rounds(tmp_path, connector, **overrides)

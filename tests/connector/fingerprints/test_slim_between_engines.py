@@ -11,7 +11,8 @@ from kvtrail.tracer.events.events import BlockCheck, Event
 from kvtrail.tracer.model.findings import Unknown
 
 DEFAULT: dict[str, str] = {}
-FAULTS = 300
+FAULTS = 60
+"""Fifteen of each kind of damage."""
 PROMPTS = [f"prompt{n}" for n in range(FAULTS)]
 
 
@@ -30,7 +31,7 @@ def heard(store: Path) -> dict[str, list[Event]]:
 
 
 @pytest.mark.parametrize("order", [("one", "wrong"), ("wrong", "one")], ids=["computed first", "loaded first"])
-def test_each_of_300_wrong_loads_is_found(heard: dict[str, list[Event]], order: tuple[str, str]) -> None:
+def test_each_wrong_load_is_found(heard: dict[str, list[Event]], order: tuple[str, str]) -> None:
     findings = found(*(heard[name] for name in order))
     assert {(finding.rule, finding.engine) for finding in findings} == {("byte-drift", "wrong")}
     assert {finding.external for finding in findings} == {*PROMPTS}

@@ -20,14 +20,15 @@ from checking import (
     last_block_is_wrong,
     wrong,
 )
+from engines import Engines
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.fingerprints import slim_reference
 from kvtrail.connector.fingerprints.mismatch import Origin
-from kvtrail.connector.fingerprints.references import References
 
-pytest_plugins = ["byte_fixtures"]
+pytest_plugins = ["engines"]
+pytestmark = pytest.mark.xdist_group("engines")
 Layers = list[np.ndarray[Any, Any]]
 DEFAULT: dict[str, Any] = {}
 SLIM = {"fingerprints": "off", "fingerprint_slim": "on"}
@@ -70,31 +71,33 @@ WHOLE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared(built: Callable[..., Engine], expected: Tokens) -> Engine:
-    return built(SLIM, chunk_size=64)
-
-
 @pytest.fixture
-def engine(shared: Engine) -> Engine:
-    """One engine for several tests in a row, knowing nothing, with an empty store."""
-    assert shared.llm.reset_prefix_cache(reset_connector=True)
-    shared.round([], "before")
-    forget(shared)
-    shared.results.clear()
-    return shared
+def engine(engines: Engines, expected: Tokens) -> Engine:
+    """One engine for several tests in a row: it has computed and stored `JOBS`, and then loaded what it computed."""
+    engine = engines.offload(DEFAULT, chunk_size=64)
+    engine.rewind(expected, 2)
+    return engine
 
 
-def forget(engine: Engine) -> None:
-    """What it knows of contents, as if it had just begun."""
-    from kvtrail.connector.fingerprints.full_reference import FullReference
-    from kvtrail.connector.fingerprints.slim_reference import SlimReference
-
-    known = engine.checks._judge._references
-    truth = FullReference(own=True)
-    slim = SlimReference(own=True, incomplete=truth.incomplete)
-    engine.checks._judge._references = References(truth, slim, known._units, below=known._below, own=True)
-    engine.checks._judge.heals = False
+def test_a_correct_connector_is_looked_at_and_not_accused_also_after_a_test_with_a_fault(
+    engine: Engine, expected: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is loaded and checked is the same before and after: nothing is left."""
+    assert engine.round(prefix="2") == expected
+    counts = engine.counted()
+    assert not engine.named()
+    assert min(counts[look] for look in ("loaded", "admitted")) > 5, counts
+    assert counts["unknown"] == 0
+    assert engine.checks._judge._references.slim is not None
+    assert len(engine.checks._judge._references.slim) > 50
+    with monkeypatch.context() as patch:
+        injected = Injected(patch, exchanged)
+        assert engine.round(prefix="3") != expected
+    assert injected.touched
+    engine.rewind(expected, 2)
+    assert engine.round(prefix="2") == expected
+    again = engine.counted()
+    assert (again["loaded"], again["unknown"], engine.named()) == (counts["loaded"], 0, set())
 
 
 @pytest.mark.parametrize("fault", WHOLE)
@@ -104,9 +107,6 @@ def test_every_wrong_whole_block_is_found(
     monkeypatch: pytest.MonkeyPatch,
     fault: str,
 ) -> None:
-    for n in range(2):  # the second round's loads show that the store brings what was computed
-        assert engine.round(prefix=str(n)) == expected
-    assert not engine.named()
     with monkeypatch.context() as patch:
         injected = Injected(patch, WHOLE[fault]())
         tokens = engine.round(prefix="2")
@@ -129,8 +129,6 @@ def test_healing_gives_the_right_tokens(
     monkeypatch: pytest.MonkeyPatch,
     fault: str,
 ) -> None:
-    for n in range(2):
-        assert engine.round(prefix=str(n)) == expected
     engine.checks._judge.heals = True
     with monkeypatch.context() as patch:
         injected = Injected(patch, WHOLE[fault]())
@@ -155,22 +153,24 @@ def test_a_wrong_last_block_of_a_full_hit_is_found(engine: Engine, monkeypatch: 
 
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "default": (DEFAULT, {}, {"chunk_size": 64}),
     "a small host": (SLIM, {}, {"cpu_bytes_to_use": 24 * CHUNK_BYTES, "chunk_size": 64}),
     "asynchronous scheduling": (DEFAULT, {"async_scheduling": True}, {"chunk_size": 64}),
     "a shared store": ({**DEFAULT, "fingerprint_store": "shared"}, {}, {"chunk_size": 64}),
     "layer by layer": (DEFAULT, {}, {"name": "Traced:other_offload:LayerwiseOffloadConnector", "chunk_size": 64}),
 }
+LONG = ("asynchronous scheduling", "layer by layer")
+"""`test_block_checks.py` has these."""
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [pytest.param(r, marks=pytest.mark.long) if r in LONG else r for r in RUNS])
 def test_every_block_that_is_computed_or_loaded_is_looked_at_and_none_is_accused(
-    built: Callable[..., Engine],
+    engines: Engines,
     expected: Tokens,
     run: str,
 ) -> None:
     settings, overrides, extra = RUNS[run]
-    engine = built(settings, overrides, **extra)
+    engine = engines.offload(settings, overrides, **extra)
+    engine.forget()
     for number in range(2):
         assert engine.round(prefix=str(number)) == expected
         engine.round([FULL_HIT], prefix=f"full{number}")
@@ -186,12 +186,13 @@ def test_every_block_that_is_computed_or_loaded_is_looked_at_and_none_is_accused
 
 @pytest.mark.parametrize("buckets", [None, 4])
 def test_no_change_is_reported_when_the_reference_is_forgotten(
-    built: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, buckets: int | None
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, buckets: int | None
 ) -> None:
     """All at once, as after a reset that leaves blocks of running requests in place, or where the table is too small."""
     if buckets:
         monkeypatch.setattr(slim_reference, "BUCKETS", buckets)
-    engine = built(SLIM, chunk_size=64)
+    engine = engines.offload(DEFAULT, chunk_size=64)
+    engine.forget()  # makes another table
     engine.round(JOBS[:4], "0")
     if not buckets:
         engine.checks._judge._references.clear()

@@ -94,10 +94,11 @@ def played(profile: str, seed: int) -> Played:
     return play(scenario, CONNECTOR, own_workers=True, observed=True)
 
 
-RUNS = [("async", 1), ("preemption-storm", 2), ("groups", 3), ("groups", 6), ("abort", 2), ("reset", 1), ("mixed", 1)]
+RUNS = [("async", 1), ("preemption-storm", 2), ("groups", 3)]
+MORE = [("groups", 6), ("abort", 2), ("reset", 1), ("mixed", 1)]
 
 
-@pytest.mark.parametrize(("profile", "seed"), RUNS)
+@pytest.mark.parametrize(("profile", "seed"), [*RUNS, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)])
 def test_late_copies_are_right(profile: str, seed: int, late: None) -> None:
     seen = played(profile, seed)
     assert failures(seen) == []
@@ -184,6 +185,17 @@ def test_a_store_that_fails_ends_the_engine_with_the_next_step(monkeypatch: pyte
     beside.store([Copy("r", 0, 4, 0, 0, (3,), "")])
     with pytest.raises(OSError, match="the host memory is gone"):
         beside.wait_for_blocks({3})
+    beside.close()
+
+
+def test_a_store_is_awaited_where_one_of_its_blocks_is_given_away(late: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Late, "done", lambda self: self.has_run)
+    beside = transfers_of(torch.zeros(8, 4))
+    beside.store([Copy("r", 0, 4, 0, 0, (3,), ""), Copy("r", 4, 4, 1, 0, (4,), "")])
+    beside.wait_for_blocks({5})
+    assert [store.ticket.done() for store in beside._stores] == [False]
+    beside.wait_for_blocks({4, 5})
+    assert beside._stores == []
     beside.close()
 
 

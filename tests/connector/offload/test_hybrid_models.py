@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,11 +13,13 @@ import torch
 pytest.importorskip("vllm", reason="a real engine needs vLLM")
 
 import hybrid_models
+from engines import OneEngine
 
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 
+pytest_plugins = ["engines"]
 CONNECTOR = "UntracedOffloadConnector"
 RNG = random.Random(0)
 HEAD = [RNG.randrange(3, 256) for _ in range(300)]
@@ -62,42 +63,29 @@ class Ran:
                     self.cached[name] = output.num_cached_tokens
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    built: list[Any] = []
+@pytest.fixture(scope="module")
+def engine(one_engine: OneEngine, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Builds engines, or takes the one that there is, with an empty store."""
+    folder = tmp_path_factory.mktemp("models")
 
-    def build(model: str, name: str | None = None, overrides: dict[str, Any] | None = None, **extra: Any) -> Any:
-        connector = None
-        if name is not None:
-            connector = {
-                "kv_connector": name,
-                "kv_connector_module_path": "kvtrail.connector",
-                "kv_connector_extra_config": extra,
-            }
-        built.append(hybrid_models.build(tmp_path / model, model, connector, **(overrides or {})))
-        return built[-1]
+    def engine(model: str, name: str | None = None, overrides: dict[str, Any] | None = None, **extra: Any) -> Any:
+        connector = {
+            "kv_connector": name,
+            "kv_connector_module_path": "kvtrail.connector",
+            "kv_connector_extra_config": extra,
+        }
+        built = partial(hybrid_models.build, folder / model, model, connector if name else None, **(overrides or {}))
+        llm = one_engine.get((model, name, overrides, extra), built)
+        assert llm.reset_prefix_cache(reset_connector=name is not None)
+        return llm
 
-    yield build
-    for llm in built:
-        llm.llm_engine.engine_core.shutdown()
-    built.clear()
-    gc.collect()
+    return engine
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
-    """What an engine without a connector does, which goes on behind what its own prefix cache holds. To be asked before there
-    is another engine: there is only one at a time."""
-    known: dict[str, Ran] = {}
-
-    def of(model: str) -> Ran:
-        if model not in known:
-            llm = hybrid_models.build(tmp_path_factory.mktemp("plain"), model)
-            known[model] = Ran(llm, forgets=False)
-            llm.llm_engine.engine_core.shutdown()
-        return known[model]
-
-    return of
+def expected(engine: Callable[..., Any]) -> Callable[[str], Ran]:
+    """What an engine without a connector does, which goes on behind what its own prefix cache holds."""
+    return cache(lambda model: Ran(engine(model), forgets=False))
 
 
 def differing(model: str, there: Ran, here: Ran) -> list[tuple[str, int, int]]:
@@ -117,7 +105,13 @@ def differing(model: str, there: Ran, here: Ran) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("model", "load_async"), [("gemma3", False), ("gemma3", True), ("gpt-oss", False), ("lfm2", True)]
+    ("model", "load_async"),
+    [
+        ("gemma3", False),
+        pytest.param("gemma3", True, marks=pytest.mark.long),  # LFM2 loads so, and `test_beside_the_steps.py`
+        pytest.param("gpt-oss", False, marks=pytest.mark.long),  # has the groups of Gemma 3
+        ("lfm2", True),
+    ],
 )
 def test_tokens_and_bytes_are_those_of_an_engine_without_a_connector(
     engine: Callable[..., Any], expected: Callable[[str], Ran], model: str, load_async: bool
@@ -176,9 +170,7 @@ def test_many_requests_at_once_with_few_blocks(engine: Callable[..., Any], model
     def tokens(llm: Any) -> list[list[int]]:
         return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, params, use_tqdm=False)]
 
-    plain = engine(model, None, overrides)
-    of_plain = tokens(plain)
-    plain.llm_engine.engine_core.shutdown()
+    of_plain = tokens(engine(model, None, overrides))
     bytes_of_chunk = 2 * 2 * BLOCK_SIZE * 2 * 32 * 4 * 2
     llm = engine(model, CONNECTOR, overrides, chunk_size=BLOCK_SIZE, cpu_bytes_to_use=14 * bytes_of_chunk)
     assert tokens(llm) == of_plain

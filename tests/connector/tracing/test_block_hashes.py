@@ -25,7 +25,15 @@ from kvtrail.tracer.events.semconv import HASH_BYTES, Level
 
 OFFLOAD = {"kv_connector": "TracedOffloadConnector", "kv_connector_module_path": "kvtrail.connector"}
 OFFLOAD["kv_connector_extra_config"] = {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000}  # type: ignore[assignment]
-PLAYED = [name for name in PROFILES if name not in NOT_FOR_ALL]
+IN_MAKE_TEST = (
+    "preemption-storm", "abort", "async", "load-failure", "reset", "identity", "same-id", "spec-decode", "multi", "mixed",
+)  # fmt: skip
+"""Profiles in which requests get, lose or share hashes in ways of their own; the others have these ways, too."""
+PLAYED = [
+    name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.long)
+    for name in PROFILES
+    if name not in NOT_FOR_ALL
+]
 
 
 @pytest.fixture

@@ -100,7 +100,22 @@ def overridden(plain: type) -> list[str]:
     return [method for method in methods if hasattr(plain, method)]
 
 
-@pytest.fixture(params=HERE)
+NOT_RECORDED = ("ExampleConnector", "NixlConnector")
+"""Of these `make test` tries tracing that is switched off, which hands on calls in the same way for all of them."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test that asks for a connector by its `name` is for each of them."""
+    if "memory" in metafunc.fixturenames:
+        marks = {name: () if name in NOT_RECORDED else pytest.mark.long for name in HERE}
+        cases = [pytest.param(name, True, id=f"{name}-recorded") for name in HERE]
+        cases += [pytest.param(name, False, id=f"{name}-not recorded", marks=marks[name]) for name in HERE]
+        metafunc.parametrize(("name", "memory"), cases, indirect=True)
+    elif "name" in metafunc.fixturenames and not metafunc.definition.get_closest_marker("parametrize"):
+        metafunc.parametrize("name", HERE, indirect=True)
+
+
+@pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A connector's name in vLLM's registry."""
     return str(request.param)
@@ -209,14 +224,14 @@ def answers(method: str) -> list[Any]:
     return [True, False, None] if promised == "bool | None" else [object(), None]
 
 
-@pytest.fixture(params=["recorded", "not recorded"])
+@pytest.fixture
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryTransport | None]:
     """Tracing with a real recorder that sends to this memory, and tracing switched off (None).
 
     In the end, nothing that was recorded may have been lost or be unreadable.
     """
     monkeypatch.delenv("KVTRAIL_GUARD", raising=False)
-    sender = MemoryTransport() if request.param == "recorded" else None
+    sender = MemoryTransport() if request.param else None
     recorder = None if sender is None else Recorder("engine", {}, InProcessExporter(sender))
     monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_, **__: recorder)
     yield sender

@@ -74,7 +74,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Held]:
     return seen
 
 
-@pytest.mark.parametrize("profile", [*PROFILES])
+IN_MAKE_TEST = (
+    "preemption-storm", "retry", "abort", "load-failure", "reset", "identity", "full-store", "spec-decode", "multi", "mixed",
+    "groups", "states", "block-sizes", "no-prefix-caching",
+)  # fmt: skip
+"""Profiles in which vLLM frees, evicts or hashes blocks in ways of their own; the others have these ways, too."""
+
+
+@pytest.mark.parametrize(
+    "profile", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.long) for name in PROFILES]
+)
 def test_it_is_what_vllm_holds_at_every_lookup_and_allocation(profile: str, watched: list[Held]) -> None:
     settings = connector()
     if profile in ("groups", "states", "block-sizes"):
