@@ -1,10 +1,13 @@
-"""Pins: what the product says of fixed inputs, as text files that are reviewed as a diff when something changes by intention."""
+"""Pins: what the product says of fixed inputs, in text files. What changes by intention is reviewed as their diff.
+
+Each file in `data/` is an area. `pins.py` writes them, `test_pins.py` and `test_check_pins.py` compare.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,6 @@ SHOWN = 40
 """Differences that are named."""
 LONGEST_SHOWN = 300
 """Characters of a value that a difference shows."""
-Maker = Callable[[], dict[str, Any]]
 
 
 def path_of(area: str) -> Path:
@@ -102,16 +104,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} ..."
 
 
-def compare(area: str, made: Mapping[str, Any]) -> None:
-    """Fail, with the places that differ, where an area is not as it is pinned.
+def compare(area: str, made: Mapping[str, Any], *, pinned: Mapping[str, Any] | None = None) -> None:
+    """Fail, with the places that differ, where an area is not as it is `pinned`: by default in its file.
 
     Raises:
         AssertionError: something differs.
     """
-    found = list(differences(read(area), plain(made)))
+    found = list(differences(read(area) if pinned is None else pinned, plain(made)))
     more = f"\n... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     assert not found, (
-        f"tests/pins/data/{area}.json has other pins; if this is intended, run `make pins`:\n"
+        f"{area} is not as tests/pins/data/{area}.json pins it; if this is intended, run `make pins` and review the diff:\n"
         + "\n".join(found[:SHOWN])
         + more
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import httpx
 from evicted_story import ABOUT as TELLS_CHUNKS
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from history import goodbyes, groups_declared, heartbeats, history
 from msgspec.structs import replace
@@ -29,7 +27,6 @@ from wire import as_payload
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.tenants import TenantNames
@@ -41,7 +38,9 @@ BEGIN_NS = 1_764_720_000 * S  # 2025-12-03 00:00:00 UTC
 NOW_NS = BEGIN_NS + 24 * HOUR_NS
 TENANT, DIGEST = "Acme", "5a17c0ffee5a17c0"
 HITS = "start 2500 of a b c d\nL 2500 c0 h1696 -> 1696\nA 1696\nS 1696+804\nend"
-FEW_HITS = "start 2500 of a b c d\nL 2500 c0 h64 -> 64\nA 64\nS 64+2436\nstore 64+2436 in 77\nend length_capped output 7"
+FEW_HITS = (
+    "start 2500 of a b c d\nL 2500 c0 h64 -> 64\nA 64\nS 64+2436\nstore 64+2436 in 77\nend length_capped output 7"
+)
 TOO_MUCH = "L 2500 c0 h1696 -> 1728\nA 1728\nS 1728+772\nend"
 STALE = "L 750 c0 h0 -> 0\nA 0\nS 0+35\nP\nL 750 c384 h256 -> 0\nL 750 c384 h256 -> 256 cached\nA 256 !AssertionError: Mismatch"
 HEALED = "L 750 c0 h256 -> 256\nA 256\nS 256+494\nP\nL 750 c384 h256 -> 0 cached healed 256\nA 0\nS 384+366\nend"
@@ -152,7 +151,9 @@ class Making:
             events += part
             self._add(part, own, is_last=number == len(stories) - 1, end=end, ended_by=ended_by)
 
-    def traffic(self, name: str, hours: float, seconds: int, *, end: str, ended_by: str | None = None, **about: Any) -> None:
+    def traffic(
+        self, name: str, hours: float, seconds: int, *, end: str, ended_by: str | None = None, **about: Any
+    ) -> None:
         """An engine with made-up traffic of so long, from then on."""
         from_ns = BEGIN_NS + round(hours * HOUR_NS)
         events = served(Engine(name), from_ns=from_ns, to_ns=from_ns + seconds * S, every_ms=4000, stale_every=6)
@@ -160,11 +161,15 @@ class Making:
 
     def pair(self, giver: str, text: str, hours: float) -> None:
         """Two engines, one of which hands over to the other."""
-        events = _moved(history(text, request=f"{giver}-0123abcd", engine=giver, recorder=giver, connector="NixlConnector"), hours)
+        events = _moved(
+            history(text, request=f"{giver}-0123abcd", engine=giver, recorder=giver, connector="NixlConnector"), hours
+        )
         for _, each in itertools.groupby(events, key=lambda event: event.recorder):
             self.parts.append(Part(list(each), {semconv.POOL_BLOCKS.key: 50, semconv.MODEL.key: "pairs"}))
 
-    def _add(self, events: list[Event], about: dict[str, Any], *, is_last: bool, end: str, ended_by: str | None) -> None:
+    def _add(
+        self, events: list[Event], about: dict[str, Any], *, is_last: bool, end: str, ended_by: str | None
+    ) -> None:
         last: Sequence[Event] = ()
         if is_last and end != SILENT:
             last = goodbyes(events) if end == CLOSED else heartbeats(events, later_s=1, steps=1)
@@ -190,7 +195,10 @@ def parts() -> list[Part]:
     every_6_minutes = [n / 10 for n in range(8)]
     day.engine("mistral-a", {22.1 + n: HITS for n in every_6_minutes}, about=_mistral("0.31"))
     day.engine(
-        "mistral-b", {23.05 + n: TOO_MUCH if n == 0.4 else FEW_HITS for n in every_6_minutes}, end=ALIVE, about=_mistral("0.32")
+        "mistral-b",
+        {23.05 + n: TOO_MUCH if n == 0.4 else FEW_HITS for n in every_6_minutes},
+        end=ALIVE,
+        about=_mistral("0.32"),
     )
     died = {"service.name": "chat", "k8s.pod.name": "chat-0", "host.name": "node-1", "kvtrail.vllm.version": "0.32"}
     day.traffic("llama-a", 23.5, 40, end=CLOSED, ended_by="AssertionError: Mismatch in tokens to load", **died)
@@ -205,7 +213,9 @@ def parts() -> list[Part]:
     day.engine("opt-hangs", {20: "L 749 c0 h256 -> 256 async\nA 256"}, end=SILENT)
     day.engine("opt-killed", {21: "L 64 c0 h0 -> 0\nA 0\nS 0+64"}, ended_by=semconv.NO_END_RECORD)
     day.engine(
-        "gemma", {23.8: TWO_GROUPS}, about={semconv.GROUPS.key: groups_declared("full 32, window 32 32"), "kvtrail.model": "gemma"}
+        "gemma",
+        {23.8: TWO_GROUPS},
+        about={semconv.GROUPS.key: groups_declared("full 32, window 32 32"), "kvtrail.model": "gemma"},
     )
     day.pair("prefill", HANDED_OVER, 23.9)
     day.pair("kept", PREFILL, 23.9999 - 1 / 360)

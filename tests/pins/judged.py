@@ -1,4 +1,4 @@
-"""What is said of every golden trace, incident, look-alike and released trace: verdicts, findings, numbers, causes, explanations."""
+"""What is said of golden and released traces, incidents and look-alikes: verdicts, findings, causes, explanations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from history import judge
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.holdout import HOLDOUT
 from incidents.incident import Scenario
-from pins import plain, written
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.history import load
 from kvtrail.tracer.model.findings import Finding, clock
-from kvtrail.tracer.rules import all_rules
+from pins import plain, written
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 _LEFT_OUT = ("id", "title", "severity", "hint", "external", "trace_id", "first_ns", "last_ns")
@@ -26,17 +25,6 @@ _OF_REQUEST = (
     "engine", "request", "external", "trace_id", "connector", "recorder", "causes", "started_ns", "last_ns", "ended_ns",
 )  # fmt: skip
 _OF_PLACE = ("file", "line")
-
-
-def rules() -> dict[str, Any]:
-    """What each rule says of itself."""
-    return {
-        rule.id: {
-            "title": rule.title, "severity": rule.severity, "hint": rule.advice, "text": type(rule).__doc__,
-            "level": rule.level, "needs_history": rule.needs_history,
-        }
-        for rule in all_rules()
-    }  # fmt: skip
 
 
 def golden() -> dict[str, Any]:
@@ -108,8 +96,8 @@ def _finding(finding: dict[str, Any]) -> dict[str, Any]:
     """A finding, with a text for each witness."""
     found = {name: value for name, value in finding.items() if name not in _LEFT_OUT}
     found["witness"] = [
-        f"{each['label']} {each['kind']} {clock(each['at_ns'])} epoch {each['epoch']} span {each['span_id']}: {_text(each['numbers'])}"
-        for each in finding["witness"]
+        f"{w['label']} {w['kind']} {clock(w['at_ns'])} epoch {w['epoch']} span {w['span_id']}: {_text(w['numbers'])}"
+        for w in finding["witness"]
     ]
     return found
 

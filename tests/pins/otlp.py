@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from pins import written
 
 from kvtrail import __version__
 from kvtrail.connector.recording.encoder import Encoder, attribute
@@ -17,6 +16,7 @@ from kvtrail.connector.recording.ring import EventTuple, Identity
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CLASSES, FIELDS, STEP_FIELDS
 from kvtrail.tracer.events.semconv import Attribute, Kind
+from pins import written
 
 ROOT, CALLER = bytes(range(24)), b"caller's"
 REQUEST: Identity = (ROOT, b"", "cmpl-1-0-0123abcd", True)
