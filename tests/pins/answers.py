@@ -34,8 +34,8 @@ MACHINE = re.compile(r"^kvtrail_(internal|ingest|store_bytes|received_timestamp|
 FILES = ("/api/otlp", "/api/perfetto")
 A_REQUEST = "/api/requests/"
 OF_CLICKHOUSE = {"/api/requests": 8, A_REQUEST: 3, "/api/latency/groups": 2}
-"""By path, the questions that ClickHouse is asked; one for any other path. A question takes it ten times as long, and the tests
-of `tracer/store/clickhouse` compare every answer of its reader with that of a tracer's own file."""
+"""By path, the questions that ClickHouse is asked; one for any other path. A question takes it ten times as long, and the
+tests of `tracer/store/clickhouse` compare every answer of its reader with that of a tracer's own file."""
 NOT_OF_CLICKHOUSE = ("/metrics", "/healthz", "/readyz", "/api/health", "/api/rules", "/api/silences")
 """What no store answers."""
 REQUESTS = {

@@ -252,7 +252,8 @@ def _request(tracer: Tracer, name: str, engine: str) -> Pages:
     yield "account", chart(request_charts.account_chart(timeline, style))
     last = len(timeline["steps"])
     yield "replay", (
-        replay.title(timeline, step=last), replay.facts(timeline, step=last, now_ns=NOW_NS), replay.changes(timeline, step=last),
+        replay.title(timeline, step=last), replay.facts(timeline, step=last, now_ns=NOW_NS),
+        replay.changes(timeline, step=last),
     )  # fmt: skip
     if (asked := engine_end.asked(account, now_ns=NOW_NS)) is not None:
         end = engine_end.found(account, tracer.markers(**asked))

@@ -42,7 +42,9 @@ FEW_HITS = (
     "start 2500 of a b c d\nL 2500 c0 h64 -> 64\nA 64\nS 64+2436\nstore 64+2436 in 77\nend length_capped output 7"
 )
 TOO_MUCH = "L 2500 c0 h1696 -> 1728\nA 1728\nS 1728+772\nend"
-STALE = "L 750 c0 h0 -> 0\nA 0\nS 0+35\nP\nL 750 c384 h256 -> 0\nL 750 c384 h256 -> 256 cached\nA 256 !AssertionError: Mismatch"
+STALE = (
+    "L 750 c0 h0 -> 0\nA 0\nS 0+35\nP\nL 750 c384 h256 -> 0\nL 750 c384 h256 -> 256 cached\nA 256 !AssertionError: No"
+)
 HEALED = "L 750 c0 h256 -> 256\nA 256\nS 256+494\nP\nL 750 c384 h256 -> 0 cached healed 256\nA 0\nS 384+366\nend"
 EVICTED = f"""
     cache

@@ -48,7 +48,7 @@ CHANGES: Mapping[str, tuple[str, ...]] = {
         "DROP TRIGGER requests_change",
         "DROP TRIGGER requests_move",
         "UPDATE requests SET account = '{' WHERE number = 1",
-    ),  # fmt: skip
+    ),
     "a damaged log": ("UPDATE chunks SET body = x'00' WHERE number = (SELECT max(number) FROM chunks)",),
     "rows that are lost": ("DELETE FROM requests WHERE number = 2", "DELETE FROM findings"),
 }
