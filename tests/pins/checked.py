@@ -11,7 +11,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "connector/simulate/check"))  # where vLLM imports `planted` from
 
 from kvtrail.connector.simulate.check.profiles import scenario_of
-from kvtrail.connector.simulate.check.session import Checked, check_one
+from kvtrail.connector.simulate.check.session import check_one
 from kvtrail.connector.simulate.check.workload import Workload
 
 CLOCK = re.compile(r"\d\d:\d\d:\d\d\.\d{3}")
@@ -38,7 +38,6 @@ def _found(bug: str, profile: str, requests: int, tries: int) -> dict[str, Any]:
         "lookups": f"{checked.lookups}, {checked.hits} hits",
         "loads read": checked.loads_read,
         "blocks compared": checked.blocks_compared,
-        "checks": _checks(checked),
         "failures": {
             found.failure.id: {
                 "text": CLOCK.sub("TIME", found.failure.text),
@@ -49,7 +48,3 @@ def _found(bug: str, profile: str, requests: int, tries: int) -> dict[str, Any]:
             for found in checked.found
         },
     }
-
-
-def _checks(checked: Checked) -> dict[str, int]:
-    return {f"{rule}: {verdict.value}": number for (rule, verdict), number in checked.checks.items() if number}

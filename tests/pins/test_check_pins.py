@@ -9,5 +9,6 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 from pins import checked, compare
 
 
+@pytest.mark.costly("it plays a dozen scenarios on the real scheduler; alone it imports vLLM as well")
 def test_what_check_finds_in_planted_bugs_is_as_pinned() -> None:
     compare("check", checked.check())
