@@ -4,6 +4,7 @@
 # make test            set everything up, then run the tests, in WORKERS=2 processes
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
 # make test-all        the same with the tests that are marked `long` and new random examples: before a release
+# make pins            write again what tests/pins pins: what the product says of fixed inputs. Review the diff
 # make versions       try kvtrail with each version of vLLM that it supports, and write the README's table
 # make conformance    the conformance suite with each connector and each version: writes docs/conformance/matrix.md
 # make audit          look up what is known against the versions in constraints.txt, and say so where that cannot be looked up
@@ -17,7 +18,7 @@ ARGS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test test-all lint versions conformance audit clean
+.PHONY: demo test test-all lint pins versions conformance audit clean
 
 demo: .venv/.ready $(if $(filter --pd,$(ARGS)),.venv/.pd)
 	@$(BIN)/kvtrail demo $(ARGS)
@@ -27,6 +28,9 @@ test: .venv/.ready
 
 test-all: .venv/.ready
 	@$(PYTEST) --hypothesis-profile random $(ARGS)
+
+pins: .venv/.ready
+	@PYTHONPATH=tests $(BIN)/python -m pins.pins $(ARGS)
 
 versions: .venv/.ready
 	@$(BIN)/python tests/versions/matrix.py $(ARGS)

@@ -1,0 +1,296 @@
+"""What the pages show of the day: the rows of each table, the data of each chart, and the sentences. No page is drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import httpx
+from fastapi.testclient import TestClient
+
+from kvtrail.dashboard.client import Row, Tracer
+from kvtrail.dashboard.content import (
+    blocks,
+    causes,
+    changes,
+    compare,
+    compare_groups,
+    efficiency,
+    engine_end,
+    findings,
+    fleet,
+    groups,
+    latency,
+    markers,
+    memory,
+    overview,
+    pair,
+    pasted,
+    phases,
+    replay,
+    request,
+    request_charts,
+    requests,
+    slower,
+    tokens,
+    trends,
+    unknown,
+    waste,
+)
+from kvtrail.dashboard.content.time_range import TimeRange
+from kvtrail.tracer.model.grouping import OF_REQUESTS
+from pins import plain
+from pins.answers import REQUESTS, condensed, digest
+from pins.day import BEGIN_NS, HOUR_NS, NOW_NS, Day
+
+HOUR = TimeRange(NOW_NS - HOUR_NS, NOW_NS, "now-1h to now")
+WHOLE = TimeRange(BEGIN_NS, NOW_NS)
+DEPLOY_NS = NOW_NS - 57 * 60 * 10**9
+ROWS = 8
+"""Rows of a long table or chart that are pinned whole."""
+Pages = Iterator[tuple[str, Any]]
+
+
+def pages(day: Day) -> dict[str, Any]:
+    """By page, the content of each of its parts."""
+    with day.clock():
+        tracer = Tracer("http://testserver", transport=httpx.MockTransport(partial(_answered, day.local)))
+        made = {
+            "overview": _overview(tracer),
+            "fleet": _fleet(tracer),
+            "findings": _findings(tracer),
+            "efficiency": _efficiency(tracer, HOUR),
+            "efficiency of phi-a": _efficiency(tracer, WHOLE, engine="phi-a"),
+            "waste": _waste(tracer),
+            "latency": _latency(tracer),
+            "requests": _requests(tracer),
+            "compare groups": _groups(tracer),
+            "changes": _changes(tracer),
+            **{f"request {name}": _request(tracer, name, engine) for name, engine in REQUESTS.items()},
+            "pair": _pair(tracer),
+            "compare": _compare(tracer),
+        }
+        return {
+            page: {part: condensed(plain(content), whole=ROWS) for part, content in parts}
+            for page, parts in made.items()
+        }
+
+
+def _answered(client: TestClient, asked: httpx.Request) -> httpx.Response:
+    answer = client.get(asked.url.raw_path.decode())
+    return httpx.Response(answer.status_code, content=answer.content)
+
+
+def chart(drawn: Any, marked: list[Row] | None = None) -> dict[str, Any]:
+    """The rows of a chart, and a digest of how it is drawn."""
+    spec = trends.readable(trends.spec(drawn), dark=False)
+    rows = list(_rows(spec))
+    if marked is not None:
+        spec = markers.drawn(spec, marked, dark=False)
+    return {"rows": rows[0] if len(rows) == 1 else rows, "spec": digest(json.dumps(spec, sort_keys=True, default=str))}
+
+
+def _rows(spec: Any) -> Iterator[Any]:
+    """The data in a chart, which is taken out of it."""
+    if isinstance(spec, dict):
+        for name in sorted(spec):
+            if name in ("values", "datasets") and isinstance(spec[name], list | dict):
+                yield spec.pop(name)
+            else:
+                yield from _rows(spec[name])
+    elif isinstance(spec, list):
+        for each in spec:
+            yield from _rows(each)
+
+
+def _overview(tracer: Tracer) -> Pages:
+    for shown in (HOUR, WHOLE):
+        name, status = shown.field(), tracer.status(**shown.query)
+        savings, trend = tracer.efficiency(**shown.query), tracer.findings_trend(**shown.query)
+        marked = tracer.markers(**shown.query)
+        yield f"statements {name}", overview.statements(status, shown)
+        yield f"cards {name}", overview.cards(savings, status["rules"], open_requests=3, minutes=status["minutes"])
+        yield f"sources {name}", chart(trends.sources_over_time(savings, dark=False), marked)
+        yield f"findings {name}", chart(trends.findings_over_time(trend, dark=False), marked)
+        yield f"rules {name}", findings.rule_rows(status["rules"])
+        yield f"outcomes {name}", chart(trends.by_outcome(status["outcomes"], dark=False))
+        yield f"markers {name}", [markers.in_a_line(each, now_ns=NOW_NS) for each in marked]
+    totals = tracer.overview(window_s=60)
+    yield "unknown", (unknown.share(totals), unknown.rows(totals))
+    yield "tracer", fleet.tracer_status(tracer.health(), url="URL", now_ns=NOW_NS)
+
+
+def _fleet(tracer: Tracer) -> Pages:
+    answer = tracer.fleet()
+    recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
+    engines = fleet.in_order(fleet.since(answer["engines"], WHOLE))
+    yield "counts", fleet.counts(answer, HOUR)
+    yield "engines", fleet.engine_rows(engines, now_ns=NOW_NS)
+    yield "earlier", fleet.earlier(answer["engines"], HOUR)
+    yield "versions", fleet.version_rows(engines)
+    yield "recorders", fleet.recorder_rows(recorders, now_ns=NOW_NS)
+    yield "pairs", fleet.pair_rows(answer["pairs"])
+    yield "kept", fleet.kept_rows(answer["kept"])
+    yield "sentences", (
+        fleet.missing_spans(recorders), fleet.quiet_engines(recorders), fleet.unfetched(answer["pairs"], answer["kept"]),
+    )  # fmt: skip
+
+
+def _findings(tracer: Tracer) -> Pages:
+    found, by_rule = tracer.findings(limit=200, **WHOLE.query), tracer.findings_by_rule(**WHOLE.query)
+    yield "rules", findings.rule_rows(by_rule, since=True)
+    yield "rules, oldest first", findings.rule_rows(by_rule, since=True, oldest_first=True)
+    yield "sample", findings.sample(by_rule)
+    yield "findings", findings.finding_rows(found)
+    yield "total", findings.total(tracer.findings_trend(**WHOLE.query))
+    for each in findings.latest_of_each_rule(found, most=9):
+        yield f"in words: {each['rule']}", {
+            "sentences": findings.sentences(each), "sightings": findings.sightings(each, now_ns=NOW_NS),
+            "evidence": findings.evidence(each, {}), "numbers": findings.numbers(each),
+        }  # fmt: skip
+    yield "seen", [findings.seen(each, now_ns=NOW_NS) for each in by_rule]
+
+
+def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
+    savings, engines = tracer.efficiency(**filters, **shown.query), tracer.fleet()["engines"]
+    sums, models = savings["worth"], {each["engine"]: each["model"] for each in engines}
+    yield "is it worth it", efficiency.is_it_worth_it(sums)
+    yield "cards", efficiency.cards(sums)
+    yield "sentences", [
+        efficiency.without_savings(savings), efficiency.memory(savings, engines), efficiency.source_of_savings(sums),
+        efficiency.limits(sums), efficiency.waits(sums), efficiency.reconciled(sums), efficiency.accounted(sums),
+        causes.reasons(sums), causes.unknown(sums), causes.largest(sums),
+    ]  # fmt: skip
+    yield "sources", chart(trends.sources_over_time(savings, dark=False))
+    yield "epochs", chart(trends.by_epoch(savings, dark=False))
+    yield "causes", chart(trends.causes_over_time(savings, dark=False))
+    for name, each in causes.groups(savings, models).items():
+        yield f"causes by {name}", (causes.group_rows(each), chart(trends.causes_by(each, dark=False)))
+    yield "copies", efficiency.copy_rows(sums)
+    yield "counters", efficiency.counter_rows(sums)
+    yield "places", efficiency.place_rows(savings, models)
+    if (curve := memory.most_to_gain(savings)) is not None:
+        limit, given = memory.limit_of(curve, engines), memory.given_of(curve, savings)
+        yield (
+            "memory",
+            (memory.place(curve, savings), memory.rows(curve), memory.better(curve, limit=limit, given=given)),
+        )
+        yield "memory in words", memory.sentences(
+            curve, limit=limit, rate=sums.get("prefill_tokens_per_s"), hours=1, given=given, causes=sums.get("causes"),
+            is_gone=memory.is_gone(curve, engines),
+        )  # fmt: skip
+        if curve["points"]:
+            yield "memory drawn", chart(trends.what_memory_buys(curve, limit=limit, given=given, dark=False))
+
+
+def _waste(tracer: Tracer) -> Pages:
+    answer = tracer.waste(**WHOLE.query)
+    yield "sentence", waste.sentence(answer)
+    yield "prefixes", waste.prefix_rows(answer)
+    yield "requests", waste.request_rows(answer)
+    for kind in waste.KINDS:
+        yield kind, (waste.rows(answer, kind), waste.narrowed(answer, kind, {}))
+
+
+def _latency(tracer: Tracer) -> Pages:
+    answer, measures = tracer.latency(of="duration", **HOUR.query), tracer.latency_measures(**HOUR.query)
+    yield "summary", latency.summary(answer)
+    yield "percentiles", chart(latency.percentiles_over_time(answer, dark=False))
+    yield "heat map", chart(latency.heat_map(answer, None, dark=False))
+    yield "measures", latency.measure_rows(measures)
+
+
+def _requests(tracer: Tracer) -> Pages:
+    yield "all", requests.request_rows(tracer.requests(limit=200), now_ns=NOW_NS)
+    yield "choices", requests.choices(tracer.fleet()["engines"])
+    for by in OF_REQUESTS:
+        answer = tracer.latency_groups(by=by.value, of="duration", **WHOLE.query)
+        yield f"by {by.value}", (groups.rows(answer), groups.note(answer), groups.filters(answer, {}))
+    found = tracer.search("ERROR 12-03 23:30:39 request opt-stale-0-0123abcd failed on llama-a")
+    yield "pasted", (pasted.sentence(found, now_ns=NOW_NS), pasted.links(found, HOUR))
+
+
+def _groups(tracer: Tracer) -> Pages:
+    sides = ({"engine": "mistral-a"}, {"engine": "mistral-b"})
+    a, b = (tracer.latency_measures(**requests.filters(each), **WHOLE.query) for each in sides)
+    yield "summary", compare_groups.summary(a, b, sides)
+    yield "times", compare_groups.time_rows(a, b)
+    yield "causes", compare_groups.cause_rows(a, b)
+    yield "cumulative", chart(compare_groups.cumulative(a, b, "duration", dark=False))
+
+
+def _changes(tracer: Tracer) -> Pages:
+    report = tracer.changes(at_ns=DEPLOY_NS, since_ns=NOW_NS - 2 * HOUR_NS, until_ns=NOW_NS)
+    names = report["engine_names"] | report["tenant_names"]
+    found = changes.in_order([*report["changes"], *report["requests"]])
+    yield "what moved", changes.sentences(found, names)
+    yield "rests on", (changes.rests_on(report, now_ns=NOW_NS), changes.unchanged(report))
+    yield "likely", [each["text"] for each in report["likely"]]
+    for each in found:
+        yield f"who explains {each['measure']}", (changes.title(each), changes.unit(each), changes.rows(each, names))
+
+
+def _request(tracer: Tracer, name: str, engine: str) -> Pages:
+    timeline, parts = _asked(tracer, name, engine)
+    account = timeline["request"]
+    yield "facts", request.facts(account)
+    yield "steps", request.step_rows(timeline)
+    yield "tokens", [(tokens.sum_line(each), tokens.parts(each)) for each in tokens.admissions(timeline)]
+    yield "missing", request.missing_events(timeline)
+    yield "unknown", unknown.of_request(account)
+    yield "phases", phases.time_texts(parts)
+    for entry in account.get("causes") or ():
+        yield f"causes of run {entry['epoch']}", (
+            causes.names(entry, dark=False), digest(causes.waterfall(entry, timeline, dark=False)),
+        )  # fmt: skip
+    if (allocation := blocks.latest_allocation(timeline)) is not None:
+        yield "blocks", (blocks.summary(allocation), blocks.rows(allocation, timeline.get("groups") or ()))
+    style = request_charts.Style(frame=request_charts.frame(timeline, parts=parts))
+    yield "timeline", chart(request_charts.timeline_chart(timeline, style, parts))
+    yield "account", chart(request_charts.account_chart(timeline, style))
+    last = len(timeline["steps"])
+    yield "replay", (
+        replay.title(timeline, step=last), replay.facts(timeline, step=last, now_ns=NOW_NS),
+        replay.changes(timeline, step=last),
+    )  # fmt: skip
+    if (asked := engine_end.asked(account, now_ns=NOW_NS)) is not None:
+        end = engine_end.found(account, tracer.markers(**asked))
+        yield "end of its engine", None if end is None else engine_end.sentence(end, now_ns=NOW_NS)
+
+
+def _asked(tracer: Tracer, name: str, engine: str) -> tuple[Row, list[phases.Stretch]]:
+    timeline = tracer.request(name, engine=engine)
+    assert timeline is not None, name
+    account = timeline["request"]
+    return timeline, phases.stretches(tracer.lanes(**phases.question(account, now_ns=NOW_NS)), account)
+
+
+def _pair(tracer: Tracer) -> Pages:
+    timeline, parts = _asked(tracer, "prefill-0123abcd", "prefill")
+    for link, _ in request.handoffs(timeline):
+        yield "link", link
+    (link,) = timeline["handoffs"]
+    other, others = _asked(tracer, "prefill-0123abcd", "decode")
+    both = pair.pair_of(timeline, parts, other, others, link)
+    stages = pair.stages(both)
+    yield "stages", stages
+    yield "computed", pair.computed_rows(both)
+    yield "sentences", (
+        pair.kept_text(link), pair.alignment(link), pair.first_token_text(stages, link), pair.twice_text(both),
+        pair.again_text(both),
+    )  # fmt: skip
+    yield "drawn", chart(pair.pair_chart(both, stages, dark=False))
+
+
+def _compare(tracer: Tracer) -> Pages:
+    a, b = (
+        compare.Side(*_asked(tracer, name, engine))
+        for name, engine in (("opt-stale-1-0123abcd", "opt-stale"), ("opt-stale-0-0123abcd", "opt-stale"))
+    )
+    yield "differences", compare.differences(a, b)
+    yield "steps", compare.step_rows(a.timeline, b.timeline)
+    yield "slower", (slower.summary(a, b), slower.rows(a, b))
+    offers = tracer.requests(near=a.request["request"], near_engine=a.request["engine"], limit=5)
+    yield "offers", compare.offer_rows(offers, a.request)
