@@ -35,6 +35,7 @@ conformance: .venv/.ready
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(BIN)/python tests/plain_english.py
 	$(BIN)/mypy
 
 audit:

@@ -7,12 +7,14 @@ import random
 import signal
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clean_forks import CleanForks
 from history import START_NS, history
 from wire import encoded
 
@@ -103,7 +105,7 @@ def test_after_a_restart(tmp_path: Path) -> None:
 
 
 def write_until_killed(path: Path, rounds: int, looks: int) -> None:
-    """Write, and kill this process in the middle of a statement, some thousands of SQLite's instructions after these rounds."""
+    """Write, and kill this process in the middle of a statement, thousands of SQLite instructions after these rounds."""
     writer, dice = SqliteWriter(path), random.Random(13)
 
     def look() -> int:
@@ -122,13 +124,16 @@ def write_until_killed(path: Path, rounds: int, looks: int) -> None:
             sum(writer.prune(before_ns=round_))
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[CleanForks]:
+    with closing(CleanForks()) as forks:
+        yield forks
+
+
 @pytest.mark.parametrize(("rounds", "looks"), [(3, 1), (20, 20), (40, 150)])
-def test_after_a_kill_in_the_middle_of_writing(tmp_path: Path, rounds: int, looks: int) -> None:
+def test_after_a_kill_in_the_middle_of_writing(tmp_path: Path, forks: CleanForks, rounds: int, looks: int) -> None:
     path = tmp_path / "s.db"
-    process = get_context("fork").Process(target=write_until_killed, args=(path, rounds, looks))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert forks.run(write_until_killed, path, rounds, looks) == -signal.SIGKILL
     writer = SqliteWriter(path)
     stored = check(path)
     assert stored["requests"] > 0
