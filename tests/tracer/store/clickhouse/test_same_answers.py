@@ -143,8 +143,10 @@ def test_requests_and_their_measures_by_conditions(both: Both, text: str) -> Non
     assert both.agree("count", ever) == len(rows)
     both.agree("tokens", ever)
     meant = both.own.requests(where=where, limit=1000)
-    for name in conditions.TIMES:
-        bins = both.agree("durations_of", ever, of=[name])[name]
+    names = ["duration"] if text else [*conditions.TIMES]
+    durations = both.agree("durations_of", ever, of=names)
+    assert [*durations] == names
+    for name, bins in durations.items():
         values = [row["times"][name] for row in meant if name in row["times"]]
         assert sum(bins.values()) == len(values)
         for share in (0.5, 0.99) if values else ():
