@@ -41,6 +41,7 @@ conformance: .venv/.ready
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(BIN)/python tests/plain_english.py
 	$(BIN)/mypy --cache-dir $(MYPY_CACHE)
 
 audit:

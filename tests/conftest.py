@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from httpx._transports import default as httpx_transport
 from memory import MemoryTransport
 from processes import SLOW_S, SharedDashboard, Tracer, serve, shared_dashboard
 from xdist.scheduler import LoadGroupScheduling
@@ -38,6 +40,8 @@ hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("kvtrail")
 # A test that does not say where its spans go must not send them to a tracer that somebody runs on this machine.
 os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+# httpx reads all authorities for each `httpx.get`, which takes ten times as long as the rest of it.
+httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
 
 
 class ByFileOrGroup(LoadGroupScheduling):  # type: ignore[misc]  # pytest-xdist has no types

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import ssl
@@ -18,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from forked_commands import Forked
 
 SLOW_S = 240.0
 """What a slow machine needs at most; only what hangs takes so long."""
@@ -54,9 +54,9 @@ def free_port() -> int:
 
 @dataclass
 class Tracer:
-    """A `kvtrail serve` process."""
+    """`kvtrail serve` in a process of its own."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked
     grpc_port: int
     http_port: int
     store: Path
@@ -68,34 +68,29 @@ class Tracer:
 
     def get(self, path: str, **params: str | int) -> Any:
         """What it answers, out of JSON."""
-        response = httpx.get(f"{self.url}{path}", params=params, timeout=SLOW_S)
+        response = httpx.get(f"{self.url}{path}", params=params, timeout=None)
         response.raise_for_status()
         return response.json()
 
     def read(self, path: str) -> str:
         """What it answers, as text."""
-        response = httpx.get(f"{self.url}{path}", timeout=SLOW_S)
+        response = httpx.get(f"{self.url}{path}", timeout=None)
         response.raise_for_status()
         return response.text
 
     def post(self, body: bytes) -> None:
         """Send it spans over HTTP: an encoded `ExportTraceServiceRequest`."""
         headers = {"content-type": "application/x-protobuf"}
-        httpx.post(f"{self.url}/v1/traces", content=body, headers=headers, timeout=SLOW_S).raise_for_status()
+        httpx.post(f"{self.url}/v1/traces", content=body, headers=headers, timeout=None).raise_for_status()
 
     def end(self) -> None:
         """End it, if it has not ended."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(SLOW_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        self.process.terminate()
+        self.process.wait()
 
     def restart(self) -> None:
         """Start one that was killed again: the same ports and the same store."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.process.args, stdout=log, stderr=log)
+        self.process = Forked(self.process.args, out=self.log)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -117,19 +112,14 @@ def listening(
     log = folder / f"tracer-{http_port}.log"
     ports = ["--host", host, "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     before = [] if config is None else ["--config", str(config)]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvtrail", *before, "serve", "--store", str(store), *ports, *arguments],
-            stdout=file,
-            stderr=file,
-            env=os.environ,
-        )
+    log.unlink(missing_ok=True)
+    process = Forked([*before, "serve", "--store", str(store), *ports, *arguments], out=log)
     tracer = Tracer(process, grpc_port, http_port, store, log)
 
     def listens() -> bool:
         assert process.poll() is None, log.read_text()
         try:
-            socket.create_connection((host, http_port), timeout=SLOW_S).close()
+            socket.create_connection((host, http_port)).close()
         except OSError:
             return False
         return True
@@ -164,7 +154,7 @@ def dashboard(folder: Path, tracer_url: str, *arguments: str, ca: Path | None = 
     def answers() -> bool:
         assert process.poll() is None, log.read_text()
         try:
-            return httpx.get(f"{url}/_stcore/health", verify=trusted, timeout=10).is_success
+            return httpx.get(f"{url}/_stcore/health", verify=trusted, timeout=None).is_success
         except httpx.TransportError:
             return False
 
@@ -175,12 +165,8 @@ def dashboard(folder: Path, tracer_url: str, *arguments: str, ca: Path | None = 
         until(answers, why=log.read_text)
         yield url
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 @dataclass(frozen=True)
@@ -225,7 +211,7 @@ def _wait_for(ready: Callable[[], bool], tracer: Tracer) -> None:
 def alive(tracer: Tracer) -> bool:
     assert tracer.process.poll() is None, tracer.log.read_text()
     try:
-        return httpx.get(f"{tracer.url}/api/health", timeout=10).is_success
+        return httpx.get(f"{tracer.url}/api/health", timeout=None).is_success
     except httpx.TransportError:
         return False
 

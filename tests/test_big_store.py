@@ -20,9 +20,10 @@ from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.lanes import Window, lane_of
 from kvtrail.tracer.store import FindingFilter
-from kvtrail.tracer.store.sqlite import log, restart
+from kvtrail.tracer.store.sqlite import restart
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
+pytestmark = pytest.mark.long
 SPANS = 60_000
 
 
@@ -59,17 +60,6 @@ def test_its_rows_are_what_the_detector_makes_of_its_spans(path: Path) -> None:
         kept = store.findings(FindingFilter(request=row["request"]))
         assert kept == [_as_json(finding.as_dict()) for finding in found.values()]
         assert bool(kept) == (row["verdict"] == "drift")
-
-
-def test_the_log_is_not_read_to_find_a_request(path: Path) -> None:
-    store = SqliteReader(path)
-    asked: list[str] = []
-    store.connection().set_trace_callback(asked.append)
-    assert log.places_of(store.query, [log.request_key("engine-0", "nobody")]) == {}
-    store.connection().set_trace_callback(None)
-    steps = [detail for query in asked for *_, detail in store.query(f"EXPLAIN QUERY PLAN {query}")]
-    assert len(steps) > len(asked) == 2
-    assert not [step for step in steps if step.startswith("SCAN chunks") and "chunks_fresh" not in step]
 
 
 def test_a_restart_reads_the_spans_of_open_requests_and_no_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

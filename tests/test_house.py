@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ UNWRITTEN = {
 SERVER_LIBRARIES = {"fastapi", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "sqlite3", "click"}
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -170,74 +172,3 @@ def test_the_constraints_name_versions_and_no_addresses(path: str) -> None:
     lines = [line for line in (ROOT / path).read_text().splitlines() if line and not line.startswith("#")]
     assert lines
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
-
-
-DIALECT = re.compile(
-    r"\b(?:anew|reckon(?:s|ed|ing)?|untold|unheard|whereof|thereof|without rest|signs? of life|f[ae]lls? silent)\b"
-)
-"""Words for which plain English has better ones: again, estimate, not recorded, exactly, heartbeat, stopped reporting."""
-DIALECT_NAMES = {"anew", "reckon", "reckoned", "told", "unheard", "became", "whose"}
-"""The same for the parts of names in code: `told_apart`."""
-STORED_NAMES = {"untold", "recorder_untold", "UNHEARD"}
-"""Names that are stored, or part of the API."""
-PLAIN_PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *(ROOT / "deploy").rglob("*.md"),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-
-
-def words_of(name: str) -> set[str]:
-    """The parts of an identifier: `ToldApart` and `told_apart` give `told` and `apart`."""
-    return {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
-
-
-def names_in(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
-
-
-def docstrings_in(tree: ast.Module) -> Iterator[str]:
-    """Docstrings, and the bare strings that document constants."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
-
-
-def prose_of(page: str) -> str:
-    """Markdown without code, which may hold names of the API."""
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL))
-
-
-def test_the_dialect_is_recognized() -> None:
-    for text in (
-        "It is told anew.",
-        "They reckon it.",
-        "The parts make up the prompt, without rest.",
-        "no signs of life",
-    ):
-        assert DIALECT.search(prose_of(text)), text
-    assert not DIALECT.search(prose_of("`kvtrail_recorder_untold` counts them; the outcome is `unheard`."))
-    assert words_of("_told_apart") & DIALECT_NAMES
-    assert words_of("WhatBecame") & DIALECT_NAMES
-    assert not words_of("untoldable_states") & DIALECT_NAMES
-
-
-@pytest.mark.parametrize("path", PLAIN_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_pages_are_in_plain_english(path: Path) -> None:
-    assert DIALECT.findall(prose_of(path.read_text(encoding="utf-8"))) == []
-
-
-def test_names_and_docstrings_are_in_plain_english() -> None:
-    for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for name in names_in(tree):
-            assert name in STORED_NAMES or not words_of(name) & DIALECT_NAMES, f"{path} names something {name}"
-        for text in docstrings_in(tree):
-            assert not DIALECT.search(prose_of(text)), f"{path}: {text}"

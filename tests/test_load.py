@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -17,6 +18,7 @@ from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.findings import Verdict
 
+pytestmark = pytest.mark.long
 LOAD = Path(__file__).parents[1] / "benchmarks" / "load.py"
 
 

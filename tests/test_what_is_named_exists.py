@@ -101,6 +101,7 @@ def paragraphs(page: Path) -> list[str]:
     return re.split(r"\n\s*\n", page.read_text())
 
 
+@cache
 def texts(source: Path) -> list[str]:
     """The texts of a module: its docstrings and the strings that it prints, those that are put together as one."""
 

@@ -20,13 +20,13 @@ from kvtrail.connector.recording.encoder import MAX_BYTES, Encoder
 from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporter
 from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.recording.ring import EventTuple, Ring, bytes_of
+from kvtrail.connector.recording.ring import EVERYTHING, EventTuple, Ring, bytes_of
 from kvtrail.connector.recording.sizes import MAX_ITEMS, MAX_TEXT
 from kvtrail.connector.recording.transport import Refused
 from kvtrail.tracer.events import ids, semconv
-from kvtrail.tracer.events.events import FIELDS, Heartbeat, Schedule, place
+from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS, Heartbeat, Schedule, place
 from kvtrail.tracer.events.losses import Lost
-from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.semconv import STEP_SPAN, Kind
 from kvtrail.tracer.ingest import protobuf
 
 MIB = 1 << 20
@@ -272,6 +272,17 @@ def test_the_ring_is_bounded_in_bytes_and_counts_what_it_drops() -> None:
     assert [event[3] for event in taken] == list(range(count - len(taken), count)), "the latest are kept"
     assert all(len(event[9][_HASHES]) == size for event in taken)
     assert (ring.large_bytes, ring.dropped) == (0, count - len(taken))
+
+
+def test_a_step_that_is_crowded_out_counts_as_many_events_as_it_has_rows() -> None:
+    ring, rows, steps = Ring(100, 8 * MIB), 50, 5
+    values = (tuple(f"r{row}" for row in range(rows)), *[None] * (len(STEP_FIELDS) - 1))
+    for step in range(steps):
+        ring.append_large((STEP_SPAN, *an_event(step * rows)[1:9], values), 2 * MIB)
+    assert len(ring.waiting) == 1, "two need more than three MiB"
+    assert ring.dropped == ring.crowded_out == (steps - 1) * rows
+    assert len(ring.take(EVERYTHING)) == 1
+    assert ring.dropped == ring.crowded_out
 
 
 def test_small_events_push_out_large_ones_and_their_bytes() -> None:

@@ -24,7 +24,7 @@ LATE = Workers(latest_steps=1000, seed=1)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, nobody takes it for hung."""
-    monkeypatch.setattr(module, "HUNG_S", 600.0)
+    monkeypatch.setattr(module, "HUNG_S", threading.TIMEOUT_MAX)
 
 
 @pytest.fixture
@@ -82,14 +82,18 @@ def test_tasks_of_several_threads_end_in_any_order(threads: SlowThreads) -> None
 
 
 def test_the_ends_of_several_threads_differ_from_their_submission() -> None:
+    """Some task ends in an earlier step than one that was submitted before it."""
     done: list[int] = []
+    ended: list[int] = []
     with slow_threads(Workers(latest_steps=2, seed=3)) as threads, ThreadPoolExecutor(4) as pool:
         futures = []
         for number in range(20):
             futures.append(pool.submit(done.append, number))
             threads.step()
             wait([future for future in futures if future.running()])
-    assert sorted(done) == [*range(20)] != done
+            ended += sorted(set(done) - set(ended))
+        assert ended != sorted(ended)
+    assert sorted(done) == [*range(20)]
 
 
 def test_an_error_a_callback_and_a_cancelled_task_are_as_without_delays(pool: ThreadPoolExecutor) -> None:
@@ -119,14 +123,14 @@ def test_who_waits_in_a_way_of_its_own_is_not_hung(monkeypatch: pytest.MonkeyPat
         for _ in range(2):
             ended = threading.Event()
             pool.submit(ended.set)
-            assert ended.wait(60)
+            assert ended.wait()
 
 
 def test_where_transfers_end_at_once_tasks_begin_at_once() -> None:
     with slow_threads(Workers(latest_steps=0)), ThreadPoolExecutor(1) as pool:
         begun = threading.Event()
         pool.submit(begun.set)
-        assert begun.wait(60)
+        assert begun.wait()
 
 
 def test_after_the_run_pools_are_as_before() -> None:

@@ -251,11 +251,14 @@ def test_callers_traces_are_passed_to_workers_in_the_metadata() -> None:
         (749, 336, 256, 256, False, True),
         (749, 336, 256, 0, False, False),
         (749, 0, 256, 256, False, False),
+        (749, 0, 256, 257, True, True),
         (749, 0, None, None, False, False),
         (512, 256, 512, 256, False, True),
         (512, 256, 512, 256, True, False),
         (512, 256, 512, 255, False, False),
         (512, 256, None, 257, True, True),
+        (512, 256, 640, 257, True, True),
+        (512, 256, 640, 256, True, False),
         (512, 256, None, -1, True, True),
     ],
 )
@@ -267,7 +270,8 @@ def test_what_the_guard_refuses(
     observing, healing, raising = (SchedulerInstrumentation(probe=probe, guard=guard) for guard in Guard)
     assert observing.on_lookup(None, request, computed, 1, answer) == answer
     assert healing.on_lookup(None, request, computed, 1, answer) == ((0, False) if breaks else answer)
-    with pytest.raises(ContractBreach, match="new tokens for request") if breaks else nullcontext():
+    most = max(0, min(total, total if matched is None else matched) - computed)
+    with pytest.raises(ContractBreach, match=f"at most {most} can be new$") if breaks else nullcontext():
         assert raising.on_lookup(None, request, computed, 1, answer) == answer
 
 

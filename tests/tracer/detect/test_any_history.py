@@ -13,6 +13,8 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Verdict
 
+MANY = 5 if settings.get_current_profile_name() == "random" else 1
+"""`make test-all` tries so many times as many histories."""
 TOKENS = st.sampled_from([0, 32, 64, 100, 256, 300, 512])
 BLOCKS = st.sampled_from(["", " [1-10]", " [1-4 7-12]", " [3-9]", " []"])
 NUMBER = st.integers(1, 3)
@@ -81,7 +83,7 @@ TWO_WAITS = "L 300 c0 h0 -> 0\nwait 700\nA 0\nL 300 c0 h0 -> 0\nwait 800"
 @given(HISTORIES, st.randoms(use_true_random=False))
 @example(history(TWO_WAITS), random.Random(3))
 @example(history(TWO_WAITS), random.Random(5))
-@settings(max_examples=200)
+@settings(max_examples=40 * MANY)
 def test_the_order_of_arrival_and_repetitions_change_nothing(events: list[Event], rng: random.Random) -> None:
     shuffled = [*events, *rng.choices(events, k=5)]
     rng.shuffle(shuffled)
@@ -89,7 +91,7 @@ def test_the_order_of_arrival_and_repetitions_change_nothing(events: list[Event]
 
 
 @given(HISTORIES, st.data())
-@settings(max_examples=300)
+@settings(max_examples=60 * MANY)
 def test_no_loss_makes_a_drift(events: list[Event], data: st.DataObject) -> None:
     """Where the whole history has no finding, what is left of it has none; the last event is always heard, since a recorder
     repeats its number in every heartbeat."""
@@ -100,7 +102,7 @@ def test_no_loss_makes_a_drift(events: list[Event], data: st.DataObject) -> None
 
 
 @given(HISTORIES, st.randoms(use_true_random=False))
-@settings(max_examples=100)
+@settings(max_examples=20 * MANY)
 def test_epochs_never_go_down_and_a_drift_stays_one(events: list[Event], rng: random.Random) -> None:
     rng.shuffle(events)
     detector = Detector()

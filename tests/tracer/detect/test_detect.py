@@ -180,3 +180,14 @@ def test_of_a_request_that_drifts_in_every_epoch_only_some_findings_are_kept_apa
     (held,) = detector.findings.values()
     assert MAX_FINDINGS <= len(held) < MAX_FINDINGS + 10
     assert sum(finding.count for finding in held.values() if finding.rule == "stale-lookup") == 500
+
+
+def test_a_finding_that_is_seen_again_with_an_earlier_time_keeps_its_last_sighting() -> None:
+    """Each engine has its own clock, and a clock may be set back."""
+    events = history("L 749 c336 h256 -> 256 cached\n" * 3)
+    first, second, third = (number for number, event in enumerate(events) if isinstance(event, Lookup))
+    first_ns, last_ns = events[first].start_ns, events[second].start_ns
+    events[third] = replace(events[third], start_ns=first_ns - 10**9, end_ns=first_ns - 10**9)
+    (held,) = judge(events).findings.values()
+    (finding,) = held.values()
+    assert (finding.count, finding.first_ns, finding.last_ns) == (3, first_ns, last_ns)

@@ -147,7 +147,7 @@ a: done #1
 
 
 def test_one_event_lost_in_a_day_costs_a_moment() -> None:
-    day = "".join(f"a{n}: plan store 0+32 keys k{n}\nb{n}: L 65 c0 h32 -> 32 keys k{n - n % 7}\n" for n in range(2_000))
+    day = "".join(f"a{n}: plan store 0+32 keys k{n}\nb{n}: L 65 c0 h32 -> 32 keys k{n - n % 7}\n" for n in range(500))
     detector = judge(without(history(day, connector="OffloadConnector", chunk=32), 801))
     verdicts = of(detector, "phantom-hit")
     assert Verdict.DRIFT not in verdicts

@@ -53,3 +53,15 @@ def test_tokens_by_cause_add_up_over_all_admissions() -> None:
     assert measures["tokens"]["loaded"] == 96
     assert sum(measures["tokens"].values()) == 200
     assert account.identity == "lora-a"
+
+
+@pytest.mark.parametrize(("preemptions", "recomputed"), [(0, 0), (1, 101), (2, 101 + 70), (3, 101 + 70 + 103)])
+def test_recomputed_tokens_of_several_preemptions_are_summed_up(preemptions: int, recomputed: int) -> None:
+    """All but the last token of the request, less those that a cache held."""
+    again = (
+        "P\nL 102 c0 h0 -> 0\nA 0\nS 0+102\n",
+        "P\nL 103 c32 h0 -> 0\nA 0\nS 32+71\n",
+        "P\nL 104 c0 h0 -> 0\nA 0\nS 0+104\n",
+    )
+    account, _ = measured(f"{BEGUN}S 0+100\nS 100+1\n{''.join(again[:preemptions])}end")
+    assert account.recomputed == recomputed

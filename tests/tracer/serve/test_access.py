@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import grpc
 import httpx
 import pytest
 import trustme
+from forked_commands import Forked
 from history import history
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
@@ -217,13 +216,17 @@ def test_this_machine_alone_needs_no_token(host: str) -> None:
         (("--tls-client-ca", "none"), "needs both"),
     ],
 )
-def test_what_is_unsafe_is_said_before_anything_is_made(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    command = [sys.executable, "-m", "kvtrail", "serve", "--store", "s.db", *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=SLOW_S, check=False)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
+def test_what_is_unsafe_is_said_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
+) -> None:
+    (empty := tmp_path / "empty").mkdir()
+    monkeypatch.chdir(empty)
+    done = Forked(["serve", "--store", "s.db", *options], out=tmp_path / "out", error=tmp_path / "error")
+    assert done.wait() == 2
+    error = (tmp_path / "error").read_text()
+    assert said in error
+    assert "Traceback" not in error
+    assert not list(empty.iterdir())
 
 
 @pytest.fixture(autouse=True)

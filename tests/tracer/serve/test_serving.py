@@ -8,8 +8,6 @@ import re
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from forked_commands import Forked
 from history import history
 from processes import SLOW_S, Tracer, alive, listening, until
 from wire import encoded
@@ -141,12 +140,7 @@ def test_it_listens_on_ipv6(tmp_path: Path) -> None:
 
 def test_it_reports_the_ports_that_the_system_gave_it(tmp_path: Path) -> None:
     log, ports = tmp_path / "log", ["--grpc-port", "0", "--http-port", "0"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvtrail", "serve", "--store", str(tmp_path / "s.db"), *ports],
-            stdout=file,
-            stderr=file,
-        )
+    process = Forked(["serve", "--store", str(tmp_path / "s.db"), *ports], out=log)
     pattern = re.compile(r"OTLP on 127\.0\.0\.1:(\d+) \(gRPC\) and http://127\.0\.0\.1:(\d+)/v1/traces")
     try:
         until(lambda: pattern.search(log.read_text()) or process.poll() is not None, why=log.read_text)
@@ -156,7 +150,7 @@ def test_it_reports_the_ports_that_the_system_gave_it(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", tracer.grpc_port), timeout=SLOW_S).close()
     finally:
         process.terminate()
-        process.wait(SLOW_S)
+        process.wait()
 
 
 def test_a_body_is_refused_as_soon_as_it_is_too_large(api: Tracer) -> None:

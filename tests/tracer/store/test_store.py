@@ -18,6 +18,7 @@ from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Selection, StoreError
+from kvtrail.tracer.store.sqlite import log
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -54,6 +55,17 @@ def test_requests_are_found_by_parts_of_their_ids_and_by_filters(tmp_path: Path)
     assert by_trace is not None
     assert by_trace["request"] == caller["request"]
     assert reader.request("nobody") is None
+
+
+def test_the_log_is_not_read_to_find_a_request(tmp_path: Path) -> None:
+    _, reader, _ = filled(tmp_path / "s.db", STORY)
+    asked: list[str] = []
+    reader.connection().set_trace_callback(asked.append)
+    assert log.places_of(reader.query, [log.request_key("engine", "nobody")]) == {}
+    reader.connection().set_trace_callback(None)
+    steps = [detail for query in asked for *_, detail in reader.query(f"EXPLAIN QUERY PLAN {query}")]
+    assert len(steps) > len(asked) == 2
+    assert not [step for step in steps if step.startswith("SCAN chunks") and "chunks_fresh" not in step]
 
 
 def test_a_requests_spans_and_the_foreign_ones_of_its_trace(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clean_forks import CleanForks
 from history import START_NS, history
 from wire import encoded
 
@@ -101,40 +104,36 @@ def test_after_a_restart(tmp_path: Path) -> None:
     assert check(tmp_path / "s.db")["requests"] == 0
 
 
-WRITING = """
-import random, sys
-from pathlib import Path
-from test_store_totals import account
-from kvtrail.tracer.store import Batch
-from kvtrail.tracer.store.sqlite.store import SqliteWriter
-writer, dice = SqliteWriter(Path(sys.argv[1])), random.Random(13)
-for round_ in range(10**6):
-    writer.write(Batch(accounts=[account(dice.randrange(round_ * 3 + 50), dice) for _ in range(40)]))
-    if round_ % 4 == 3:
-        writer.fold(some=True)
-        sum(writer.prune(before_ns=round_))
-    print(round_, flush=True)
-"""
+def write_until_killed(path: Path, rounds: int, looks: int) -> None:
+    """Write, and kill this process in the middle of a statement, thousands of SQLite instructions after these rounds."""
+    writer, dice = SqliteWriter(path), random.Random(13)
+
+    def look() -> int:
+        nonlocal looks
+        looks -= 1
+        if not looks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    for round_ in count():
+        if round_ == rounds:
+            writer._db.set_progress_handler(look, 1000)
+        writer.write(Batch(accounts=[account(dice.randrange(round_ * 3 + 50), dice) for _ in range(40)]))
+        if round_ % 4 == 3:
+            writer.fold(some=True)
+            sum(writer.prune(before_ns=round_))
 
 
-@pytest.mark.parametrize("after", [3, 20, 60])
-def test_after_a_kill_in_the_middle_of_writing(tmp_path: Path, after: int) -> None:
+@pytest.fixture(scope="module")
+def forks() -> Iterator[CleanForks]:
+    with closing(CleanForks()) as forks:
+        yield forks
+
+
+@pytest.mark.parametrize(("rounds", "looks"), [(3, 1), (20, 20), (40, 150)])
+def test_after_a_kill_in_the_middle_of_writing(tmp_path: Path, forks: CleanForks, rounds: int, looks: int) -> None:
     path = tmp_path / "s.db"
-    root = Path(__file__).parents[3]
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITING, str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": f"{root / 'tests'}:{Path(__file__).parent}"},
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            if int(line) == after:
-                time.sleep(random.random() / 100)
-                process.send_signal(signal.SIGKILL)
-                break
-    assert process.wait() == -signal.SIGKILL
+    assert forks.run(write_until_killed, path, rounds, looks) == -signal.SIGKILL
     writer = SqliteWriter(path)
     stored = check(path)
     assert stored["requests"] > 0

@@ -77,6 +77,7 @@ def test_nothing_is_forwarded_unless_it_is_asked_for(api: Tracer) -> None:
     assert api.get("/api/health")["forward"] is None
 
 
+@pytest.mark.long
 @BOTH
 def test_sigterm_sends_what_is_there(tmp_path: Path, ending: list[Tracer], protocol: str, serving: Serve) -> None:
     with serving() as backend:
@@ -88,6 +89,7 @@ def test_sigterm_sends_what_is_there(tmp_path: Path, ending: list[Tracer], proto
         assert "Traceback" not in tracer.log.read_text()
 
 
+@pytest.mark.long
 @BOTH
 def test_an_unreachable_receiver_is_reported_and_gets_everything_later(
     tmp_path: Path, ending: list[Tracer], protocol: str, serving: Serve
@@ -110,6 +112,7 @@ def test_an_unreachable_receiver_is_reported_and_gets_everything_later(
     assert "takes spans again" in tracer.log.read_text()
 
 
+@pytest.mark.long
 def test_a_receiver_that_stays_away_does_not_keep_the_sidecar(tmp_path: Path, ending: list[Tracer]) -> None:
     tracer = listening(tmp_path, "--forward-to", f"http://127.0.0.1:{free_port()}")
     ending.append(tracer)
@@ -118,6 +121,7 @@ def test_a_receiver_that_stays_away_does_not_keep_the_sidecar(tmp_path: Path, en
     assert "spans are dropped (stopped)" in tracer.log.read_text()
 
 
+@pytest.mark.long
 @BOTH
 def test_an_overloaded_receiver_gets_everything_once(
     tmp_path: Path, ending: list[Tracer], protocol: str, serving: Serve
@@ -160,6 +164,7 @@ def test_mutual_tls_headers_and_gzip(tmp_path: Path, ending: list[Tracer], proto
     assert "of-the-vendor" not in tracer.log.read_text()
 
 
+@pytest.mark.long
 @BOTH
 def test_a_receiver_with_a_strangers_certificate_gets_nothing(
     tmp_path: Path, ending: list[Tracer], protocol: str, serving: Serve
@@ -177,6 +182,7 @@ def test_a_receiver_with_a_strangers_certificate_gets_nothing(
         assert backend.payloads == []
 
 
+@pytest.mark.long
 def test_what_one_sidecar_forwards_another_judges_alike(tmp_path: Path, ending: list[Tracer]) -> None:
     """The second one takes findings for foreign spans, and finds the same on its own."""
     (second_folder := tmp_path / "second").mkdir()

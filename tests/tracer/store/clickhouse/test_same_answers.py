@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -38,6 +39,11 @@ class Both:
     from_ns: int
     to_ns: int
 
+    @cached_property
+    def accounts(self) -> list[dict[str, Any]]:
+        """All requests."""
+        return self.own.requests(limit=1000)
+
     def agree(self, question: str, *about: Any, put: Callable[[Any], Any] = lambda answer: answer, **rest: Any) -> Any:
         """Ask both; returns the answer, `put` in a form that can be compared, if it is the same."""
         own, fleet = (put(getattr(reader, question)(*about, **rest)) for reader in (self.own, self.fleet))
@@ -52,7 +58,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     tracer = FleetTracer(tmp_path_factory.mktemp("tracer"), clickhouse())
     for number, pod in enumerate(("vllm-0", "vllm-1", "")):
         engine = Engine(f"engine-{number}")
-        events = served(engine, from_ns=from_ns + number, to_ns=to_ns, every_ms=1500, stale_every=9)
+        events = served(engine, from_ns=from_ns + number, to_ns=to_ns, every_ms=3500, stale_every=9)
         for at in range(0, len(events), 150):
             tracer.hear(events[at : at + 150], service_name="chat", host_name="h", k8s_pod_name=pod)
             tracer.pipeline.storage.write_rows()
@@ -87,7 +93,7 @@ def test_requests(both: Both, limit: int, status: str, verdict: str) -> None:
 
 
 def test_requests_by_parts_of_their_ids(both: Both) -> None:
-    some = both.own.requests(limit=1000)[7]
+    some = both.accounts[7]
     for text in (some["request"], some["request"][5:12], some["external"], some["trace_id"], "chat-", "-0", "nobody"):
         found = both.agree("requests", search=text, limit=1000)
         assert found or text == "nobody"
@@ -106,7 +112,7 @@ def test_requests_of_some_engines(both: Both) -> None:
 def test_requests_that_are_sorted(both: Both, sort: Sort, verdict: str) -> None:
     found = both.agree("requests", sort=sort, verdict=verdict, limit=10, put=_sortable)
     assert found
-    middle_ns = both.own.requests(limit=1000)[50]["started_ns"]
+    middle_ns = both.accounts[50]["started_ns"]
     both.agree("requests", sort=sort, verdict=verdict, since_ns=middle_ns, limit=1000, put=_sortable)
 
 
@@ -128,9 +134,7 @@ def test_requests_and_their_measures_by_conditions(both: Both, text: str) -> Non
     where = conditions.parsed(text)
     rows = both.agree("requests", where=where, limit=1000, put=_keys)
     assert set(rows) == {
-        (each["engine"], each["request"])
-        for each in both.own.requests(limit=1000)
-        if all(_meets(each, c) for c in where)
+        (each["engine"], each["request"]) for each in both.accounts if all(_meets(each, c) for c in where)
     }
     both.agree(
         "requests", where=where, limit=1000, verdict="drift", engines=["engine-0"], since_ns=both.from_ns, put=_keys
@@ -138,9 +142,12 @@ def test_requests_and_their_measures_by_conditions(both: Both, text: str) -> Non
     ever = Selection(since_ns=0, before_ns=2**62, where=where)
     assert both.agree("count", ever) == len(rows)
     both.agree("tokens", ever)
-    for name in conditions.TIMES:
-        bins = both.agree("durations_of", ever, of=[name])[name]
-        values = [row["times"][name] for row in both.own.requests(where=where, limit=1000) if name in row["times"]]
+    meant = both.own.requests(where=where, limit=1000)
+    names = ["duration"] if text else [*conditions.TIMES]
+    durations = both.agree("durations_of", ever, of=names)
+    assert [*durations] == names
+    for name, bins in durations.items():
+        values = [row["times"][name] for row in meant if name in row["times"]]
         assert sum(bins.values()) == len(values)
         for share in (0.5, 0.99) if values else ():
             exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
@@ -158,7 +165,7 @@ def test_requests_and_their_measures_by_outcome(both: Both, outcome: Outcome) ->
     assert rows == _keys(
         [
             each
-            for each in both.own.requests(limit=1000)
+            for each in both.accounts
             if outcome_of(each["status"], each["outcome"], states[each["engine"]]) is outcome
         ]
     )
@@ -206,7 +213,7 @@ def test_durations_over_time_and_groups(both: Both) -> None:
 
 
 def test_outcomes_of_requests(both: Both) -> None:
-    keys = [(account["engine"], account["request"]) for account in both.own.requests(limit=1000)]
+    keys = [(account["engine"], account["request"]) for account in both.accounts]
     assert len(keys) > 2 * ASKED_TOGETHER / 10
     outcomes = both.agree("outcomes", [*keys, ("engine-0", "nobody")])
     assert outcomes.keys() == {*keys}
@@ -214,7 +221,7 @@ def test_outcomes_of_requests(both: Both) -> None:
 
 
 def test_requests_by_outcome(both: Both) -> None:
-    starts = sorted(account["started_ns"] for account in both.own.requests(limit=1000))
+    starts = sorted(account["started_ns"] for account in both.accounts)
     for engines in (None, ["engine-1"], []):
         for since_ns, before_ns in ((0, 2**62), (starts[20], starts[60])):
             counts = both.agree("outcome_counts", since_ns=since_ns, before_ns=before_ns, engines=engines, put=_counted)
@@ -237,7 +244,7 @@ def test_launches(both: Both) -> None:
 
 
 def test_a_request(both: Both) -> None:
-    some = both.own.requests(limit=1000)[7]
+    some = both.accounts[7]
     for id_ in (some["request"], some["external"], some["trace_id"], "chat", "nobody"):
         both.agree("request", id_)
         both.agree("request", id_, engine=some["engine"])
@@ -245,14 +252,16 @@ def test_a_request(both: Both) -> None:
 
 
 def test_the_spans_of_a_request(both: Both) -> None:
+    """Of the first two, which have spans of vLLM's own, and of others here and there, the longest among them."""
+    accounts = both.accounts
+    longest = max(accounts, key=lambda account: account["last_ns"] - account["started_ns"])
     foreign = 0
-    for account in both.own.requests(limit=1000):
+    for account in (*accounts[:2], *accounts[2 :: len(accounts) // 17], longest):
         spans = both.agree("spans_of", account, put=_sorted)
         foreign += sum(span.scope == "vllm" for span in spans)
         assert spans
     assert foreign >= 2
-    long = max(both.own.requests(limit=1000), key=lambda account: len(both.own.spans_of(account)))
-    assert len(both.fleet.spans_of(long, limit=3)) == 3
+    assert len(both.fleet.spans_of(longest, limit=3)) == 3
 
 
 def _sorted(spans: list[Span]) -> list[Span]:
