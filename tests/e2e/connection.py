@@ -70,7 +70,7 @@ class Connection:
         self._until(lambda: any(number > started and end == ended for number, end in self._ends.items()))
 
     def repeat(self, act: Callable[[], None]) -> None:
-        """Act until the page sends it as input. A refresh may draw what is acted on anew, which swallows the act: after two of
+        """Act until the page sends it as input. A refresh may draw what is acted on anew, which swallows it: after two of
         them it is done again."""
         inputs = len(self._inputs)
         while len(self._inputs) == inputs:
