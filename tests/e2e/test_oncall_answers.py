@@ -54,6 +54,15 @@ def test_which_deploy_made_prefill_grow(world: World) -> None:
     page.open_row("changed_computed").sees(r"[\d]+ requests?, latest first")
 
 
+def test_what_changed_around_a_moment_that_is_chosen(world: World) -> None:
+    page = Opened("efficiency").follow("What changed")
+    (moments,) = (each for each in page.app.selectbox if each.label == "Or at what happened then")
+    moments.select(next(each for each in moments.options if f"{world_of.AFTER_DEPLOY} was started" in each))
+    page.run()
+    page.sees(f"Engine {world_of.AFTER_DEPLOY} was started with")
+    page.sees("Prompt tokens computed went from")
+
+
 def test_what_a_line_of_a_log_was_about(world: World) -> None:
     page = Opened("requests")
     line = f"INFO {time.strftime('%m-%d %H:%M:%S', time.gmtime())} [async_llm.py:348] Added request {world_of.SLOW}."
