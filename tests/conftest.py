@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -112,26 +113,40 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
     tracer.kill()
 
 
-@pytest.fixture(scope="module")
+_of_playwright: list[asyncio.AbstractEventLoop] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The event loop of playwright runs between its calls. Only tests with a browser may see it: others run their own."""
+    needs_it = "chromium" in getattr(item, "fixturenames", ())
+    asyncio._set_running_loop(_of_playwright[0] if needs_it and _of_playwright else None)
+
+
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """A Chromium for the tests of a module."""
+    """A Chromium for all tests of this process."""
     from browser import CHROMIUM, FLAGS, playwright
 
     with playwright.sync_playwright() as driver:
+        _of_playwright.append(asyncio.get_running_loop())
         browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
         yield browser
+        asyncio._set_running_loop(_of_playwright.pop())
         browser.close()
+    asyncio._set_running_loop(None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browsing(chromium: Browser) -> Iterator[BrowserContext]:
-    """What the pages of a module share: the browser's cache. Without it each page compiles Streamlit's scripts again."""
+    """What all pages share: the browser's cache. Without it each page compiles Streamlit's scripts again."""
     from browser import SLOW_MS
 
     context = chromium.new_context(viewport={"width": 1400, "height": 1000})
     context.set_default_timeout(SLOW_MS)
     context.new_page()  # stays open, so that the pages of the tests are tabs of its window: a window takes longer than a page
     yield context
+    asyncio._set_running_loop(_of_playwright[0])
     context.close()
 
 

@@ -129,6 +129,7 @@ def _run(words: list[str], environment: Mapping[str, str], folder: str, out: str
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, number)
         os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     code: Any = 1
     try:
         os.environ.clear()
@@ -154,5 +155,6 @@ def _run(words: list[str], environment: Mapping[str, str], folder: str, out: str
 
 if __name__ == "__main__":
     _import()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, which then still ask how their sidecars ended
     gc.freeze()  # a collection in a fork would copy what it looks at
     _fork_on_demand(sys.stdin.buffer, sys.stdout.buffer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -80,14 +79,17 @@ def query_of(page: playwright.Page) -> dict[str, list[str]]:
 
 def holds(check: Callable[[], None]) -> None:
     """Repeat assertions until they hold: what a page shows at one moment may be in the middle of being drawn."""
-    deadline = time.monotonic() + SLOW_MS / 1000
-    while True:
+    failed: list[AssertionError] = []
+
+    def does() -> bool:
         try:
-            return check()
-        except AssertionError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.1)
+            check()
+        except AssertionError as error:
+            failed[:] = [error]
+            return False
+        return True
+
+    until(does, why=lambda: failed[-1])
 
 
 def box_of(element: playwright.Locator) -> playwright.FloatRect:

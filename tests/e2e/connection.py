@@ -69,6 +69,18 @@ class Connection:
         ended = OF_PART if part else OF_PAGE
         self._until(lambda: any(number > started and end == ended for number, end in self._ends.items()))
 
+    def repeat(self, act: Callable[[], None]) -> None:
+        """Act until the page sends it as input. A refresh may draw what is acted on anew, which swallows it: after two of
+        them it is done again."""
+        inputs = len(self._inputs)
+        while len(self._inputs) == inputs:
+            act()
+            self._wait_for_input_or_refreshes(inputs)
+
+    def _wait_for_input_or_refreshes(self, inputs: int) -> None:
+        asked = self._asked.copy()
+        self._until(lambda: len(self._inputs) > inputs or max((self._asked - asked).values(), default=0) >= 2)
+
     @contextmanager
     def held_up(self) -> Iterator[None]:
         """Meanwhile the page is sent nothing, and all of it afterwards."""

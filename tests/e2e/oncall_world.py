@@ -1,40 +1,37 @@
-"""What an on-call engineer's sidecar knows: a day's trouble of a dozen engines; some of them go on serving.
+"""What an on-call engineer's sidecar knows: a day's trouble of a dozen engines; none needs vLLM.
 
-An engine has died of LMCache #2158, which is a real one on vLLM's scheduler. All others are made up: a deploy that lost the
-cache, an engine without hits beside two with them, evictions that one tenant pays for, a hand-off, a model with two KV cache
-groups, and a fault that is known and silenced.
+All of it is made up: an engine that died of LMCache #2158, a deploy that lost the cache, an engine without hits beside two
+with them, evictions that one tenant pays for, a hand-off, a model with two KV cache groups, and a fault that is known and
+silenced.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import forks
 import httpx
-import real_engines
 import yaml
 from evicted_story import ABOUT as TELLS_CHUNKS
 from evicted_story import CHUNK
 from history import goodbyes, groups_declared, history
-from live_traffic import chatting
+from live_traffic import goodbye
 from msgspec.structs import replace
-from processes import SLOW_S, SharedDashboard, Tracer
+from processes import SLOW_S, Tracer
 from served_pairs import DECODE, PREFILL
-from stories import HEALED, feed, feed_over_time
+from stories import HEALED, STALE, feed, feed_over_time
+from traffic import Engine
 from wire import encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 
-DEAD = "vllm"
-"""The service and the name of the engine that died."""
+DEAD = "vllm-0123abcd"
+"""The engine that died."""
 CHAT = ("llama-a", "llama-b")
 """The engines that keep serving."""
 BEFORE_DEPLOY, AFTER_DEPLOY = "mistral-a", "mistral-b"
@@ -52,6 +49,7 @@ KNOWN_AT = "phi-b"
 WHY, BY = "LMCache #2158, fixed in 0.33", "ana"
 HITS = "L 2500 c0 h1696 -> 1696\nA 1696\nS 1696+804\nend"
 FEW_HITS = "L 2500 c0 h64 -> 64\nA 64\nS 64+2436\nend"
+OPEN = "L 640 c0 h512 -> 512\nA 512\nS 512+48"
 STORING = HITS.replace("end", "store 1696+804\nend")
 NO_HITS = "L 2500 c0 h0 -> 0\nA 0\nS 0+2500\nstore 0+2500\nend"
 TOO_MUCH = "L 2500 c0 h1696 -> 1728\nA 1728\nS 1728+772\nend"
@@ -106,21 +104,28 @@ class World:
         )
 
 
-@contextmanager
-def in_trouble(pages: SharedDashboard, folder: Path) -> Iterator[World]:
-    """All of it, in a tracer that the shared dashboard shows."""
+def names_tenants(folder: Path) -> list[str]:
+    """The options with which its tracer names the tenant."""
     (folder / "tenants.yaml").write_text(f"{DIGEST}: {TENANT}\n")
-    with pages.showing(folder, "--tenants", str(folder / "tenants.yaml")) as tracer:
-        about = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}", "OTEL_SERVICE_NAME": DEAD}
-        process = forks.start(
-            real_engines.drive, folder, "stale", environment={**os.environ, **about}, out=folder / "engine.log"
-        )
-        _feed_all(tracer)
-        process.join(SLOW_S)
-        assert process.exitcode == 0, (folder / "engine.log").read_text()
-        (dead,) = (each["engine"] for each in tracer.get("/api/fleet")["engines"] if each["service"] == DEAD)
-        with chatting(tracer, *CHAT):
-            yield World(pages.url, tracer, dead)
+    return ["--tenants", str(folder / "tenants.yaml")]
+
+
+def in_trouble(tracer: Tracer, url: str) -> World:
+    """Send all of it to a tracer, which a dashboard at `url` shows."""
+    _feed_death(tracer)
+    _feed_all(tracer)
+    return World(url, tracer, DEAD)
+
+
+def _feed_death(tracer: Tracer) -> None:
+    engine, events = Engine(DEAD), list[Event]()
+    for number, text in enumerate((STALE, OPEN, OPEN)):
+        recorder = f"recorder-of-{DEAD}"
+        own = history(text, request=f"bug-{number:02d}-0123abcd", engine=DEAD, recorder=recorder)
+        events += [replace(each, sequence=each.sequence + len(events)) for each in begun_ago(own, 60)]
+    error = "AssertionError: Mismatch in tokens to load"
+    ended = goodbye(engine, sequence=len(events), at_ns=time.time_ns() - 50 * 10**9, ended_by=error)
+    tracer.post(encoded([*events, ended], {"service.name": "vllm"}))
 
 
 def _feed_all(tracer: Tracer) -> None:

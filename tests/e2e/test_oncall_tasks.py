@@ -1,18 +1,18 @@
-"""What somebody on call asks, each from the page where they begin, in three clicks at most, while requests keep coming.
+"""What somebody on call asks, each from the page where they begin, in three clicks at most.
 
-Each task is a question, the address where it begins, and its steps, by roles and labels; it is done when the page shows the
-content that answers it. How long that took is reported, and not asserted: test-artifacts/oncall-tasks.md has the table, and
+`test_oncall_answers.py` has the questions that are answered without keys, drawing or the browser's history. Each task is a
+question, the address where it begins, and its steps, by roles and labels; it is done when the page shows the content that
+answers it. How long that took is reported, and not asserted: test-artifacts/oncall-tasks.md has the table, and
 docs/dashboard.md shows one, with some of the screenshots that are left in test-artifacts/.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import oncall_world as world_of
 import pytest
@@ -29,19 +29,16 @@ from browser import (
     shoot,
 )  # fmt: skip
 from live_page import ready, wait_for_answers
+from live_traffic import chatting
 from oncall_world import World, in_trouble
 from processes import SharedDashboard, until
 
-from kvtrail.dashboard.note_command import note
-
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
-pytest.importorskip("vllm", reason="the engine that dies is driven by vLLM's scheduler")
 pytestmark = needs_chromium
 MAX_CLICKS = 3
 NEXT_FRAME = "() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))"
 """What a pointer's move changes is drawn with the browser's next frame."""
 OUR_WORDS = re.compile(r"\b(epoch|witness(es)?|drift)\b", re.IGNORECASE)
-GRAFANA = Path(__file__).parents[2] / "deploy/grafana/dashboards/kvtrail-overview.json"
 
 
 @dataclass
@@ -114,17 +111,6 @@ class Person:
         """The first sentence of the first page."""
         return self.page.get_by_role("link", name=re.compile("died at"))
 
-    def draws_an_area(self, chart: playwright.Locator) -> None:
-        """Press the mouse in the middle of a chart's top, and let go at its right end, above the axis."""
-        chart.scroll_into_view_if_needed()
-        box, mouse = box_of(chart), self.page.mouse
-        self._acts()
-        self.clicks += 1
-        mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 8)
-        mouse.down()
-        mouse.move(box["x"] + box["width"] - 6, box["y"] + box["height"] - 40, steps=8)
-        mouse.up()
-
     def points_at_a_request(self) -> str:
         """Move over the lanes until the card names a request, repeatedly until they are drawn; the name."""
         lanes, named = box_of(self.page.locator(".field canvas")), list[str]()
@@ -166,24 +152,26 @@ class Task:
 
     Attributes:
         begin: the path of the page where they begin, or what gives its whole address.
+        is_live: whether requests keep coming meanwhile. Such a task takes long.
     """
 
     name: str
     question: str
     begin: str | Callable[[World], str]
     steps: Callable[[Person], None]
+    is_live: bool = False
 
 
 TASKS: list[Task] = []
 
 
 def task(
-    name: str, question: str, begin: str | Callable[[World], str] = ""
+    name: str, question: str, begin: str | Callable[[World], str] = "", *, is_live: bool = False
 ) -> Callable[[Callable[[Person], None]], None]:
     """The function is the steps of a task; without a page it begins on the first one."""
 
     def add(steps: Callable[[Person], None]) -> None:
-        TASKS.append(Task(name, question, begin, steps))
+        TASKS.append(Task(name, question, begin, steps, is_live))
 
     return add
 
@@ -197,50 +185,6 @@ def _(person: Person) -> None:
     person.sees(re.compile(r"^Request bug-"))
     person.sees(re.compile("AssertionError: "))
     person.sees("A cached lookup answer was handed out without regard to the computed tokens")
-
-
-@task("02-worth", "Is the offload worth its memory?")
-def _(person: Person) -> None:
-    person.go("Efficiency")
-    person.sees(re.compile(r"[Ww]orth its memory|of prefill saved"))
-    person.sees(re.compile("host memory"))
-    person.sees("By engine and connector")
-    range_shown = person.page.locator(".st-key-time_field input")
-    playwright.expect(range_shown).to_have_value("now-1h to now")  # although its page came in a hurry
-
-
-@task("03-found", "Where is the request with this part of an id?")
-def _(person: Person) -> None:
-    person.go("Requests")
-    person.type(person.page.get_by_role("searchbox", name="Search"), "bug-0")
-    until(lambda: {row[0][:5] for row in rows(person.page, "requests_table")} == {"bug-0"})
-    person.open_row("requests_table")
-    person.page.wait_for_url(re.compile("/request.*id=bug-0"))
-    person.sees("Every step")
-
-
-@task("04-understood", "What does this finding say, in plain words, and what is to be done?")
-def _(person: Person) -> None:
-    person.click(person.died())
-    person.sees("could: crash")
-    proof = person.page.get_by_test_id("stVerticalBlock").filter(has_text="could: crash").last
-    said = proof.inner_text()
-    assert "The connector answered" in said
-    assert not OUR_WORDS.search(said)
-    person.click(person.page.get_by_text("What to do, and the exact numbers"))
-    person.sees(re.compile("upgrade from 0.3.10"))
-
-
-@task("05-shared", "How do others see what I see?")
-def _(person: Person) -> None:
-    page = person.page
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    person.click(page.get_by_role("button", name="Copy link"))
-    person.sees("Copied")
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert re.search(r"from=20\d\d-.*to=20\d\d-", copied), "the range does not move with the clock"
-    page.goto(copied)
-    person.sees(re.compile("died at"))
 
 
 @task("06-compared", "Why was this request slower than one like it?", f"request?id={world_of.SLOW}")
@@ -268,24 +212,13 @@ def _(person: Person) -> None:
     assert person.clicks == 0
 
 
-@task("10-two-engines", "What are two engines doing, side by side?")
+@task("10-two-engines", "What are two engines doing, side by side?", is_live=True)
 def _(person: Person) -> None:
     person.go("Live")
     person.click(person.page.get_by_role("button", name="Fold all"))
     for engine in world_of.CHAT:
         playwright.expect(person.page.get_by_role("button", name=re.compile(f"{engine} .*request"))).to_be_visible()
     person.is_answered()
-
-
-@task("11-deploy", "A deploy made prefill grow: which one, and what differs?")
-def _(person: Person) -> None:
-    person.click(person.page.get_by_role("link", name=re.compile("Hit rate beyond vLLM's cache fell")))
-    person.sees("What probably caused it")
-    person.sees(re.compile(rf"Engine {world_of.AFTER_DEPLOY} was started with vLLM 0\.31 → 0\.32"))
-    person.sees(re.compile("Prompt tokens computed went from"))
-    person.open_row("changed_computed")
-    person.page.wait_for_url(re.compile(r"/requests\?"))
-    person.sees(re.compile("request"))
 
 
 @task("12-changed", "What changed around a moment that I choose?", "efficiency")
@@ -320,17 +253,6 @@ def _(person: Person) -> None:
     person.sees("It was open when its engine ended")
 
 
-@task("15-log-line", "What was this line of a log about?")
-def _(person: Person) -> None:
-    line = f"INFO {time.strftime('%m-%d %H:%M:%S', time.gmtime())} [async_llm.py:348] Added request {world_of.SLOW}."
-    person.go("Requests")
-    person.type(person.page.get_by_role("searchbox", name="Search"), line)
-    person.sees("The text names 1 request.")
-    person.open_row("requests_of_text")
-    person.sees("Every step")
-    assert query_of(person.page)["id"] == [world_of.SLOW]
-
-
 @task("16-groups", "How do the slow requests differ from all others?")
 def _(person: Person) -> None:
     person.go("Latency")
@@ -343,24 +265,6 @@ def _(person: Person) -> None:
     person.sees_row("causes", lambda cells: cells[0] == "evicted")
 
 
-@task("17-silenced", "What is silenced, why, and by whom?")
-def _(person: Person) -> None:
-    person.click(person.page.get_by_role("link", name=re.compile("1 known finding of .* is silenced")))
-    person.sees(re.compile(f"Silenced .* by {world_of.BY}: {world_of.WHY}"))
-    person.sees("Open request known-1-0123abcd")
-
-
-@task("18-note", "How do I note what I did, for everybody who looks at a chart?")
-def _(person: Person) -> None:
-    text = "router restarted by hand"
-    note([text, "--ago", "25m", "--tracer", person.world.tracer.url], standalone_mode=False)
-    marks = person.page.locator("svg.marks path[aria-roledescription=point]")
-    playwright.expect(marks.and_(person.page.get_by_label(re.compile(text))).first).to_be_attached()
-    assert f'kvtrail_note_timestamp_seconds{{text="{text}"}}' in person.world.tracer.read("/metrics")
-    annotations = json.loads(GRAFANA.read_text())["annotations"]["list"]
-    assert any("kvtrail_note_timestamp_seconds" in json.dumps(each) for each in annotations)
-
-
 @task("19-prefix", "Which evicted prefix costs most, and whose requests are these?", "efficiency")
 def _(person: Person) -> None:
     person.click(person.page.get_by_role("link", name="What was computed again"))
@@ -370,48 +274,6 @@ def _(person: Person) -> None:
     row = person.sees_row("waste_requests", lambda cells: world_of.SLOW in cells)
     person.open_row("waste_requests", row)
     person.sees(re.compile("186 tokens of 250 were computed: 86 % evicted"))
-
-
-@task("20-tenant", "Which tenant pays for evictions?", "efficiency")
-def _(person: Person) -> None:
-    person.click(person.page.get_by_role("link", name="What was computed again"))
-    row = person.sees_row("waste_tenant", lambda cells: cells[0] == world_of.TENANT)
-    person.open_row("waste_tenant", row)
-    person.page.wait_for_url(re.compile(f"tenant={world_of.DIGEST}"))
-    person.sees("Requests that computed most again")
-
-
-@task("21-heat-map", "Which requests are the slow ones on the heat map?", "latency?of=first_token")
-def _(person: Person) -> None:
-    person.sees("time to first token")
-    drawn(person.page)
-    chart = person.page.get_by_test_id("stVegaLiteChart").nth(1)
-    person.draws_an_area(chart)
-    person.sees("In this area")
-    shoot(person.page, "task-21-area")
-    person.open_row("area")
-    person.sees("Every step")
-
-
-@task("22-conditions", "Which requests took more than 2 s, and had their prompt evicted?")
-def _(person: Person) -> None:
-    person.go("Requests")
-    person.type(person.page.get_by_role("textbox", name="Conditions"), "duration > 2s and evicted >= 100")
-    until(
-        lambda: (
-            {cells[0] for cells in rows(person.page, "requests_table")} == {f"b-evicted-{n}-0123abcd" for n in range(4)}
-        )
-    )
-    person.is_answered()
-
-
-@task("23-by-tenant", "Which tenant's requests are slow?", "requests")
-def _(person: Person) -> None:
-    person.choose("Grouping", "By tenant")
-    row = person.sees_row("groups", lambda cells: cells[0] == world_of.TENANT)
-    person.open_row("groups", row)
-    person.page.wait_for_url(re.compile(f"where=tenant.*{world_of.DIGEST}"))
-    person.sees("8 requests, latest first")
 
 
 @task(
@@ -429,18 +291,7 @@ def _(person: Person) -> None:
     person.sees("Prefill and decode")
 
 
-@task(
-    "25-kv-groups",
-    "Which blocks does a request of a hybrid model have, by KV cache group?",
-    f"request?id={world_of.HYBRID}",
-)
-def _(person: Person) -> None:
-    person.click(person.page.get_by_text(re.compile("Its block tables, .* 2 KV cache groups")))
-    person.sees("1 (sliding window)")
-    person.sees("20-21")
-
-
-@task("26-live-card", "What is this request in the live picture?", "live")
+@task("26-live-card", "What is this request in the live picture?", "live", is_live=True)
 def _(person: Person) -> None:
     page = person.page
     ready(page)
@@ -468,22 +319,11 @@ def _(person: Person) -> None:
     until(lambda: any("over-report" in first for first in rows(person.page, "by_rule")[:1]))
 
 
-@task("28-replay", "How did this request get there, step by step; and back again", f"request?id={world_of.SLOW}")
-def _(person: Person) -> None:
-    person.click(person.page.get_by_role("link", name="Replay", exact=True))
-    person.sees(re.compile("Step 1 of 6"))
-    person.page.locator("[data-listens]").wait_for(state="attached")
-    person.page.keyboard.press("n")
-    person.sees(re.compile("Step 2 of 6"))
-    person.page.go_back()
-    person.page.go_back()
-    person.sees("Every step")
-
-
 @pytest.fixture(scope="module")
 def world(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with in_trouble(pages, tmp_path_factory.mktemp("tasks")) as world:
-        yield world
+    folder = tmp_path_factory.mktemp("tasks")
+    with pages.showing(folder, *world_of.names_tenants(folder)) as tracer:
+        yield in_trouble(tracer, pages.url)
 
 
 @pytest.fixture(scope="module")
@@ -495,12 +335,15 @@ def measured() -> Iterator[list[str]]:
     (ARTIFACTS / "oncall-tasks.md").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("asked", TASKS, ids=[each.name for each in TASKS])
+@pytest.mark.parametrize(
+    "asked", [pytest.param(each, id=each.name, marks=[pytest.mark.long] * each.is_live) for each in TASKS]
+)
 def test_a_task_is_done(asked: Task, page: playwright.Page, world: World, measured: list[str]) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
     person = Person(page, world)
-    person.open(asked.begin if isinstance(asked.begin, str) else asked.begin(world))
-    asked.steps(person)
+    with chatting(world.tracer, *world_of.CHAT) if asked.is_live else nullcontext():
+        person.open(asked.begin if isinstance(asked.begin, str) else asked.begin(world))
+        asked.steps(person)
     assert person.clicks <= MAX_CLICKS
     waits = person.waits_s or [0.0]
     number = asked.name.partition("-")[0]

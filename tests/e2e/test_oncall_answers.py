@@ -1,0 +1,133 @@
+"""What somebody on call asks, and the pages answer, without a browser. `test_oncall_tasks.py` has journeys in a real one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import oncall_world as world_of
+import pytest
+from oncall_world import World, in_trouble
+from processes import Tracer, serve
+from without_browser import Opened, show
+
+from kvtrail.dashboard.note_command import note
+
+GRAFANA = Path(__file__).parents[2] / "deploy/grafana/dashboards/kvtrail-overview.json"
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("answers")
+    tracer = serve(folder, *world_of.names_tenants(folder))
+    yield in_trouble(tracer, "")
+    tracer.kill()
+
+
+@pytest.fixture
+def world(known: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    show(known.tracer.url, monkeypatch)
+    return known
+
+
+def test_whether_the_offload_is_worth_its_memory(world: World) -> None:
+    page = Opened("efficiency")
+    page.sees("[Ww]orth its memory|of prefill saved")
+    page.sees("host memory")
+    page.sees("By engine and connector")
+    page.sees("now-1h to now")
+
+
+def test_what_a_finding_says_and_what_is_to_be_done(world: World) -> None:
+    page = Opened("").follow("died at .* of AssertionError, 3 requests lost: a stale lookup")
+    page.sees("could: crash")
+    page.sees("The connector answered")
+    page.sees("upgrade from 0.3.10")
+
+
+def test_which_deploy_made_prefill_grow(world: World) -> None:
+    page = Opened("").follow("Hit rate beyond vLLM's cache fell")
+    page.sees(rf"Engine {world_of.AFTER_DEPLOY} was started with vLLM 0\.31 → 0\.32")
+    page.sees("Prompt tokens computed went from")
+    page.open_row("changed_computed").sees(r"[\d]+ requests?, latest first")
+
+
+def test_what_changed_around_a_moment_that_is_chosen(world: World) -> None:
+    page = Opened("efficiency").follow("What changed")
+    (moments,) = (each for each in page.app.selectbox if each.label == "Or at what happened then")
+    moments.select(next(each for each in moments.options if f"{world_of.AFTER_DEPLOY} was started" in each))
+    page.run()
+    page.sees(f"Engine {world_of.AFTER_DEPLOY} was started with")
+    page.sees("Prompt tokens computed went from")
+
+
+def test_what_a_line_of_a_log_was_about(world: World) -> None:
+    page = Opened("requests")
+    line = f"INFO {time.strftime('%m-%d %H:%M:%S', time.gmtime())} [async_llm.py:348] Added request {world_of.SLOW}."
+    next(each for each in page.app.text_input if each.label == "Search").set_value(line)
+    page.run()
+    page.sees("The text names 1 request.")
+    assert [cells[0] for cells in page.rows("requests_of_text")] == [world_of.SLOW]
+
+
+def test_what_is_silenced_why_and_by_whom(world: World) -> None:
+    page = Opened("").follow("1 known finding of .* is silenced")
+    page.sees(f"Silenced .* by {world_of.BY}: {world_of.WHY}")
+    page.sees("Open request known-1-0123abcd")
+
+
+def test_a_note_is_on_charts_and_in_grafana(world: World) -> None:
+    text = "router restarted by hand"
+    note([text, "--ago", "25m", "--tracer", world.tracer.url], standalone_mode=False)
+    Opened("").sees(text)
+    assert f'kvtrail_note_timestamp_seconds{{text="{text}"}}' in world.tracer.read("/metrics")
+    annotations = json.loads(GRAFANA.read_text())["annotations"]["list"]
+    assert any("kvtrail_note_timestamp_seconds" in json.dumps(each) for each in annotations)
+
+
+def test_which_tenant_pays_for_evictions(world: World) -> None:
+    page = Opened("efficiency").follow("What was computed again")
+    page = page.open_row("waste_tenant", lambda cells: cells[0] == world_of.TENANT)
+    page.sees("Requests that computed most again")
+    assert world_of.SLOW in {cell for cells in page.rows("waste_requests") for cell in cells}
+
+
+def test_which_requests_were_slow_and_had_their_prompt_evicted(world: World) -> None:
+    page = Opened("requests")
+    next(each for each in page.app.text_input if each.label == "Conditions").set_value(
+        "duration > 2s and evicted >= 100"
+    )
+    page.run()
+    assert {cells[0] for cells in page.rows("requests_table")} == {f"b-evicted-{n}-0123abcd" for n in range(4)}
+
+
+def test_which_tenants_requests_are_slow(world: World) -> None:
+    page = Opened("requests")
+    next(each for each in page.app.selectbox if each.label == "Grouping").select("By tenant")
+    page.run()
+    page.open_row("groups", lambda cells: cells[0] == world_of.TENANT).sees("8 requests, latest first")
+
+
+def test_which_blocks_a_request_of_a_hybrid_model_has(world: World) -> None:
+    page = Opened(f"request?id={world_of.HYBRID}")
+    page.sees("Its block tables, .* 2 KV cache groups")
+    page.sees(r"1 \(sliding window\)")
+
+
+def test_how_a_request_got_there_step_by_step(world: World) -> None:
+    page = Opened(f"request?id={world_of.SLOW}").follow("^Replay$")
+    page.sees("Step 1 of 6")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "live", "requests", "requests?by=engine", "latency", "findings", "efficiency", "fleet", "changes", "silences",
+     "waste", "compare_groups", "runbook?name=stale-lookup", "request?id=a", "replay?id=a", "compare?id=a&with=b"],
+)  # fmt: skip
+def test_a_page_of_an_empty_store_says_something(path: str, api: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(api.url, monkeypatch)
+    page = Opened(path)
+    assert not page.app.error
+    assert len("".join(page.texts())) > 200 or path == "live", "all of the live page is drawn in the browser"
