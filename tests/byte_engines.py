@@ -166,7 +166,7 @@ def _run(
     folder.mkdir(exist_ok=True)
     log = folder / "engine.log"
     process = forks.start(call, *arguments, environment=environment, out=log)
-    process.join(forks.SLOW_S)
+    process.join()
     assert process.exitcode == 0, log.read_text()[-3000:]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="the pages are tested with playwright")
 from playwright import sync_api as playwright
-from processes import until
+from processes import SLOW_S, until
 
 __all__ = [
     "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drag", "drawn",
@@ -23,7 +23,7 @@ __all__ = [
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 ARTIFACTS = Path(__file__).parents[2] / "test-artifacts"
-SLOW_MS = 120_000
+SLOW_MS = SLOW_S * 1000
 playwright.expect.set_options(timeout=SLOW_MS)
 REFRESH_MS = 2_500
 """A page asks the tracer again every two seconds."""

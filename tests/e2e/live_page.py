@@ -36,7 +36,7 @@ def wait_for_answers(page: playwright.Page, count: int) -> None:
         "wanted => Number(document.querySelector('[data-testid=stBidiComponentIsolated]').shadowRoot"
         ".querySelector('.live').dataset.answers) >= wanted",
         arg=wanted,
-        timeout=SLOW_MS * 2,
+        timeout=SLOW_MS,
     )
 
 

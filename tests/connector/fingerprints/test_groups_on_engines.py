@@ -177,7 +177,7 @@ def _of_another_group(folder: Path) -> None:
 def test_the_finding_names_the_group_of_the_block_and_the_group_of_its_content(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     process = forks.start(_of_another_group, tmp_path, out=log)
-    process.join(forks.SLOW_S)
+    process.join()
     assert process.exitcode == 0, log.read_text()[-3000:]
     (finding,) = found(list(load([tmp_path / TRACE]).events))
     token = finding.numbers["tokens"][0]

@@ -138,7 +138,7 @@ def exported(exporters: list[Any], overload: Callable[[], object], end: Callable
 
 def test_over_grpc_an_exporter_loses_nothing(slow: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receivers, "RETRY_S", 1)
-    exporters = [GrpcExporter(f"http://127.0.0.1:{slow.port}", timeout=60) for _ in range(6)]
+    exporters = [GrpcExporter(f"http://127.0.0.1:{slow.port}", timeout=SLOW_S) for _ in range(6)]
 
     def overload() -> None:
         until(lambda: rejected(slow.page(), "grpc", "busy") >= 4)
@@ -205,7 +205,7 @@ def test_over_http_an_exporter_loses_nothing(start_tracer: Start) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
         connection.close()
 
-    ids = exported([HttpExporter(f"{tracer.url}/v1/traces", timeout=60)], overload, end)
+    ids = exported([HttpExporter(f"{tracer.url}/v1/traces", timeout=SLOW_S)], overload, end)
     assert ids <= {span["span_id"] for span in tracer.get("/api/spans", limit=1000)}
 
 
