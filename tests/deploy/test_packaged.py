@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,9 +62,9 @@ def installation(folder: Path, chosen: Sequence[str], **values: str) -> list[Any
     return built(copy / "example")
 
 
-@pytest.fixture(params=INSTALLATIONS, ids=lambda chosen: "+".join(chosen) or "plain")
-def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> list[Any]:
-    return installation(tmp_path, request.param)
+@pytest.fixture(scope="module", params=INSTALLATIONS, ids=lambda chosen: "+".join(chosen) or "plain")
+def manifests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return installation(tmp_path_factory.mktemp("installation"), request.param)
 
 
 def pods_of(manifests: Sequence[Any]) -> dict[str, Any]:
@@ -97,24 +96,6 @@ def test_dockerfiles_are_sound(path: Path) -> None:
     assert hadolint
     done = subprocess.run([hadolint, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-def test_an_image_is_built_from_what_the_context_holds(tmp_path: Path) -> None:
-    """`.dockerignore` lets through what a wheel needs, and no more."""
-    names = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    for name in names:
-        source = ROOT / name
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(source, tmp_path / name, symlinks=True, ignore=ignored)
-        else:
-            shutil.copy(source, tmp_path / name)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "out"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    (wheel,) = (tmp_path / "out").iterdir()
-    packed = zipfile.ZipFile(wheel).namelist()
-    for part in ("tracer/serve/server.py", "connector/registration.py", "dashboard/app.py"):
-        assert f"kvtrail/{part}" in packed
 
 
 def test_manifests_fit_their_schema(manifests: list[Any]) -> None:
@@ -229,12 +210,12 @@ def test_tls_is_everywhere_or_nowhere(manifests: list[Any]) -> None:
 
 def test_every_value_is_put_somewhere(tmp_path: Path) -> None:
     names = yaml.safe_load((KUBERNETES / "example" / "values.yaml").read_text())["data"]
+    given = {name: str(7000 + number) for number, name in enumerate(names)}
     before = yaml.safe_dump(installation(tmp_path / "as-is", COMPONENTS))
-    for number, name in enumerate(names):
-        given = {name: str(7000 + number)}
-        after = yaml.safe_dump(installation(tmp_path / name, COMPONENTS, **given))
-        assert after != before, name
-        assert given[name] in after, name
+    after = yaml.safe_dump(installation(tmp_path / "given", COMPONENTS, **given))
+    for name, value in given.items():
+        assert value in after, name
+        assert value not in before, name
 
 
 def test_the_services_choose_pods_that_are_there(manifests: list[Any]) -> None:

