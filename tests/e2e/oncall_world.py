@@ -119,7 +119,7 @@ def in_trouble(tracer: Tracer, url: str) -> World:
 
 def _feed_death(tracer: Tracer) -> None:
     engine, events = Engine(DEAD), list[Event]()
-    for number, text in enumerate((STALE, OPEN, OPEN)):
+    for number, text in enumerate((STALE.replace("!", "!AssertionError: "), OPEN, OPEN)):
         recorder = f"recorder-of-{DEAD}"
         own = history(text, request=f"bug-{number:02d}-0123abcd", engine=DEAD, recorder=recorder)
         events += [replace(each, sequence=each.sequence + len(events)) for each in begun_ago(own, 60)]
