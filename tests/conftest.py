@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 prepare_environment()
 # A shell that starts tests in the background has them ignore Ctrl-C, and so would the commands that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-pytest_plugins = ["processor_time", "watchdog", "packages"]
+pytest_plugins = ["processor_time", "watchdog", "packages", "story"]
 # An example may take as long as a slow machine needs. `make test` takes the same ones each time, `make test-all` new ones.
 hypothesis.settings.register_profile("kvtrail", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("random", deadline=None)

@@ -7,32 +7,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-from processes import SLOW_S, free_port, until
+from processes import PLAIN, SLOW_S, free_port, until
 
 
-class Demo:
-    """A `kvtrail demo` process. `metrics_port` is where vLLM's own metrics are served, 0 for nowhere."""
+class Servers:
+    """The tracer and the dashboard of a demo."""
 
-    def __init__(self, folder: Path, *arguments: str, metrics_port: int = 0) -> None:
-        self.http_port, self.dashboard_port, self.grpc_port = free_port(), free_port(), free_port()
-        self.metrics_port = metrics_port
-        self.out = folder / "demo.out"
-        ports = ["--grpc-port", self.grpc_port, "--http-port", self.http_port, "--dashboard-port", self.dashboard_port]
-        ports += ["--metrics-port", metrics_port] if metrics_port else []
-        with self.out.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "kvtrail", "demo", *map(str, ports), *arguments],
-                cwd=folder,
-                stdout=file,
-                stderr=file,
-            )
+    http_port: int
+    dashboard_port: int
 
     @property
     def api(self) -> str:
@@ -45,9 +34,38 @@ class Demo:
         return f"http://127.0.0.1:{self.dashboard_port}"
 
     def get(self, path: str, **params: str | int) -> Any:
-        response = httpx.get(f"{self.api}{path}", params=params or None, timeout=SLOW_S)
+        response = httpx.get(f"{self.api}{path}", params=params or None, **PLAIN)
         response.raise_for_status()
         return response.json()
+
+
+class Demo(Servers):
+    """A `kvtrail demo` process.
+
+    Args:
+        program: what runs instead of `-m kvtrail`.
+        metrics_port: where vLLM's own metrics are served, 0 for nowhere.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        program: Sequence[str] = ("-m", "kvtrail"),
+        metrics_port: int = 0,
+    ) -> None:
+        self.http_port, self.dashboard_port, self.grpc_port = free_port(), free_port(), free_port()
+        self.metrics_port = metrics_port
+        self.out = folder / "demo.out"
+        ports = ["--grpc-port", self.grpc_port, "--http-port", self.http_port, "--dashboard-port", self.dashboard_port]
+        ports += ["--metrics-port", metrics_port] if metrics_port else []
+        with self.out.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *program, "demo", *map(str, ports), *arguments],
+                cwd=folder,
+                stdout=file,
+                stderr=file,
+            )
 
     def output(self) -> str:
         return self.out.read_text()
@@ -81,9 +99,9 @@ class Demo:
 
 
 @contextmanager
-def demo(folder: Path, *arguments: str, metrics_port: int = 0) -> Iterator[Demo]:
-    """A demo, which is ended by Ctrl-C if it still runs at the end."""
-    run = Demo(folder, *arguments, metrics_port=metrics_port)
+def demo(folder: Path, *arguments: str, **options: Any) -> Iterator[Demo]:
+    """A demo with the options of `Demo`, which is ended by Ctrl-C if it still runs at the end."""
+    run = Demo(folder, *arguments, **options)
     try:
         yield run
         if run.process.poll() is None:

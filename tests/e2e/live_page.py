@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from browser import SLOW_MS, playwright, see
 from processes import until
@@ -38,6 +39,17 @@ def wait_for_answers(page: playwright.Page, count: int) -> None:
         arg=wanted,
         timeout=SLOW_MS * 2,
     )
+
+
+def repeat(page: playwright.Page, act: Callable[[], object], seen: Callable[[], object]) -> None:
+    """Do what the live page shows at once, again and again until it is seen: a refresh may swallow what a mouse does."""
+
+    def is_seen_after_it() -> bool:
+        act()
+        page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        return bool(seen())
+
+    until(is_seen_after_it)
 
 
 def address_at_rest(page: playwright.Page) -> str:

@@ -1,31 +1,31 @@
 """A running `kvtrail demo` with LMCache #2158's bug, and every view of its dashboard, in a real Chromium.
 
-The guard heals the bug, so that the engine lives and its workload repeats: there is always something new, and always
-something wrong. The screenshots are left in test-artifacts/, for people to look at.
+It is the one of the story whose engine lives. The screenshots are left in test-artifacts/, for people to look at.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import SCHEMES, drag, needs_chromium, open_row, playwright, rows, see, shoot, switch_scheme
 from connection import Connection
-from demos import Demo, demo, total
-from live_page import address_at_rest, facts, pixels, ready, selected, shown_range, wait_for_answers
+from demos import Demo, total
+from live_page import address_at_rest, facts, pixels, ready, repeat, selected, shown_range, wait_for_answers
 from processes import until
+from story import of_story
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the demo runs vLLM")
+pytestmark = of_story
 TITLE = "A cached lookup answer was handed out without regard to the computed tokens"
-SIZES: dict[str, playwright.ViewportSize] = {
-    "wide": {"width": 1400, "height": 1500},
-    "narrow": {"width": 760, "height": 1400},
-}
+SIZES = [
+    pytest.param("wide", {"width": 1400, "height": 1500}, marks=pytest.mark.long),
+    pytest.param("narrow", {"width": 760, "height": 1400}),
+]
 VIEWS = {
     "live": ("live", "Drag along the time axis"),
     "overview": ("", "Findings by rule"),
@@ -42,31 +42,22 @@ VIEWS = {
 """The pages, by name: the address of each, and a text on it."""
 
 
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    with demo(tmp_path_factory.mktemp("live"), "--bug", "stale-lookup", "--guard", "heal") as run:
-        run.wait_for_output("The workload repeats gently until Ctrl-C.")
-        # The second round finds what the first has stored: only then is there something to load.
-        until(lambda: run.get("/api/overview")["totals"]["loaded"] > 0)
-        yield run
-
-
 def a_finding(run: Demo) -> Any:
     return run.get("/api/findings", rule="stale-lookup")[0]
 
 
-def test_healed_the_workload_finishes_and_repeats(live: Demo) -> None:
-    output = live.output()
+def test_healed_the_workload_finishes_and_repeats(living_demo: Demo) -> None:
+    output = living_demo.output()
     assert "The generated tokens are the same as those of an engine without a connector." in output
     assert re.search(r"^stale-lookup, .* times: A cached lookup answer", output, flags=re.MULTILINE), output
     assert "  It could: crash. It did: healed.\n" in output
     assert total(output, "requests") == 16
     assert total(output, "tokens loaded") > 0
-    wait_for_requests(live)
+    wait_for_requests(living_demo)
 
 
-def test_a_second_one_in_its_folder_is_refused(live: Demo, tmp_path: Path) -> None:
-    folder = live.out.parent / ".demo"
+def test_a_second_one_in_its_folder_is_refused(living_demo: Demo, tmp_path: Path) -> None:
+    folder = living_demo.out.parent / ".demo"
     second = Demo(tmp_path, "--folder", str(folder))
     assert second.finish() == 1
     assert f"Error: another demo is running in {folder}" in second.output()
@@ -79,9 +70,9 @@ def wait_for_requests(run: Demo) -> None:
 
 
 @needs_chromium
-def test_search_and_deep_links(page: playwright.Page, live: Demo) -> None:
-    finding = a_finding(live)
-    page.goto(f"{live.page}/requests")
+def test_search_and_deep_links(page: playwright.Page, living_demo: Demo) -> None:
+    finding = a_finding(living_demo)
+    page.goto(f"{living_demo.page}/requests")
     see(page, "Click a row to open it")
     page.get_by_role("searchbox", name="Search").fill(finding["external"])
     see(page, "1 request, latest first")
@@ -92,10 +83,10 @@ def test_search_and_deep_links(page: playwright.Page, live: Demo) -> None:
     page.goto(page.url)  # what was opened by a click can be opened by its address
     see(page, TITLE)
     see(page, f"Request {finding['external']}")
-    page.goto(f"{live.page}/request?trace={finding['trace_id']}")  # as Grafana's exemplars lead here
+    page.goto(f"{living_demo.page}/request?trace={finding['trace_id']}")  # as Grafana's exemplars lead here
     see(page, f"Request {finding['external']}")
 
-    page.goto(f"{live.page}/live")
+    page.goto(f"{living_demo.page}/live")
     ready(page)
     page.keyboard.press("/")
     page.keyboard.type(finding["request"])
@@ -106,14 +97,16 @@ def test_search_and_deep_links(page: playwright.Page, live: Demo) -> None:
 
 
 @needs_chromium
-def test_zoom_and_selection_are_kept_over_ten_updates(page: playwright.Page, live: Demo) -> None:
-    page.goto(f"{live.page}/live")
+def test_zoom_and_selection_are_kept_over_ten_updates(page: playwright.Page, living_demo: Demo) -> None:
+    page.goto(f"{living_demo.page}/live")
     ready(page)
     page.keyboard.press("n")
     for _ in range(3):
         page.keyboard.press("+")
     page.keyboard.press("Escape")
-    drag(page.locator(".field canvas"), 0.6, 0.9, height=0.02)  # along the time axis
+    axis = page.locator(".field canvas"), 0.6, 0.9
+    unselected = selected(page)
+    repeat(page, lambda: drag(*axis, height=0.02), lambda: selected(page) != unselected)
     page.wait_for_url(re.compile("select="))
     kept = address_at_rest(page)
     shown, chosen = shown_range(page), selected(page)
@@ -148,15 +141,15 @@ def settled(page: playwright.Page, connection: Connection) -> tuple[str, str]:
 
 
 @needs_chromium
-def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, live: Demo) -> None:
+def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, living_demo: Demo) -> None:
     connection = Connection(page)
-    page.goto(f"{live.page}/live?from=now-1m&to=now")
+    page.goto(f"{living_demo.page}/live?from=now-1m&to=now")
     ready(page)
     page.keyboard.press("Space")
     see(page, "Paused at")
     page.wait_for_url(re.compile("paused="))
     text, picture = settled(page, connection)
-    wait_for_requests(live)
+    wait_for_requests(living_demo)
     connection.wait_for_refreshes()
     assert facts(page) == text
     assert pixels(page) == picture
@@ -175,9 +168,9 @@ def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, live: De
 
 
 @needs_chromium
-def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.Page, live: Demo) -> None:
+def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.Page, living_demo: Demo) -> None:
     connection = Connection(page)
-    page.goto(f"{live.page}/live")
+    page.goto(f"{living_demo.page}/live")
     ready(page)
     page.get_by_role("button", name="Next finding").click()
     see(page, TITLE)
@@ -216,14 +209,14 @@ def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.P
 
 
 @needs_chromium
-def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, live: Demo) -> None:
+def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, living_demo: Demo) -> None:
     """It hangs: the demo itself would end with a tracer that died."""
-    page.goto(f"{live.page}/live")
+    page.goto(f"{living_demo.page}/live")
     ready(page)
     findings = page.context.new_page()
-    findings.goto(f"{live.page}/findings")
+    findings.goto(f"{living_demo.page}/findings")
     see(findings, "findings, latest first")
-    live.tracer().send_signal(signal.SIGSTOP)
+    living_demo.tracer().send_signal(signal.SIGSTOP)
     try:
         see(page, re.compile(r"The tracer does not answer, since \d\d:\d\d:\d\d UTC"))
         see(findings, "does not answer")
@@ -231,34 +224,29 @@ def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, live: Demo) 
         shoot(page, "live-away", at_rest=False)
         shoot(findings, "findings-away", at_rest=False)
     finally:
-        live.tracer().send_signal(signal.SIGCONT)
+        living_demo.tracer().send_signal(signal.SIGCONT)
     playwright.expect(page.locator(".state")).to_have_text("Live")
     playwright.expect(findings.get_by_text("does not answer")).to_have_count(0)
-    wait_for_requests(live)
-    assert live.get("/api/health")["events_missing"] == 0, "what was recorded in between has come"
+    wait_for_requests(living_demo)
+    assert living_demo.get("/api/health")["events_missing"] == 0, "what was recorded in between has come"
 
 
 @needs_chromium
+@pytest.mark.parametrize(("size", "viewport"), SIZES)
 @pytest.mark.parametrize("name", VIEWS)
-def test_every_view_is_looked_at_light_and_dark(page: playwright.Page, live: Demo, name: str) -> None:
+def test_every_view_is_looked_at_light_and_dark(
+    page: playwright.Page, living_demo: Demo, name: str, size: str, viewport: playwright.ViewportSize
+) -> None:
     """Nothing is wider than the window; how it looks is for a person to say, who has the screenshots."""
-    finding = a_finding(live)
+    finding = a_finding(living_demo)
     request = f"id={finding['request']}&engine={finding['engine']}"
-    other = next(each["request"] for each in live.get("/api/requests", verdict="ok"))
+    other = next(each["request"] for each in living_demo.get("/api/requests", verdict="ok"))
     path, text = VIEWS[name]
-    page.goto(f"{live.page}/{path.format(request=request, other=other)}")
+    page.set_viewport_size(viewport)
+    page.goto(f"{living_demo.page}/{path.format(request=request, other=other)}")
     see(page, text)
-    for size, viewport in SIZES.items():
-        page.set_viewport_size(viewport)
-        page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
-        for scheme in SCHEMES:
-            switch_scheme(page, scheme)
-            shoot(page, f"{name}-{scheme}-{size}")
+    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
+    for scheme in SCHEMES:
+        switch_scheme(page, scheme)
+        shoot(page, f"{name}-{scheme}-{size}")
     assert page.get_by_test_id("stException").count() == 0
-
-
-def test_a_killed_child_is_reported(live: Demo) -> None:
-    """Comes last: it ends the demo."""
-    live.tracer().kill()
-    assert live.finish() == 1
-    assert "Error: the tracer ended unexpectedly, by signal SIGKILL" in live.output()

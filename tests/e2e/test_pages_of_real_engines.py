@@ -1,7 +1,6 @@
 """The views about windows of time and a request's ways on, in a real Chromium, over real traffic.
 
-vLLM's real scheduler runs real connectors, one of them with LMCache #2158's bug; the spans come over OTLP. Every page is
-looked at light and dark and at two sizes; the screenshots are left in test-artifacts/.
+vLLM's real scheduler runs real connectors, one of them with LMCache #2158's bug; the spans come over OTLP.
 """
 
 from __future__ import annotations

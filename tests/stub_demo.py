@@ -1,0 +1,39 @@
+"""`kvtrail` with a demo whose engines are stubs: `python tests/stub_demo.py ENDLESS demo ...`.
+
+Each says at once that its round of no requests is over, but for the one of the name ENDLESS. They wait for the demo's end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from kvtrail.__main__ import main
+from kvtrail.connector.demo.children import Child, Children
+
+START = Children.start
+
+
+def start(children: Children, name: str, arguments: Sequence[str], **options: Any) -> Child:
+    """`Children.start`, which starts this file in place of an engine."""
+    if name.endswith("engine"):
+        arguments = [__file__, "endless" if name == sys.argv[1] else "short", *arguments]
+    return START(children, name, arguments, **options)
+
+
+def engine(kind: str) -> None:
+    """A stub."""
+    print(json.dumps({"kind": "ready", "requests": 0}), flush=True)
+    if kind != "endless":
+        print(json.dumps({"kind": "round", "tokens": {}}), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] in ("endless", "short"):
+        engine(sys.argv[1])
+    else:
+        Children.start = start  # type: ignore[assignment,method-assign]
+        main(sys.argv[2:])
