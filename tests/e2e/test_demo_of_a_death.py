@@ -48,7 +48,7 @@ def test_the_last_lines_say_what_died_and_why(dying_demo: DyingDemo) -> None:
     assert why.startswith(WHY), why
     text = re.sub(r"\x1b\[[0-9;]*m", "", dying_demo.terminal.raw)
     assert "requests served" not in text
-    assert "  It could: crash. It did: engine dying_demo." in text
+    assert "  It could: crash. It did: engine died." in text
     assert max(len(line) for line in text.splitlines()[-16:]) <= COLUMNS
 
 

@@ -15,7 +15,7 @@ import pytest
 from browser import SCHEMES, SLOW_MS, Scheme, box_of, drag, holds, needs_chromium, playwright, see, shoot
 from connection import Connection
 from contrast import unreadable
-from live_page import address_at_rest, pixels, ready, shown_range, span_s, wait_for_answers
+from live_page import address_at_rest, pixels, ready, repeat, shown_range, span_s, wait_for_answers
 from live_traffic import S, goodbye, live_traffic, post
 from processes import SharedDashboard, Tracer, until
 from traffic import Engine, served
@@ -28,6 +28,10 @@ TEXTS = (
 LAPTOP: playwright.ViewportSize = {"width": 1440, "height": 900}
 PHONE: playwright.ViewportSize = {"width": 390, "height": 844}
 TOUCHED: playwright.ViewportSize = {"width": 412, "height": 840}
+ON_THE_AXIS: playwright.Position = {"x": 300, "y": 5}
+"""A place of the lanes where no engine's head can be."""
+SHORT_S = 60
+"""How long engines of many requests have served."""
 
 
 def old_request(tracer: Tracer) -> str:
@@ -49,9 +53,12 @@ def test_the_second_engine_is_announced_and_engines_fold(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
     begun_s = time.monotonic()
-    with live_traffic(shown, (Engine("engine-a"), 150, 0), (Engine("engine-b"), 900, 20)):
+    with live_traffic(shown, (Engine("engine-a"), 150, 0), (Engine("engine-b"), 900, 20), seconds=SHORT_S):
         opened(page, pages.url)
-        until(lambda: span_s(page) <= 2 * (120 + time.monotonic() - begun_s), why=lambda: f"{span_s(page)} s are shown")
+        until(
+            lambda: span_s(page) <= 2 * (SHORT_S + time.monotonic() - begun_s),
+            why=lambda: f"{span_s(page)} s are shown",
+        )
         below = page.locator(".more.below")
         playwright.expect(below).to_contain_text(re.compile(r"engine-b, \d+ requests · \d+ findings? below"))
         overview = page.locator(".map canvas")
@@ -62,7 +69,7 @@ def test_the_second_engine_is_announced_and_engines_fold(
         playwright.expect(second).to_be_in_viewport()
 
         first = page.get_by_role("button", name=re.compile(r"engine-a [\d,]+ requests"))
-        page.locator(".field canvas").hover()
+        page.locator(".field canvas").hover(position=ON_THE_AXIS)
         page.mouse.wheel(0, -5000)
         first.click()
         playwright.expect(first).to_have_attribute("aria-expanded", "false")
@@ -162,7 +169,7 @@ def test_lanes_keep_their_rows_and_keys_go_through_them(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
     connection = Connection(page)
-    with live_traffic(shown, (Engine("engine-a"), 250, 0)):
+    with live_traffic(shown, (Engine("engine-a"), 250, 0), seconds=SHORT_S):
         opened(page, pages.url)
         # Closer in, a while ago, and paused: what has left the picture holds rows that a page opened for the first time would
         # give away.
@@ -238,9 +245,12 @@ def test_time_is_typed_brushed_and_shared(page: playwright.Page, pages: SharedDa
         typed.press("Enter")
         playwright.expect(typed).to_have_attribute("aria-invalid", "true")
         begin, end = clocks(60, 30)
-        typed.fill(f"{begin} to {end}")
-        typed.press("Enter")
-        until(lambda: shown_range(page).endswith(f"{begin} to {end} UTC"))
+
+        def type_range() -> None:
+            typed.fill(f"{begin} to {end}")
+            typed.press("Enter")
+
+        repeat(page, type_range, lambda: shown_range(page).endswith(f"{begin} to {end} UTC"))
         page.wait_for_url(re.compile(r"from=\d{4}-.*&to=\d{4}-"))
 
         before = page.evaluate("history.length")
@@ -271,8 +281,8 @@ def clocks(*seconds_ago: int) -> list[str]:
 
 def brushed(page: playwright.Page) -> None:
     """Drag a new range in the overview, left of the one that is shown."""
-    before = page.url
-    drag(page.locator(".map"), 0.03, 0.1)
+    before, was = page.url, shown_range(page)
+    repeat(page, lambda: drag(page.locator(".map"), 0.03, 0.1), lambda: shown_range(page) != was)
     page.wait_for_url(lambda url: url != before)  # it follows the picture
     address_at_rest(page)
 
@@ -323,11 +333,11 @@ def test_fingers_move_and_zoom(chromium: playwright.Browser, pages: SharedDashbo
         for name in ("Help", "Copy link", "Zoom in"):
             button = box_of(phone.get_by_role("button", name=name))
             assert button["x"] + button["width"] <= TOUCHED["width"], name
-        swipe(phone, [(150, 150), (200, 150)], [(100, 150), (250, 150)])
-        until(lambda: span_s(phone) < 30)
+        repeat(
+            phone, lambda: swipe(phone, [(150, 150), (200, 150)], [(100, 150), (250, 150)]), lambda: span_s(phone) < 30
+        )
         zoomed, was = span_s(phone), shown_range(phone)
-        swipe(phone, [(100, 150)], [(250, 150)])
-        until(lambda: shown_range(phone) != was)
+        repeat(phone, lambda: swipe(phone, [(100, 150)], [(250, 150)]), lambda: shown_range(phone) != was)
         assert shown_range(phone) < was, "dragged to the right: what was before"
         assert abs(span_s(phone) - zoomed) <= 1
         assert "/request" not in phone.url, "no tap"
