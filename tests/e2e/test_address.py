@@ -46,6 +46,7 @@ def pick(page: playwright.Page, label: str, option: str) -> None:
     page.get_by_role("option", name=option, exact=True).click()
 
 
+@pytest.mark.long
 def test_a_range_of_days_has_both_dates_and_can_be_typed_drawn_and_undone(page: playwright.Page, url: str) -> None:
     """24 hours read `2026-11-20 20:11:25 to 20:11:25`. And no range could be typed or drawn."""
     connection = Connection(page)
@@ -125,6 +126,7 @@ def test_a_typed_range_is_not_undone(page: playwright.Page, url: str) -> None:
     see(page, "By rule")
 
 
+@pytest.mark.long
 def test_each_of_two_choices_counts(page: playwright.Page, url: str) -> None:
     """The second was sent with an address that did not have the first."""
     connection = Connection(page)
@@ -144,6 +146,7 @@ def test_each_of_two_choices_counts(page: playwright.Page, url: str) -> None:
     assert query_of(page) == {"severity": ["crash"]}
 
 
+@pytest.mark.long
 def test_each_of_three_presses_counts(page: playwright.Page, url: str) -> None:
     connection = Connection(page)
     page.goto(f"{url}/findings?from=2026-11-20T12:00:00Z&to=2026-11-20T14:00:00Z")
@@ -157,6 +160,7 @@ def test_each_of_three_presses_counts(page: playwright.Page, url: str) -> None:
     assert query_of(page) == {"from": ["2026-11-20T09:00:00Z"], "to": ["2026-11-20T11:00:00Z"]}
 
 
+@pytest.mark.long
 def test_what_is_shown_live_stays(page: playwright.Page, url: str) -> None:
     connection = Connection(page)
     page.goto(f"{url}/live?from=now-1h&to=now")
@@ -170,6 +174,7 @@ def test_what_is_shown_live_stays(page: playwright.Page, url: str) -> None:
     assert query_of(page)["from"] == ["now-1296s"]
 
 
+@pytest.mark.long
 def test_a_filter_leaves_the_search_alone(page: playwright.Page, url: str) -> None:
     """Streamlit writes the search into the address itself, and lets nothing else write it."""
     page.goto(f"{url}/requests")
@@ -182,6 +187,7 @@ def test_a_filter_leaves_the_search_alone(page: playwright.Page, url: str) -> No
     assert query_of(page) == {"search": ["r1"]}
 
 
+@pytest.mark.long
 def test_a_page_that_comes_late_is_not_gone_to(page: playwright.Page, url: str) -> None:
     """Who went back twice was on the page between, with the address of the other one, and had it twice in the history."""
     connection = Connection(page)
@@ -207,6 +213,7 @@ def test_a_page_that_comes_late_is_not_gone_to(page: playwright.Page, url: str) 
     see(page, "By rule")
 
 
+@pytest.mark.long
 def test_a_page_that_is_opened_by_its_address_looks_for_nothing_in_vain(page: playwright.Page, url: str) -> None:
     """The browser looked for the server below the page's address, and drew the page before it had its styles."""
     failed: list[str] = []

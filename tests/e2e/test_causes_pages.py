@@ -70,6 +70,7 @@ def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page,
     shoot(page, "causes-efficiency")
 
 
+@pytest.mark.long
 def test_waste_leads_from_a_prefix_to_its_requests(page: playwright.Page, site: str) -> None:
     page.goto(f"{site}/efficiency")
     page.get_by_role("link", name="What was computed again").click()
@@ -85,6 +86,7 @@ def test_waste_leads_from_a_prefix_to_its_requests(page: playwright.Page, site: 
     page.wait_for_url(re.compile(r"/waste\?(?!.*prefix)"))
 
 
+@pytest.mark.long
 def test_a_pasted_line_of_a_log_names_its_request_and_leads_to_its_time(page: playwright.Page, site: str) -> None:
     page.goto(f"{site}/requests")
     line = "INFO 11-20 14:59:37 [async_llm.py:348] Added request b-cmpl-1-0-0123abcd."

@@ -75,6 +75,7 @@ def test_a_click_just_after_new_rows_have_come_opens_one_of_them(page: playwrigh
     assert query_of(page)["id"] == [clicked]
 
 
+@pytest.mark.long
 def test_a_click_is_followed_though_refreshes_come_before_the_browser_has_seen_where_it_leads(
     page: playwright.Page, url: str
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_click_is_followed_though_refreshes_come_before_the_browser_has_seen_w
     assert query_of(page)["id"] == [wanted]
 
 
+@pytest.mark.long
 def test_rows_stay_under_a_button_that_is_pressed(page: playwright.Page, url: str) -> None:
     """Rows that move between the press and its release would make the click one on no row."""
     connection = Connection(page)
@@ -111,6 +113,7 @@ def test_rows_stay_under_a_button_that_is_pressed(page: playwright.Page, url: st
     assert query_of(page)["id"] == [before[1]]
 
 
+@pytest.mark.long
 def test_a_row_is_a_link_also_for_keys_and_other_tabs(page: playwright.Page, url: str) -> None:
     page.goto(f"{url}/requests")
     first, second = (cells[0] for cells in see_table(page, TABLE)[:2])

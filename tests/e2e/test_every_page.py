@@ -67,6 +67,7 @@ def test_a_page_can_be_read_and_the_console_has_nothing_of_ours(
     assert not said, "\n".join(said)
 
 
+@pytest.mark.long
 def test_on_a_phone_no_card_is_cut_and_a_choice_that_is_shows_it(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:

@@ -96,6 +96,7 @@ def test_search_and_deep_links(page: playwright.Page, living_demo: Demo) -> None
     playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·")
 
 
+@pytest.mark.long
 @needs_chromium
 def test_zoom_and_selection_are_kept_over_ten_updates(page: playwright.Page, living_demo: Demo) -> None:
     page.goto(f"{living_demo.page}/live")
@@ -140,6 +141,7 @@ def settled(page: playwright.Page, connection: Connection) -> tuple[str, str]:
     return seen[-1]
 
 
+@pytest.mark.long
 @needs_chromium
 def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, living_demo: Demo) -> None:
     connection = Connection(page)
@@ -167,6 +169,7 @@ def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, living_d
     playwright.expect(page.locator(".state")).to_have_text("Live")
 
 
+@pytest.mark.long
 @needs_chromium
 def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.Page, living_demo: Demo) -> None:
     connection = Connection(page)
@@ -231,6 +234,7 @@ def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, living_demo:
     assert living_demo.get("/api/health")["events_missing"] == 0, "what was recorded in between has come"
 
 
+@pytest.mark.long
 @needs_chromium
 @pytest.mark.parametrize(("size", "viewport"), SIZES)
 @pytest.mark.parametrize("name", VIEWS)

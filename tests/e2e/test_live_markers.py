@@ -29,6 +29,7 @@ def test_a_marker_has_the_words_of_the_other_charts() -> None:
     ]
 
 
+@pytest.mark.long
 @needs_chromium
 def test_a_note_is_a_line_over_the_lanes(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
     now_ns = time.time_ns()

@@ -49,6 +49,7 @@ def opened(page: playwright.Page, url: str, query: str = "") -> None:
     wait_for_answers(page, 1)
 
 
+@pytest.mark.long
 def test_the_second_engine_is_announced_and_engines_fold(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
@@ -80,6 +81,7 @@ def test_the_second_engine_is_announced_and_engines_fold(
         playwright.expect(first).to_have_attribute("aria-expanded", "false")
 
 
+@pytest.mark.long
 def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
@@ -287,6 +289,7 @@ def brushed(page: playwright.Page) -> None:
     address_at_rest(page)
 
 
+@pytest.mark.long
 def test_search_filters_and_help(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
     old = old_request(shown)
     with live_traffic(shown, (Engine("engine-a"), 1200, 30), (Engine("engine-b"), 2500, 0)):
@@ -318,6 +321,7 @@ def test_search_filters_and_help(page: playwright.Page, pages: SharedDashboard, 
         page.wait_for_url(re.compile(f"q={old}.*from=|from=.*q={old}"))
 
 
+@pytest.mark.long
 def test_fingers_move_and_zoom(chromium: playwright.Browser, pages: SharedDashboard, shown: Tracer) -> None:
     now_ns = time.time_ns()
     post(shown, served(Engine("engine-a"), from_ns=now_ns - 120 * S, to_ns=now_ns, every_ms=1200, stale_every=30))
@@ -359,6 +363,7 @@ def swipe(page: playwright.Page, begin: list[tuple[int, int]], end: list[tuple[i
     page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
 
+@pytest.mark.long
 def test_empty_and_incomplete(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
     page.goto(f"{pages.url}/live")
     see(page, "No requests yet")

@@ -143,6 +143,7 @@ def test_a_dead_engine_is_shown_at_once_and_all_texts_can_be_read(
             shoot(page, f"contrast-{path or 'overview'}-{scheme}")
 
 
+@pytest.mark.long
 def test_a_lost_request_names_the_end_of_its_engine_and_leads_there(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_lost_request_names_the_end_of_its_engine_and_leads_there(
     assert "from" in query_of(page)
 
 
+@pytest.mark.long
 def test_findings_of_one_rule_are_one_row_and_only_what_is_lost_is_red(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
@@ -179,6 +181,7 @@ def test_findings_of_one_rule_are_one_row_and_only_what_is_lost_is_red(
     shoot(page, "by-rule")
 
 
+@pytest.mark.long
 def test_ids_are_no_links_and_lost_spans_are_shown(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:

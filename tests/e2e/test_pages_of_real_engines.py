@@ -45,6 +45,7 @@ def stale(tracer: Tracer) -> Any:
     return finding
 
 
+@pytest.mark.long
 def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwright.Page, url: str) -> None:
     page.goto(f"{url}/findings")
     see(page, "Click a rule")
@@ -59,6 +60,7 @@ def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwr
     see(page, "findings, latest first")
 
 
+@pytest.mark.long
 def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str) -> None:
     answer = busy.get("/api/efficiency")
     assert answer["worth"]["prefill_saved_s"] > 0
@@ -77,6 +79,7 @@ def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str
     see(page, "No lookup was traced from 1970-01-01 00:00:01")
 
 
+@pytest.mark.long
 def test_the_fleet_and_from_an_engine_to_its_worth(page: playwright.Page, url: str) -> None:
     page.goto(f"{url}/fleet")
     see(page, "of 4 engines in this range")
@@ -87,6 +90,7 @@ def test_the_fleet_and_from_an_engine_to_its_worth(page: playwright.Page, url: s
     playwright.expect(page).to_have_url(re.compile(r"/efficiency\?engine=[0-9a-f-]{36}"))
 
 
+@pytest.mark.long
 def test_two_requests_side_by_side(page: playwright.Page, busy: Tracer, url: str) -> None:
     finding = stale(busy)
     page.goto(f"{url}/request?id={finding['request']}")
@@ -105,6 +109,7 @@ def test_two_requests_side_by_side(page: playwright.Page, busy: Tracer, url: str
     see(page, "The tracer knows no request nobody")
 
 
+@pytest.mark.long
 def test_a_request_goes_to_its_trace_and_is_taken_along(
     page: playwright.Page, busy: Tracer, pages: SharedDashboard, url: str, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_prompts_that_begin_alike_are_a_row_that_leads_to_them(
     assert query_of(page)["where"] == [f"prefix = {hash_of('y').hex()}"]
 
 
+@pytest.mark.long
 def test_groups_latency_and_live_are_filtered_by_the_outcome(
     page: playwright.Page, tracer: Tracer, pages: SharedDashboard
 ) -> None:

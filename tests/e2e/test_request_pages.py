@@ -107,6 +107,7 @@ def test_a_search_that_is_sent_late_keeps_no_other_rows(page: playwright.Page, u
     until(lambda: [cells[0] for cells in rows(page, "requests_table")] == ["healed-1-0123abcd"])
 
 
+@pytest.mark.long
 def test_a_tab_of_what_is_over_asks_for_nothing(page: playwright.Page, tracer: Tracer, url: str) -> None:
     """A finished request that was left open cost as much as a running one."""
     long_ago_ns = time.time_ns() - 3600 * 10**9 - START_NS
@@ -125,6 +126,7 @@ def test_a_tab_of_what_is_over_asks_for_nothing(page: playwright.Page, tracer: T
         assert over.refreshes == before, "meanwhile another tab refreshed"
 
 
+@pytest.mark.long
 def test_the_way_back_from_a_replay_is_one_step(page: playwright.Page, url: str) -> None:
     """The replay wrote its first step into the address, which was a step of the browser's history."""
     page.goto(f"{url}/request?id=healed-1-0123abcd")
@@ -140,6 +142,7 @@ def test_the_way_back_from_a_replay_is_one_step(page: playwright.Page, url: str)
     see(page, "Every step")
 
 
+@pytest.mark.long
 def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, url: str) -> None:
     """An id that was typed was lost with the next requests, and one that was picked reset the page."""
     connection = Connection(page)
@@ -168,6 +171,7 @@ def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, url: s
     see(page, "What differs")
 
 
+@pytest.mark.long
 def test_what_a_refresh_sends_early_is_not_lost(page: playwright.Page, url: str) -> None:
     """A refresh brought the id that was typed, and it was written into the address; the run of the page that came after it
     brought the address from before."""
@@ -184,6 +188,7 @@ def test_what_a_refresh_sends_early_is_not_lost(page: playwright.Page, url: str)
     assert query_of(page)["with"] == ["longer-1-0123abcd"]
 
 
+@pytest.mark.long
 def test_a_part_of_an_id_is_enough_in_compare(page: playwright.Page, url: str) -> None:
     page.goto(f"{url}/compare?id=healed-1-0123abcd")
     field = page.get_by_role("searchbox", name="Compare with")
@@ -229,6 +234,7 @@ def metric(page: playwright.Page, name: str) -> int:
     return int(value.inner_text().replace(",", ""))
 
 
+@pytest.mark.long
 def test_what_a_fault_can_do_and_what_it_did_are_two_words(page: playwright.Page, url: str) -> None:
     """`crash` stood on a request that the guard had healed and that had finished."""
     page.goto(f"{url}/request?id=healed-1-0123abcd")
@@ -244,6 +250,7 @@ def test_what_a_fault_can_do_and_what_it_did_are_two_words(page: playwright.Page
     see(page, "at most")
 
 
+@pytest.mark.long
 def test_nothing_covers_the_switch_and_no_legend_is_cut(page: playwright.Page, url: str) -> None:
     """The chart's toolbar lay on the switch, and on a phone the legends were cut."""
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -278,6 +285,7 @@ def test_nothing_covers_the_switch_and_no_legend_is_cut(page: playwright.Page, u
     shoot(page, "replay-phone")
 
 
+@pytest.mark.long
 def test_a_mark_says_what_it_is(page: playwright.Page, url: str) -> None:
     """The mark's tooltip was empty."""
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -288,6 +296,7 @@ def test_a_mark_says_what_it_is(page: playwright.Page, url: str) -> None:
     playwright.expect(said).to_contain_text(re.compile(r"says.*arrived with 750 tokens", re.DOTALL))
 
 
+@pytest.mark.long
 def test_the_replay_fits_on_a_screen(page: playwright.Page, url: str) -> None:
     """The first account and the charts began where a laptop's screen ends."""
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -306,6 +315,7 @@ def test_the_replay_fits_on_a_screen(page: playwright.Page, url: str) -> None:
     shoot(page, "replay-laptop")
 
 
+@pytest.mark.long
 def test_compare_says_what_matters_on_the_same_axes(page: playwright.Page, url: str) -> None:
     """The axes differed, and the prompt's length was said instead of the refused answers."""
     page.goto(f"{url}/compare?id=healed-1-0123abcd&with=longer-1-0123abcd&axis=steps")
@@ -329,6 +339,7 @@ def test_compare_says_what_matters_on_the_same_axes(page: playwright.Page, url: 
     shoot(page, "compare-fault")
 
 
+@pytest.mark.long
 def test_a_screen_shows_eight_rows_more_and_a_phone_some(page: playwright.Page, tracer: Tracer, url: str) -> None:
     """Sixteen rows fitted a laptop's screen, and on a phone none: the filters took it."""
     most = 30
@@ -417,6 +428,7 @@ def test_a_request_is_replayed_step_by_step(page: playwright.Page, tracer: Trace
     see(page, "Step 9 of 9")
 
 
+@pytest.mark.long
 def test_a_browser_that_is_behind_takes_no_step_back(page: playwright.Page, tracer: Tracer, url: str) -> None:
     """It reports with each refresh where its slider is, also while it has not yet drawn the step that a key led to."""
     feed(tracer, STALE, request="behind-1-0123abcd", engine="engine-b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from browser import SCHEMES, needs_chromium, playwright, see, shoot, switch_scheme
 from processes import SharedDashboard, Tracer
 from stories import HEALTHY, STALE, feed
@@ -11,6 +12,7 @@ from stories import HEALTHY, STALE, feed
 pytestmark = needs_chromium
 
 
+@pytest.mark.long
 def test_a_finding_is_silenced_and_the_silence_is_ended(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:

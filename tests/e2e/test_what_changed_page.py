@@ -41,6 +41,7 @@ def test_from_a_sentence_to_the_cause_and_the_requests(
     see(page, re.compile("19 requests"))
 
 
+@pytest.mark.long
 def test_two_ranges_are_compared_and_a_wrong_one_is_named(
     page: playwright.Page, pages: SharedDashboard, shown: Tracer
 ) -> None:
