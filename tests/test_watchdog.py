@@ -36,7 +36,7 @@ def test_time_in_which_others_have_the_processor_is_not_spent(
         values: Iterator[Any] = iter((first, second))
         return lambda *_: next(values)
 
-    monkeypatch.setattr(watchdog.time, "monotonic", readings(100.0, 110.0))
+    monkeypatch.setattr("time.monotonic", readings(100.0, 110.0))
     monkeypatch.setattr(watchdog, "processor_s", readings(5.0, 5.0 + computed_s))
     monkeypatch.setattr(watchdog.Patience, "_delays", readings({"a": 0}, {"a": int(delayed_s * 1e9)}))
     patience = watchdog.Patience()

@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -63,6 +62,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._limit_s: float | None = None
+        self._stderr = os.dup(2)  # not captured
         signal.signal(signal.SIGALRM, _interrupt)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         self._phases = 0
@@ -86,7 +86,7 @@ class Watchdog:
                 continue
             patience.look()
             if patience.spent_s > 2 * limit_s:  # the main thread cannot be interrupted
-                faulthandler.dump_traceback(sys.__stderr__)
+                faulthandler.dump_traceback(self._stderr)
                 os._exit(3)
             if patience.spent_s > limit_s and self._limit_s is not None and phase == self._phases:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)

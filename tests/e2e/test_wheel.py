@@ -148,7 +148,7 @@ def beside(crowded: Path, python: Path, code: str, *arguments: str) -> str:
     clone, a folder named kvtrail, and packages under the names of the clone's folders. The latter are also where PYTHONPATH
     points."""
     environ = os.environ | {"PYTHONPATH": str(crowded)}
-    command = [python, "-c", code, *arguments]
+    command = [str(python), "-c", code, *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=crowded, env=environ)
     assert run.returncode == 0, run.stderr
     return run.stdout

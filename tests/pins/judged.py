@@ -40,7 +40,8 @@ def released() -> dict[str, Any]:
 
 def incidents() -> dict[str, Any]:
     """The incidents, also those that no rule was made with."""
-    return {incident.id: _of_scenario(incident) for incident in (*INCIDENTS, *HOLDOUT)}
+    made = {each.id: _of_scenario(each) for each in INCIDENTS}
+    return made | {each.id: _of_scenario(each) for each in HOLDOUT}
 
 
 def look_alikes() -> dict[str, Any]:
