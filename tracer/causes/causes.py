@@ -39,7 +39,6 @@ from kvtrail.tracer.events.events import (
     RequestStart,
     Reset,
     Schedule,
-    Side,
     StorePlan,
     TransferEnd,
     Unfamiliar,
@@ -182,7 +181,7 @@ class Causes:
             self._fresh.update(dict.fromkeys(request.chain.hashes[event.block_seen :]))
 
     def _enter_handoff(self, event: Handoff) -> None:
-        if event.handoff_side == Side.TAKES:
+        if event.takes:
             self._takes = True
             self._of(event).handed = HandedOver.by(event, self._fact(BlockState.HELD, event))
 

@@ -80,6 +80,7 @@ class Pair:
         quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that needs the
             blocks no more, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
+        declined: the sides of those that were to read it and were refused, or left, before they were scheduled.
         loads: the ends of their loads that went well.
         failed: those of them with a failed load or read: no report need follow.
         over: the ends of those that neither loaded nor failed to, if all their events are known.
@@ -96,6 +97,7 @@ class Pair:
     given_out: Alloc | Schedule | None = None
     quiet_ns: int = 0
     takers: dict[Place, Handoff] = field(default_factory=dict)
+    declined: dict[Place, Handoff] = field(default_factory=dict)
     loads: dict[Place, Received] = field(default_factory=dict)
     failed: set[Place] = field(default_factory=set)
     over: dict[Place, RequestEnd] = field(default_factory=dict)
@@ -105,15 +107,25 @@ class Pair:
     @property
     def keys(self) -> tuple[str, ...]:
         """What both engines call it; nothing as long as neither has said so."""
-        sides = (*([] if self.given is None else [self.given]), *self.takers.values())
+        sides = (*([] if self.given is None else [self.given]), *self.readers)
         return tuple(dict.fromkeys(key for side in sides for key in side.handoff_keys))
 
     @property
     def giver(self) -> str | None:
-        """The engine that gives, as it says itself, or as one that takes says; None if neither did."""
+        """The engine that gives, as it says itself, or as a reader says; None if neither did."""
         if self.given is not None:
             return self.given.engine
-        return next((each.handoff_peer for each in self.takers.values() if each.handoff_peer), None)
+        return next((each.handoff_peer for each in self.readers if each.handoff_peer), None)
+
+    @property
+    def readers(self) -> list[Handoff]:
+        """The sides of the requests that are to read it, and of those that have declined to."""
+        return [*self.takers.values(), *self.declined.values()]
+
+    @property
+    def reading_engines(self) -> set[str]:
+        """The engines of these requests."""
+        return {engine for engine, _ in (*self.takers, *self.declined)}
 
     @property
     def waiting(self) -> list[Handoff]:
@@ -235,7 +247,7 @@ class HandOffs:
         if pair is None:
             return []
         if event.handoff_side == Side.GIVES:
-            return list(pair.takers.values())
+            return pair.readers
         return [] if pair.given is None else [pair.given]
 
     def written(self, event: Handoff | Xfer) -> list[tuple[Handoff, Handoff, Xfer]]:
@@ -244,7 +256,7 @@ class HandOffs:
         writes: list[Xfer] = []
         if isinstance(event, Xfer):
             writes = [event] if _is_posted_write(event) else []
-        elif event.handoff_side == Side.TAKES:
+        elif event.takes:
             writes = [] if (last := self._written.get(event.request or "")) is None else [last]
         elif (early := self.given_by(event)) is not None and early.given is None:
             writes = list(early.writes.values())
@@ -293,18 +305,23 @@ class HandOffs:
             pair.given = pair.given or event
             self._given[_place(event)] = pair
             if named is None:
-                for taker in pair.takers.values():
-                    self._sum_up(pair, taker)
+                for reader in pair.readers:
+                    self._sum_up(pair, reader)
             if early is not None and early is not pair:
                 self._given_back(pair)
             self._watch(pair)
-        elif len(pair.takers) < MAX_TAKERS and _place(event) not in pair.takers:
-            before = {engine for engine, _ in pair.takers}
-            pair.takers[_place(event)] = event
+        elif len(pair.readers) < MAX_TAKERS and _place(event) not in (pair.takers | pair.declined):
+            before = pair.reading_engines
             self._taken[_place(event)] = pair
+            if event.declines:
+                pair.declined[_place(event)] = event
+                pair.unserved.add(_place(event))
+                self._report(HandedOver(event, Side.TAKES, Outcome.DECLINED, 0))
+            else:
+                pair.takers[_place(event)] = event
+                self._takes[event.request or ""] = event
             if _place(event) in self._unread:
                 pair.failed.add(_place(event))
-            self._takes[event.request or ""] = event
             self._sum_up(pair, event)
             if pair.released is not None and pair.given is not None and event.engine not in before:
                 self.flows.of(pair.given.engine, event.engine).outcomes[_outcome(pair)] += 1
@@ -459,8 +476,11 @@ class HandOffs:
             flow = self.flows.of(giver, event.engine)
             flow.outcomes[outcome] += 1
             flow.waited_ns += lasted_ns if outcome is Outcome.LOADED else 0
+        self._report(HandedOver(event, Side.TAKES, outcome, lasted_ns))
+
+    def _report(self, ended: HandedOver) -> None:
         if self.on_end is not None:
-            self.on_end(HandedOver(event, Side.TAKES, outcome, lasted_ns))
+            self.on_end(ended)
 
     def _given_back(self, pair: Pair) -> None:
         """The blocks of a hand-off are given back, and both that and the hand-off itself are known now."""
@@ -468,13 +488,11 @@ class HandOffs:
         if given is None or released is None:
             return
         outcome = _outcome(pair)
-        if not pair.takers:
+        if not pair.readers:
             self._count_unclaimed(pair, 1)
-        for engine in {engine for engine, _ in pair.takers}:
+        for engine in pair.reading_engines:
             self.flows.of(given.engine, engine).outcomes[outcome] += 1
-        if self.on_end is not None:
-            lasted_ns = max(0, released.end_ns - given.end_ns)
-            self.on_end(HandedOver(released, Side.GIVES, outcome, lasted_ns))
+        self._report(HandedOver(released, Side.GIVES, outcome, max(0, released.end_ns - given.end_ns)))
 
     def _count_unclaimed(self, pair: Pair, more: int) -> None:
         """A hand-off has ended without a known request that takes it, or now one is known."""
@@ -484,12 +502,16 @@ class HandOffs:
         flow.tokens += more * (pair.given.handoff_tokens or 0)
         flow.outcomes[_outcome(pair)] += more
 
-    def _sum_up(self, pair: Pair, taker: Handoff) -> None:
-        """A request takes, as soon as the engine that gives is known."""
-        if (giver := pair.giver) is not None:
-            flow = self.flows.of(giver, taker.engine)
+    def _sum_up(self, pair: Pair, reader: Handoff) -> None:
+        """A request takes, or declines to, as soon as the engine that gives is known."""
+        if (giver := pair.giver) is None:
+            return
+        flow = self.flows.of(giver, reader.engine)
+        if reader.declines:
+            flow.outcomes[Outcome.DECLINED] += 1
+        else:
             flow.handoffs += 1
-            flow.tokens += taker.handoff_tokens or taker.prompt or 0
+            flow.tokens += reader.handoff_tokens or reader.prompt or 0
 
     def _watch(self, pair: Pair) -> None:
         """Wait for a reader's report, if one must be on its way: who writes itself gets none."""

@@ -445,6 +445,17 @@ def test_each_hand_off_is_counted_by_how_it_ends_on_each_side(
     assert kept == ({state} if state else set())
 
 
+def test_a_hand_off_that_its_reader_declines_is_counted_as_declined(sidecar: Sidecar) -> None:
+    declined = "<d> s: start 1\n<d> s: declines h1 600/1\n<d> s: end aborted"
+    events = history(f"{HANDED_OVER}\n{declined}\nread\nsent", connector=NIXL)
+    sidecar.hear_all(events[:-2])
+    assert sidecar.value("kvtrail_handoffs_kept", state=KeptFor.ABANDONED) == 1
+    sidecar.hear_all(events[-2:])
+    counted = {outcome.value: handoffs(sidecar, Side.TAKES, outcome) for outcome in OF_SIDE[Side.TAKES]}
+    assert counted == {"loaded": 0, "failed": 0, "not_loaded": 0, "declined": 1}
+    assert handoffs(sidecar, Side.GIVES, "read") == 1
+
+
 def test_a_recorder_says_how_large_the_pool_of_its_engine_is(sidecar: Sidecar) -> None:
     events = history("L 10 c0 h0 -> 0")
     sidecar.pipeline.ingest(encoded(events, {POOL_BLOCKS.key: 400}), transport="grpc")
