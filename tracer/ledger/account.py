@@ -283,6 +283,12 @@ class Account:
             evidence.known_from = max(evidence.known_from, before.sequence)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether nothing that comes later changes how it ended. The end of an engine is only taken for that of its requests:
+        a request whose engine goes on is opened again, unless a call about it had raised."""
+        return self.evidence.ended is not None or (self.ended_ns is not None and self.status == "failed")
+
+    @property
     def is_waiting(self) -> bool:
         """Whether a load, a first step or a release is still to come, and should come in time."""
         evidence = self.evidence
@@ -352,11 +358,14 @@ class Account:
                 self._begin_epoch(event.epoch)
         elif not self.trace_id:  # a worker may not know the caller's trace
             self.trace_id = event.trace_id
+        final = self.status if self.has_ended else None
         if event.error is not None:
             self.error = event.error
             self.status = "failed"
         enter = _ENTER.get(kind)
         fact: Fact | None = None if enter is None else enter(self, event)
+        if final is not None and kind != Kind.REQUEST:
+            self.status = final  # whatever comes later, of this process or another
         return fact if fact is not None or event.error is None else Failed(event)
 
     def abandon(self, at_ns: int, outcome: str) -> None:
@@ -375,11 +384,16 @@ class Account:
         return Began(event)
 
     def _enter_request(self, event: RequestEnd) -> Ended:
-        self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
-        self.evidence.ended = event
-        self.total = event.total or self.total
+        evidence = self.evidence
+        if evidence.ended is None:  # each child of a MultiConnector records it
+            self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
+            evidence.ended = event
+            self.total = event.total or self.total
+            if evidence.loading is not None:  # it waits no longer, though the load goes on
+                self.wait_loads += 1
+                self._wait(evidence.loading, event)
         if event.free_delayed:
-            self.evidence.end = event
+            evidence.end = event
         unused = self.evidence.offers.unused()
         self.evidence.offers.clear()
         return Ended(event, unused)
@@ -557,8 +571,9 @@ class Account:
         self.status = "admitted"
         evidence = self.evidence
         if evidence.loading is not None:
-            self.wait_loads += 1
-            self._wait(evidence.loading, event)
+            if evidence.ended is None:
+                self.wait_loads += 1
+                self._wait(evidence.loading, event)
             evidence.loaded = self._asynchronous_loads()
         if self.repeats_report(event):
             evidence.received_by |= {event.connector_id}
