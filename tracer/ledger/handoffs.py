@@ -83,8 +83,10 @@ class Pair:
         declined: the sides of those that were to read it and were refused, or left, before they were scheduled.
         loads: the ends of their loads that went well.
         failed: those of them with a failed load or read: no report need follow.
+        counted: the ends that are counted, of the requests on that side.
+        counted_as: what the end of the engine that gives is counted as, so far.
         over: the ends of those that neither loaded nor failed to, if all their events are known.
-        unserved: those that have ended without a load, or failed to load.
+        unserved: those that have ended before a load did, or failed to load.
         recomputed: those with blocks that were reported as not loaded, so that vLLM computes them again.
     """
 
@@ -100,6 +102,8 @@ class Pair:
     declined: dict[Place, Handoff] = field(default_factory=dict)
     loads: dict[Place, Received] = field(default_factory=dict)
     failed: set[Place] = field(default_factory=set)
+    counted: dict[Place, HandedOver] = field(default_factory=dict)
+    counted_as: Outcome | None = None
     over: dict[Place, RequestEnd] = field(default_factory=dict)
     unserved: set[Place] = field(default_factory=set)
     recomputed: set[Place] = field(default_factory=set)
@@ -196,6 +200,9 @@ class HandOffs:
         """Engines that have shut down, by id and launch."""
         self._watched: dict[str, list[Pair]] = {}
         """By the recorder that saw the lease's end, those that nobody needs and no reader has reported."""
+        self._undecided: dict[str, dict[Pair, int]] = {}
+        """By the recorder that saw the release, those with a reader's report that may be on its way from a worker in another
+        process; and since when it is waited for, by that recorder's clock, or 0."""
 
     def given_by(self, event: Event) -> Pair | None:
         """The hand-off that the event's request gives."""
@@ -307,6 +314,7 @@ class HandOffs:
             if named is None:
                 for reader in pair.readers:
                     self._sum_up(pair, reader)
+                    self._sum_up_end(pair, pair.counted.get(_place(reader)))
             if early is not None and early is not pair:
                 self._given_back(pair)
             self._watch(pair)
@@ -316,15 +324,17 @@ class HandOffs:
             if event.declines:
                 pair.declined[_place(event)] = event
                 pair.unserved.add(_place(event))
-                self._report(HandedOver(event, Side.TAKES, Outcome.DECLINED, 0))
+                pair.counted[_place(event)] = declined = HandedOver(event, Side.TAKES, Outcome.DECLINED, 0)
+                self._report(declined)
             else:
                 pair.takers[_place(event)] = event
                 self._takes[event.request or ""] = event
             if _place(event) in self._unread:
                 pair.failed.add(_place(event))
             self._sum_up(pair, event)
-            if pair.released is not None and pair.given is not None and event.engine not in before:
-                self.flows.of(pair.given.engine, event.engine).outcomes[_outcome(pair)] += 1
+            self._sum_up_end(pair, pair.counted.get(_place(event)))
+            if pair.counted_as is not None and pair.given is not None and event.engine not in before:
+                self.flows.of(pair.given.engine, event.engine).outcomes[pair.counted_as] += 1
                 if not before:
                     self._count_unclaimed(pair, -1)
 
@@ -336,6 +346,8 @@ class HandOffs:
                 self._unread[_place(event)] = None
                 if (taken := self.taken_by(event)) is not None:
                     taken.failed.add(_place(event))
+                    if _place(event) in taken.unserved:  # the request has ended meanwhile
+                        self._end(taken, event, Outcome.FAILED)
             return
         pair = self._giving(event)
         if _is_posted_write(event):
@@ -345,6 +357,7 @@ class HandOffs:
             pair.late = event
         else:
             pair.reads += 1
+            self._recount(pair)
 
     def is_late(self, event: Read | Xfer) -> bool:
         """Whether an event shows first that blocks were read, or written to the other engine, after they had been given back,
@@ -366,6 +379,7 @@ class HandOffs:
             pair.late = event
         elif pair.released is None or pair.released.recorder != event.recorder:
             pair.reads += 1
+            self._recount(pair)
 
     def enter_release(self, event: Free | Sent) -> None:
         """The engine that gives has given the blocks back."""
@@ -377,6 +391,8 @@ class HandOffs:
             pair.released = event  # a worker gives back what its scheduler then frees, whichever is heard first
             if first is None:
                 self._given_back(pair)
+            else:
+                self._recount(pair)
             self._watch(pair)
             self._follow(pair)
 
@@ -411,6 +427,12 @@ class HandOffs:
             self._watched[event.recorder] = left = [each for each in watched if not each.late and each not in over]
             for pair in left:
                 pair.quiet_ns = pair.quiet_ns or event.end_ns
+        if undecided := self._undecided.get(event.recorder):
+            for pair, since_ns in list(undecided.items()):
+                if event.recorder_closed or (since_ns and event.end_ns - since_ns > ON_ITS_WAY_NS):
+                    self._decided(pair)
+                else:
+                    undecided[pair] = since_ns or event.end_ns
 
     def receives(self, event: Received) -> bool:
         """Whether a request has received the hand-off that it takes, by this event: not if another child of a MultiConnector
@@ -436,20 +458,27 @@ class HandOffs:
             return
         if self.receives(event):
             pair.loads[_place(event)] = event
-            self._end(pair, event, Outcome.LOADED)
+            has_failed = _place(event) in pair.failed | pair.recomputed  # as older vLLMs report it
+            self._end(pair, event, Outcome.FAILED if has_failed else Outcome.LOADED)
+            self._recount(pair)
             self._watch(pair)
         elif (event.failed or event.error is not None) and _place(event) not in pair.loads:
             pair.failed.add(_place(event))
             self._end(pair, event, Outcome.FAILED)
 
-    def enter_end(self, event: RequestEnd, *, is_known: bool) -> None:
-        """A request has ended; it may be one that takes. `is_known`: all of its events are, and no load is under way."""
+    def enter_end(self, event: RequestEnd, *, is_known: bool, is_loading: bool = False) -> None:
+        """A request has ended; it may be one that takes. `is_known`: all of its events are. `is_loading`: its load is under
+        way, and its end is still to be heard: that decides how the hand-off ended."""
         pair = self.taken_by(event)
         if pair is None:
             return
         if _place(event) not in pair.loads:
-            self._end(pair, event, Outcome.NOT_LOADED)
-        if is_known and _place(event) not in pair.failed:
+            pair.unserved.add(_place(event))
+            if _place(event) in pair.failed:
+                self._end(pair, event, Outcome.FAILED)
+            elif not is_loading:
+                self._end(pair, event, Outcome.NOT_LOADED)
+        if is_known and not is_loading and _place(event) not in pair.failed:
             pair.over[_place(event)] = event
             self._watch(pair)
 
@@ -466,17 +495,22 @@ class HandOffs:
     def _end(self, pair: Pair, event: Event, outcome: Outcome) -> None:
         """A request that takes has loaded, or will not: said once of each."""
         place = _place(event)
-        if place in pair.unserved:
+        if place in pair.counted:
             return
         taker = pair.takers[place]
         lasted_ns = max(0, event.end_ns - taker.start_ns)
         if outcome is not Outcome.LOADED:
             pair.unserved.add(place)
-        if (giver := pair.giver) is not None:
-            flow = self.flows.of(giver, event.engine)
-            flow.outcomes[outcome] += 1
-            flow.waited_ns += lasted_ns if outcome is Outcome.LOADED else 0
-        self._report(HandedOver(event, Side.TAKES, outcome, lasted_ns))
+        pair.counted[place] = ended = HandedOver(event, Side.TAKES, outcome, lasted_ns)
+        self._sum_up_end(pair, ended)
+        self._report(ended)
+
+    def _sum_up_end(self, pair: Pair, ended: HandedOver | None) -> None:
+        """A request that takes has ended so, as soon as the engine that gives is known."""
+        if ended is not None and (giver := pair.giver) is not None:
+            flow = self.flows.of(giver, ended.event.engine)
+            flow.outcomes[ended.outcome] += 1
+            flow.waited_ns += ended.lasted_ns if ended.outcome is Outcome.LOADED else 0
 
     def _report(self, ended: HandedOver) -> None:
         if self.on_end is not None:
@@ -487,11 +521,36 @@ class HandOffs:
         given, released = pair.given, pair.released
         if given is None or released is None:
             return
-        outcome = _outcome(pair)
+        pair.counted_as = outcome = _outcome(pair)
         if not pair.readers:
             self._count_unclaimed(pair, 1)
         for engine in pair.reading_engines:
             self.flows.of(given.engine, engine).outcomes[outcome] += 1
+        undecided = self._undecided.setdefault(released.recorder, {}) if self.on_end is not None else {}
+        if outcome is Outcome.FREED and len(undecided) < MAX_WATCHED:
+            undecided[pair] = 0
+        else:
+            self._decided(pair)
+
+    def _recount(self, pair: Pair) -> None:
+        """More is known of why the blocks of a hand-off were given back."""
+        given, before, outcome = pair.given, pair.counted_as, _outcome(pair)
+        if given is None or before is None or before is outcome:
+            return
+        pair.counted_as = outcome
+        for engine in pair.reading_engines or (NOBODY,):
+            outcomes = self.flows.of(given.engine, engine).outcomes
+            outcomes[before] -= 1
+            outcomes[outcome] += 1
+        if any(pair in undecided for undecided in self._undecided.values()):
+            self._decided(pair)
+
+    def _decided(self, pair: Pair) -> None:
+        """It is known why the blocks were given back, or will not be: said once of each hand-off."""
+        given, released, outcome = pair.given, pair.released, pair.counted_as
+        assert given is not None and released is not None and outcome is not None
+        for undecided in self._undecided.values():
+            undecided.pop(pair, None)
         self._report(HandedOver(released, Side.GIVES, outcome, max(0, released.end_ns - given.end_ns)))
 
     def _count_unclaimed(self, pair: Pair, more: int) -> None:
@@ -500,16 +559,14 @@ class HandOffs:
         flow = self.flows.of(pair.given.engine, NOBODY)
         flow.handoffs += more
         flow.tokens += more * (pair.given.handoff_tokens or 0)
-        flow.outcomes[_outcome(pair)] += more
+        flow.outcomes[pair.counted_as or _outcome(pair)] += more
 
     def _sum_up(self, pair: Pair, reader: Handoff) -> None:
         """A request takes, or declines to, as soon as the engine that gives is known."""
         if (giver := pair.giver) is None:
             return
         flow = self.flows.of(giver, reader.engine)
-        if reader.declines:
-            flow.outcomes[Outcome.DECLINED] += 1
-        else:
+        if not reader.declines:
             flow.handoffs += 1
             flow.tokens += reader.handoff_tokens or reader.prompt or 0
 
