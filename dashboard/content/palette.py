@@ -183,6 +183,7 @@ CAUSE = {
     "elsewhere": Meaning(LIME, "computed by another engine, never by this one"),
     "new": Meaning(GREY, "never computed before"),
     "unknown": Meaning(TEXT, "its cause was not recorded, or was lost"),
+    "not-computed": Meaning(GREY, "never computed, since the request or its engine had ended"),
 }
 """Causes of a token; the first that holds counts."""
 MEASURE = {

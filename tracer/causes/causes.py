@@ -271,6 +271,7 @@ class Causes:
         self.breakdowns.append(split)
         if allocated:
             request.open, request.steps, request.doubt = split, 0, None
+            request.is_loading = any(each.is_async for each in lookups)
             request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
         request.computing, request.is_followed = full, event.blocks_ids is not None
         if (computed + allocated) // size < full if size else False:
@@ -435,6 +436,15 @@ class Causes:
     def _enter_received(self, event: Received) -> None:
         if event.failed:
             self._of(event).failed = self._fact(BlockState.FAILED, event)
+        request = self._requests.get(event.request or "")
+        if request is None:
+            return
+        request.is_loading = False
+        if request.has_ended:
+            if event.failed and request.failed_from is None:
+                request.failed_from = request.promised[0]
+            self._settle(request)
+            self._drop(event.request or "")
 
     def _enter_load_error(self, event: LoadError) -> None:
         if event.request is None:
@@ -455,11 +465,17 @@ class Causes:
 
     def _enter_request(self, event: RequestEnd) -> None:
         request = self._of(event)
-        self._settle(request)
+        request.has_ended = request.open is not None and request.is_loading  # whose end decides what has come of it
+        if not request.has_ended:
+            self._settle(request)
         if event.block_hashes:
             self._chains.add(request.chain, event)
-        self._ran(event, request, event.computed or 0)
-        self._drop(event.request or "")
+        self._ran(event, request, 0 if request.has_ended else event.computed or 0)
+        if request.has_ended:
+            self._awaited.discard(event.request or "")
+            self._computing.pop(event.request or "", None)
+        else:
+            self._drop(event.request or "")
 
     def _ran(self, event: Event, request: RequestState, computed: int) -> None:
         """A request has been computed up to there. Where it is not reported what vLLM's cache gains, it may be in it from now

@@ -548,7 +548,9 @@ class HandOffs:
     def _decided(self, pair: Pair) -> None:
         """It is known why the blocks were given back, or will not be: said once of each hand-off."""
         given, released, outcome = pair.given, pair.released, pair.counted_as
-        assert given is not None and released is not None and outcome is not None
+        assert given is not None
+        assert released is not None
+        assert outcome is not None
         for undecided in self._undecided.values():
             undecided.pop(pair, None)
         self._report(HandedOver(released, Side.GIVES, outcome, max(0, released.end_ns - given.end_ns)))

@@ -51,6 +51,16 @@ def said(text: str) -> str:
             "loaded p2p 64 p, failed-load p2p 75 p, last-token p2p 1 p",
             id="a part of its load failed",
         ),
+        pytest.param(
+            LOADS + "b: end error\nb: error [1-5]\nb: R failed",
+            "failed-load p2p 139 p, last-token p2p 1 p",
+            id="its load failed after the request's end",
+        ),
+        pytest.param(
+            LOADS + "b: end aborted\nb: R",
+            "loaded p2p 139 p, last-token p2p 1 p",
+            id="its load ended well after the request's end",
+        ),
         pytest.param(TAKES + "b: L 140 c0 -> 0\nb: A 0", "refused p2p 140 p declined", id="not offered"),
         pytest.param(TAKES + "b: L 140 c0 -> 0 healed 140\nb: A 0", "refused p2p 140 p guarded", id="the guard"),
         pytest.param(TAKES + "b: L 140 c0 -> 140\nb: A 0", "refused p2p 140 p untaken", id="not taken"),
