@@ -101,6 +101,8 @@ class Causes:
         self._shadow_ns = 0
         self._unprobed: set[str] = set()
         """Connectors with a probe that has switched itself off."""
+        self._handed_over: BoundedDict[bytes, None] = BoundedDict(MAX_FRESH)
+        """The blocks that this engine has only loaded from the one that handed them over."""
         self._takes = False
         """Whether other engines hand over to this one."""
 
@@ -273,6 +275,12 @@ class Causes:
             request.open, request.steps, request.doubt = split, 0, None
             request.is_loading = any(each.is_async for each in lookups)
             request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
+        if chain and (request.handed is not None or self._handed_over):
+            loaded, begin = lookup.computed // size, (lookup.computed + allocated) // size
+            if request.handed is not None:
+                self._handed_over.update(dict.fromkeys(b for b in chain[loaded:begin] if not self.has_known(b)))
+            for block in chain[begin:full]:
+                self._handed_over.pop(block, None)  # it computes them itself
         request.computing, request.is_followed = full, event.blocks_ids is not None
         if (computed + allocated) // size < full if size else False:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
@@ -300,8 +308,11 @@ class Causes:
         return made
 
     def has_known(self, block: bytes) -> bool:
-        """Whether one of its caches ever held a block."""
-        return any(cache.last(block) is not None for cache in (self._vllm, *self._stores.values()))
+        """Whether one of its caches ever held a block that it, or whoever filled its store, has computed: what was handed over to
+        it proves nothing of another engine than the one that gives, whichever of them is heard first."""
+        return block not in self._handed_over and any(
+            cache.last(block) is not None for cache in (self._vllm, *self._stores.values())
+        )
 
     def _sources(self, request: RequestState, allocs: Sequence[Alloc], allocated: int) -> list[tuple[str, int]]:
         """The tokens that these allocations are to load, by tier. A connector that names one tier means it also where it

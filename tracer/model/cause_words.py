@@ -127,8 +127,8 @@ def headline(entry: Mapping[str, Any]) -> str:
     reached, ended = entry.get("reached"), entry.get("ended")
     for part in entry["parts"]:
         if part["cause"] not in (*REUSED, Cause.NOT_COMPUTED):
-            end = part["start"] + part["tokens"]
-            sums[part["cause"]] += max(0, (end if reached is None else min(end, reached)) - part["start"])
+            tokens = part["tokens"] if reached is None else min(part["tokens"], max(0, reached - part["start"]))
+            sums[part["cause"]] += tokens
         if of := group(part):
             lacked[of] += part["tokens"]
     tokens = sum(sums.values())

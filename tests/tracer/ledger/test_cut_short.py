@@ -1,5 +1,5 @@
-"""What a request that ended before all of its prompt was computed is explained by: what was reused, what was computed, and what
-was not."""
+"""How a request is explained that ended before all of its prompt was computed: what was reused, what was computed, and what was
+not."""
 
 from __future__ import annotations
 
