@@ -308,8 +308,8 @@ class Causes:
         return made
 
     def has_known(self, block: bytes) -> bool:
-        """Whether one of its caches ever held a block that it, or whoever filled its store, has computed: what was handed over to
-        it proves nothing of another engine than the one that gives, whichever of them is heard first."""
+        """Whether one of its caches ever held a block that was not only handed over to it: that proves nothing of another
+        engine than the one that gives, whichever of them is heard first."""
         return block not in self._handed_over and any(
             cache.last(block) is not None for cache in (self._vllm, *self._stores.values())
         )
