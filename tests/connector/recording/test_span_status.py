@@ -1,4 +1,4 @@
-"""The status of a span, which Jaeger and Tempo show: what has failed is an error there, and no call that raised to kvtrail."""
+"""The status of a span, which Jaeger and Tempo show: what has failed is an error there, and no exception to kvtrail."""
 
 from __future__ import annotations
 
