@@ -41,8 +41,8 @@ class KnownConnector:
             there.
         lease: for how many seconds a connector object keeps the blocks of a request that has just ended, by the request's id;
             None where that is not fixed.
-        unrecoverable: why its installed version ends the engine when vLLM computes again what it loaded; None where that is not
-            known of it. The guard then leaves wrong bytes as they are.
+        unrecoverable: why its installed version ends the engine when vLLM computes again what it loaded; None where that is
+            not known. The guard then leaves wrong bytes as they are.
         children: the attribute that lists the connectors which it passes calls on to.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
         settings_when_full: the same, in their place, where the store is to be full.
