@@ -394,7 +394,7 @@ LINES: list[Line] = [
     ),
     (r"lease (?P<lease>\d+)", e.Lease, lambda m: {"lease_s": int(m["lease"])}),
     (
-        r"(?P<side>gives|takes) (?P<key>\S+) (?P<tokens>\d+|-)/(?P<prompt>\d+)(?: of (?P<digest>\w+))?"
+        r"(?P<side>gives|takes|declines) (?P<key>\S+) (?P<tokens>\d+|-)/(?P<prompt>\d+)(?: of (?P<digest>\w+))?"
         r"(?: in (?P<mode>pull|push))?(?: from (?P<peer>\w+))?" + _BLOCKS,
         e.Handoff,
         _handoff,

@@ -41,6 +41,8 @@ class KnownConnector:
             there.
         lease: for how many seconds a connector object keeps the blocks of a request that has just ended, by the request's id;
             None where that is not fixed.
+        unrecoverable: why its installed version ends the engine when vLLM computes again what it loaded; None where that is
+            not known. The guard then leaves wrong bytes as they are.
         children: the attribute that lists the connectors which it passes calls on to.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
         settings_when_full: the same, in their place, where the store is to be full.
@@ -56,6 +58,7 @@ class KnownConnector:
     other_writers: bool = False
     patience: Callable[[Mapping[str, Any]], Patience] | None = None
     lease: Callable[[Any, str], float | None] | None = None
+    unrecoverable: Callable[[], str | None] | None = None
     children: str | None = None
     check_settings: Mapping[str, Any] = field(default_factory=dict)
     settings_when_full: Mapping[str, Any] = field(default_factory=dict)
@@ -87,6 +90,18 @@ def by_name(name: str) -> KnownConnector | None:
 def by_class(cls: type) -> KnownConnector | None:
     """The connector of this class, or of one that it is derived from."""
     return next((known for base in cls.__mro__ if (known := by_name(base.__name__))), None)
+
+
+def unrecoverable(connector: Any) -> str | None:
+    """Why a connector, or a child that it passes calls on to, ends the engine when vLLM computes again what it loaded; None
+    where that is not known of any."""
+    known = by_class(type(connector))
+    if known is None:
+        return None
+    if known.unrecoverable is not None and (why := known.unrecoverable()) is not None:
+        return why
+    children = () if known.children is None else getattr(connector, known.children, None) or ()
+    return next((why for child in children if (why := unrecoverable(child)) is not None), None)
 
 
 @cache

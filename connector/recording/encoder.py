@@ -27,8 +27,10 @@ _TIMES = struct.Struct("<BQBQ")  # start_time_unix_nano (7) and end_time_unix_na
 _EVENT_TIME = struct.Struct("<BQ")  # time_unix_nano (1) of a span's event, a fixed64
 _FLAGS = b"\x85\x01" + struct.pack("<I", 1)  # flags (16), a fixed32: its lowest bit says that the trace is sampled
 _ROOTS = tuple(kind.value for kind in semconv.ROOTS)
-_CUT_OFF, _REQUEST = Kind.CUT_OFF.value, Kind.REQUEST.value
+_CUT_OFF, _REQUEST, _LOAD_ERROR = Kind.CUT_OFF.value, Kind.REQUEST.value, Kind.LOAD_ERROR.value
 _OUTPUT = place(Kind.REQUEST, "output")
+_FAILURES = {kind.value: (place(kind, name), value) for kind, (name, value) in semconv.FAILURES.items()}
+"""Where a kind's values say that what it is about has failed, and what they say then."""
 _CHAT = "chatcmpl-"
 """What the ids of vLLM's chat api begin with."""
 MAX_BYTES = 1 << 20
@@ -168,6 +170,9 @@ class SequenceNumbers:
 def _status(error: str) -> bytes:
     """An error as a span's status."""
     return field(15, field(2, error.encode("utf-8", "replace")) + b"\x18\x02")  # STATUS_CODE_ERROR
+
+
+_FAILED = _status(semconv.FAILED_REASON)
 
 
 def _exception(error: str, at_ns: int) -> bytes:
@@ -327,4 +332,6 @@ class Encoder:
             parts.append(_status(semconv.CUT_OFF_REASON))
         elif error is not None:
             parts += (_status(error), _exception(error, self._base_ns + end_ns))
+        elif kind == _LOAD_ERROR or ((failure := _FAILURES.get(kind)) and values[failure[0]] == failure[1]):
+            parts.append(_FAILED)
         return b"".join(parts)

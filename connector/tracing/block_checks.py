@@ -18,7 +18,7 @@ from kvtrail.connector.fingerprints.plan import CheckPlan, Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler, sampled_below
 from kvtrail.connector.fingerprints.store import identity_of as identity_of_caches
 from kvtrail.connector.fingerprints.store import is_own
-from kvtrail.connector.known import by_name
+from kvtrail.connector.known import by_name, unrecoverable
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
 from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
@@ -129,7 +129,7 @@ class SchedulerChecks(BlockChecks):
         super().__init__(connector)
         self._instrumentation = instrumentation
         self._heals = settings.guard is Guard.HEAL
-        self._forces_misses = self._heals and unhealable(vllm_config, kv_cache_config) is None
+        self._forces_misses = self._heals and unhealable(connector, vllm_config, kv_cache_config) is None
         self._step = 0
         self._block_size = groups_of(vllm_config, kv_cache_config)[0].block_size
         self._scheduler = CheckScheduler(
@@ -363,7 +363,7 @@ class WorkerChecks(BlockChecks):
         """Whether mismatched blocks are computed again; says in one line why not, where that is asked for."""
         if self._settings.guard is not Guard.HEAL:
             return False
-        reason = unhealable(self._vllm_config, self._kv_cache_config)
+        reason = unhealable(self._connector, self._vllm_config, self._kv_cache_config)
         if reason is not None:
             logger.warning("kvtrail: wrong bytes are recorded and not healed: %s", reason)
         return reason is None
@@ -447,7 +447,7 @@ def attach(connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_c
     return WorkerChecks(connector, connector._kvtrail_worker, *given)
 
 
-def unhealable(vllm_config: Any, kv_cache_config: Any) -> str | None:
+def unhealable(connector: Any, vllm_config: Any, kv_cache_config: Any) -> str | None:
     """Why vLLM cannot compute wrong blocks again; None if it can."""
     if getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", "fail") != "recompute":
         return "kv_load_failure_policy is not 'recompute'"
@@ -455,7 +455,7 @@ def unhealable(vllm_config: Any, kv_cache_config: Any) -> str | None:
         return "vLLM computes failed loads again in models with one KV cache group only"
     if any(group.frees_blocks for group in groups_of(vllm_config, kv_cache_config)):
         return "the window of a block that is computed again may be gone"
-    return None
+    return unrecoverable(connector)
 
 
 def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:

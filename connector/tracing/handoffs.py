@@ -48,13 +48,15 @@ def given(
 
 
 def taken(request: Any, name_of: Callable[[str], str], *, with_blocks: bool) -> Values | None:
-    """What the engine is to read of another one when a request begins; None if it is not to read anything."""
+    """What the engine is to read of another one when a request begins, or what it declines to read; None if nothing is handed
+    over to it."""
     asked = _mapping(getattr(request, "kv_transfer_params", None))
     if not (asked.get("do_remote_prefill") or asked.get("remote_block_ids") or _mapping(asked.get(TAKING_TIER))):
         return None
     peer, tokens = asked.get("remote_engine_id"), _count(asked.get("remote_num_tokens"))
     blocks = asked.get("remote_block_ids") if with_blocks else None
-    return _values(request, Side.TAKES, asked, None if peer is None else str(peer), tokens, blocks, name_of)
+    side = Side.DECLINES if getattr(request, "abort_immediately", False) else Side.TAKES
+    return _values(request, side, asked, None if peer is None else str(peer), tokens, blocks, name_of)
 
 
 def _values(

@@ -229,6 +229,7 @@ def pair_rows(pairs: Iterable[Row]) -> list[Row]:
             "Loaded": pair["outcomes"].get("loaded", 0),
             "Failed": pair["outcomes"].get("failed", 0) or None,
             "Not loaded": pair["outcomes"].get("not_loaded", 0) or None,
+            "Declined": pair["outcomes"].get("declined", 0) or None,
             "Leases expired": pair["outcomes"].get("expired", 0) or None,
             "Mean wait": None if pair["mean_wait_ns"] is None else duration(pair["mean_wait_ns"]),
         }

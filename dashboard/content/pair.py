@@ -174,7 +174,9 @@ def kept_text(link: Row) -> str:
     if link["kept_from_ns"] is None:
         return ""
     if link["kept_to_ns"] is None:
-        return "Its blocks are still kept."
+        if link.get("gone_ns") is None:
+            return "Its blocks are still kept."
+        return f"Its blocks were kept for {duration(max(0, link['gone_ns'] - link['kept_from_ns']))}, until its engine ended."
     lasted = duration(link["kept_to_ns"] - link["kept_from_ns"])
     if not link["expired"]:
         return (
@@ -302,7 +304,10 @@ def pair_chart(pair: Pair, parts: Sequence[Stage], *, dark: bool) -> Chart:
         is_open = link["kept_to_ns"] is None
         until = max(end, begin) if is_open else pair.given_ms(link["kept_to_ns"])
         colour = (BLUE if is_open else RED if link["expired"] else GREEN).on(dark=dark)
-        how = "still kept" if is_open else "the lease ran out" if link["expired"] else "given back"
+        if is_open:
+            how = "still kept" if link.get("gone_ns") is None else "its engine ended"
+        else:
+            how = "the lease ran out" if link["expired"] else "given back"
         bars.append(
             {
                 "row": KEEPS,

@@ -124,6 +124,9 @@ DID = {
     "request lost": Meaning(RED, "its request was open when its engine ended"),
     "request failed": Meaning(RED, "its request ended in an error"),
     "wrong KV read": Meaning(RED, "its request went on with KV that is not its own"),
+    "harm not known": Meaning(
+        YELLOW, "its request went on, maybe with KV that is not its own: only bytes would show it"
+    ),
     "no harm seen": Meaning(GREY, "its request went on, as far as spans show"),
     "healed": Meaning(GREEN, "the guard replaced the answer before it was used"),
 }
@@ -183,6 +186,7 @@ CAUSE = {
     "elsewhere": Meaning(LIME, "computed by another engine, never by this one"),
     "new": Meaning(GREY, "never computed before"),
     "unknown": Meaning(TEXT, "its cause was not recorded, or was lost"),
+    "not-computed": Meaning(GREY, "never computed, since the request or its engine had ended"),
 }
 """Causes of a token; the first that holds counts."""
 MEASURE = {

@@ -39,7 +39,6 @@ from kvtrail.tracer.events.events import (
     RequestStart,
     Reset,
     Schedule,
-    Side,
     StorePlan,
     TransferEnd,
     Unfamiliar,
@@ -102,6 +101,8 @@ class Causes:
         self._shadow_ns = 0
         self._unprobed: set[str] = set()
         """Connectors with a probe that has switched itself off."""
+        self._handed_over: BoundedDict[bytes, None] = BoundedDict(MAX_FRESH)
+        """The blocks that this engine has only loaded from the one that handed them over."""
         self._takes = False
         """Whether other engines hand over to this one."""
 
@@ -182,7 +183,7 @@ class Causes:
             self._fresh.update(dict.fromkeys(request.chain.hashes[event.block_seen :]))
 
     def _enter_handoff(self, event: Handoff) -> None:
-        if event.handoff_side == Side.TAKES:
+        if event.takes:
             self._takes = True
             self._of(event).handed = HandedOver.by(event, self._fact(BlockState.HELD, event))
 
@@ -272,7 +273,14 @@ class Causes:
         self.breakdowns.append(split)
         if allocated:
             request.open, request.steps, request.doubt = split, 0, None
+            request.is_loading = any(each.is_async for each in lookups)
             request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
+        if chain and (request.handed is not None or self._handed_over):
+            loaded, begin = lookup.computed // size, (lookup.computed + allocated) // size
+            if request.handed is not None:
+                self._handed_over.update(dict.fromkeys(b for b in chain[loaded:begin] if not self.has_known(b)))
+            for block in chain[begin:full]:
+                self._handed_over.pop(block, None)  # it computes them itself
         request.computing, request.is_followed = full, event.blocks_ids is not None
         if (computed + allocated) // size < full if size else False:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
@@ -300,8 +308,11 @@ class Causes:
         return made
 
     def has_known(self, block: bytes) -> bool:
-        """Whether one of its caches ever held a block."""
-        return any(cache.last(block) is not None for cache in (self._vllm, *self._stores.values()))
+        """Whether one of its caches ever held a block that was not only handed over to it: that proves nothing of another
+        engine than the one that gives, whichever of them is heard first."""
+        return block not in self._handed_over and any(
+            cache.last(block) is not None for cache in (self._vllm, *self._stores.values())
+        )
 
     def _sources(self, request: RequestState, allocs: Sequence[Alloc], allocated: int) -> list[tuple[str, int]]:
         """The tokens that these allocations are to load, by tier. A connector that names one tier means it also where it
@@ -436,6 +447,15 @@ class Causes:
     def _enter_received(self, event: Received) -> None:
         if event.failed:
             self._of(event).failed = self._fact(BlockState.FAILED, event)
+        request = self._requests.get(event.request or "")
+        if request is None:
+            return
+        request.is_loading = False
+        if request.has_ended:
+            if event.failed and request.failed_from is None:
+                request.failed_from = request.promised[0]
+            self._settle(request)
+            self._drop(event.request or "")
 
     def _enter_load_error(self, event: LoadError) -> None:
         if event.request is None:
@@ -456,11 +476,17 @@ class Causes:
 
     def _enter_request(self, event: RequestEnd) -> None:
         request = self._of(event)
-        self._settle(request)
+        request.has_ended = request.open is not None and request.is_loading  # whose end decides what has come of it
+        if not request.has_ended:
+            self._settle(request)
         if event.block_hashes:
             self._chains.add(request.chain, event)
-        self._ran(event, request, event.computed or 0)
-        self._drop(event.request or "")
+        self._ran(event, request, 0 if request.has_ended else event.computed or 0)
+        if request.has_ended:
+            self._awaited.discard(event.request or "")
+            self._computing.pop(event.request or "", None)
+        else:
+            self._drop(event.request or "")
 
     def _ran(self, event: Event, request: RequestState, computed: int) -> None:
         """A request has been computed up to there. Where it is not reported what vLLM's cache gains, it may be in it from now

@@ -18,7 +18,7 @@ class Member(Protocol):
     engine: str
 
     def has_known(self, block: bytes) -> bool:
-        """Whether it ever held a block."""
+        """Whether it ever held a block that was not handed over to it."""
         ...
 
 

@@ -27,6 +27,8 @@ class RequestState(Struct, eq=False):
         offers: of the connectors, for the admission that is coming.
         open: its latest admission, while what it was promised is still to come.
         promised: the tokens that this load brings.
+        is_loading: whether its load is asynchronous, and has not ended.
+        has_ended: whether the request has ended, and only the end of its load is still to be heard.
         steps: how often it ran since then.
         reached: up to where its steps have computed it, as far as they were reported.
         failed: what said that a load of the epoch had failed.
@@ -49,6 +51,8 @@ class RequestState(Struct, eq=False):
     offers: Offers = field(default_factory=Offers)
     open: Breakdown | None = None
     promised: tuple[int, int] = (0, 0)
+    is_loading: bool = False
+    has_ended: bool = False
     steps: int = 0
     reached: int = 0
     failed: BlockChange | None = None

@@ -52,7 +52,7 @@ def kept_handoffs(detector: Detector) -> Iterator[KeptHandOff]:
         if end is None or pair is None or pair.given is None or pair.released is not None:
             continue
         waiting = pair.waiting
-        takers = waiting or list(pair.takers.values())
+        takers = waiting or pair.readers
         tokens = pair.given.handoff_tokens or 0
         named = len(end.blocks_ids or ()) or (0 if evidence.blocks is None else evidence.blocks.held)
         yield KeptHandOff(
@@ -67,7 +67,7 @@ def kept_handoffs(detector: Detector) -> Iterator[KeptHandOff]:
 
 
 def _state(pair: Pair) -> KeptFor:
-    if not pair.takers:
+    if not pair.readers:
         return KeptFor.UNCLAIMED
     if pair.waiting:
         return KeptFor.WAITING

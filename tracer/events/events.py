@@ -697,6 +697,12 @@ class Side(StrEnum):
     """It has computed the KV, and keeps it until it is read."""
     TAKES = "takes"
     """It is to read it."""
+    DECLINES = "declines"
+    """It was to read it, and lets it go: its server refused the request, or the client left, before it was scheduled."""
+
+
+STAND_IN_DIGEST = "ca08ea5bca49cc18"
+"""The digest of the prompt `[0]`."""
 
 
 @final
@@ -708,7 +714,9 @@ class Handoff(Event, kw_only=True, gc=False):
     handoff_side: Annotated[
         Name,
         _on_wire(
-            "kvtrail.handoff.side", "`gives`: the engine keeps the KV for another one; `takes`: it is to read it."
+            "kvtrail.handoff.side",
+            "`gives`: the engine keeps the KV for another one; `takes`: it is to read it; `declines`: it was to read it, and"
+            " its server refused the request, or the client left, before it was scheduled.",
         ),
     ]
     handoff_keys: Annotated[
@@ -745,6 +753,21 @@ class Handoff(Event, kw_only=True, gc=False):
     ] = None
     blocks_ids: BlockIds | None = None
     blocks_by_group: BlocksByGroup | None = None
+
+    @property
+    def takes(self) -> bool:
+        """Whether the request is to read what is handed over."""
+        return self.handoff_side == Side.TAKES and not self.declines
+
+    @property
+    def declines(self) -> bool:
+        """Whether the request stands in for one that never reached the scheduler.
+
+        vLLM gives it the same parameters and the prompt `[0]`, and aborts it at once, so that the engine that gives frees its
+        blocks (`AsyncLLM.notify_kv_transfer_request_rejected`).
+        """
+        stands_in = self.prompt == 1 and self.digest == STAND_IN_DIGEST
+        return self.handoff_side == Side.DECLINES or (self.handoff_side == Side.TAKES and stands_in)
 
 
 @final

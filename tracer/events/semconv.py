@@ -165,6 +165,8 @@ CUT_OFF = "cut_off"
 """The outcome of a request that was open when its engine ended."""
 CUT_OFF_REASON = "the engine ended before the request did"
 """The status of its root."""
+FAILED_REASON = "it failed; no call raised"
+"""The status of a span whose values say so, for tools that know nothing of kvtrail."""
 NO_END_RECORD = "its process ended without a goodbye"
 """`ENDED_BY` where the export process sends the end record in the engine's place: it was killed, or has crashed. The text is
 as recorders of every version send it."""
@@ -172,6 +174,13 @@ UNHEARD = "unheard"
 """The outcome of a request after its engine has not reported for so long that it is taken for ended."""
 
 
+FAILURES: dict[Kind, tuple[str, bool | str]] = {
+    Kind.REQUEST: ("outcome", "error"),
+    Kind.RECEIVED: ("failed", True),
+    Kind.TRANSFER_END: ("failed", True),
+    Kind.XFER: ("xfer_state", "failed"),
+}
+"""By kind, the field that says that what the span is about has failed, and what it says then."""
 ROOTS = (Kind.REQUEST, Kind.CUT_OFF)
 """The kinds with a span that is the root of a request, from its arrival to its end."""
 

@@ -410,7 +410,14 @@ def _did(
         is_cause = finding.id in causes
         yield (
             finding.id,
-            impact_of(outcome, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=is_cause),
+            impact_of(
+                outcome,
+                rule=finding.rule,
+                severity=finding.severity,
+                healed=finding.healed,
+                count=finding.count,
+                is_cause=is_cause,
+            ),
         )
 
 

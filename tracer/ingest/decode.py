@@ -198,6 +198,8 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
     """
     if ids[4] is not None and name == Kind.REQUEST and values.get(_OUTCOME) == semconv.CUT_OFF:
         name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status is not an exception
+    elif ids[4] == semconv.FAILED_REASON:
+        ids = (*ids[:4], None)  # neither is this
     for key in _FOR_OTHERS.get(name, ()):
         values.pop(key, None)
     values |= common

@@ -41,8 +41,9 @@ from kvtrail.tracer.events.events import (
     XferState,
 )
 from kvtrail.tracer.events.handlers import handlers
-from kvtrail.tracer.events.semconv import CUT_OFF, Kind
+from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD, Kind
 from kvtrail.tracer.ledger.block_table import BlockTable, names_all_blocks
+from kvtrail.tracer.ledger.cut_short import cut_short
 from kvtrail.tracer.ledger.facts import (
     Admitted,
     Began,
@@ -62,6 +63,7 @@ from kvtrail.tracer.ledger.facts import (
     Transferred,
 )
 from kvtrail.tracer.ledger.phases import Phases
+from kvtrail.tracer.model.causes import PEER, Cause
 from kvtrail.tracer.model.findings import Unknown
 
 SCHEDULER = "scheduler"
@@ -76,6 +78,12 @@ REMEMBERED_READERS = 256
 """Readers' reports remembered per request, and reads of another engine's blocks."""
 REMEMBERED_STEPS = 256
 """Steps with several tokens remembered per request of a model with recurrent states."""
+
+
+FULL_OUTPUT = ("stopped", "length_capped")
+"""vLLM's words for the end of a request that has computed all of its prompt."""
+PREEMPTED = "preempted"
+"""How an epoch ends."""
 
 
 class Loaded(NamedTuple):
@@ -154,6 +162,11 @@ class Evidence:
     """What readers of the request's blocks have reported, over all epochs, in the order in which it was heard."""
     reading: tuple[Xfer, ...] = ()
     """The reads of another engine's blocks that its workers have begun, over all epochs."""
+    failed_read: Xfer | None = None
+    """The first of these reads that failed."""
+    cut_short: tuple[tuple[int, int | None], ...] = ()
+    """The epochs that ended before all of the prompt was computed, each with the tokens up to which it was; None where that
+    is not known, nor whether all was."""
     rank_lookups: list[RankLookup] = field(default_factory=list)
     """The ranks' answers since the last lookup."""
     stats: Stats | None = None
@@ -283,6 +296,12 @@ class Account:
             evidence.known_from = max(evidence.known_from, before.sequence)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether nothing that comes later changes how it ended. The end of an engine is only taken for that of its requests:
+        a request whose engine goes on is opened again, unless a call about it had raised."""
+        return self.evidence.ended is not None or (self.ended_ns is not None and self.status == "failed")
+
+    @property
     def is_waiting(self) -> bool:
         """Whether a load, a first step or a release is still to come, and should come in time."""
         evidence = self.evidence
@@ -326,7 +345,37 @@ class Account:
             known, epoch = by_epoch.get(breakdown.event.epoch), breakdown.event.epoch
             if known is None or known["span_id"] != breakdown.event.span_id:
                 by_epoch[epoch] = breakdown.as_dict()
+        reason = None if self.evidence.failed_read is None else self.evidence.failed_read.reason
+        if reason is not None:
+            by_epoch = {epoch: _with_reason(entry, reason) for epoch, entry in by_epoch.items()}
+        for epoch, reached in self.evidence.cut_short:
+            if epoch in by_epoch:
+                by_epoch[epoch] = cut_short(by_epoch[epoch], reached, PREEMPTED)
+        if self._is_cut_short and self.epoch in by_epoch:
+            ended, is_loading = self.outcome or self.status, self.evidence.loading is not None
+            by_epoch[self.epoch] = cut_short(by_epoch[self.epoch], self._reached(), ended, is_loading=is_loading)
         return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+    @property
+    def _is_cut_short(self) -> bool:
+        """Whether the request is known to compute nothing more, and may not have computed all of its prompt."""
+        is_over = self.ended_ns is not None or self.status == "failed"
+        is_recorded = self.prompt is not None and bool(self.evidence.allocs)  # a log has but a part of what happens
+        return is_over and is_recorded and self.outcome not in (*FULL_OUTPUT, UNHEARD)
+
+    def _reached(self, by_end: int | None = None) -> int | None:
+        """Up to which token the epoch has computed the request; None where that is not known. `by_end` is what vLLM says of
+        its end: that has the tokens that it was to load, too."""
+        last, end = self.evidence.schedule, self.evidence.ended
+        if self.missing is not None:
+            return None
+        if last is None:
+            return 0
+        if by_end is not None or (end is not None and end.computed is not None):
+            return by_end if end is None else end.computed
+        reached = last.computed + last.scheduled - (last.drafted or 0)
+        is_every_step = last.drafted is not None or last.blocks_ids is not None  # recorded at level `detailed`
+        return reached if is_every_step or reached >= (self.total or 0) else None
 
     def explain(self, breakdown: Breakdown) -> None:
         """Enter the parts of the prompt at an admission, instead of those of an earlier one in its epoch."""
@@ -349,14 +398,17 @@ class Account:
             if event.trace_id and kind is not _STEP:  # a step that many requests share has none of theirs
                 self.trace_id = event.trace_id
             if event.epoch > self.epoch:
-                self._begin_epoch(event.epoch)
+                self._begin_epoch(event)
         elif not self.trace_id:  # a worker may not know the caller's trace
             self.trace_id = event.trace_id
+        final = self.status if self.has_ended else None
         if event.error is not None:
             self.error = event.error
             self.status = "failed"
         enter = _ENTER.get(kind)
         fact: Fact | None = None if enter is None else enter(self, event)
+        if final is not None and kind != Kind.REQUEST:
+            self.status = final  # whatever comes later, of this process or another
         return fact if fact is not None or event.error is None else Failed(event)
 
     def abandon(self, at_ns: int, outcome: str) -> None:
@@ -375,11 +427,16 @@ class Account:
         return Began(event)
 
     def _enter_request(self, event: RequestEnd) -> Ended:
-        self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
-        self.evidence.ended = event
-        self.total = event.total or self.total
+        evidence = self.evidence
+        if evidence.ended is None:  # each child of a MultiConnector records it
+            self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
+            evidence.ended = event
+            self.total = event.total or self.total
+            if evidence.loading is not None:  # it waits no longer, though the load goes on
+                self.wait_loads += 1
+                self._wait(evidence.loading, event)
         if event.free_delayed:
-            self.evidence.end = event
+            evidence.end = event
         unused = self.evidence.offers.unused()
         self.evidence.offers.clear()
         return Ended(event, unused)
@@ -395,6 +452,10 @@ class Account:
         if event.matched is not None and event.matched > self.longest_match:
             self.longest_match = event.matched
         evidence = self.evidence
+        if evidence.cut_short and event.total > (
+            self.prompt or 0
+        ):  # it has output, so that its prompt had been computed
+            evidence.cut_short = tuple(each for each in evidence.cut_short if each[1] is not None)
         connector_id = event.connector_id
         asked = evidence.connectors[connector_id] = evidence.connectors.get(connector_id, 0) + 1
         if asked > self.lookups:
@@ -557,8 +618,9 @@ class Account:
         self.status = "admitted"
         evidence = self.evidence
         if evidence.loading is not None:
-            self.wait_loads += 1
-            self._wait(evidence.loading, event)
+            if evidence.ended is None:
+                self.wait_loads += 1
+                self._wait(evidence.loading, event)
             evidence.loaded = self._asynchronous_loads()
         if self.repeats_report(event):
             evidence.received_by |= {event.connector_id}
@@ -612,13 +674,19 @@ class Account:
         begins = event.xfer_op == XferOp.READ and event.xfer_state == XferState.POSTED
         if begins and len(self.evidence.reading) < REMEMBERED_READERS:
             self.evidence.reading += (event,)
+        if event.xfer_op == XferOp.READ and event.xfer_state == XferState.FAILED:
+            self.evidence.failed_read = self.evidence.failed_read or event
 
     def _enter_stats(self, event: Stats) -> Counted | None:
         is_repeated, self.evidence.stats = self.evidence.stats is not None, event
         return Counted(event, self.evidence.admitted, is_repeated) if self.evidence.admitted else None
 
-    def _begin_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+    def _begin_epoch(self, first: Event) -> None:
+        if self.prompt is not None and self.evidence.allocs:
+            reached = self._reached(first.computed if isinstance(first, Preempt) else None)
+            if reached is None or reached < (self.total or 0):
+                self.evidence.cut_short += ((self.epoch, reached),)
+        self.epoch = first.epoch
         self.computed = self.matched = self.returned = self.allocated = self.scheduled = self.begun = None
         self.stored_ranges = []
         self.evidence.begin_epoch()
@@ -627,6 +695,15 @@ class Account:
 _NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases", "recalled")]
 _ENTER = handlers(Account)
 _STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
+
+
+def _with_reason(entry: Mapping[str, Any], reason: str) -> Mapping[str, Any]:
+    """An admission; what another engine had handed over and did not arrive, with the reason of the failed read."""
+    parts = [
+        {**part, "reason": reason} if part["cause"] == Cause.FAILED_LOAD and part["tier"] == PEER else part
+        for part in entry["parts"]
+    ]
+    return {**entry, "parts": parts}
 
 
 def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:

@@ -337,7 +337,7 @@ class Engine:
 
     def _enter_request(self, event: RequestEnd) -> None:
         request = event.request or ""
-        self.handoffs.enter_end(event, is_known=request in self.met and request not in self.loads)
+        self.handoffs.enter_end(event, is_known=request in self.met, is_loading=request in self.loads)
         for row in self.rows_given_up(event):
             self.given_up.rows[row.first.connector_id] = row
         self.given_up.enter_end(event)

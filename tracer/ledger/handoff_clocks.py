@@ -56,7 +56,7 @@ def ahead(given: Sequence[Event], taken: Sequence[Event], *, is_only_taker: bool
         given, taken: the events of the request that gives, and of one that takes.
         is_only_taker: whether no other request takes it: a reader's report is then that of this one.
     """
-    takes = next((each for each in taken if isinstance(each, Handoff) and each.handoff_side == Side.TAKES), None)
+    takes = next((each for each in taken if isinstance(each, Handoff) and each.takes), None)
     gives = next((each for each in given if isinstance(each, Handoff) and each.handoff_side == Side.GIVES), None)
     if takes is None or gives is None:
         return Ahead(None, None)

@@ -31,11 +31,13 @@ class Outcome(StrEnum):
     """The load failed."""
     NOT_LOADED = "not_loaded"
     """The request ended without a load: it was aborted, or needed nothing."""
+    DECLINED = "declined"
+    """The request was refused, or its client left, before the engine could schedule it."""
 
 
 OF_SIDE = {
     Side.GIVES: (Outcome.READ, Outcome.EXPIRED, Outcome.FREED),
-    Side.TAKES: (Outcome.LOADED, Outcome.FAILED, Outcome.NOT_LOADED),
+    Side.TAKES: (Outcome.LOADED, Outcome.FAILED, Outcome.NOT_LOADED, Outcome.DECLINED),
 }
 """The outcomes that each side decides."""
 

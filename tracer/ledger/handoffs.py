@@ -80,10 +80,13 @@ class Pair:
         quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that needs the
             blocks no more, though their lease has ended; 0 if it is not.
         takers: the sides of the requests that are to read it, by engine and request.
+        declined: the sides of those that were to read it and were refused, or left, before they were scheduled.
         loads: the ends of their loads that went well.
         failed: those of them with a failed load or read: no report need follow.
+        counted: the ends that are counted, of the requests on that side.
+        counted_as: what the end of the engine that gives is counted as, so far.
         over: the ends of those that neither loaded nor failed to, if all their events are known.
-        unserved: those that have ended without a load, or failed to load.
+        unserved: those that have ended before a load did, or failed to load.
         recomputed: those with blocks that were reported as not loaded, so that vLLM computes them again.
     """
 
@@ -96,8 +99,11 @@ class Pair:
     given_out: Alloc | Schedule | None = None
     quiet_ns: int = 0
     takers: dict[Place, Handoff] = field(default_factory=dict)
+    declined: dict[Place, Handoff] = field(default_factory=dict)
     loads: dict[Place, Received] = field(default_factory=dict)
     failed: set[Place] = field(default_factory=set)
+    counted: dict[Place, HandedOver] = field(default_factory=dict)
+    counted_as: Outcome | None = None
     over: dict[Place, RequestEnd] = field(default_factory=dict)
     unserved: set[Place] = field(default_factory=set)
     recomputed: set[Place] = field(default_factory=set)
@@ -105,15 +111,25 @@ class Pair:
     @property
     def keys(self) -> tuple[str, ...]:
         """What both engines call it; nothing as long as neither has said so."""
-        sides = (*([] if self.given is None else [self.given]), *self.takers.values())
+        sides = (*([] if self.given is None else [self.given]), *self.readers)
         return tuple(dict.fromkeys(key for side in sides for key in side.handoff_keys))
 
     @property
     def giver(self) -> str | None:
-        """The engine that gives, as it says itself, or as one that takes says; None if neither did."""
+        """The engine that gives, as it says itself, or as a reader says; None if neither did."""
         if self.given is not None:
             return self.given.engine
-        return next((each.handoff_peer for each in self.takers.values() if each.handoff_peer), None)
+        return next((each.handoff_peer for each in self.readers if each.handoff_peer), None)
+
+    @property
+    def readers(self) -> list[Handoff]:
+        """The sides of the requests that are to read it, and of those that have declined to."""
+        return [*self.takers.values(), *self.declined.values()]
+
+    @property
+    def reading_engines(self) -> set[str]:
+        """The engines of these requests."""
+        return {engine for engine, _ in (*self.takers, *self.declined)}
 
     @property
     def waiting(self) -> list[Handoff]:
@@ -184,6 +200,9 @@ class HandOffs:
         """Engines that have shut down, by id and launch."""
         self._watched: dict[str, list[Pair]] = {}
         """By the recorder that saw the lease's end, those that nobody needs and no reader has reported."""
+        self._undecided: dict[str, dict[Pair, int]] = {}
+        """By the recorder that saw the release, those with a reader's report that may be on its way from a worker in another
+        process; and since when it is waited for, by that recorder's clock, or 0."""
 
     def given_by(self, event: Event) -> Pair | None:
         """The hand-off that the event's request gives."""
@@ -235,7 +254,7 @@ class HandOffs:
         if pair is None:
             return []
         if event.handoff_side == Side.GIVES:
-            return list(pair.takers.values())
+            return pair.readers
         return [] if pair.given is None else [pair.given]
 
     def written(self, event: Handoff | Xfer) -> list[tuple[Handoff, Handoff, Xfer]]:
@@ -244,7 +263,7 @@ class HandOffs:
         writes: list[Xfer] = []
         if isinstance(event, Xfer):
             writes = [event] if _is_posted_write(event) else []
-        elif event.handoff_side == Side.TAKES:
+        elif event.takes:
             writes = [] if (last := self._written.get(event.request or "")) is None else [last]
         elif (early := self.given_by(event)) is not None and early.given is None:
             writes = list(early.writes.values())
@@ -293,21 +312,29 @@ class HandOffs:
             pair.given = pair.given or event
             self._given[_place(event)] = pair
             if named is None:
-                for taker in pair.takers.values():
-                    self._sum_up(pair, taker)
+                for reader in pair.readers:
+                    self._sum_up(pair, reader)
+                    self._sum_up_end(pair, pair.counted.get(_place(reader)))
             if early is not None and early is not pair:
                 self._given_back(pair)
             self._watch(pair)
-        elif len(pair.takers) < MAX_TAKERS and _place(event) not in pair.takers:
-            before = {engine for engine, _ in pair.takers}
-            pair.takers[_place(event)] = event
+        elif len(pair.readers) < MAX_TAKERS and _place(event) not in (pair.takers | pair.declined):
+            before = pair.reading_engines
             self._taken[_place(event)] = pair
+            if event.declines:
+                pair.declined[_place(event)] = event
+                pair.unserved.add(_place(event))
+                pair.counted[_place(event)] = declined = HandedOver(event, Side.TAKES, Outcome.DECLINED, 0)
+                self._report(declined)
+            else:
+                pair.takers[_place(event)] = event
+                self._takes[event.request or ""] = event
             if _place(event) in self._unread:
                 pair.failed.add(_place(event))
-            self._takes[event.request or ""] = event
             self._sum_up(pair, event)
-            if pair.released is not None and pair.given is not None and event.engine not in before:
-                self.flows.of(pair.given.engine, event.engine).outcomes[_outcome(pair)] += 1
+            self._sum_up_end(pair, pair.counted.get(_place(event)))
+            if pair.counted_as is not None and pair.given is not None and event.engine not in before:
+                self.flows.of(pair.given.engine, event.engine).outcomes[pair.counted_as] += 1
                 if not before:
                     self._count_unclaimed(pair, -1)
 
@@ -319,6 +346,8 @@ class HandOffs:
                 self._unread[_place(event)] = None
                 if (taken := self.taken_by(event)) is not None:
                     taken.failed.add(_place(event))
+                    if _place(event) in taken.unserved:  # the request has ended meanwhile
+                        self._end(taken, event, Outcome.FAILED)
             return
         pair = self._giving(event)
         if _is_posted_write(event):
@@ -328,6 +357,7 @@ class HandOffs:
             pair.late = event
         else:
             pair.reads += 1
+            self._recount(pair)
 
     def is_late(self, event: Read | Xfer) -> bool:
         """Whether an event shows first that blocks were read, or written to the other engine, after they had been given back,
@@ -349,6 +379,7 @@ class HandOffs:
             pair.late = event
         elif pair.released is None or pair.released.recorder != event.recorder:
             pair.reads += 1
+            self._recount(pair)
 
     def enter_release(self, event: Free | Sent) -> None:
         """The engine that gives has given the blocks back."""
@@ -360,6 +391,8 @@ class HandOffs:
             pair.released = event  # a worker gives back what its scheduler then frees, whichever is heard first
             if first is None:
                 self._given_back(pair)
+            else:
+                self._recount(pair)
             self._watch(pair)
             self._follow(pair)
 
@@ -394,6 +427,12 @@ class HandOffs:
             self._watched[event.recorder] = left = [each for each in watched if not each.late and each not in over]
             for pair in left:
                 pair.quiet_ns = pair.quiet_ns or event.end_ns
+        if undecided := self._undecided.get(event.recorder):
+            for pair, since_ns in list(undecided.items()):
+                if event.recorder_closed or (since_ns and event.end_ns - since_ns > ON_ITS_WAY_NS):
+                    self._decided(pair)
+                else:
+                    undecided[pair] = since_ns or event.end_ns
 
     def receives(self, event: Received) -> bool:
         """Whether a request has received the hand-off that it takes, by this event: not if another child of a MultiConnector
@@ -419,20 +458,27 @@ class HandOffs:
             return
         if self.receives(event):
             pair.loads[_place(event)] = event
-            self._end(pair, event, Outcome.LOADED)
+            has_failed = _place(event) in pair.failed | pair.recomputed  # as older vLLMs report it
+            self._end(pair, event, Outcome.FAILED if has_failed else Outcome.LOADED)
+            self._recount(pair)
             self._watch(pair)
         elif (event.failed or event.error is not None) and _place(event) not in pair.loads:
             pair.failed.add(_place(event))
             self._end(pair, event, Outcome.FAILED)
 
-    def enter_end(self, event: RequestEnd, *, is_known: bool) -> None:
-        """A request has ended; it may be one that takes. `is_known`: all of its events are, and no load is under way."""
+    def enter_end(self, event: RequestEnd, *, is_known: bool, is_loading: bool = False) -> None:
+        """A request has ended; it may be one that takes. `is_known`: all of its events are. `is_loading`: its load is under
+        way, and its end is still to be heard: that decides how the hand-off ended."""
         pair = self.taken_by(event)
         if pair is None:
             return
         if _place(event) not in pair.loads:
-            self._end(pair, event, Outcome.NOT_LOADED)
-        if is_known and _place(event) not in pair.failed:
+            pair.unserved.add(_place(event))
+            if _place(event) in pair.failed:
+                self._end(pair, event, Outcome.FAILED)
+            elif not is_loading:
+                self._end(pair, event, Outcome.NOT_LOADED)
+        if is_known and not is_loading and _place(event) not in pair.failed:
             pair.over[_place(event)] = event
             self._watch(pair)
 
@@ -449,32 +495,65 @@ class HandOffs:
     def _end(self, pair: Pair, event: Event, outcome: Outcome) -> None:
         """A request that takes has loaded, or will not: said once of each."""
         place = _place(event)
-        if place in pair.unserved:
+        if place in pair.counted:
             return
         taker = pair.takers[place]
         lasted_ns = max(0, event.end_ns - taker.start_ns)
         if outcome is not Outcome.LOADED:
             pair.unserved.add(place)
-        if (giver := pair.giver) is not None:
-            flow = self.flows.of(giver, event.engine)
-            flow.outcomes[outcome] += 1
-            flow.waited_ns += lasted_ns if outcome is Outcome.LOADED else 0
+        pair.counted[place] = ended = HandedOver(event, Side.TAKES, outcome, lasted_ns)
+        self._sum_up_end(pair, ended)
+        self._report(ended)
+
+    def _sum_up_end(self, pair: Pair, ended: HandedOver | None) -> None:
+        """A request that takes has ended so, as soon as the engine that gives is known."""
+        if ended is not None and (giver := pair.giver) is not None:
+            flow = self.flows.of(giver, ended.event.engine)
+            flow.outcomes[ended.outcome] += 1
+            flow.waited_ns += ended.lasted_ns if ended.outcome is Outcome.LOADED else 0
+
+    def _report(self, ended: HandedOver) -> None:
         if self.on_end is not None:
-            self.on_end(HandedOver(event, Side.TAKES, outcome, lasted_ns))
+            self.on_end(ended)
 
     def _given_back(self, pair: Pair) -> None:
         """The blocks of a hand-off are given back, and both that and the hand-off itself are known now."""
         given, released = pair.given, pair.released
         if given is None or released is None:
             return
-        outcome = _outcome(pair)
-        if not pair.takers:
+        pair.counted_as = outcome = _outcome(pair)
+        if not pair.readers:
             self._count_unclaimed(pair, 1)
-        for engine in {engine for engine, _ in pair.takers}:
+        for engine in pair.reading_engines:
             self.flows.of(given.engine, engine).outcomes[outcome] += 1
-        if self.on_end is not None:
-            lasted_ns = max(0, released.end_ns - given.end_ns)
-            self.on_end(HandedOver(released, Side.GIVES, outcome, lasted_ns))
+        undecided = self._undecided.setdefault(released.recorder, {}) if self.on_end is not None else {}
+        if outcome is Outcome.FREED and len(undecided) < MAX_WATCHED:
+            undecided[pair] = 0
+        else:
+            self._decided(pair)
+
+    def _recount(self, pair: Pair) -> None:
+        """More is known of why the blocks of a hand-off were given back."""
+        given, before, outcome = pair.given, pair.counted_as, _outcome(pair)
+        if given is None or before is None or before is outcome:
+            return
+        pair.counted_as = outcome
+        for engine in pair.reading_engines or (NOBODY,):
+            outcomes = self.flows.of(given.engine, engine).outcomes
+            outcomes[before] -= 1
+            outcomes[outcome] += 1
+        if any(pair in undecided for undecided in self._undecided.values()):
+            self._decided(pair)
+
+    def _decided(self, pair: Pair) -> None:
+        """It is known why the blocks were given back, or will not be: said once of each hand-off."""
+        given, released, outcome = pair.given, pair.released, pair.counted_as
+        assert given is not None
+        assert released is not None
+        assert outcome is not None
+        for undecided in self._undecided.values():
+            undecided.pop(pair, None)
+        self._report(HandedOver(released, Side.GIVES, outcome, max(0, released.end_ns - given.end_ns)))
 
     def _count_unclaimed(self, pair: Pair, more: int) -> None:
         """A hand-off has ended without a known request that takes it, or now one is known."""
@@ -482,14 +561,16 @@ class HandOffs:
         flow = self.flows.of(pair.given.engine, NOBODY)
         flow.handoffs += more
         flow.tokens += more * (pair.given.handoff_tokens or 0)
-        flow.outcomes[_outcome(pair)] += more
+        flow.outcomes[pair.counted_as or _outcome(pair)] += more
 
-    def _sum_up(self, pair: Pair, taker: Handoff) -> None:
-        """A request takes, as soon as the engine that gives is known."""
-        if (giver := pair.giver) is not None:
-            flow = self.flows.of(giver, taker.engine)
+    def _sum_up(self, pair: Pair, reader: Handoff) -> None:
+        """A request takes, or declines to, as soon as the engine that gives is known."""
+        if (giver := pair.giver) is None:
+            return
+        flow = self.flows.of(giver, reader.engine)
+        if not reader.declines:
             flow.handoffs += 1
-            flow.tokens += taker.handoff_tokens or taker.prompt or 0
+            flow.tokens += reader.handoff_tokens or reader.prompt or 0
 
     def _watch(self, pair: Pair) -> None:
         """Wait for a reader's report, if one must be on its way: who writes itself gets none."""

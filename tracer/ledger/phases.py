@@ -66,6 +66,9 @@ WORDS: dict[Phase, str] = {
 }
 """The phases in words."""
 
+_ENDS = (Phase.STORE, Phase.DONE)
+"""Those of a request that has ended."""
+
 
 @dataclass(slots=True)
 class Phases:
@@ -107,7 +110,8 @@ class Phases:
         return sorted(self._transfers)
 
     def _change(self, at_ns: int, phase: Phase) -> None:
-        if self._changes and self._changes[-1][1] is phase:
+        last = self._changes[-1][1] if self._changes else None
+        if last is phase or (last in _ENDS and phase not in _ENDS):  # ended is ended
             return
         self._changes.append((at_ns, phase))
         if len(self._changes) > MAX_CHANGES:

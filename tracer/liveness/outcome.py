@@ -11,6 +11,7 @@ from enum import StrEnum
 from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.liveness.engine import EngineState
+from kvtrail.tracer.model.findings import Severity
 
 ABORTED, ERROR = "aborted", "error"
 """vLLM's own words for how a request finished."""
@@ -112,6 +113,8 @@ class Impact(StrEnum):
 
     HEALED = "healed"
     NO_HARM = "no harm seen"
+    NOT_KNOWN = "harm not known"
+    """Its request went on, maybe with KV that is not its own: only bytes would show it."""
     FAILED = "request failed"
     DIED = "engine died"
     LOST = "request lost"
@@ -124,7 +127,14 @@ ABOUT_BYTES = frozenset({"byte-drift", "byte-early", "byte-rot"})
 
 
 def impact_of(
-    outcome: Outcome | None, *, rule: str, healed: int, count: int, is_cause: bool, was_stopped: bool = False
+    outcome: Outcome | None,
+    *,
+    rule: str,
+    healed: int,
+    count: int,
+    is_cause: bool,
+    severity: str = "",
+    was_stopped: bool = False,
 ) -> Impact:
     """The impact of a finding that was seen `count` times: the guard healed it, or its request has this outcome, or it caused
     its engine's death. Without a request, or with one that is not known any more, `outcome` is None. An engine that
@@ -139,4 +149,6 @@ def impact_of(
         case Outcome.LOST if not was_stopped:
             return Impact.LOST
         case _:
-            return Impact.WRONG_KV if rule in ABOUT_BYTES else Impact.NO_HARM
+            if rule in ABOUT_BYTES:
+                return Impact.WRONG_KV
+            return Impact.NOT_KNOWN if severity == Severity.WRONG_OUTPUT else Impact.NO_HARM

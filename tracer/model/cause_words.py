@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from kvtrail.tracer.model.causes import PEER, REUSED
+from kvtrail.tracer.model.causes import PEER, REUSED, Cause
 from kvtrail.tracer.model.words import count, duration, percent, some
 
 Part = Mapping[str, Any]
 Run = dict[str, Any]
 FEW = 24
 """Runs that can be read one by one; where there are more, they are joined across the requests that did it."""
-_SAME_CAUSE = ("cause", "tier", "why", "engine", "unstored", "refusal", "group")
+_SAME_CAUSE = ("cause", "tier", "why", "engine", "unstored", "refusal", "group", "reason")
 _SAME_REQUEST = (*_SAME_CAUSE, "request")
 VLLM = "gpu"
 """The tier of vLLM's own cache."""
@@ -58,6 +58,14 @@ _REFUSALS = {
     "untaken": "the connector offered it, and vLLM did not take it",
     "guarded": "the guard took the connector's offer back",
 }
+_ENDS = {
+    "cut_off": "its engine ended",
+    "failed": "a call about it raised",
+    "aborted": "it was aborted",
+    "error": "it failed",
+    "preempted": "it was preempted",
+}
+_ENDED = "it ended"
 _NOT_KNOWN = "not known"
 _IN_SUMS = {
     "evicted": "had been held and evicted",
@@ -71,6 +79,7 @@ _IN_SUMS = {
     "failed-load": "was promised, and its load failed",
     "elsewhere": "had been computed by another engine only",
     "uncached": "had been computed, but a KV cache group never kept its part",
+    "not-computed": "was not computed, since the request had ended",
 }
 
 
@@ -115,18 +124,22 @@ def headline(entry: Mapping[str, Any]) -> str:
     """What an admission had to compute, and the main causes, in a sentence; and in another one which KV cache groups lacked
     their part, where there are several."""
     sums, lacked = Counter[str](), Counter[str]()
+    reached, ended = entry.get("reached"), entry.get("ended")
     for part in entry["parts"]:
-        if part["cause"] not in REUSED:
-            sums[part["cause"]] += part["tokens"]
+        if part["cause"] not in (*REUSED, Cause.NOT_COMPUTED):
+            tokens = part["tokens"] if reached is None else min(part["tokens"], max(0, reached - part["start"]))
+            sums[part["cause"]] += tokens
         if of := group(part):
             lacked[of] += part["tokens"]
     tokens = sum(sums.values())
+    before = "" if ended is None else f" before {_ENDS.get(ended, _ENDED)}"
     if not tokens:
-        return "None of it was computed."
-    means = [f"{percent(part / tokens)} {name(cause)}" for cause, part in sums.most_common(2)]
+        return f"None of it was computed{before}."
+    means = [f"{percent(part / tokens)} {name(cause)}" for cause, part in (+sums).most_common(2)]
     by_group = "; ".join(f"{of} lacked {count(part)} of them" for of, part in lacked.most_common())
     were = "was" if tokens == 1 else "were"
-    computed = f"{some(tokens, 'token')} of {count(entry['total'])} {were} computed: {', '.join(means)}."
+    most = "" if ended is None or reached is not None else "At most "
+    computed = f"{most}{some(tokens, 'token')} of {count(entry['total'])} {were} computed{before}: {', '.join(means)}."
     return f"{computed} {by_group}." if by_group else computed
 
 
@@ -205,7 +218,13 @@ def _refused(part: Mapping[str, Any], at_ns: int) -> str:
 
 
 def _failed_load(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"{_had(part, 'promised')}, and its load failed"
+    why = f": {part['reason']}" if part.get("reason") else ""
+    return f"{_had(part, 'promised')}, and its load failed{why}"
+
+
+def _not_computed(part: Mapping[str, Any], at_ns: int) -> str:
+    why = part.get("why", "")
+    return f"not computed before {_ENDS.get(why, _ENDED)}"
 
 
 def _evicted(part: Mapping[str, Any], at_ns: int) -> str:
@@ -278,4 +297,5 @@ _WORDS = {
     "elsewhere": _elsewhere,
     "new": _new,
     "unknown": _unknown,
+    "not-computed": _not_computed,
 }

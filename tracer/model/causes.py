@@ -40,6 +40,9 @@ class Cause(StrEnum):
     """It was never computed before."""
     UNKNOWN = "unknown"
     """What would show its cause was not recorded, or was lost."""
+    NOT_COMPUTED = "not-computed"
+    """It was neither reused nor computed: the request ended before, or its engine. Said of a request once it has ended; sums
+    of admissions do not have it."""
 
 
 PEER = "p2p"

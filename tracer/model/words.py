@@ -415,11 +415,13 @@ def _reason(numbers: Mapping[str, Any]) -> str:
 
 
 def _handoff(numbers: Mapping[str, Any]) -> str:
-    gives, tokens = numbers.get("handoff_side") == Side.GIVES, numbers.get("handoff_tokens")
+    side, tokens = numbers.get("handoff_side"), numbers.get("handoff_tokens")
     amount = "KV" if tokens is None else f"the KV of {some(tokens, 'token')}"
     keys = numbers.get("handoff_keys")
     name = f" as {keys[0]}" if keys else ""
-    return f"{amount} {'kept for another engine' if gives else 'to be read from another engine'}{name}"
+    if side == Side.DECLINES:
+        return f"{amount} declined{name}: the request was refused, or its client left, before it was scheduled"
+    return f"{amount} {'kept for another engine' if side == Side.GIVES else 'to be read from another engine'}{name}"
 
 
 def _blocks(numbers: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ _ENDS = {
     Outcome.LOADED: "loaded",
     Outcome.FAILED: "failed to load",
     Outcome.NOT_LOADED: "not loaded",
+    Outcome.DECLINED: "declined",
     Outcome.EXPIRED: "kept until the lease ran out",
 }
 """How hand-offs ended, in words; that one was read is what should be."""

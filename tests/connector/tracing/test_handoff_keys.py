@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from kvtrail.connector.tracing import handoffs
-from kvtrail.tracer.events.events import FIELDS
+from kvtrail.tracer.events.events import FIELDS, Handoff
 from kvtrail.tracer.events.semconv import Kind
 
 PROMPT = list(range(3, 643))
+A_RECORDER: dict[str, Any] = {
+    "engine": "d", "recorder": "d", "sequence": 0, "connector": "NixlConnector", "role": "scheduler", "rank": 0,
+    "start_ns": 0, "end_ns": 0,
+}  # fmt: skip
 ROUTED = {"transfer_id": "xfer-1"}
 TIER = {"kv_request_id": "router-1"}
 ADDRESS = {"remote_host": "10.0.0.1", "remote_port": 5710}
@@ -53,6 +57,24 @@ def named(values: handoffs.Values | None) -> dict[str, Any]:
 def gives(parameters: Any, returned: Any = None, **options: Any) -> handoffs.Values | None:
     options = {"is_kept": True, "computed": len(PROMPT), "with_blocks": False} | options
     return handoffs.given(a_request(parameters), returned, str, **options)
+
+
+def test_vllm_s_stand_in_for_a_rejected_request_declines_what_is_handed_over() -> None:
+    """As `AsyncLLM.notify_kv_transfer_request_rejected` makes it, a real request of vLLM's."""
+    pytest.importorskip("vllm")
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    parameters = PAIRS["NixlConnector"][2]
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": parameters})
+    sides = []
+    for rejected in (True, False):
+        request = Request("stand-in", [0], sampling, None, abort_immediately=rejected)
+        event = Handoff(**A_RECORDER, **named(handoffs.taken(request, str, with_blocks=False)))
+        sides.append((event.handoff_side, event.declines, event.takes))
+    assert sides == [("declines", True, False), ("takes", True, False)], "by its prompt where vLLM does not say so"
+    ordinary = named(takes(parameters))
+    assert Handoff(**A_RECORDER, **ordinary).takes
 
 
 def takes(parameters: Any) -> handoffs.Values | None:

@@ -6,6 +6,7 @@ The prefill engine is `engine`, the other one `<d>`.
 from __future__ import annotations
 
 from incidents.incident import Incident, LookAlike, vllm
+from kvtrail.tracer.events.events import STAND_IN_DIGEST
 
 
 def _prefill(tokens: int, prompt: int, digest: str = "a", *, name: str = "", more: str = "") -> str:
@@ -34,6 +35,11 @@ def _decode(
         *(["R"] if loaded else []),
     )  # fmt: skip
     return "".join(f"<d> {name}{call}\n" for call in calls)
+
+
+def _declined(side: str) -> str:
+    """The other engine's part where the request never reaches its scheduler: vLLM's stand-in begins and ends at once."""
+    return f"<d> s: start 1\n<d> s: {side}\n<d> s: end aborted computed 0\n"
 
 
 def _reads(*posted: tuple[int, int, int]) -> str:
@@ -312,6 +318,24 @@ LOOK_ALIKES = [
     ),
     _alike(
         "N11", "crossed-handoff", "a prefill of one token less", f"{_prefill(599, 600)}{_decode(599, 600)}read\nsent"
+    ),
+    _alike(
+        "N11",
+        "crossed-handoff",
+        "the engine that decodes refused the request, and vLLM's stand-in has its blocks freed",
+        f"{_prefill(600, 600)}{_declined('declines h1 600/1')}read\nsent",
+    ),
+    _alike(
+        "N11",
+        "altered-handoff",
+        "a recorder that knows no stand-ins takes it for a reader, with the stand-in's prompt",
+        f"{_prefill(600, 600)}{_declined(f'takes h1 600/1 of {STAND_IN_DIGEST}')}read\nsent",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "one server refuses the request, and another one takes it",
+        f"{_prefill(600, 600)}{_declined('declines h1 600/1')}{_decode(600, 600, name='b: ')}read\nsent",
     ),
     _alike(
         "N11",

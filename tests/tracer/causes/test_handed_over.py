@@ -51,6 +51,16 @@ def said(text: str) -> str:
             "loaded p2p 64 p, failed-load p2p 75 p, last-token p2p 1 p",
             id="a part of its load failed",
         ),
+        pytest.param(
+            LOADS + "b: end error\nb: error [1-5]\nb: R failed",
+            "failed-load p2p 139 p, last-token p2p 1 p",
+            id="its load failed after the request's end",
+        ),
+        pytest.param(
+            LOADS + "b: end aborted\nb: R",
+            "loaded p2p 139 p, last-token p2p 1 p",
+            id="its load ended well after the request's end",
+        ),
         pytest.param(TAKES + "b: L 140 c0 -> 0\nb: A 0", "refused p2p 140 p declined", id="not offered"),
         pytest.param(TAKES + "b: L 140 c0 -> 0 healed 140\nb: A 0", "refused p2p 140 p guarded", id="the guard"),
         pytest.param(TAKES + "b: L 140 c0 -> 140\nb: A 0", "refused p2p 140 p untaken", id="not taken"),
@@ -144,3 +154,32 @@ def test_what_another_engine_computed_was_not_handed_over(before: str, taken: st
             causes.enter(structs.replace(event, engine=name))
     found = [part for part in engines[1].breakdowns[-1].parts if part.cause == "elsewhere"]
     assert {part.detail.refusal for part in found} == (set() if is_lost else {said})
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("decodes", "cause"),
+    [
+        pytest.param(LOADS + "b: R\ncache + a b c d\nb: S 139+1", "new", id="it has loaded what was handed over"),
+        pytest.param(
+            START + "b: L 140 c0 -> 0\nb: A 0\ncache + a b c d\nb: S 0+140", "elsewhere", id="it has computed it"
+        ),
+        pytest.param(
+            "cache + a b c d\ncache - a b c d\n" + LOADS + "b: R\ncache + a b c d\nb: S 139+1", "elsewhere",
+            id="it had computed it before",
+        ),
+    ],
+)  # fmt: skip
+def test_who_has_loaded_what_was_handed_over_has_not_computed_it(decodes: str, cause: str, first: int) -> None:
+    """The engine that gives computes it first, and may be heard later."""
+    fleet = Fleet()
+    engines = Causes(fleet), Causes(fleet)
+    prefills = "cache\na: start 140 of a b c d\na: L 140 c0 -> 0\na: A 0\ncache + a b c d\na: S 0+140"
+    stories = [("p", engines[0], prefills), ("d", engines[1], f"cache\n{decodes}")]
+    for name, causes, text in [*stories[first:], *stories[:first]]:
+        for event in history(text, connector="NixlConnector"):
+            if isinstance(event, Lookup):
+                event = structs.replace(event, cache_identity="0123456789abcdef")
+            causes.enter(structs.replace(event, engine=name))
+    found = ", ".join(dict.fromkeys(part.cause.value for part in engines[0].breakdowns[-1].parts if part.end <= 128))
+    assert found == (cause if first else "new")

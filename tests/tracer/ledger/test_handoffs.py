@@ -245,3 +245,21 @@ def test_who_reads_from_a_later_launch_of_the_engine_is_named(
         (finding,) = next(iter(detector.findings.values())).values()
         assert (finding.numbers["expired"], finding.engine) == (False, "d")
         assert "a reader reported to its new launch" in finding.explanation
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("said", ["read by d", "xfer write done"])
+def test_why_blocks_were_given_back_does_not_depend_on_which_process_is_heard_first(
+    said: str, order: tuple[int, ...]
+) -> None:
+    """The worker that hears the reader, the scheduler that gives the blocks back, and the engine that reads."""
+    text = GIVES.format(digest="a") + DECODE + f"<w> {said}\nsent"
+    events = [
+        structs.replace(each, engine="engine", role="worker") if each.engine == "w" else each
+        for each in history(text, connector="NixlConnector")
+    ]
+    parts = [[each for each in events if each.recorder == name] for name in ("recorder", "w", "d")]
+    detector = judge([event for part in order for event in parts[part]])
+    ((engines, flow),) = [(engines, flow) for engines, flow in detector.handoffs.flows.known() if flow.handoffs]
+    assert engines == ("engine", "d")
+    assert flow.as_dict()["outcomes"] == {"read": 1, "loaded": 1}

@@ -58,5 +58,9 @@ def test_the_impact_of_a_finding() -> None:
     assert impact_of(
         Outcome.LOST, rule="store-gap", healed=0, count=1, is_cause=False, was_stopped=True
     ) is Impact.NO_HARM  # fmt: skip
+    for outcome, of_wrong_output in ((Outcome.FINISHED, Impact.NOT_KNOWN), (Outcome.FAILED, Impact.FAILED)):
+        assert of_wrong_output is impact_of(
+            outcome, rule="stale-handoff", severity="wrong output", healed=0, count=1, is_cause=False
+        )
     assert impact(Outcome.LOST_CONTACT) is impact(Outcome.FINISHED) is impact(None) is Impact.NO_HARM
     assert impact(Outcome.FINISHED, rule="byte-drift") is Impact.WRONG_KV

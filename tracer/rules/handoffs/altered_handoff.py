@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer.events.events import Handoff, Side
+from kvtrail.tracer.events.events import Handoff
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
@@ -38,9 +38,9 @@ class AlteredHandoff(EngineRule[Handoff]):
 
     def judge(self, event: Handoff, engine: Engine) -> Judgement:
         pair = engine.handoffs.pair(event)
-        if pair is None:
-            return None  # judged when the other engine's side comes
-        if event.handoff_side == Side.TAKES:
+        if pair is None or event.declines:
+            return None  # judged when the other engine's side comes; who declines reads nothing
+        if event.takes:
             return None if pair.given is None else _compared(pair.given, event)
         if pair.given is not None or not pair.takers:
             return None

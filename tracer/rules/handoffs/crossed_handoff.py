@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import Handoff, Side, Xfer
+from kvtrail.tracer.events.events import Handoff, Xfer
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule
@@ -50,9 +50,9 @@ class CrossedHandoff(EngineRule[Handoff | Xfer]):
         if drifts or isinstance(event, Xfer):
             return drifts or None
         pair = engine.handoffs.pair(event)
-        if pair is None:
-            return None  # judged when the other engine's side comes
-        if event.handoff_side == Side.TAKES:
+        if pair is None or event.declines:
+            return None  # judged when the other engine's side comes; who declines reads nothing
+        if event.takes:
             return None if pair.given is None else _compared(pair.given, event)
         if pair.given is not None or not pair.takers:
             return None  # the first case: another child of a MultiConnector has reported it

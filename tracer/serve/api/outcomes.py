@@ -113,6 +113,7 @@ class OutcomeResolver:
                 "did": impact_of(
                     outcomes.get((finding["engine"], finding["request"])),
                     rule=finding["rule"],
+                    severity=finding["severity"],
                     healed=finding["healed"],
                     count=finding["count"],
                     is_cause=finding["id"] in self._causes,

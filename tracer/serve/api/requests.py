@@ -22,6 +22,7 @@ from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger import handoff_clocks
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
+from kvtrail.tracer.liveness.engine import FINAL, EngineState
 from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.serve.api.download import part_about
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -79,6 +80,8 @@ class HandoffLink(BaseModel):
     """The blocks are kept from the end of the request that gives; None where its events are not here."""
     kept_to_ns: int | None = None
     """Until they are given back; None as long as they are not."""
+    gone_ns: int | None = None
+    """When the engine that kept them ended, if they had not been given back by then."""
     expired: bool = False
     """They were given back since the lease had run out."""
     read_ns: int | None = None
@@ -162,6 +165,13 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         if sides:
             keys = {key for side in sides for key in side.handoff_keys}
             shown.handoffs = in_time(handoffs_of(sides, process.handoffs_called(keys)), events, reader)
+            for link in shown.handoffs:
+                giver = account["engine"] if link.side == Side.GIVES else link.engine
+                launch = resolver.launches.get(giver or "")
+                if launch is not None and link.kept_from_ns is not None and link.kept_to_ns is None:
+                    is_over = launch.state in (*FINAL, EngineState.REPLACED)
+                    is_next = launch.began_ns > link.kept_from_ns  # a later launch of it
+                    link.gone_ns = launch.began_ns if is_next else launch.ended_ns if is_over else None
         return shown
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")

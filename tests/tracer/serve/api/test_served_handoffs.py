@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from history import goodbyes
 from served_pairs import DECODE, PREFILL, REQUEST, Served, nixl, skewed
 
-from kvtrail.dashboard.content import fleet
+from kvtrail.dashboard.content import fleet, pair
 
 
 @pytest.fixture
@@ -21,22 +22,23 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def test_the_fleet_shows_who_hands_over_to_whom_and_the_outcomes(served: Served) -> None:
     served.hear(nixl(f"{PREFILL}{DECODE}<d> R\nread\nsent"))
     answer = served.get("/api/fleet")
-    (pair,) = answer["pairs"]
-    assert pair["mean_wait_ns"] == pytest.approx(2e9, rel=0.1)
+    (both,) = answer["pairs"]
+    assert both["mean_wait_ns"] == pytest.approx(2e9, rel=0.1)
     assert fleet.pair_rows(answer["pairs"]) == [
         {
-            "Prefills": pair["giver_name"],
-            "Decodes": pair["taker_name"],
+            "Prefills": both["giver_name"],
+            "Decodes": both["taker_name"],
             "Hand-offs": 1,
             "Tokens": 600,
             "Loaded": 1,
             "Failed": None,
             "Not loaded": None,
+            "Declined": None,
             "Leases expired": None,
             "Mean wait": "2.00 s",
         }
     ]
-    assert (pair["giver"], pair["taker"], answer["kept"]) == ("engine", "d", [])
+    assert (both["giver"], both["taker"], answer["kept"]) == ("engine", "d", [])
 
 
 @pytest.mark.parametrize("is_claimed_first", [True, False])
@@ -116,3 +118,13 @@ def test_nothing_is_known_of_the_clocks_where_a_clock_was_set_meanwhile(served: 
     served.hear([*skewed(events[:-3], 0), *skewed(events[-3:], -600)])
     (link,) = served.get(f"/api/requests/{REQUEST}", engine="d")["handoffs"]
     assert (link["ahead_least_ns"], link["ahead_most_ns"], link["ahead_ns"]) == (None, None, 0)
+
+
+def test_a_dead_engine_keeps_nothing_any_more(served: Served) -> None:
+    events = nixl(PREFILL + DECODE)
+    served.hear(events)
+    (link,) = served.get(f"/api/requests/{REQUEST}", engine="d")["handoffs"]
+    assert pair.kept_text(link) == "Its blocks are still kept."
+    served.hear([each for each in goodbyes(events) if each.engine == "engine"])
+    (link,) = served.get(f"/api/requests/{REQUEST}", engine="d")["handoffs"]
+    assert pair.kept_text(link).endswith("until its engine ended.")

@@ -428,9 +428,15 @@ def test_what_is_kept_for_another_engine_is_shown_by_what_for(sidecar: Sidecar) 
         ("<d> R\nwait 9\nread\nsent", "read", "loaded", None),
         ("<d> R failed", None, "failed", KeptFor.ABANDONED),
         ("<d> R failed\n<d> end aborted", None, "failed", KeptFor.ABANDONED),
-        ("<d> end aborted", None, "not_loaded", KeptFor.ABANDONED),
+        ("<d> end aborted", None, None, KeptFor.ABANDONED),
+        ("<d> end aborted\n<d> R", None, "loaded", KeptFor.LOADED),
+        ("<d> end error\n<d> error [1]\n<d> R failed", None, "failed", KeptFor.ABANDONED),
+        ("<d> end error\n<d> xfer read failed !ERR\n<d> R failed", None, "failed", KeptFor.ABANDONED),
+        ("<d> xfer read failed !ERR\n<d> end error", None, "failed", KeptFor.ABANDONED),
+        ("<d> error [1]\n<d> R", None, "failed", KeptFor.LOADED),  # as a vLLM before 0.30 reports it
         ("<d> R failed\nwait 30\nfreed expired\nsent", "expired", "failed", None),
-        ("sent", "freed", None, None),
+        ("sent", None, None, None),
+        ("sent\nwait 30", "freed", None, None),
     ],
 )
 def test_each_hand_off_is_counted_by_how_it_ends_on_each_side(
@@ -443,6 +449,43 @@ def test_each_hand_off_is_counted_by_how_it_ends_on_each_side(
         assert counted == {outcome.value: float(outcome == expected) for outcome in OF_SIDE[side]}, "they begin at 0"
     kept = {each for each in KeptFor if sidecar.value("kvtrail_handoffs_kept", state=each)}
     assert kept == ({state} if state else set())
+
+
+@pytest.mark.parametrize(
+    ("late", "outcome"),
+    [
+        ("read", "read"),
+        ("wait 4\nread", "read"),
+        ("wait 30\nread", "freed"),
+        ("freed expired", "expired"),
+        ("<d> R", "read"),
+    ],
+)
+def test_the_scheduler_may_be_heard_before_a_worker_of_another_process(
+    sidecar: Sidecar, late: str, outcome: str
+) -> None:
+    """Why blocks were given back is decided when both are known, and counted once."""
+    decode = "<d> start 600\n<d> takes h1 600/600 of a\n<d> L 600 c0 -> 599 async\n<d> A 599"
+    worker = f"<w> {late.rpartition(chr(10))[2]}" if "<d>" not in late else late
+    waited = late.rpartition("\n")[0]
+    events = [
+        replace(each, engine="engine", role="worker") if each.engine == "w" else each
+        for each in history(f"{HANDED_OVER}\n{decode}\nsent\n{waited}\n{worker}\nwait 30", connector=NIXL)
+    ]
+    sidecar.hear_all(events)
+    counted = {each.value: handoffs(sidecar, Side.GIVES, each) for each in OF_SIDE[Side.GIVES]}
+    assert counted == {each.value: float(each == outcome) for each in OF_SIDE[Side.GIVES]}
+
+
+def test_a_hand_off_that_its_reader_declines_is_counted_as_declined(sidecar: Sidecar) -> None:
+    declined = "<d> s: start 1\n<d> s: declines h1 600/1\n<d> s: end aborted"
+    events = history(f"{HANDED_OVER}\n{declined}\nread\nsent", connector=NIXL)
+    sidecar.hear_all(events[:-2])
+    assert sidecar.value("kvtrail_handoffs_kept", state=KeptFor.ABANDONED) == 1
+    sidecar.hear_all(events[-2:])
+    counted = {outcome.value: handoffs(sidecar, Side.TAKES, outcome) for outcome in OF_SIDE[Side.TAKES]}
+    assert counted == {"loaded": 0, "failed": 0, "not_loaded": 0, "declined": 1}
+    assert handoffs(sidecar, Side.GIVES, "read") == 1
 
 
 def test_a_recorder_says_how_large_the_pool_of_its_engine_is(sidecar: Sidecar) -> None:
