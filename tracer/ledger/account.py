@@ -154,6 +154,8 @@ class Evidence:
     """What readers of the request's blocks have reported, over all epochs, in the order in which it was heard."""
     reading: tuple[Xfer, ...] = ()
     """The reads of another engine's blocks that its workers have begun, over all epochs."""
+    failed_read: Xfer | None = None
+    """The first of these reads that has failed, unless it was begun again since."""
     rank_lookups: list[RankLookup] = field(default_factory=list)
     """The ranks' answers since the last lookup."""
     stats: Stats | None = None
@@ -609,9 +611,16 @@ class Account:
             self.evidence.reads += (event,)
 
     def _enter_xfer(self, event: Xfer) -> None:
-        begins = event.xfer_op == XferOp.READ and event.xfer_state == XferState.POSTED
-        if begins and len(self.evidence.reading) < REMEMBERED_READERS:
-            self.evidence.reading += (event,)
+        evidence = self.evidence
+        if event.xfer_op != XferOp.READ:
+            return
+        if event.xfer_state == XferState.FAILED:
+            evidence.failed_read = evidence.failed_read or event
+        elif event.xfer_state == XferState.POSTED:
+            if evidence.failed_read is not None and _reads_the_same(evidence.failed_read, event):
+                evidence.failed_read = None
+            if len(evidence.reading) < REMEMBERED_READERS:
+                evidence.reading += (event,)
 
     def _enter_stats(self, event: Stats) -> Counted | None:
         is_repeated, self.evidence.stats = self.evidence.stats is not None, event
@@ -639,6 +648,12 @@ def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tupl
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
     joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
     return sorted([*apart, joined])
+
+
+def _reads_the_same(one: Xfer, other: Xfer) -> bool:
+    """Whether two reads are by one rank, and of one rank of another engine."""
+    places = [(each.recorder, each.rank, each.peer, each.peer_rank) for each in (one, other)]
+    return places[0] == places[1]
 
 
 def _same(one: Lookup, other: Lookup) -> bool:

@@ -244,9 +244,7 @@ class Engine:
 
     def _enter_lookup(self, event: Lookup) -> None:
         if event.request is not None:
-            if (
-                event.request in self.tables
-            ):  # vLLM asks about a request without blocks alone: those of a failed load are free
+            if event.request in self.tables:  # vLLM asks only about a request without blocks: a failed load's are free
                 self._holds_nothing(event.request)
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
             self.given_up.enter_lookup(event)
@@ -393,7 +391,7 @@ class Engine:
         if (load := self.load_from_peer(event)) is not None:
             self.failing_peers.enter(event, load[0], load[1].handoff_peer or "")
         alloc = self.loads.pop(event.request or "", None)
-        if event.failed and alloc is not None and alloc.blocks_ids is not None:
+        if event.failed and alloc is not None and alloc.blocks_ids is not None and event.request in self.met:
             into = loaded_into(alloc)
             if not any(block in self.invalid and self.invalid[block].sequence > alloc.sequence for block in into):
                 self._fails(event, into)  # no load error has said which of them
