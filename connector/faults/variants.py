@@ -103,6 +103,21 @@ class GroupLoadFails(_Variant):
         connector_output.invalid_block_ids = {self._loaded.pop(each) for each in received if each in self._loaded}
 
 
+class AsyncLoadFails(GroupLoadFails):
+    """The same of an asynchronous load with one KV cache group. For the OffloadingConnector."""
+
+
+class FailedReceive(_Variant):
+    """An asynchronous load is reported as failed, without its blocks, after the scheduler has looked for that: the request
+    goes on behind it. For the OffloadingConnector, with two groups."""
+
+    rule = "failed-load-resume"
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        connector_output.failed_recving = set(connector_output.finished_recving or ())
+
+
 class LongestGroupHit(_Variant):
     """vLLM #50359's kind: what full attention has is answered, though a window's blocks are held elsewhere. For the
     OffloadingConnector, with two groups."""

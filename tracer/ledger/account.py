@@ -163,7 +163,7 @@ class Evidence:
     reading: tuple[Xfer, ...] = ()
     """The reads of another engine's blocks that its workers have begun, over all epochs."""
     failed_read: Xfer | None = None
-    """The first of these reads that failed."""
+    """The first of these reads that has failed, unless it was begun again since."""
     cut_short: tuple[tuple[int, int | None], ...] = ()
     """The epochs that ended before all of the prompt was computed, each with the tokens up to which it was; None where that
     is not known, nor whether all was."""
@@ -671,11 +671,16 @@ class Account:
             self.evidence.reads += (event,)
 
     def _enter_xfer(self, event: Xfer) -> None:
-        begins = event.xfer_op == XferOp.READ and event.xfer_state == XferState.POSTED
-        if begins and len(self.evidence.reading) < REMEMBERED_READERS:
-            self.evidence.reading += (event,)
-        if event.xfer_op == XferOp.READ and event.xfer_state == XferState.FAILED:
-            self.evidence.failed_read = self.evidence.failed_read or event
+        evidence = self.evidence
+        if event.xfer_op != XferOp.READ:
+            return
+        if event.xfer_state == XferState.FAILED:
+            evidence.failed_read = evidence.failed_read or event
+        elif event.xfer_state == XferState.POSTED:
+            if evidence.failed_read is not None and _reads_the_same(evidence.failed_read, event):
+                evidence.failed_read = None
+            if len(evidence.reading) < REMEMBERED_READERS:
+                evidence.reading += (event,)
 
     def _enter_stats(self, event: Stats) -> Counted | None:
         is_repeated, self.evidence.stats = self.evidence.stats is not None, event
@@ -716,6 +721,12 @@ def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tupl
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
     joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
     return sorted([*apart, joined])
+
+
+def _reads_the_same(one: Xfer, other: Xfer) -> bool:
+    """Whether two reads are by one rank, and of one rank of another engine."""
+    places = [(each.recorder, each.rank, each.peer, each.peer_rank) for each in (one, other)]
+    return places[0] == places[1]
 
 
 def _same(one: Lookup, other: Lookup) -> bool:

@@ -123,8 +123,8 @@ class Engine:
     """What engines hand over to each other. All recorders share it."""
     failing_peers: FailingPeers = field(default_factory=FailingPeers)
     """The other engines from which loads fail in a row."""
-    invalid: dict[int, LoadError] = field(default_factory=dict)
-    """Blocks that failed to load and that have not been computed since."""
+    invalid: dict[int, LoadError | Received] = field(default_factory=dict)
+    """Blocks that failed to load and that have not been computed since, with the report of that."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
     """The requests that have begun to compute such a block, from its first token on."""
     ran_since: dict[str, int | None] = field(default_factory=dict)
@@ -244,6 +244,8 @@ class Engine:
 
     def _enter_lookup(self, event: Lookup) -> None:
         if event.request is not None:
+            if event.request in self.tables:  # vLLM asks only about a request without blocks: a failed load's are free
+                self._holds_nothing(event.request)
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
             self.given_up.enter_lookup(event)
         if event.chunk_keys:
@@ -257,7 +259,7 @@ class Engine:
         if event.blocks_ids is not None:
             self._contest(event, event.blocks_ids)
             if self.invalid:
-                self._renew(request, event.blocks_ids)
+                self._renew(request, self._given_afresh(event, lookup))
             if names_all_blocks(event):
                 table = self.tables[request] = BlockTable(event)
                 self.unknown_tables.discard(request)
@@ -302,6 +304,15 @@ class Engine:
             self.ran_since[request] = event.scheduler_step
             if event.block_size:
                 self._recompute(request, event)
+
+    def _given_afresh(self, event: Alloc, lookup: Lookup | None) -> Iterable[int]:
+        """The blocks of an allocation that may be given out afresh. After an asynchronous load vLLM reports all blocks of the
+        request again: those that it holds, and that have failed since its last lookup, still hold what they did."""
+        table, blocks = self.tables.get(event.request or ""), event.blocks_ids or ()
+        if table is None or lookup is None:
+            return blocks
+        since = lookup.sequence
+        return [b for b in blocks if b not in self.invalid or self.invalid[b].sequence < since or b not in table]
 
     def _renew(self, request: str, blocks: Iterable[int]) -> None:
         """Forget the failed load of a block that no other request holds: it is given out afresh."""
@@ -380,6 +391,10 @@ class Engine:
         if (load := self.load_from_peer(event)) is not None:
             self.failing_peers.enter(event, load[0], load[1].handoff_peer or "")
         alloc = self.loads.pop(event.request or "", None)
+        if event.failed and alloc is not None and alloc.blocks_ids is not None and event.request in self.met:
+            into = loaded_into(alloc)
+            if not any(block in self.invalid and self.invalid[block].sequence > alloc.sequence for block in into):
+                self._fails(event, into)  # no load error has said which of them
         self.flow.received(event)
         self.given_up.enter_received()
         self._settle(event.request or "")
@@ -432,9 +447,13 @@ class Engine:
         self.short = None
         self.handoffs.enter_load_error(event)
         self.wrong_chunks.enter_load_error(event, self.tables)
-        self.invalid.update(dict.fromkeys(event.blocks_ids, event))
+        self._fails(event, event.blocks_ids)
+
+    def _fails(self, event: LoadError | Received, blocks: Iterable[int]) -> None:
+        """Blocks have failed to load: those that a load error names, or all of a load that is reported as failed."""
         self.ran_since.clear()
-        for block in event.blocks_ids:
+        for block in blocks:
+            self.invalid[block] = event
             self.recomputing.pop(block, None)
 
     def _enter_evict(self, event: Evict) -> None:

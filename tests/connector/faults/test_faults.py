@@ -206,7 +206,10 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "null-block": run_groups,
     "stale-block": run_groups,
     "state-boundary": run_groups,
-    **dict.fromkeys(("groups-exchanged", "group-shifted", "group-load-fails", "longest-group-hit"), run_groups),
+    "async-load-fails": run_groups,
+    **dict.fromkeys(
+        ("groups-exchanged", "group-shifted", "group-load-fails", "failed-receive", "longest-group-hit"), run_groups
+    ),
 }
 
 
@@ -214,6 +217,7 @@ OF_CHILDREN = ("unselected-load", "received-unasked")
 """Faults of a child of a MultiConnector."""
 NATIVE_VARIANTS = (
     "handoff-offered-again", "reset-ignored", "groups-exchanged", "group-shifted", "group-load-fails", "longest-group-hit",
+    "async-load-fails", "failed-receive",
 )  # fmt: skip
 """Variants for vLLM's OffloadingConnector."""
 OF_GROUPS = (
@@ -223,6 +227,7 @@ OF_GROUPS = (
     "groups-exchanged",
     "group-shifted",
     "group-load-fails",
+    "failed-receive",
     "longest-group-hit",
 )
 """Faults of models with several KV cache groups; one of them has a sliding window, or is recurrent."""

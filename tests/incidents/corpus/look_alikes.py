@@ -221,6 +221,26 @@ LOOK_ALIKES = [
     _alike(
         "C8",
         "failed-load-resume",
+        "an asynchronous load failed in part, and the request resumes at the first failed block",
+        "L 300 c0 h256 -> 256 async\nA 256 [1-8]\nerror [5 6]\nR\nA 0 [1-10]\nS 128+172 [1-10]\nS 300+1 []",
+    ),
+    _alike(
+        "C8",
+        "failed-load-resume",
+        "an asynchronous load failed as a whole, and the same blocks are given out for the next try",
+        "L 300 c0 h256 -> 256 async\nA 256 [1-8]\nR failed\nL 300 c0 h256 -> 256 async\nA 256 [1-8]\nR\nA 0 [1-10]\n"
+        "S 256+44 [1-10]",
+    ),
+    _alike(
+        "C8",
+        "failed-load-resume",
+        "its blocks went to another load when the failed request asked again and found no place",
+        "L 300 c0 h256 -> 256 async\nA 256 [1-8]\nR failed\nL 300 c0 h256 -> 256 async\nb: L 300 c0 h256 -> 256 async\n"
+        "b: A 256 [1-8]\nb: R\nb: A 0 [1-10]\nb: S 256+44 [1-10]",
+    ),
+    _alike(
+        "C8",
+        "failed-load-resume",
         "one owner recomputes a shared block",
         "A 0 [1 2]\nb: A 0 [1 3]\nS 0+64 [1 2]\nb: S 0+40 [1 3]\nerror [1]\nS 0+64 []\nb: S 40+1 []",
     ),

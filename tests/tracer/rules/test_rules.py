@@ -403,3 +403,40 @@ def test_a_block_that_a_window_has_left_behind_may_be_another_groups_now(stored:
     for finding in found:
         assert finding.numbers["of_group"] == 0
         assert "Of these, 3 are of group 0 now" in finding.explanation
+
+
+TAKES = "L 600 c0 -> 599 async\nA 599 [1-19]\nxfer read posted 19 rank 0 peer p\n"
+FAILED_READ = "xfer read failed 19 rank 0 peer p !NIXL_ERR_REMOTE_DISCONNECT\n"
+
+
+@pytest.mark.parametrize(
+    "text", [f"{FAILED_READ}R\nA 0 [1-19]\nS 599+1 [1-19]", f"R\nA 0 [1-19]\nS 599+1 [1-19]\n{FAILED_READ}"]
+)
+def test_a_load_that_is_received_although_one_of_its_reads_failed_is_short_in_either_order(text: str) -> None:
+    finding = only_finding(TAKES + text)
+    assert finding.rule == "short-load"
+    assert finding.numbers == {"failed_blocks": 19, "rank": 0, "reason": "NIXL_ERR_REMOTE_DISCONNECT"}
+    assert "reported as received" in finding.explanation
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{FAILED_READ}R failed\nL 600 c0 -> 0\nA 0 [1-19]\nS 0+600 [1-19]",
+        f"{FAILED_READ}error [1-19]\nR\nL 600 c0 -> 0\nA 0 [1-19]\nS 0+600 [1-19]",
+        f"{FAILED_READ}R failed\n{TAKES}R\nA 0 [1-19]\nS 599+1 [1-19]",
+        f"R failed\n{TAKES}R\nA 0 [1-19]\nS 599+1 [1-19]\n{FAILED_READ}",
+        f"{FAILED_READ}xfer read posted 19 rank 0 peer p\nR\nA 0 [1-19]\nS 599+1 [1-19]",
+        f"end aborted\n{FAILED_READ}R",
+    ],
+    ids=["reported", "blocks named", "tried again", "an earlier load's, heard late", "begun again", "aborted"],
+)
+def test_a_failed_read_of_a_load_that_is_reported_or_not_used_is_no_finding(text: str) -> None:
+    assert rules_found(judge(history(TAKES + text))) == []
+
+
+@pytest.mark.parametrize("failure", ["error [5 6]\nR", "R failed"])
+def test_a_request_that_goes_on_behind_a_failed_asynchronous_load_is_found(failure: str) -> None:
+    text = f"L 300 c0 h256 -> 256 async\nA 256 [1-8]\n{failure}\nA 0 [1-10]\nS 256+44 [1-10]"
+    assert rules_found(judge(history(text))) == ["failed-load-resume"]
+    assert rules_found(judge(history(text.replace("S 256+44", "S 0+300")))) == []

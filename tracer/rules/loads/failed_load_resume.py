@@ -15,7 +15,8 @@ class FailedLoadResume(EngineRule[Schedule]):
     to. A block before the window of the step is not needed.
 
     A shared block is recomputed by one of its owners, and may be so in the step that reads it: a layer writes first.
-    With `kv_load_failure_policy=fail` the request ends instead. Source: vLLM,
+    With `kv_load_failure_policy=fail` the request ends instead. An asynchronous load that is reported as failed without its
+    blocks (`failed_recving`) leaves all of them so. Source: vLLM,
     `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
     (https://github.com/vllm-project/vllm/issues/49250). Needs block ids (level `detailed`), the block size, and every
     event of the engine since the error.

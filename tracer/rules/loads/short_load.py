@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import Load, RequestEnd, Schedule
+from kvtrail.tracer.events.events import Load, RequestEnd, Schedule, Xfer, XferOp, XferState
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import RequestRule
@@ -11,7 +11,7 @@ NOT_ITS_OWN = {"aborted", "error"}
 """The outcomes of a request that others have ended."""
 
 
-class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
+class ShortLoad(RequestRule[Load | Schedule | RequestEnd | Xfer]):
     """A load brought fewer tokens than promised and reported no error.
 
     Invariant: a load's tokens = those it was meant to bring, on every rank, or the load is reported as failed
@@ -19,7 +19,9 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
 
     With asynchronous scheduling the next step is scheduled before the workers' report, so the one after it counts. What vLLM
     has computed itself need not be brought, though it is a part of a chunk. A request that is aborted or fails in
-    the step of the load is not judged, nor is one if its engine dies in it: the failure decides these. Source: vLLM,
+    the step of the load is not judged, nor is one if its engine dies in it: the failure decides these. A load from another
+    engine is short, too, if it is reported as received and one of its reads (`kv.xfer`) has failed and was not begun again,
+    while no load of the request was ever reported as failed. Source: vLLM,
     `Scheduler._handle_invalid_blocks` recomputes what is reported; what is not, is taken for computed. The incidents are
     LMCache #1770 (https://github.com/LMCache/LMCache/issues/1770) and vllm-ascend #10561
     (https://github.com/vllm-project/vllm-ascend/issues/10561). Needs a load that says what was expected of it.
@@ -33,7 +35,11 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
     )
     needs_history = False
 
-    def judge(self, event: Load | Schedule | RequestEnd, account: Account) -> Judgement:
+    def judge(self, event: Load | Schedule | RequestEnd | Xfer, account: Account) -> Judgement:
+        if (failed := _failed_read(event, account)) is not None:
+            return failed
+        if type(event) is Xfer:
+            return None
         evidence, elsewhere = account.evidence, account.evidence.short_elsewhere
         if type(event) is Load:
             if event.expected is None:
@@ -53,10 +59,39 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
         return None if short is None else _went_on(short, event, account)
 
     def template(self, finding: Finding) -> str:
+        if "failed_blocks" in finding.numbers:
+            blocks = " of {failed_blocks} blocks" if finding.numbers["failed_blocks"] else ""
+            reason = " ({reason})" if finding.numbers["reason"] else ""
+            return (
+                f"At {{0}} a read{blocks} from another engine failed on rank {{rank}}{reason}."
+                " Its load was reported as received at {1}, without an error, and at {2} the request went on."
+            )
         text = "The load at {0:epoch} was meant to bring {expected} tokens and brought {loaded}."
         if len(finding.witness) > 1:
             text += " At {1.label} the request went on, and no load error had been reported."
         return text
+
+
+def _failed_read(event: Load | Schedule | RequestEnd | Xfer, account: Account) -> Judgement:
+    """The request runs on what it has received of another engine, and a read of that has failed. Which of the two is heard
+    first does not matter: a failure that is reported is reported before the request runs."""
+    evidence = account.evidence
+    received = evidence.received
+    if received is None or received.failed or evidence.failed_ever or evidence.loading is not None:
+        return None
+    if type(event) is Schedule and evidence.schedule is None:
+        failed, step = evidence.failed_read, event
+    elif type(event) is Xfer and evidence.schedule is not None and evidence.failed_read is None:
+        is_failed = event.xfer_op == XferOp.READ and event.xfer_state == XferState.FAILED
+        failed, step = event if is_failed else None, evidence.schedule
+    else:
+        return None
+    if failed is None:
+        return None
+    if account.missing is not None:
+        return account.missing
+    numbers = {"failed_blocks": failed.blocks_count, "rank": failed.rank, "reason": failed.reason}
+    return Drift(numbers, [failed, received, step])
 
 
 def _went_on(short: Load, event: Schedule | RequestEnd, account: Account) -> Judgement:
