@@ -1,13 +1,15 @@
 """Login for a dashboard that other machines reach: with a token, or through a trusted proxy that names the user.
 
 A middleware in front of all of Streamlit: pages, websocket and downloads. A token is entered once, in a form; a signed cookie
-then replaces it for twelve hours, or until the token is removed from the file. No password, account or session is stored.
+then replaces it for twelve hours, until its user logs out, or the token is removed from the file. No password, account or
+session is stored; the process remembers the cookies of those who have logged out. Who gives wrong tokens has to wait.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from html import escape
@@ -18,9 +20,10 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.serve.roles import tokens_in
 
 Network = IPv4Network | IPv6Network
@@ -31,6 +34,10 @@ LOGIN, LOGOUT = "/login", "/logout"
 COOKIE = "kvtrail_login"
 COOKIE_LIFETIME_S = 12 * 3600
 MAX_FORM_BYTES = 16 * 1024
+MAX_FAILURES, FAILURES_S = 10, 60.0
+"""Wrong tokens from one address in so many seconds; then none from there is looked at until these have passed."""
+MAX_REMEMBERED = 10_000
+"""Addresses with wrong tokens, and cookies of users who have logged out."""
 _FORM = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>kvtrail: log in</title>
 <style>:root{{color-scheme:light dark}}body{{font:16px system-ui;max-width:24rem;margin:20vh auto;padding:0 1rem}}
@@ -65,6 +72,10 @@ class Login:
     ) -> None:
         """Raises BadLogin if the file has no token, or a network is invalid."""
         self.token_file, self.header, self._clock = token_file, header, clock
+        self._failures: BoundedDict[str, list[float]] = BoundedDict(MAX_REMEMBERED)
+        """By address: when wrong tokens came."""
+        self._ended: BoundedDict[str, None] = BoundedDict(MAX_REMEMBERED)
+        """The cookies of users who have logged out."""
         try:
             self.proxies: list[Network] = [ip_network(each) for each in proxies]
         except ValueError as error:
@@ -75,30 +86,53 @@ class Login:
     def admits(self, scope: Scope) -> bool:
         """Whether a request or websocket comes from a logged-in user."""
         headers = Headers(scope=scope)
-        if self.header and headers.get(self.header) and self._is_proxy((scope.get("client") or ("",))[0]):
+        host = address_of(scope)
+        if self.header and headers.get(self.header) and self._is_proxy(host):
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_token(token.strip()):
+        if scheme.lower() == "bearer" and self._takes(token.strip(), host):
             return True
         return self._is_valid(Request({**scope, "type": "http"}).cookies.get(COOKIE, ""))
 
-    def cookie_for(self, token: str) -> str | None:
-        """The cookie's value for a token; None if the token is not valid."""
-        if not self._is_token(token):
+    def cookie_for(self, token: str, host: str = "") -> str | None:
+        """The cookie's value for a token that came from this address; None if it is not valid, or its sender has to wait."""
+        if not self._takes(token, host):
             return None
-        until = int(self._clock()) + COOKIE_LIFETIME_S
-        return f"{until}.{_signature(token.encode(), until)}"
+        about = f"{int(self._clock()) + COOKIE_LIFETIME_S}-{secrets.token_hex(8)}"
+        return f"{about}.{_signature(token.encode(), about)}"
+
+    def log_out(self, cookie: str) -> None:
+        """Admit nobody with this cookie any more."""
+        if self._is_valid(cookie):
+            self._ended[cookie] = None
+
+    def must_wait(self, host: str) -> bool:
+        """Whether so many wrong tokens came from this address that none from there is looked at now."""
+        since = self._clock() - FAILURES_S
+        return len([at for at in self._failures.get(host, ()) if at > since]) >= MAX_FAILURES
+
+    def _takes(self, token: str, host: str) -> bool:
+        if self.must_wait(host):
+            return False
+        if self._is_token(token):
+            return True
+        self._failures[host] = [*self._failures.get(host, [])[1 - MAX_FAILURES :], self._clock()]
+        self._failures.move_to_end(host)
+        return False
 
     def _is_token(self, token: str) -> bool:
         given = token.encode()
         return any([hmac.compare_digest(given, each) for each in self._tokens()])  # noqa: C419 - compares all, in constant time
 
     def _is_valid(self, cookie: str) -> bool:
-        until, _, signature = cookie.partition(".")
+        about, _, signature = cookie.partition(".")
+        until, _, _ = about.partition("-")
         if not (until.isascii() and until.isdigit() and len(until) < 16) or int(until) < self._clock():
             return False
+        if cookie in self._ended:
+            return False
         given = signature.encode()
-        return any(hmac.compare_digest(given, _signature(each, int(until)).encode()) for each in self._tokens())
+        return any(hmac.compare_digest(given, _signature(each, about).encode()) for each in self._tokens())
 
     def _is_proxy(self, host: str) -> bool:
         try:
@@ -119,8 +153,13 @@ class Login:
             return []
 
 
-def _signature(token: bytes, until: int) -> str:
-    return hmac.new(token, f"kvtrail dashboard until {until}".encode(), hashlib.sha256).hexdigest()
+def _signature(token: bytes, about: str) -> str:
+    return hmac.new(token, f"kvtrail dashboard until {about}".encode(), hashlib.sha256).hexdigest()
+
+
+def address_of(scope: Scope) -> str:
+    """The address that a request comes from."""
+    return str((scope.get("client") or ("",))[0])
 
 
 class LoginMiddleware:
@@ -133,6 +172,8 @@ class LoginMiddleware:
         if scope["type"] == "websocket" and not self._login.admits(scope):
             await WebSocketClose(1008, "log in")(scope, receive, send)
             return
+        if scope["type"] == "websocket":
+            receive = self._while_admitted(scope, receive)
         if scope["type"] == "http" and scope["path"] != OPEN_PATH:
             answer = await self._answer(Request(scope, receive))
             if answer is not None:
@@ -140,12 +181,23 @@ class LoginMiddleware:
                 return
         await self._app(scope, receive, send)
 
+    def _while_admitted(self, scope: Scope, receive: Receive) -> Receive:
+        """What comes on a websocket until its user is admitted no more; then it is closed."""
+
+        async def received() -> Message:
+            message = await receive()
+            is_over = message["type"] == "websocket.receive" and not self._login.admits(scope)
+            return {"type": "websocket.disconnect", "code": 1008} if is_over else message
+
+        return received
+
     async def _answer(self, request: Request) -> Response | None:
         """The middleware's own answer; None if Streamlit answers."""
         path = request.url.path
         if path == LOGIN and request.method == "POST":
             return await self._log_in(request)
         if path == LOGOUT:
+            self._login.log_out(request.cookies.get(COOKIE, ""))
             answer = RedirectResponse("/", 303)
             answer.delete_cookie(COOKIE)
             return answer
@@ -164,7 +216,11 @@ class LoginMiddleware:
                 return PlainTextResponse("too long", 413, {"connection": "close"})
         fields = parse_qs(body.decode("utf-8", "replace"))
         wanted = _own_page(fields.get("next", ["/"])[0])
-        cookie = self._login.cookie_for(fields.get("token", [""])[0].strip())
+        host = address_of(request.scope)
+        if self._login.must_wait(host):
+            text = "too many wrong tokens came from your address: wait a minute"
+            return PlainTextResponse(text, 429, {"retry-after": f"{FAILURES_S:.0f}"})
+        cookie = self._login.cookie_for(fields.get("token", [""])[0].strip(), host)
         if cookie is None:
             return _form(wanted, "This token is not valid here.")
         answer = RedirectResponse(wanted, 303)

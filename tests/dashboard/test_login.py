@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,15 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from kvtrail.dashboard.command import dashboard as command
-from kvtrail.dashboard.login import COOKIE, COOKIE_LIFETIME_S, BadLogin, Login
+from kvtrail.dashboard.login import (
+    COOKIE,
+    COOKIE_LIFETIME_S,
+    FAILURES_S,
+    MAX_FAILURES,
+    BadLogin,
+    Login,
+    LoginMiddleware,
+)
 
 NO_TRACER = "http://127.0.0.1:9"
 TOKEN = "a-token"
@@ -148,10 +157,12 @@ def test_a_cookie_lasts_twelve_hours_and_cannot_be_made_longer(tokens: Path) -> 
     login = Login(tokens, clock=lambda: now_s)
     cookie = login.cookie_for(TOKEN)
     assert cookie is not None
-    until, _, signature = cookie.partition(".")
+    about, _, signature = cookie.partition(".")
+    until, _, session = about.partition("-")
     assert login.admits(asked(cookie))
     forged = (
-        f"{int(until) + 1}.{signature}",
+        f"{int(until) + 1}-{session}.{signature}",
+        f"{until}-{session}0.{signature}",
         f"{until}.",
         f".{signature}",
         "",
@@ -203,3 +214,46 @@ def test_a_file_without_a_token_admits_no_user(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("# none\n")
     with pytest.raises(BadLogin, match="holds no token"):
         Login(tmp_path / "tokens")
+
+
+def test_who_gives_wrong_tokens_has_to_wait(tokens: Path) -> None:
+    now_s = 1_000_000.0
+    login = Login(tokens, clock=lambda: now_s)
+    cookie = login.cookie_for(TOKEN, "192.0.2.1")
+    for number in range(MAX_FAILURES // 2):
+        assert login.cookie_for(f"guess {number}", "192.0.2.1") is None
+        assert not login.admits(asked(client="192.0.2.1", authorization=f"Bearer guess {number}"))
+    assert login.must_wait("192.0.2.1")
+    assert login.cookie_for(TOKEN, "192.0.2.1") is None
+    assert not login.admits(asked(client="192.0.2.1", authorization=f"Bearer {TOKEN}"))
+    assert login.admits(asked(cookie or "", client="192.0.2.1")), "who is logged in stays so"
+    assert login.cookie_for(TOKEN, "192.0.2.2") is not None
+    now_s += FAILURES_S + 1
+    assert login.cookie_for(TOKEN, "192.0.2.1") is not None
+
+
+def test_logging_out_ends_the_session_and_no_other(tokens: Path) -> None:
+    login = Login(tokens, clock=lambda: 1_000_000.0)
+    mine, other = login.cookie_for(TOKEN) or "", login.cookie_for(TOKEN) or ""
+    taken: list[str] = []
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] != "websocket.disconnect":
+            taken.append(message["text"])
+            login.log_out(mine)
+
+    async def said() -> Any:
+        return {"type": "websocket.receive", "text": "a click"}
+
+    scope = {**asked(mine), "type": "websocket"}
+    asyncio.run(LoginMiddleware(stream, login)(scope, said, None))  # type: ignore[arg-type]
+    assert taken == ["a click"], "an open page is closed, too"
+    assert not login.admits(asked(mine))
+    assert login.admits(asked(other))
+
+
+def test_a_cookie_is_worth_nothing_after_the_logout(with_token: str) -> None:
+    cookie = {"cookie": f"{COOKIE}={logged_in(with_token, TOKEN).cookies[COOKIE]}"}
+    assert httpx.get(with_token, headers=cookie, timeout=SLOW_S).status_code == 200
+    httpx.get(f"{with_token}/logout", headers=cookie, timeout=SLOW_S)
+    assert httpx.get(with_token, headers=cookie, timeout=SLOW_S).status_code == 401

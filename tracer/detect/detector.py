@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
@@ -29,7 +31,7 @@ from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.ledger.handoff_flows import HandedOver
 from kvtrail.tracer.ledger.handoffs import HandOffs
-from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
+from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream, is_too_far
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.causes import NotRecorded
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
@@ -262,6 +264,19 @@ class Detector:
         for name in names:
             self._recorders.pop(name, None)
 
+    def doubt(self, events: Iterable[Event]) -> None:
+        """Numbers of these events cannot be their recorders' alone: what is known of these is incomplete."""
+        doubted = {event.recorder: event for event in events}
+        for name, event in doubted.items():
+            if (recorder := self._recorders.get(name)) is not None:
+                here = replace(event, sequence=recorder.order.expected)
+                recorder.engine.lose(Unknown.LOST, before=here)
+                recorder.causes.lose(NotRecorded.LOST, before=here)
+        for key, account in self.accounts.items():
+            if account.recorder in doubted:
+                account.lose(Unknown.LOST)
+                self.changed.append(key)
+
     # Requests.
 
     def _open_account(self, key: Key) -> Account:
@@ -432,6 +447,11 @@ class Detector:
         order, engine = recorder.order, recorder.engine
         for number in sorted(order.early):
             _, event = order.early.pop(number)
+            elapsed_ns = event.end_ns - engine.time.now_ns
+            if order.expected > 0 and is_too_far(number, order.expected, elapsed_ns):
+                engine.lose(Unknown.LOST, before=event)
+                recorder.causes.lose(NotRecorded.LOST, before=event)
+                continue  # nobody can have got there yet: the next ones are those after the last, as before
             if number > order.expected:
                 heard = max(order.expected, self._came_before.get(event.recorder, -1) + 1)
                 if order.expected == 0 or number <= heard:

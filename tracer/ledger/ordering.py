@@ -15,6 +15,13 @@ REMEMBERED_NUMBERS = 64
 """Spans remembered for each request and recorder, to distinguish a repetition from a contradiction."""
 MAX_GAPS = 500
 """Gaps remembered per recorder; the oldest are forgotten first."""
+MAX_EVENTS_PER_S = 1_000_000
+"""A recorder numbers fewer: each event costs a microsecond of its thread."""
+
+
+def is_too_far(number: int, last: int, elapsed_ns: int) -> bool:
+    """Whether no recorder can have come from the number `last` to this one in this time, and a second more."""
+    return number - last > MAX_EVENTS_PER_S * (1 + max(0, elapsed_ns) / 1e9)
 
 
 @dataclass(slots=True)

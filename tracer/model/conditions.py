@@ -45,6 +45,8 @@ AMONG = "in"
 NAMES = (*TIMES, *COUNTS, *CAUSES, *TEXTS)
 OPERATORS = (">=", "<=", ">", "<", "=")
 LARGEST = 2**62
+_SHOWN = 40
+"""Characters of a number in a message."""
 _UNITS_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _CONDITION = re.compile(r"\s*([a-z][a-z_-]*)\s*(>=|<=|>|<|=)\s*(\S.*?)\s*")
 _AND = re.compile(r"\s+and\s+|,", re.IGNORECASE)
@@ -53,6 +55,10 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]*)")
 
 class BadCondition(ValueError):
     """A text that is no condition; says which and why."""
+
+
+class TooLarge(BadCondition):
+    """A number that does not fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +116,7 @@ def _number(name: str, text: str) -> int:
         raise BadCondition(f"{name!r} is a count, which has no unit: {text!r}")
     if name in TIMES and unit not in _UNITS_NS:
         raise BadCondition(f"{name!r} is a time, which needs a unit ({', '.join(_UNITS_NS)}): {text!r}")
-    return min(round(float(number) * _UNITS_NS.get(unit, 1)), LARGEST)
+    value = float(number) * _UNITS_NS.get(unit, 1)
+    if value > LARGEST:
+        raise TooLarge(f"{text[:_SHOWN]!r} is too large to compare {name!r} with")
+    return round(value)

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, HTTPException, Query, Request
 
 from kvtrail.tracer.liveness.outcome import Outcome
-from kvtrail.tracer.model.conditions import NAMES, BadCondition, Condition, parsed
+from kvtrail.tracer.model.conditions import NAMES, BadCondition, Condition, TooLarge, parsed
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 
@@ -43,6 +43,8 @@ def _filter(
         chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
     try:
         conditions = parsed(where)
+    except TooLarge as error:
+        raise HTTPException(422, f"where: {error}") from error
     except BadCondition as error:
         raise HTTPException(400, f"where: {error}") from error
     if tenant:
@@ -54,4 +56,5 @@ def _filter(
 
 
 Where = Annotated[RequestFilter, Depends(_filter)]
-"""The filter of a request of the api. Conditions that are none are answered with 400, and the reason."""
+"""The filter of a request of the api. Conditions that are none are answered with 400, a number beyond 64 bits with 422, and
+the reason."""

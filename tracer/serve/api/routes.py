@@ -171,6 +171,12 @@ def application(
         process.errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"the store cannot be read: {error}"}, status_code=UNAVAILABLE)
 
+    @app.exception_handler(OverflowError)
+    @app.exception_handler(UnicodeError)
+    def out_of_range(request: Request, error: Exception) -> JSONResponse:
+        """What somebody asks for is too large for the store, or no text: that is no error of kvtrail's."""
+        return JSONResponse({"detail": f"a value that was asked for is out of range: {error}"}, status_code=422)
+
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> JSONResponse:
         process.errors.count(Where.API, error, f"{request.url.path} is not answered")

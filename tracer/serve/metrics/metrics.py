@@ -230,6 +230,9 @@ class Metrics:
             "events_missing", "Events that never arrived, by the gaps in their sequence numbers.", ("engine",)
         )
         self.events_dropped = counter("events_dropped", "Events that the recorders report as dropped.", ("engine",))
+        self.events_conflicting = counter(
+            "events_conflicting", "Events with numbers that cannot be their recorder's alone.", ("engine",)
+        )
         self.events_dropped_by_reason = counter(
             "events_dropped_by_reason", "The same, by the reason.", ("engine", "reason")
         )
@@ -354,10 +357,11 @@ class Metrics:
         self._series.at(self.events_received, engine).inc(events)
         self._series.at(self.lag_seconds, engine).observe(max(0, stored_ns - oldest_ns) / 1e9)
 
-    def count_lost(self, engine: str, *, missing: int = 0, dropped: int = 0) -> None:
-        """Count events that never arrived, or that a recorder says it dropped."""
+    def count_lost(self, engine: str, *, missing: int = 0, dropped: int = 0, conflicting: int = 0) -> None:
+        """Count events that never arrived, that a recorder says it dropped, or with numbers that cannot be theirs."""
         self._series.at(self.events_missing, engine).inc(missing)
         self._series.at(self.events_dropped, engine).inc(dropped)
+        self._series.at(self.events_conflicting, engine).inc(conflicting)
 
     def count_dropped_by(self, engine: str, why: str, events: int) -> None:
         """Count events that a recorder says it dropped for this reason; one that only another version knows is `other`."""

@@ -81,7 +81,13 @@ class Engines:
         metrics = self._metrics
         metrics.spans_repeated.inc(len(came.again))
         metrics.spans_foreign.inc(len(came.foreign))
-        again = {id(event) for event in came.again}
+        for event in (doubted := [*came.contested, *came.too_far]):
+            metrics.count_lost(event.engine, conflicting=1)
+            if self._is_new(event.recorder, "conflict"):
+                recorder, engine = event.recorder[:LONGEST_UNKNOWN], event.engine[:LONGEST_UNKNOWN]
+                text = "two senders use the id %r of a recorder of engine %r, at number %s: what is known of it is incomplete"
+                logger.warning(text, recorder, engine, event.sequence)
+        again = {id(event) for event in (*came.again, *doubted)}
         for resource, decoded in came.parts:
             if events := [event for event in decoded.events if id(event) not in again] if again else decoded.events:
                 oldest_ns = min([event.end_ns for event in events])

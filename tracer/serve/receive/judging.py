@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -64,6 +64,7 @@ class Judge:
         max_requests: int,
         grace_ns: int,
         clock: Clock,
+        on_recalled: Callable[[Sequence[Event]], None] = lambda events: None,
     ) -> None:
         """
         Args:
@@ -71,8 +72,10 @@ class Judge:
             lock: of the pipeline.
             highest_numbers: by recorder, that of the stored events.
             grace_ns: how long events are waited for that are missing.
+            on_recalled: gets the stored events that are read back.
         """
         self._log, self._lock, self._clock, self._grace_ns = log, lock, clock, grace_ns
+        self._on_recalled = on_recalled
         self._metrics, self._errors = metrics, metrics.internal_errors
         self.judged, self.silences = log.judged(), Silences(log)
         self.is_behind, self.is_closing = True, False
@@ -105,18 +108,28 @@ class Judge:
         """How often each rule could not decide, by the reason, without what was read back after the start."""
         return self.detector.unknown - self._unknown_before
 
-    def judge(self, fresh: Sequence[Event], again: Sequence[Event] = ()) -> None:
+    def judge(
+        self,
+        fresh: Sequence[Event],
+        again: Sequence[Event] = (),
+        contested: Sequence[Event] = (),
+        too_far: Sequence[Event] = (),
+    ) -> None:
         """Judge events. One that was received before is passed on only if its request is still in memory; the detector then
-        decides."""
+        decides. Of recorders with `contested` events and those `too_far` the history is incomplete."""
         accounts = self.detector.accounts
         again = [event for event in again if (event.engine, event.request) in accounts]
-        events = [*fresh, *again] if again else fresh
+        events = [*fresh, *again, *contested] if again or contested else fresh
         touched = {(event.engine, event.request): None for event in events if event.request is not None}
         if late := [key for key in touched if key not in accounts]:
             begin = {(event.engine, event.request) for event in events if isinstance(event, RequestStart)}
             self.read_back({key for key in late if key not in begin and self._log.holds(*key)})
         self.dirty.update(touched)
-        self._take_findings(self._feed(events))
+        found = self._feed(events)
+        if contested or too_far:
+            with self._errors.caught(Where.DETECTOR):
+                self.detector.doubt((*contested, *too_far))
+        self._take_findings(found)
 
     def hear(self, those: Iterable[Heard]) -> None:
         """Judge what another sidecar has of hand-offs that this one has a side of."""
@@ -215,6 +228,7 @@ class Judge:
         """Feed events with findings that were reported, and sums that are stored."""
         events = of_this_time(stored)
         with self._lock:
+            self._on_recalled(events)
             self.sums.expect_again(events)
             self._reported.update(finding.id for finding in self._feed(events))
 

@@ -78,6 +78,7 @@ class Pipeline:
             max_requests=max_requests,
             grace_ns=grace_ns,
             clock=self._clock,
+            on_recalled=self._receiver.recall,
         )
         if forwarder is not None:
             forwarder.is_silenced = self.judge.silences.silences
@@ -123,7 +124,7 @@ class Pipeline:
             engines = self.engines.descriptions(came)
             self.judge.silences.describe(engines)
             if not self.judge.is_behind:
-                self.judge.judge(came.fresh, came.again)
+                self.judge.judge(came.fresh, came.again, came.contested, came.too_far)
             rows = self.storage.rows_are_due()
             found = self.storage.commit(came, engines, rows=rows)
             self._receiver.confirm(came)

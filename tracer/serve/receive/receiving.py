@@ -1,12 +1,15 @@
 """The first job of the pipeline: what a request of spans holds, and what of it is new.
 
 A sender that receives no answer sends the same request again. A Collector in between may send the same events in other
-requests; those are recognized by their recorders' numbers.
+requests; those are recognized by their recorders' numbers. A number that another span has, too, or that its recorder cannot
+have come to yet, is no repetition: two senders use one recorder's id, and which of them is right is not known.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,13 +22,19 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest.decode import Decoded, MalformedOtlp, MalformedSpan, Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.ledger.ordering import SeenNumbers
+from kvtrail.tracer.ledger.ordering import SeenNumbers, is_too_far
 from kvtrail.tracer.store import MAX_RECEIPTS, Chunk
 
 AHEAD_NS = 24 * 3600 * 10**9
 """A clock may be wrong by this much; an event from later than this has a time that no clock gave it."""
 MAX_RECORDERS = 100_000
 """Recorders with remembered numbers; those that have not reported for longest are forgotten first."""
+MAX_IDS_BYTES = 16 * 2**20
+"""Memory for the span ids of the latest events, of which there are then about a million."""
+_ID = 16
+"""Characters of a span's id."""
+_RUN_BYTES = 400
+"""What a run of numbers costs beside its ids."""
 
 Part = tuple[Mapping[str, Any], Decoded]
 """The attributes of a resource, and what came from it."""
@@ -41,11 +50,15 @@ class ReceivedRequest:
         parts: the spans, decoded.
         refused: those that could not be read.
         errors: what kvtrail itself failed at; these spans are in the payload alone.
+        at_ns: when it came; Unix nanoseconds.
         is_repeated: whether this very request is stored already. What follows is empty then.
         chunk: what is stored of it; None if there is nothing to store: a recorder that only asks who listens sends no span.
         fresh: the events that were not received before.
         again: those that were.
+        contested: those whose number another span has, too.
+        too_far: those whose number their recorder cannot have come to.
         numbers: by recorder: the numbers that are known with this request.
+        runs: recorder, first number and span ids of those of its events that are new.
     """
 
     payload: bytes
@@ -53,11 +66,15 @@ class ReceivedRequest:
     parts: list[Part]
     refused: Refused | None = None
     errors: Sequence[Exception] = ()
+    at_ns: int = 0
     is_repeated: bool = False
     chunk: Chunk | None = None
     fresh: list[Event] = field(default_factory=list)
     again: list[Event] = field(default_factory=list)
+    contested: list[Event] = field(default_factory=list)
+    too_far: list[Event] = field(default_factory=list)
     numbers: dict[str, SeenNumbers] = field(default_factory=dict)
+    runs: list[tuple[str, int, str]] = field(default_factory=list)
 
     @property
     def spans(self) -> int:
@@ -75,16 +92,52 @@ class ReceivedRequest:
         return [malformed for _, decoded in self.parts for malformed in decoded.malformed]
 
 
+class _SpanIds:
+    """The span ids of the latest events, by recorder and number."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[tuple[str, int], str] = OrderedDict()
+        """By recorder and first number, the ids one after the other."""
+        self._firsts: dict[str, list[int]] = {}
+        self._bytes = 0
+
+    def add(self, recorder: str, first: int, ids: str) -> None:
+        """Note the ids of numbers that follow each other; the oldest notes are dropped."""
+        self._runs[recorder, first] = ids
+        insort(self._firsts.setdefault(recorder, []), first)
+        self._bytes += _RUN_BYTES + len(ids)
+        while self._bytes > MAX_IDS_BYTES:
+            (oldest, number), dropped = self._runs.popitem(last=False)
+            self._bytes -= _RUN_BYTES + len(dropped)
+            firsts = self._firsts[oldest]
+            del firsts[bisect_left(firsts, number)]
+            if not firsts:
+                del self._firsts[oldest]
+
+    def get(self, recorder: str, number: int) -> str | None:
+        """The id of an event's span; None where it is not known any more."""
+        firsts = self._firsts.get(recorder, ())
+        place = bisect_right(firsts, number) - 1
+        if place < 0:
+            return None
+        at = (number - firsts[place]) * _ID
+        return self._runs[recorder, firsts[place]][at : at + _ID] or None
+
+
 class Receiver:
     """Decodes requests, and recognizes those requests and events that are stored already."""
 
-    def __init__(self, receipts: Iterable[bytes], numbers: Mapping[str, str]) -> None:
-        """`receipts` are the digests of stored requests, and `numbers` has by recorder those of stored events, as text."""
+    def __init__(self, receipts: Iterable[bytes], numbers: Mapping[str, tuple[str, int]]) -> None:
+        """`receipts` are the digests of stored requests, and `numbers` has by recorder those of stored events, as text, and
+        when the last of them came; Unix nanoseconds."""
         self._decoder = ProtobufDecoder()
         self._receipts: BoundedDict[bytes, None] = BoundedDict(MAX_RECEIPTS)
         self._receipts.update(dict.fromkeys(receipts))
         self._numbers: BoundedDict[str, SeenNumbers] = BoundedDict(MAX_RECORDERS)
-        self._numbers.update({recorder: SeenNumbers.from_text(text) for recorder, text in numbers.items()})
+        self._numbers.update({recorder: SeenNumbers.from_text(text) for recorder, (text, _) in numbers.items()})
+        self._heard_ns: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
+        self._heard_ns.update({recorder: at_ns for recorder, (_, at_ns) in numbers.items()})
+        self._ids = _SpanIds()
 
     def highest_numbers(self) -> dict[str, int]:
         """By recorder, the highest number that was received."""
@@ -100,7 +153,8 @@ class Receiver:
         if digest in self._receipts:
             came.is_repeated = True
             return came
-        latest_ns = time.time_ns() + AHEAD_NS
+        came.at_ns = time.time_ns()
+        latest_ns = came.at_ns + AHEAD_NS
         _refuse_later_than(latest_ns, came.parts)
         events = [event for _, decoded in came.parts for event in decoded.events]
         self._compare(events, came)
@@ -113,6 +167,16 @@ class Receiver:
         for recorder, numbers in came.numbers.items():
             self._numbers[recorder] = numbers
             self._numbers.move_to_end(recorder)
+            self._heard_ns[recorder] = came.at_ns
+            self._heard_ns.move_to_end(recorder)
+        for run in came.runs:
+            self._ids.add(*run)
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """Note the span ids of events that an earlier sidecar has stored."""
+        for event in events:
+            if self._ids.get(event.recorder, event.sequence) is None:
+                self._ids.add(event.recorder, event.sequence, _ids_of([event]))
 
     def _decoded(self, payload: bytes, digest: bytes) -> ReceivedRequest:
         try:
@@ -126,6 +190,8 @@ class Receiver:
 
     def _compare(self, events: Sequence[Event], came: ReceivedRequest) -> None:
         """Find what is new among the events of a request."""
+        in_request: dict[tuple[str, int], str] = {}
+        """The first id of each number, once it is asked for."""
         for recorder, run in groupby(events, key=attrgetter("recorder")):
             some = list(run)
             seen = came.numbers.get(recorder)
@@ -136,9 +202,29 @@ class Receiver:
             if first == seen.last + 1 and [event.sequence for event in some] == list(range(first, first + len(some))):
                 seen.extend(len(some))  # nearly always: the next ones
                 came.fresh += some
+                came.runs.append((recorder, first, _ids_of(some)))
                 continue
+            elapsed_ns = came.at_ns - self._heard_ns.get(recorder, 0)
             for event in some:
-                (came.fresh if seen.add(event.sequence) else came.again).append(event)
+                number = event.sequence
+                if seen.last >= 0 and is_too_far(number, seen.last, elapsed_ns):
+                    came.too_far.append(event)
+                elif seen.add(number):
+                    came.fresh.append(event)
+                    came.runs.append((recorder, number, _ids_of([event])))
+                else:
+                    before = self._ids.get(recorder, number)
+                    if before is None:
+                        for each in () if in_request else events:
+                            in_request.setdefault((each.recorder, each.sequence), _ids_of([each]))
+                        before = in_request[recorder, number]
+                    (came.again if before == _ids_of([event]) else came.contested).append(event)
+
+
+def _ids_of(events: Sequence[Event]) -> str:
+    """The ids of their spans, one after the other; what is no span's id is cut to the length of one, or filled up."""
+    ids = "".join([event.span_id for event in events])
+    return ids if len(ids) == _ID * len(events) else "".join([f"{event.span_id:{_ID}.{_ID}}" for event in events])
 
 
 def of_this_time(events: Iterable[Event]) -> list[Event]:

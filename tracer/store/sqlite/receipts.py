@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.store import MAX_RECEIPTS
@@ -39,15 +40,15 @@ def receipts(query: Query) -> list[bytes]:
     return [digest for (digest,) in reversed(rows)]
 
 
-def seen(query: Query) -> dict[str, str]:
-    """By recorder: the numbers that are stored, as text."""
-    return dict(readable(query("SELECT recorder, seen FROM recorders"), _numbers, of="recorders"))
+def seen(query: Query) -> dict[str, tuple[str, int]]:
+    """By recorder: the numbers that are stored, as text, and when the last of them came."""
+    return dict(readable(query("SELECT recorder, seen, last_ns FROM recorders"), _numbers, of="recorders"))
 
 
-def _numbers(row: Sequence[str]) -> tuple[str, str]:
-    recorder, text = row
+def _numbers(row: Sequence[Any]) -> tuple[str, tuple[str, int]]:
+    recorder, text, last_ns = row
     SeenNumbers.from_text(text)
-    return recorder, text
+    return recorder, (text, last_ns)
 
 
 def prune(db: sqlite3.Connection, *, before_ns: int) -> None:

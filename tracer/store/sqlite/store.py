@@ -152,8 +152,9 @@ class SqliteWriter:
         """The digests of the last requests that were stored, in order."""
         return receipts.receipts(self._query)
 
-    def seen(self) -> Mapping[str, str]:
-        """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them."""
+    def seen(self) -> Mapping[str, tuple[str, int]]:
+        """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them, and when the last
+        came; Unix nanoseconds."""
         return receipts.seen(self._query)
 
     def launches(self) -> list[Launch]:

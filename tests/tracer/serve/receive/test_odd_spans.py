@@ -390,3 +390,23 @@ def test_two_connectors_that_record_one_step_make_one_lane(sidecar: Sidecar) -> 
     (account,) = sidecar.pipeline.detector.accounts.values()
     assert lane_of(account, verdict="ok", findings=0).changes
     assert sidecar.error_count("rows") == 0
+
+
+@pytest.mark.parametrize("number", [str(2**63), str(2**64), "9" * 300, "9" * 900])
+def test_a_number_that_no_store_has_is_refused(sidecar: Sidecar, number: str) -> None:
+    for name, unit in (("prompt", ""), ("duration", "h"), ("evicted", "")):
+        answer = sidecar.client.get("/api/requests", params={"where": f"{name} >= {number}{unit}"})
+        assert answer.status_code == 422, (name, answer.text)
+    assert sidecar.error_count("api") in (None, 0)
+
+
+@pytest.mark.parametrize("error", [OverflowError("too large"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no text")])
+def test_what_a_reader_asks_for_is_no_error_of_kvtrails(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(SqliteReader, "requests", refused)
+    assert sidecar.client.get("/api/requests").status_code == 422
+    assert sidecar.error_count("api") in (None, 0)
