@@ -241,6 +241,7 @@ class Engine:
     def _enter_request_start(self, event: RequestStart) -> None:
         self.met[event.request or ""] = Identity(event.identity, event.adapter_version)
         self.writers.enter_start(event)
+        self.handoffs.enter_start(event)
 
     def _enter_lookup(self, event: Lookup) -> None:
         if event.request is not None:
