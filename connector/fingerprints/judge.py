@@ -377,6 +377,10 @@ class Judge:
         healed, self._to_heal = self._to_heal, set()
         return healed
 
+    def miss(self, check: Check) -> None:
+        """Blocks were computed under these hashes that nobody has looked at."""
+        self._references.miss(check)
+
     def on_rewind(self, request_ids: Iterable[str]) -> None:
         """These requests compute failed loads again."""
         self._contaminated.difference_update(request_ids)

@@ -97,6 +97,8 @@ class CheckPlan(NamedTuple):
 
     Attributes:
         before: the checks before the step.
+        unseen: blocks that were computed and may have been stored, and that cannot be read any more: there are others
+            under their hashes than those that are known.
         states: recurrent states that requests begin with, to be checked after these and before the step.
         loads: loads to be checked after the step.
         async_loads: those that end between steps.
@@ -110,6 +112,7 @@ class CheckPlan(NamedTuple):
 
     step: int
     before: tuple[Check, ...]
+    unseen: tuple[Check, ...]
     states: tuple[Check, ...]
     loads: tuple[Check, ...]
     async_loads: tuple[Check, ...]
@@ -121,7 +124,7 @@ class CheckPlan(NamedTuple):
     callers: dict[str, tuple[bytes, bool]]
 
 
-EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), (), (), False, {})
+EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), (), (), (), False, {})
 
 
 def partial_blocks(checks: Iterable[Check]) -> list[Check]:

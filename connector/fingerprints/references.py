@@ -88,6 +88,14 @@ class References:
         if self.slim is not None and self._own:
             self.slim.mark_incomplete(check.group, block.hash)
 
+    def miss(self, check: Check) -> None:
+        """Blocks were computed under these hashes that nobody has looked at."""
+        for hash_ in check.hashes:
+            if self.is_sampled(hash_):
+                self.full.mark_incomplete((check.group, hash_))
+            if self.slim is not None and self._own:
+                self.slim.mark_incomplete(check.group, hash_)
+
     def contains(self, check: Check, block: BlockFingerprint) -> bool:
         """Whether this was computed under the hash."""
         if block.full is not None:

@@ -95,6 +95,8 @@ class CheckScheduler:
         """Taken over in this step, in which another request may be filling the same blocks."""
         self._due: list[Check] = []
         """Taken over in the last step, and checked in the next."""
+        self._unseen: list[Check] = []
+        """Computed blocks that nobody will have checked."""
         self._begun_with: list[Check] = []
         """Recurrent states, which are there when their request's first step begins, and not any more when it ends."""
         self._loads: list[Check] = []
@@ -173,14 +175,15 @@ class CheckScheduler:
                     state.step = number
             self._last_step = number
         loads = self._loads or self._async_loads or self._handed_over
-        if not (checks or self._begun_with or loads or self._restarted or self._rewound or ended or self._reset):
-            return None
         if zeroed := getattr(output, "new_block_ids_to_zero", None):
-            # vLLM fills these with zeros before anybody can read them
-            checks = [check.without({*zeroed}) for check in checks]
+            checks = self._without(checks, {*zeroed})  # vLLM fills these with zeros before anybody can read them
+        changed = self._restarted or self._rewound or ended or self._reset
+        if not (checks or self._unseen or self._begun_with or loads or changed):
+            return None
         plan = CheckPlan(
             number,
             tuple(checks),
+            tuple(self._unseen),
             tuple(self._begun_with),
             tuple(self._loads),
             tuple(self._async_loads),
@@ -192,8 +195,19 @@ class CheckScheduler:
             {},
         )
         self._left, self._begun_with, self._loads, self._async_loads, self._handed_over = [], [], [], [], []
-        self._restarted, self._rewound, self._reset = [], [], False
+        self._restarted, self._rewound, self._reset, self._unseen = [], [], False, []
         return plan
+
+    def _without(self, checks: Sequence[Check], blocks: set[int]) -> list[Check]:
+        """The checks without blocks that cannot be read any more. What was computed in them may have been stored."""
+        left = []
+        for check in checks:
+            some = check.without(blocks)
+            if some is not check and check.kind == COMPUTED:
+                self._unseen.append(check.only([block in blocks for block in check.blocks]))
+            if some.blocks:
+                left.append(some)
+        return left
 
     def _not_yet_written(self, output: Any, checks: Sequence[Check]) -> list[Check]:
         """The checks without the blocks that vLLM writes to before anybody can read them: copies of partial blocks, and
@@ -208,9 +222,7 @@ class CheckScheduler:
             for added in output.scheduled_cached_reqs.new_block_ids:
                 if added is not None:
                     written.update(added[group.number])
-        if not written:
-            return [*checks]
-        return [some for check in checks if (some := check.without(written)).blocks]
+        return self._without(checks, written) if written else [*checks]
 
     def _of(self, request: Any) -> _RequestState:
         state = self._requests.get(request.request_id)
@@ -305,6 +317,9 @@ class CheckScheduler:
             if self._states and group.boundary:
                 if has_just_run and computed == state.end:
                     checks += self._checks(state, COMPUTED, n, self._states_left(state, n, computed))
+                elif state.end:
+                    for end in {computed, state.end}:
+                        self._unseen += self._checks(state, COMPUTED, n, self._states_left(state, n, end))
                 state.planned[n] = max(state.planned[n], computed // group.unit)
                 due.append((computed // group.unit + 1) * group.unit)
                 continue
@@ -312,8 +327,10 @@ class CheckScheduler:
             hashed = len(state.request.block_hashes) * self._hash_size // group.block_size
             last = min(full, hashed, len(state.tables[n]))
             first = state.planned[n]
-            if not has_just_run:
-                first = max(first, group.first_kept(computed))
+            if not has_just_run and (kept := min(last, group.first_kept(computed))) > first:
+                if state.end:
+                    self._unseen += self._checks(state, COMPUTED, n, self._blocks(state, n, first, kept))
+                first = kept
             blocks = self._blocks(state, n, first, last)
             checks += self._checks(state, COMPUTED, n, blocks)
             if sampled := self._sampled(blocks):

@@ -107,6 +107,8 @@ class CheckWorker:
             self._readings.end_batches()
             self._readings.settle()
             self._judge.clear()
+        for check in plan.unseen:
+            self._judge.miss(check)
         for request_id in plan.restarted:
             self._async_loads.pop(request_id, None)
             self._handed_over.pop(request_id, None)

@@ -113,6 +113,7 @@ VERDICT = {
 SEVERITY = {
     "crash": Meaning(RED, "can kill the engine"),
     "wrong output": Meaning(PINK, "can give a wrong answer"),
+    "broken contract": Meaning(VIOLET, "was agreed on and not kept; whether it did harm is not known"),
     "hang": Meaning(ORANGE, "can keep a request waiting forever"),
     "leak": Meaning(YELLOW, "can keep blocks or chunks that nobody uses"),
     "wasted work": Meaning(LIME, "can compute or copy in vain"),

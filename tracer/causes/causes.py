@@ -30,6 +30,7 @@ from kvtrail.tracer.events.events import (
     Evict,
     Handoff,
     Heartbeat,
+    Job,
     LoadError,
     Lookup,
     Preempt,
@@ -92,8 +93,8 @@ class Causes:
         """Those that the next step will say something about: the others go on."""
         self._computing: dict[str, BlockChange] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
-        self._stored = BoundedDict[int, tuple[str, list[Key]]](MAX_OPEN)
-        """The chunks of stores that are under way, by the transfer's number."""
+        self._stored = BoundedDict[Job, list[Key]](MAX_OPEN)
+        """The chunks of stores that are under way."""
         self._lost: tuple[int, NotRecorded] | None = None
         """The number of the latest loss of events, and why they are missing."""
         self._fresh: dict[bytes, None] | None = None
@@ -615,7 +616,7 @@ class Causes:
             cache.record(keys, self._fact(BlockState.HELD, event, event.request or ""))
         else:
             cache.record(keys, self._fact(BlockState.STORING, event, event.request or ""))
-            self._stored[event.transfer_id] = (event.connector_id, keys)
+            self._stored[event.connector_id, event.transfer_id] = keys
 
     def _keys(self, event: StorePlan) -> list[Key]:
         """The keys of the chunks that a plan stores, or has no room for: where it names tokens, by the request's chain."""
@@ -643,10 +644,10 @@ class Causes:
         return replace(self._fact(state, event), before=before)
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
-        connector_id, keys = self._stored.pop(event.transfer_id, ("", []))
+        keys = self._stored.pop(event.job, None)
         if not keys:
             return
-        cache = self._store(connector_id)
+        cache = self._store(event.connector_id)
         if event.failed:
             cache.record(keys, self._unstored(cache, keys, BlockState.FAILED, event))
         else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.tracked import Key
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, WORST_FIRST, Drift, Finding, Judgement, Unknown
 from kvtrail.tracer.rules import Tally
 
 MAX_FINDINGS = 200
@@ -58,6 +58,9 @@ class Judgements:
                 known.count += 1
                 known.healed += finding.healed
                 known.last_ns = max(known.last_ns, finding.last_ns)
+                if WORST_FIRST[finding.severity] < WORST_FIRST[known.severity]:
+                    known.severity, known.numbers, known.witness = finding.severity, finding.numbers, finding.witness
+                    known.explanation = tally.rule.explain(known)
                 finding = known
             tally.drift += 1
             self._touched[finding.id] = finding

@@ -460,6 +460,10 @@ class Sent(Event, kw_only=True, gc=False):
     scheduler_step: Step | None = None
 
 
+Job = tuple[str, int]
+"""An asynchronous transfer: the connector's id, and its number of the transfer. Each connector counts for itself."""
+
+
 class Plan(Event, kw_only=True, gc=False):
     start: TransferStart | None = None
     """None where the connector names blocks, but not their tokens."""
@@ -482,6 +486,11 @@ class Plan(Event, kw_only=True, gc=False):
     or where that was not recorded."""
     scheduled: Scheduled | None = None
     drafted: Drafted | None = None
+
+    @property
+    def job(self) -> Job | None:
+        """None where the connector does not number its transfers."""
+        return None if self.transfer_id is None else (self.connector_id, self.transfer_id)
 
 
 @final
@@ -510,6 +519,10 @@ class TransferEnd(Event, kw_only=True, gc=False):
     failed: Failed = False
     scheduler_step: Step | None = None
 
+    @property
+    def job(self) -> Job:
+        return self.connector_id, self.transfer_id
+
 
 @final
 class Flush(Event, kw_only=True, gc=False):
@@ -517,6 +530,10 @@ class Flush(Event, kw_only=True, gc=False):
 
     kind = Kind.FLUSH
     transfer_id: TransferId
+
+    @property
+    def job(self) -> Job:
+        return self.connector_id, self.transfer_id
 
 
 @final

@@ -315,7 +315,7 @@ FINDING_TITLE = Attribute("kvtrail.finding.title", str, "What is wrong, in gener
 FINDING_SEVERITY = Attribute(
     "kvtrail.finding.severity",
     str,
-    "What it may cost: `crash`, `wrong output`, `hang`, `leak`, `wasted work`, `wrong metrics`.",
+    "What it may cost: `crash`, `wrong output`, `broken contract`, `hang`, `leak`, `wasted work`, `wrong metrics`.",
 )
 FINDING_EXPLANATION = Attribute("kvtrail.finding.explanation", str, "What happened here, in sentences.")
 FINDING_HINT = Attribute("kvtrail.finding.hint", str, "What usually causes it.")

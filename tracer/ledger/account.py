@@ -17,6 +17,7 @@ from kvtrail.tracer.events.events import (
     CutOff,
     Event,
     Free,
+    Job,
     Lease,
     Load,
     LoadError,
@@ -86,6 +87,14 @@ PREEMPTED = "preempted"
 """How an epoch ends."""
 
 
+class Stored(NamedTuple):
+    """What one connector has stored of a request in an epoch: the end of its last plan or store, or of the one that reached
+    furthest, and the last of them."""
+
+    end: int
+    last: Store | StorePlan
+
+
 class Loaded(NamedTuple):
     """A load that was received: the allocation for it, and the computed tokens after it."""
 
@@ -126,14 +135,14 @@ class Evidence:
     children."""
     sent_by: frozenset[str] = frozenset()
     """The connectors that reported the delayed blocks as sent."""
-    stored_end: int = 0
-    """End of the last plan or store of the epoch, or of the one that reached furthest."""
-    store: Event | None = None
-    """The epoch's last plan or store with known tokens."""
-    jobs: dict[int, Plan] = field(default_factory=dict)
-    """Open asynchronous transfers by number, over all epochs."""
-    ended_jobs: dict[int, TransferEnd] = field(default_factory=dict)
-    """The ends of transfers by number, over all epochs."""
+    matched: dict[str, int] = field(default_factory=dict)
+    """By connector, the longest prefix that any of its lookups matched, over all epochs."""
+    stored: dict[str, Stored] = field(default_factory=dict)
+    """By connector, what it has stored in the epoch, as far as the tokens are known."""
+    jobs: dict[Job, Plan] = field(default_factory=dict)
+    """Open asynchronous transfers that have a number, over all epochs."""
+    ended_jobs: dict[Job, TransferEnd] = field(default_factory=dict)
+    """The ends of such transfers, over all epochs."""
     ran_ahead: bool = False
     """Whether a step has been recorded since that load which was scheduled before its error could be reported."""
     short: Load | None = None
@@ -196,8 +205,9 @@ class Evidence:
         """Forget what a preemption makes void."""
         if (last := self.schedule) is not None:
             self.reached = max(self.reached, last.computed + last.scheduled - (last.drafted or 0))
-        self.stored_end, self.load_failed = 0, False
-        self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
+        self.load_failed = False
+        self.stored.clear()
+        self.schedule = self.loading = self.received = self.stats = self.blocks = self.short = None
         self.asked = self.deferred = self.load_error = None
         self.steps = ()
         self.allocs.clear()
@@ -449,14 +459,15 @@ class Account:
         self.refused += event.refused is not None
         self.total, self.computed = event.total, event.computed
         self.matched, self.returned = event.matched, event.returned
-        if event.matched is not None and event.matched > self.longest_match:
-            self.longest_match = event.matched
         evidence = self.evidence
         if evidence.cut_short and event.total > (
             self.prompt or 0
         ):  # it has output, so that its prompt had been computed
             evidence.cut_short = tuple(each for each in evidence.cut_short if each[1] is not None)
         connector_id = event.connector_id
+        if event.matched and event.matched > evidence.matched.get(connector_id, 0):
+            evidence.matched[connector_id] = event.matched
+            self.longest_match = max(self.longest_match, event.matched)
         asked = evidence.connectors[connector_id] = evidence.connectors.get(connector_id, 0) + 1
         if asked > self.lookups:
             self.lookups = asked
@@ -593,25 +604,25 @@ class Account:
         return Copied(event)
 
     def _enter_load_plan(self, event: LoadPlan) -> None:
-        if event.transfer_id is not None:
-            self.evidence.jobs[event.transfer_id] = event
+        if (job := event.job) is not None:
+            self.evidence.jobs[job] = event
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         self._extend(event)
-        if event.transfer_id is not None:
-            self.evidence.jobs[event.transfer_id] = event
+        if (job := event.job) is not None:
+            self.evidence.jobs[job] = event
 
     def _extend(self, event: Store | StorePlan) -> None:
         if event.start is not None:
             end = event.start + event.count
-            if end > self.evidence.stored_end:
-                self.evidence.stored_end = end
-            self.evidence.store = event
+            stored = self.evidence.stored
+            before = stored.get(event.connector_id)
+            stored[event.connector_id] = Stored(end if before is None else max(before.end, end), event)
             self.stored_ranges = merged(self.stored_ranges, event.start, end)
 
     def _enter_transfer_end(self, event: TransferEnd) -> Transferred | None:
-        plan = self.evidence.jobs.pop(event.transfer_id, None)
-        self.evidence.ended_jobs[event.transfer_id] = event
+        plan = self.evidence.jobs.pop(event.job, None)
+        self.evidence.ended_jobs[event.job] = event
         return None if plan is None else Transferred(event, plan)
 
     def _enter_received(self, event: Received) -> LoadReceived | Released | None:

@@ -21,6 +21,7 @@ from kvtrail.tracer.events.events import (
     Handoff,
     Heartbeat,
     Holdings,
+    Job,
     Key,
     Load,
     LoadError,
@@ -97,12 +98,12 @@ class Engine:
     """Requests that have been given blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
     """Open asynchronous transfers over a block: by block, then by the request that has the transfer."""
-    contested: dict[int | str, tuple[int, Event]] = field(default_factory=dict)
+    contested: dict[Job | str, tuple[int, Event]] = field(default_factory=dict)
     """Open transfers over a block that has since been given to another request: the block, and the event that gave it. By the
-    transfer's number, or by request for an asynchronous load. A flush settles it."""
-    undecided: set[int | str] = field(default_factory=set)
+    transfer, if it has a number, or by request for an asynchronous load. A flush settles it."""
+    undecided: set[Job | str] = field(default_factory=set)
     """Open transfers over a block that was given to another request, while it is not known who held it."""
-    jobs: dict[int, Plan] = field(default_factory=dict)
+    jobs: dict[Job, Plan] = field(default_factory=dict)
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
     """Open asynchronous loads by request."""
@@ -241,6 +242,7 @@ class Engine:
     def _enter_request_start(self, event: RequestStart) -> None:
         self.met[event.request or ""] = Identity(event.identity, event.adapter_version)
         self.writers.enter_start(event)
+        self.handoffs.enter_start(event)
 
     def _enter_lookup(self, event: Lookup) -> None:
         if event.request is not None:
@@ -420,21 +422,21 @@ class Engine:
             self._stored(event)
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
-        self._settle(event.transfer_id)
-        plan = self.jobs.pop(event.transfer_id, None)
+        self._settle(event.job)
+        plan = self.jobs.pop(event.job, None)
         self.flow.ended(plan, event)
         if plan is None:  # it may have been a store
             self.resets.pop(event.connector_id, None)
         else:
-            self._end(event.transfer_id, plan, "store" if isinstance(plan, StorePlan) else "load", event)
+            self._end(event.job, plan, "store" if isinstance(plan, StorePlan) else "load", event)
             self._close(plan, plan.blocks_ids or ())
             if isinstance(plan, StorePlan) and not event.failed:
                 self._stored(plan)
 
     def _enter_flush(self, event: Flush) -> None:
-        """The transfer ends before the step runs, so its blocks may be given away in it. Any child may report it."""
-        self._settle(event.transfer_id)
-        if plan := self.jobs.get(event.transfer_id):
+        """The transfer ends before the step runs, so its blocks may be given away in it."""
+        self._settle(event.job)
+        if plan := self.jobs.get(event.job):
             self._close(plan, plan.blocks_ids or ())
 
     def _enter_load(self, event: Load) -> None:
@@ -537,14 +539,14 @@ class Engine:
 
     def _begin(self, plan: Plan, direction: str) -> None:
         """A transfer with a number has begun."""
-        number = plan.transfer_id or 0
-        self.jobs[number] = plan
+        job = plan.connector_id, plan.transfer_id or 0
+        self.jobs[job] = plan
         ends = self._ends(plan, direction)
         ends.open.pop(plan.request or "", None)  # the same load, as its allocation announced it
-        ends.begin(number, plan)
+        ends.begin(job, plan)
         self._open(plan, plan.blocks_ids or ())
 
-    def _end(self, key: int | str, began: Event, direction: str, event: Event) -> None:
+    def _end(self, key: Job | str, began: Event, direction: str, event: Event) -> None:
         """A transfer has ended. Its time is measured up to the event before: this one may be a jump of the clock."""
         self._ends(began, direction).end(key, event, max(0, self.time.now_ns - self.time.of(began)))
 
@@ -575,14 +577,13 @@ class Engine:
                 holds = table is not None and table.holds(block)
                 if owner == event.request or holds is True:
                     continue
-                number = transfer.transfer_id if isinstance(transfer, Plan) else None
-                key = owner if number is None else number
+                key = (transfer.job if isinstance(transfer, Plan) else None) or owner
                 if owner in self.unknown_tables or (holds is None and not are_new):
                     self.undecided.add(key)
                 else:
                     self.contested.setdefault(key, (block, event))
 
-    def _settle(self, key: int | str) -> None:
+    def _settle(self, key: Job | str) -> None:
         """A transfer has ended, or is waited for."""
         self.contested.pop(key, None)
         self.undecided.discard(key)

@@ -23,6 +23,7 @@ from kvtrail.tracer.events.events import (
     Read,
     Received,
     RequestEnd,
+    RequestStart,
     Schedule,
     Sent,
     Side,
@@ -70,6 +71,7 @@ class Pair:
 
     Attributes:
         given: what is given, and when; None while that engine has not reported it.
+        freed: when the blocks were freed after the request's end, if that was recorded.
         released: when the blocks were given back first, by the lease's end or since they were read.
         reads: the reports of readers that are not known to have come after that, or the ends of writes.
         late: the first report of a reader after it, or the first write that ended well after it, from the same recorder; or
@@ -91,6 +93,7 @@ class Pair:
     """
 
     given: Handoff | None = None
+    freed: Free | None = None
     released: Free | Sent | None = None
     reads: int = 0
     late: Read | Xfer | None = None
@@ -307,7 +310,7 @@ class HandOffs:
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
                 pair.released, pair.reads, pair.late = early.released, early.reads, early.late
-                pair.writes = early.writes
+                pair.writes, pair.freed = early.writes, early.freed
             named = pair.giver
             pair.given = pair.given or event
             self._given[_place(event)] = pair
@@ -337,6 +340,13 @@ class HandOffs:
                 self.flows.of(pair.given.engine, event.engine).outcomes[pair.counted_as] += 1
                 if not before:
                     self._count_unclaimed(pair, -1)
+
+    def enter_start(self, event: RequestStart) -> None:
+        """A request begins: what its recorder has said of one with its id is of another. A worker's report may come first."""
+        pair = self._given.get(_place(event))
+        said = () if pair is None else (pair.given, pair.freed)
+        if any(each and each.recorder == event.recorder and each.sequence < event.sequence for each in said):
+            del self._given[_place(event)]
 
     def enter_xfer(self, event: Xfer) -> None:
         """The engine that gives writes, or has written. That another one reads is known here by its reports, unless it has
@@ -386,6 +396,8 @@ class HandOffs:
         pair = self._giving(event) if isinstance(event, Free) else self.given_by(event)
         if pair is None:
             return
+        if isinstance(event, Free):
+            pair.freed = pair.freed or event
         first = pair.released
         if first is None or (isinstance(first, Sent) and isinstance(event, Free) and first.recorder != event.recorder):
             pair.released = event  # a worker gives back what its scheduler then frees, whichever is heard first

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.events.events import Event, Heartbeat, StorePlan
+from kvtrail.tracer.events.events import Event, Heartbeat, Job, StorePlan
 from kvtrail.tracer.ledger.recorded_time import SIGN_NS, SILENCE_NS
 
 SEVERAL = 3
@@ -30,7 +30,7 @@ class TransferEnds:
         steps: the scheduler's steps in that time.
     """
 
-    open: dict[int | str, Event] = field(default_factory=dict)
+    open: dict[Job | str, Event] = field(default_factory=dict)
     writes: dict[str, StorePlan] = field(default_factory=dict)
     ended: int = 0
     longest_ns: int = 0
@@ -38,14 +38,14 @@ class TransferEnds:
     missed_ns: int = 0
     steps: int = 0
 
-    def begin(self, key: int | str, event: Event) -> None:
+    def begin(self, key: Job | str, event: Event) -> None:
         """A transfer has begun; one that had its number is given up."""
         self._close(key)
         self.open[key] = event
         if isinstance(event, StorePlan) and not event.chunk_present:
             self.writes.update(dict.fromkeys(event.chunk_keys or (), event))
 
-    def end(self, key: int | str, event: Event, took_ns: int) -> None:
+    def end(self, key: Job | str, event: Event, took_ns: int) -> None:
         """A transfer has ended, well or not."""
         if not self._close(key):
             return
@@ -70,7 +70,7 @@ class TransferEnds:
         self.missed_ns += passed_ns if 0 <= passed_ns <= SILENCE_NS else SIGN_NS
         self.steps += steps
 
-    def _close(self, key: int | str) -> bool:
+    def _close(self, key: Job | str) -> bool:
         """Returns whether the transfer was open."""
         began = self.open.pop(key, None)
         if isinstance(began, StorePlan):

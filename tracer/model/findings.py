@@ -17,10 +17,16 @@ class Severity(StrEnum):
 
     CRASH = "crash"
     WRONG_OUTPUT = "wrong output"
+    BROKEN_CONTRACT = "broken contract"
+    """Two parties did not keep to what they had agreed on, and it is not known that anything was wrong for it."""
     HANG = "hang"
     LEAK = "leak"
     WASTED_WORK = "wasted work"
     WRONG_METRICS = "wrong metrics"
+
+
+WORST_FIRST: dict[str, int] = {severity: rank for rank, severity in enumerate(Severity)}
+"""The rank of each severity."""
 
 
 class Verdict(StrEnum):
@@ -62,13 +68,15 @@ class Unknown(StrEnum):
 class Drift:
     """A judgement: the invariant is broken. `witness` is the smallest set of events that shows it, in order; the last
     is the event that broke it. The finding is about the `connector` of that event, if none is given; "" where it is not known
-    which of a MultiConnector's children it is. One that has `grown` repeats an earlier one with what is known since."""
+    which of a MultiConnector's children it is. One that has `grown` repeats an earlier one with what is known since. Its
+    `severity` is the rule's, if none is given."""
 
     numbers: dict[str, Any]
     witness: Sequence[Event]
     healed: bool = False
     connector: str | None = None
     grown: bool = False
+    severity: Severity | None = None
 
 
 Judgement = Literal[Verdict.OK] | Unknown | Drift | tuple[Drift, ...] | None
@@ -129,8 +137,7 @@ class Finding:
 
 def by_weight(findings: Iterable[Finding]) -> list[Finding]:
     """The worst first, and of those the earliest."""
-    order = list(Severity)
-    return sorted(findings, key=lambda finding: (order.index(finding.severity), finding.first_ns, finding.id))
+    return sorted(findings, key=lambda finding: (WORST_FIRST[finding.severity], finding.first_ns, finding.id))
 
 
 def witnesses(events: Sequence[Event]) -> list[Witness]:

@@ -21,6 +21,7 @@ from kvtrail.tracer.rules import Rule, page
 COLORS = {
     Severity.CRASH: "red",
     Severity.WRONG_OUTPUT: "red",
+    Severity.BROKEN_CONTRACT: "yellow",
     Severity.HANG: "yellow",
     Severity.LEAK: "yellow",
     Severity.WASTED_WORK: "cyan",
@@ -109,8 +110,8 @@ def rule_page(rule: Rule, *, columns: int | None = None) -> str:
             continue
         text = "\n".join(line for item in _items(paragraph) for line in wrapped(item, columns))
         text = re.sub(r"`([^`]+)`", lambda code: style(code[1], bold=True), text)
-        if text.startswith(plainly := f"Severity: {rule.severity}."):
-            text = f"Severity: {_severity(rule.severity)}.{text.removeprefix(plainly)}"
+        if text.startswith(plainly := f"Severity: {rule.severity}"):
+            text = f"Severity: {_severity(rule.severity)}{text.removeprefix(plainly)}"
         paragraphs.append(text)
     return "\n\n".join(paragraphs)
 

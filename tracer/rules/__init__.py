@@ -64,6 +64,9 @@ class Rule(ABC):
 
     id: ClassVar[str]
     severity: ClassVar[Severity]
+    """The worst that its drift can do."""
+    harm_may_be_unknown: ClassVar[bool] = False
+    """Whether some of its drifts are only a `BROKEN_CONTRACT`: those that are not known to have done harm."""
     classes: ClassVar[tuple[str, ...]]
     """The classes of the taxonomy of drift that it decides: C1, C2, ..."""
     hint: ClassVar[str]
@@ -99,6 +102,11 @@ class Rule(ABC):
         return (type(self).__doc__ or self.id).strip().splitlines()[0].rstrip(".")
 
     @property
+    def severities(self) -> tuple[Severity, ...]:
+        """Those that its findings may have, worst first."""
+        return (self.severity, Severity.BROKEN_CONTRACT) if self.harm_may_be_unknown else (self.severity,)
+
+    @property
     def advice(self) -> str:
         """The hint, and the mitigation if there is one."""
         return f"{self.hint} {self.mitigation}".rstrip()
@@ -109,7 +117,7 @@ class Rule(ABC):
         return Finding(
             rule=self.id,
             title=self.title,
-            severity=self.severity,
+            severity=drift.severity or self.severity,
             engine=last.engine,
             request=last.request or "",
             external=last.external or "",
@@ -303,7 +311,7 @@ def all_rules() -> Sequence[Rule]:
 def page(rule: Rule) -> str:
     """A rule's part of the documentation page."""
     text = inspect.cleandoc(type(rule).__doc__ or "")
-    about = f"Severity: {rule.severity}. Level: `{rule.level}`. Known by {rule.known_by}."
+    about = f"Severity: {', or '.join(rule.severities)}. Level: `{rule.level}`. Known by {rule.known_by}."
     about += f" Several [groups](groups.md): {rule.groups}."
     return f"## `{rule.id}`\n\n{about}\n\n{text}\n\nUsually: {rule.advice}\n"
 

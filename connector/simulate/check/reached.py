@@ -20,6 +20,7 @@ from kvtrail.tracer.events.events import (
     Evict,
     Free,
     Handoff,
+    Job,
     Lease,
     LoadError,
     LoadPlan,
@@ -142,7 +143,7 @@ class _Run:
         """The last step that computed several tokens of a request, and the blocks that it fills, each with its request."""
         self._cache_reset_step: int | None = None
         """The first step after the last reset of vLLM's cache."""
-        self._begun: dict[tuple[str, int], int] = {}
+        self._begun: dict[tuple[str, Job], int] = {}
         """The step in which a numbered store was planned."""
         self._step = 0
 
@@ -393,19 +394,19 @@ class _Run:
             yield "load/stored-after-failure"
         if _has_groups(event):
             yield "groups/store-planned"
-        if event.transfer_id is not None:
-            self._begun[event.engine, event.transfer_id] = self._step
+        if event.job is not None:
+            self._begun[event.engine, event.job] = self._step
 
     def _enter_store(self, event: Store) -> Iterable[str]:
         yield "store/ended"
 
     def _enter_transfer_end(self, event: TransferEnd) -> Iterable[str]:
-        plan = self._engine.jobs.get(event.transfer_id)
+        plan = self._engine.jobs.get(event.job)
         if isinstance(plan, LoadPlan):
             yield "load/numbered-end"
         elif isinstance(plan, StorePlan):
             yield "store/ended"
-            if _passed(self._begun.pop((event.engine, event.transfer_id), None), event.scheduler_step) > 1:
+            if _passed(self._begun.pop((event.engine, event.job), None), event.scheduler_step) > 1:
                 yield "store/open"
 
     def _enter_evict(self, event: Evict) -> Iterable[str]:

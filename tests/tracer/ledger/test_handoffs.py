@@ -16,6 +16,7 @@ from kvtrail.tracer.events.events import Event, Free, Heartbeat
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.handoff_flows import NOBODY
 from kvtrail.tracer.ledger.handoffs import HandOffs
+from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api.requests import handoffs_of
 
 PREFILL = GIVES + EXPIRED
@@ -151,12 +152,28 @@ def test_whether_the_blocks_of_a_late_read_were_given_to_somebody_else(between: 
     for heard in (events, [*sides[0], *sides[1]], [*sides[1], *sides[0]]):
         found = {each.rule: each for held in judge(heard).findings.values() for each in held.values()}
         assert found["stale-handoff"].numbers["given_out"] is given_out
+        severity = Severity.WRONG_OUTPUT if given_out else Severity.BROKEN_CONTRACT
+        assert [each.severity for _, each in sorted(found.items())] == [severity, severity]
         assert ("was given some of them" in found["stale-handoff"].explanation) is given_out
     release = next(each for each in events if isinstance(each, Free))
     lost = next(each for each in events if each.recorder == release.recorder and each.sequence == release.sequence + 1)
     found = judge([each for each in events if each is not lost]).findings["d", "cmpl-1-0-0123abcd"]
     (of_lost,) = [each for each in found.values() if each.rule == "stale-handoff"]
-    assert of_lost.numbers["given_out"] is None
+    assert (of_lost.numbers["given_out"], of_lost.severity) == (None, Severity.BROKEN_CONTRACT)
+
+
+def test_a_late_read_of_blocks_that_were_given_out_is_severe_although_an_earlier_one_was_not() -> None:
+    """Of two reports of one request the worse one counts; a request that has the id again has nothing to do with it."""
+    gives = PREFILL.format(digest="a").replace("of a", "of a [1-19]")
+    read = "b: L 64 c0 -> 0\nb: A 0 [3 4]\nread"
+    for text, severities in (
+        (f"{gives}read", [Severity.BROKEN_CONTRACT]),
+        (f"{gives}{read}", [Severity.WRONG_OUTPUT]),
+        (f"{gives}{read}\nread", [Severity.WRONG_OUTPUT]),
+        (f"{gives}start 600\nread", []),
+    ):
+        findings = judge(history(text, connector="NixlConnector")).findings.values()
+        assert [each.severity for held in findings for each in held.values()] == severities, text
 
 
 def test_each_side_leads_to_the_other_as_far_as_it_is_known() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvtrail.tracer.events.events import Alloc, Plan, Received, StorePlan, TransferEnd
+from kvtrail.tracer.events.events import Alloc, Job, Plan, Received, StorePlan, TransferEnd
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
@@ -35,8 +35,8 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
 
     def judge(self, event: TransferEnd | Received, engine: Engine) -> Judgement:
         if type(event) is TransferEnd:
-            key: int | str = event.transfer_id
-            transfer: Alloc | Plan | None = engine.jobs.get(event.transfer_id)
+            key: Job | str = event.job
+            transfer: Alloc | Plan | None = engine.jobs.get(event.job)
         else:
             key = event.request or ""
             transfer = engine.loads.get(key)

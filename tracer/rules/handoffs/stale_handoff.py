@@ -17,8 +17,11 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
 
     Order is known by messages alone: the release and the reader's report are recorded by one recorder, and the load is that
     of the same hand-off. Where that recorder is also the scheduler's, and block ids are recorded, the finding says whether
-    another request had been given the blocks by then. Source: vLLM, a read of blocks that were released succeeds and no
-    counter of the reading engine moves; the incidents are vLLM #21570
+    another request had been given the blocks by then. Only then, or where the engine was started again, another content is
+    known to have been read: otherwise a contract was broken, and `byte-drift` says whether the bytes were wrong.
+
+    Source: vLLM, a read of blocks that were released succeeds and no counter of the reading engine moves; the incidents
+    are vLLM #21570
     (https://github.com/vllm-project/vllm/issues/21570) and aws-do-eks #84
     (https://github.com/aws-samples/aws-do-eks/pull/84). Needs the spans of both engines, and a probe that sees readers'
     reports or writes on the one that prefills (NIXL).
@@ -26,6 +29,7 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
 
     id = "stale-handoff"
     severity = Severity.WRONG_OUTPUT
+    harm_may_be_unknown = True
     classes = ("C16",)
     needs_history = False
     hint = (
@@ -74,7 +78,10 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
         }
         given_out = [] if pair.given_out is None else [pair.given_out]
         witnesses = [before, *given_out, late]
-        return tuple(Drift(numbers, [*witnesses, each], healed=recomputed) for each, recomputed in received)
+        severity = None if pair.is_given_out or before is pair.given else Severity.BROKEN_CONTRACT
+        return tuple(
+            Drift(numbers, [*witnesses, each], healed=recomputed, severity=severity) for each, recomputed in received
+        )
 
     def template(self, finding: Finding) -> str:
         if finding.witness[0].kind == Kind.HANDOFF:

@@ -7,7 +7,10 @@ from kvtrail.tracer.rules import RequestRule
 
 
 def synchronous_load(account: Account) -> Alloc | None:
-    """The epoch's allocation for a load that was declared synchronous, if there is one and no other load."""
+    """The epoch's allocation for a load that was declared synchronous, if there is one and no other load. None under a
+    MultiConnector: it passes each report to all of its children, so that it is not known which of them is at fault."""
+    if len(account.evidence.connectors) > 1:
+        return None
     taken = [alloc for alloc in account.evidence.allocs.values() if alloc.allocated]
     if account.evidence.loading is not None or account.evidence.received is not None or len(taken) != 1:
         return None

@@ -49,9 +49,9 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
             if _may_be_a_siblings(event, account, evidence.sent_by):
                 return None
             return _drift("store", evidence.sent, event)
-        if event.transfer_id in evidence.jobs:
+        if event.job in evidence.jobs:
             return OK
-        if (before := evidence.ended_jobs.get(event.transfer_id)) is not None:
+        if (before := evidence.ended_jobs.get(event.job)) is not None:
             return _drift("transfer", before, event)
         return Unknown.UNSEEN
 

@@ -34,7 +34,8 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
         reset = engine.resets.get(event.connector_id)
         if reset is None:
             return None
-        storing = any(type(job) is StorePlan for job in engine.jobs.values())  # it may count what is on its way
+        plans = (plan for (owner, _), plan in engine.jobs.items() if owner == event.connector_id)
+        storing = any(type(plan) is StorePlan for plan in plans)  # it may count what is on its way
         if type(event) is StorePlan:
             if not event.chunk_present or storing:
                 return None

@@ -40,9 +40,10 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
         begins = hole(event, account)
         if begins is None:
             return OK
-        lookups = [lookup for lookup in account.evidence.recent_lookups if lookup.epoch == event.epoch][-1:]
-        numbers = {"asked": asked, "matched": account.matched, "begins": event.start, "held": begins}
-        return Drift(numbers, [*lookups, event])
+        lookup = account.last_lookup(event.connector_id)
+        matched = None if lookup is None else lookup.matched
+        numbers = {"asked": asked, "matched": matched, "begins": event.start, "held": begins}
+        return Drift(numbers, [event] if lookup is None else [lookup, event])
 
     def values(self, finding: Finding) -> dict[str, Any]:
         matched = finding.numbers["matched"]

@@ -27,7 +27,8 @@ class LoadStoreOverlap(RequestRule[LoadPlan]):
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
         if event.transfer_id is None or not event.has(Capability.EXCLUSIVE_TRANSFERS):
             return None
-        store = next((job for job in account.evidence.jobs.values() if isinstance(job, StorePlan)), None)
+        plans = (job for job in account.evidence.jobs.values() if job.connector_id == event.connector_id)
+        store = next((plan for plan in plans if isinstance(plan, StorePlan)), None)
         if store is None:
             return OK
         return Drift({"store": store.transfer_id, "load": event.transfer_id, "count": event.count}, [store, event])

@@ -12,14 +12,15 @@ from kvtrail.tracer.rules import Groups, RequestRule
 def hole(event: Store | StorePlan, account: Account) -> int | None:
     """Where the hole before a store begins; None if there is no hole."""
     start = event.start
-    if start is None or start <= account.evidence.stored_end or start <= account.longest_match:
+    if start is None or start <= (held := held_until(event.connector_id, account)):
         return None
-    return held_until(account)
+    return held
 
 
-def held_until(account: Account) -> int:
-    """End of the prefix that was stored in this epoch, or was ever found in the store."""
-    return max(account.evidence.stored_end, account.longest_match)
+def held_until(connector_id: str, account: Account) -> int:
+    """End of the prefix that a connector stored in this epoch, or ever found in its store."""
+    stored = account.evidence.stored.get(connector_id)
+    return max(0 if stored is None else stored.end, account.evidence.matched.get(connector_id, 0))
 
 
 class StoreGap(RequestRule[Store | StorePlan]):
@@ -58,9 +59,9 @@ class StoreGap(RequestRule[Store | StorePlan]):
             return OK
         if account.evidence.repeated_hits.get(event.connector_id, 0) > 1:
             return None  # retried-lookup judges it
-        before = account.evidence.store
-        numbers = {"hole_from": begins, "hole_to": event.start, "matched": account.longest_match}
-        return Drift(numbers, [event] if before is None else [before, event])
+        before, matched = (of.get(event.connector_id) for of in (account.evidence.stored, account.evidence.matched))
+        numbers = {"hole_from": begins, "hole_to": event.start, "matched": matched or 0}
+        return Drift(numbers, [event] if before is None else [before.last, event])
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"last": finding.witness[-1]}

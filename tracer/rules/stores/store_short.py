@@ -37,16 +37,23 @@ class StoreShort(RequestRule[RequestEnd]):
     )
 
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
-        store, step, size = account.evidence.store, account.evidence.schedule, event.chunk_size
-        if store is None or step is None or not size or not event.has(Capability.REPORTS_ALL_STORES):
+        step, stored = account.evidence.schedule, account.evidence.stored
+        if step is None or not stored:
             return None
-        if isinstance(store, StorePlan) and not store.count:
-            return None  # the connector said that it had no room
-        if account.prompt is None:
-            return Unknown.UNSEEN
-        reached = min(account.prompt, step.computed)
-        wanted, held = reached // size * size, held_until(account)
-        if held >= wanted:
-            return OK
-        numbers = {"prompt": account.prompt, "computed": reached, "held": held, "wanted": wanted}
-        return Drift(numbers, [store, step, event])
+        judged = False
+        drifts = []
+        for connector_id, (_, store) in stored.items():  # one end is recorded for all children of a MultiConnector
+            size = store.chunk_size
+            if not size or not store.has(Capability.REPORTS_ALL_STORES):
+                continue
+            if isinstance(store, StorePlan) and not store.count:
+                continue  # the connector said that it had no room
+            if account.prompt is None:
+                return Unknown.UNSEEN
+            judged = True
+            reached = min(account.prompt, step.computed)
+            wanted, held = reached // size * size, held_until(connector_id, account)
+            if held < wanted:
+                numbers = {"prompt": account.prompt, "computed": reached, "held": held, "wanted": wanted}
+                drifts.append(Drift(numbers, [store, step, event], connector=store.connector))
+        return tuple(drifts) or (OK if judged else None)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from kvtrail.tracer.model.findings import WORST_FIRST
 from kvtrail.tracer.model.silences import Sighting, place_of
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.api import status
@@ -28,7 +29,8 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
     severities: dict[str, str] = {}
     for each in reader.findings_trend(which, step_ns=step_ns):
         counts.setdefault(each["rule"], Counter())[each["at_ns"]] += each["findings"]
-        severities[each["rule"]] = each["severity"]
+        known = severities.get(each["rule"], each["severity"])
+        severities[each["rule"]] = min(known, each["severity"], key=WORST_FIRST.__getitem__)
     if not counts:
         return []
     titles, silencing = {rule.id: rule.title for rule in all_rules()}, resolver.silencing

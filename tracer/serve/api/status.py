@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.liveness.outcome import HARM, Impact
-from kvtrail.tracer.model.findings import Severity, clock, day
+from kvtrail.tracer.model.findings import WORST_FIRST, Severity, clock, day
 from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
 from kvtrail.tracer.savings.sums import SavingsRow
 
@@ -301,11 +301,10 @@ def _counts(findings: Sequence[Mapping[str, Any]], number: int) -> FindingCounts
 
 def by_weight(rules: Iterable[RuleSummary]) -> list[RuleSummary]:
     """The rules: those first that did harm, then those that can do the worst; last those that are silenced as a whole."""
-    severities = list(Severity)
 
     def weight(rule: RuleSummary) -> tuple[bool, bool, int, int, str]:
         loud = rule.unsilenced
-        return not loud.findings, not loud.harmed, severities.index(rule.severity), -rule.findings, rule.rule
+        return not loud.findings, not loud.harmed, WORST_FIRST[rule.severity], -rule.findings, rule.rule
 
     return sorted(rules, key=weight)
 

@@ -323,7 +323,7 @@ class Metrics:
             *((self.errors, (call,)) for call in (Kind.LOOKUP, Kind.ALLOC)),
             *((self.load_failures, (report,)) for report in ("blocks", "completion")),
             *((self.requests, (outcome,)) for outcome in ("stopped", "length_capped", "aborted")),
-            *((self.findings, (rule.id, rule.severity, NOT_SILENCED)) for rule in all_rules()),
+            *((self.findings, (rule.id, each, NOT_SILENCED)) for rule in all_rules() for each in rule.severities),
             *((self.handoffs, (side, outcome)) for side, outcomes in OF_SIDE.items() for outcome in outcomes),
         ]
 
@@ -373,8 +373,8 @@ class Metrics:
         self._series.at(self.unfamiliar, engine, what).inc()
 
     def count_finding(self, finding: Finding, *, silenced: bool) -> None:
-        """Count a new finding, as it is at this moment: no silence that begins or ends later moves it to the other series,
-        since a counter never falls."""
+        """Count a finding that is new, or of another severity than before, as it is at this moment: no silence that begins
+        or ends later moves it to the other series, since a counter never falls."""
         connector = self._series.connector(finding.connector)
         label = SILENCED if silenced else NOT_SILENCED
         series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity, label)

@@ -17,7 +17,7 @@ from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.liveness.recorders import RecorderState
-from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.findings import Finding, Severity, Unknown, Verdict
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.receiving import of_this_time
@@ -97,7 +97,7 @@ class Judge:
         self.dirty: dict[Key, None] = {}
         self.changed: dict[str, Finding] = {}
         self.handoffs: list[HandoffRow] = []
-        self._reported: set[str] = set()
+        self._reported: set[tuple[str, Severity]] = set()
         self._verdicts_before, self._unknown_before = self.detector.verdicts, self.detector.unknown
 
     def checks(self) -> Counter[tuple[str, Verdict]]:
@@ -153,7 +153,9 @@ class Judge:
         abandon the requests that they left open."""
         with self._errors.caught(Where.TIDY):
             if not self.is_recalling and self.detector.forget_finished(before_ns=before_ns, but=unwritten):
-                self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
+                self._reported &= {
+                    (each.id, each.severity) for by_id in self.detector.findings.values() for each in by_id.values()
+                }
         with self._errors.caught(Where.TIDY):
             if last_ns := {recorder.id: recorder.last_ns for recorder in gone}:
                 self.detector.abandon(last_ns, semconv.UNHEARD)
@@ -196,7 +198,7 @@ class Judge:
         rows = self._log.handoffs()
         with self._lock:
             _, found = self.detector.hear(heard_of(rows))
-            self._reported.update(finding.id for finding in found)
+            self._reported.update((finding.id, finding.severity) for finding in found)
 
     def recall_all(self, *, after: int) -> None:
         """Feed all stored events after span `after` to the detector again, as far as they were judged."""
@@ -230,7 +232,7 @@ class Judge:
         with self._lock:
             self._on_recalled(events)
             self.sums.expect_again(events)
-            self._reported.update(finding.id for finding in self._feed(events))
+            self._reported.update((finding.id, finding.severity) for finding in self._feed(events))
 
     def _keep(self, heard: Heard) -> None:
         with self._errors.caught(Where.STORE, "an event of a hand-off is not stored"):
@@ -258,8 +260,8 @@ class Judge:
     def _take_findings(self, findings: Sequence[Finding]) -> None:
         """Count and log new findings, and mark for the next commit what the detector just changed."""
         for finding in findings:
-            if finding.id not in self._reported:
-                self._reported.add(finding.id)
+            if (finding.id, finding.severity) not in self._reported:  # new, or worse than it seemed
+                self._reported.add((finding.id, finding.severity))
                 self._metrics.count_finding(finding, silenced=self.silences.silences(finding))
                 about = {"rule": finding.rule, "request": finding.request, "engine": finding.engine}
                 logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)

@@ -132,7 +132,7 @@ def test_a_store_that_has_begun_and_not_ended_is_a_transfer_without_an_end(tmp_p
     detector = Detector()
     detector.feed(found)
     detector.settle()
-    assert list(detector.accounts["server.log", R].evidence.jobs) == [3]
+    assert list(detector.accounts["server.log", R].evidence.jobs) == [("", 3)]
     said = "begins to store 512 tokens from 256 on, the log goes on for 39 seconds, and no line says that it has ended"
     assert said in "\n".join(reader.stories.digest())
 

@@ -254,6 +254,8 @@ def test_durations_and_findings_name_a_trace_in_openmetrics(sidecar: Sidecar) ->
 def test_a_series_that_alerts_look_at_begins_at_0(sidecar: Sidecar) -> None:
     sidecar.hear(history("L 749 c0 h0 -> 0"))
     assert sidecar.value("kvtrail_findings_total", rule="stale-lookup", severity="crash", silenced="false") == 0
+    for severity in ("wrong output", "broken contract"):
+        assert sidecar.value("kvtrail_findings_total", rule="late-read", severity=severity, silenced="false") == 0
     assert sidecar.value("kvtrail_connector_errors_total", call="kv.alloc") == 0
     assert sidecar.value("kvtrail_events_missing_total") == 0
 
