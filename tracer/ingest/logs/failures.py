@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.events.messages import kept
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest.logs.lines import Record
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table
+from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading, Role, Table
 
 WORKER_CALLS = frozenset(
     {
@@ -43,7 +43,7 @@ CAUGHT = frozenset({"DEBUG", "INFO", "WARNING"})
 """Levels at which a process logs an exception that it has caught, and goes on."""
 _SCHEDULERS_PART = re.compile(r"connector|kv_xfer|remote_kv|kv_load|invalid_block")
 _REQUEST = re.compile(
-    r"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^\s,'\":]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
+    rf"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^{ID_STOPS}:]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
 )
 _MAX_FRAMES = 200
 _MAX_OTHERS = 5

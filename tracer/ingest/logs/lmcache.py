@@ -12,9 +12,9 @@ import hashlib
 import re
 
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, note, number, numbers
+from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading, Role, Table, note, number, numbers
 
-_ID = r"(?P<request>[^\s,\]]+)"
+_ID = rf"(?P<request>[^{ID_STOPS}\]]*[^{ID_STOPS}\].;])"
 _REQ_ID = rf"(?:\[req_id={_ID}[^\]]*\]\s*)?"
 _N = NUMBER
 _LABELLED = re.compile(
@@ -216,7 +216,7 @@ LMCACHE = Table(
         ),
         Form(
             "The number of retrieved tokens is less",
-            re.compile(r"(?:Request (?P<request>[^\s,]*?))?\s*The number of retrieved tokens is less than"),
+            re.compile(rf"(?:Request (?P<request>[^{ID_STOPS}]*?))?\s*The number of retrieved tokens is less than"),
             note("LMCache itself calls the load too short", role=Role.SHORT_OF, remarkable=True),
         ),
         Form(
@@ -247,7 +247,7 @@ LMCACHE = Table(
         Form(
             "Lookup ",
             re.compile(
-                rf"Lookup (?P<request>[^\s:]+): Backend (?P<backend>\S{{1,80}}) hit (?P<hit>{_N}) chunks out of"
+                rf"Lookup (?P<request>[^{ID_STOPS}:]+): Backend (?P<backend>\S{{1,80}}) hit (?P<hit>{_N}) chunks out of"
                 rf" (?P<chunks>{_N}), (?P<matched>{_N}) tokens"
             ),
             _backend,
@@ -280,7 +280,7 @@ LMCACHE = Table(
             "Prefetch request completed",
             re.compile(
                 rf"Prefetch request completed \(L1\+L2\): (?P<hit>{_N})/(?P<chunks>{_N}) (?:retained keys|prefix hits)"
-                r"(?:.*\bexternal_request_id=(?P<request>[^\s,)]+))?"
+                rf"(?:.*\bexternal_request_id=(?P<request>[^{ID_STOPS})]+))?"
             ),
             # The multiprocess server counts chunks, and does not print how long they are.
             note("the server holds {hit} of the {chunks} chunks asked for"),

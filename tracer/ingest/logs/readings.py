@@ -14,6 +14,9 @@ NUMBER = r"(?:\d{1,3}(?:[,_]\d{3}){1,4}(?![,_]?\d)|\d{1,15})(?:\.0+(?!\d))?"
 """A count, also with its thousands apart or printed as a fraction; longer runs of digits are damage, and would not fit into a
 span."""
 
+ID_STOPS = r"\s,\"'`\\"
+"""Characters, inside a class of a pattern, that end the id of a request. A quotation mark ends a quoted line, too."""
+
 
 class Role(Enum):
     """How a reading is put together with others."""
