@@ -254,8 +254,9 @@ SAMPLED_ONLY = Attribute(
 LACKS = Attribute(
     "kvtrail.vllm.lacks",
     str,
-    "What this vLLM does not show, with commas between: `request_starts`, `hit_sources`, `block_tables`, `statistics`,"
-    " `prefix_cache`, `plans` (docs/limits.md). Rules that need it are `unknown`. Absent where nothing is lacking.",
+    "What this vLLM, or its log, does not show, with commas between: `request_starts`, `hit_sources`, `block_tables`,"
+    " `statistics`, `prefix_cache`, `plans`, `catches` (docs/limits.md). Rules that need it are `unknown`. Absent where"
+    " nothing is lacking.",
     "lacks",
 )
 CACHE_IDENTITY = Attribute(

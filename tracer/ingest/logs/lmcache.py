@@ -225,6 +225,11 @@ LMCACHE = Table(
             _shortfall,
         ),
         Form(
+            "KV cache will not be stored",
+            re.compile(rf"{_REQ_ID}[^\n]{{0,200}}?KV cache will not be stored"),
+            note("not stored: LMCache has no room for it", role=Role.NOT_STORED, remarkable=True),
+        ),
+        Form(
             "Mismatch in tokens to load: ",
             re.compile(
                 rf"Mismatch in tokens to load: (?P<allocated>{_N}) vs (?P<matched>{_N})(?: \(tokens in [^)]*\))?"

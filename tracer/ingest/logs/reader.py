@@ -128,8 +128,11 @@ class LogReader:
         reading = read(record.text)
         if reading is None:
             return self._tracebacks.read(record)
-        self._tracebacks.forget(record.process)
-        return None if reading.role is Role.FAILURE and record.level in CAUGHT else reading
+        is_fatal = self._tracebacks.close(record.process)
+        if reading.role is Role.FAILURE and record.level in CAUGHT:
+            return None
+        reading.is_fatal |= is_fatal and reading.role in (Role.FAILURE, Role.MISMATCH)
+        return reading
 
 
 def is_log(path: Path) -> bool:

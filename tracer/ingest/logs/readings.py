@@ -33,6 +33,10 @@ class Role(Enum):
     MISMATCH = auto()
     FAILURE = auto()
     """A call that raised. Every process that hears of it prints it again."""
+    NOT_STORED = auto()
+    """The store that the process has announced last is given up."""
+    DEATH = auto()
+    """vLLM says that its engine has died."""
     NOTE = auto()
     """It belongs to the story, but no event can represent it."""
 
@@ -50,6 +54,8 @@ class Reading:
     connector_id: str = ""
     error: str | None = None
     remarkable: bool = False
+    is_fatal: bool = False
+    """Whether nobody caught the exception: it ended the engine's process."""
 
 
 @dataclass(frozen=True, slots=True)
