@@ -222,8 +222,8 @@ CONNECTOR_SETTINGS = Attribute(
 CONNECTOR_CLASS = Attribute(
     "kvtrail.connector.class",
     str,
-    "The connector's class as `module:Class`, which finds it again where vLLM's registry has none of its name. Of several in"
-    " a process it is the first one's.",
+    "The connector's class as `module:Class`, by which a person finds it again where vLLM's registry has none of its name. Of"
+    " several in a process it is the first one's.",
 )
 CAPABILITIES = Attribute(
     "kvtrail.connector.capabilities",
