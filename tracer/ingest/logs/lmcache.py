@@ -17,9 +17,10 @@ from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading,
 _ID = rf"(?P<request>[^{ID_STOPS}\]]*[^{ID_STOPS}\].;])"
 _REQ_ID = rf"(?:\[req_id={_ID}[^\]]*\]\s*)?"
 _N = NUMBER
-_LABELLED = re.compile(
-    rf"(?P<label>[A-Za-z][A-Za-z_ .()/-]{{0,80}}?)[ \t]*[:=]?[ \t]*(?P<value>-?{_N}|None)(?!\w|\.\d)"
-)
+_VALUE = re.compile(rf"[ \t:=]*(?P<value>(?<![\d,.])(?<!\d_)-?{_N}|None)(?!\w|\.\d)")
+_NOT_A_LABEL = re.compile(r"[^A-Za-z_ .()/-]")
+"""What ends the words before a value."""
+_LONGEST_LABEL = 80
 _OWN = re.compile(r"^(?:LMCache|[Ee]xternal|[Mm]atched|[Nn]um_?|[Pp]refix|[Cc]ache)?$")
 """What stands before `hit tokens` and names no other system."""
 _SMALL = re.compile(r"< min_retrieve|skip retrieve")
@@ -44,8 +45,11 @@ def _labels(text: str) -> tuple[dict[str, int | None], str]:
     """The numbers of a lookup by what they count, and the system that owns the store; empty for LMCache."""
     values: dict[str, int | None] = {}
     system = ""
-    for match in _LABELLED.finditer(text):
-        label, value = match["label"].lower(), match["value"]
+    ended = 0
+    for match in _VALUE.finditer(text):
+        words, value = _NOT_A_LABEL.split(text[ended : match.start()])[-1][-_LONGEST_LABEL:], match["value"]
+        ended = match.end()
+        label = words.lower()
         if "comput" in label:
             name = "computed"
         elif "need" in label or label.endswith(("to load", "to fetch", "to pull")):
@@ -54,7 +58,7 @@ def _labels(text: str) -> tuple[dict[str, int | None], str]:
             name = "total"
         elif "token" in label and re.search(r"hit|match|found", label):
             name = "matched"
-            word = match["label"].strip(" .").split(" ")[0]
+            word = words.strip(" .").split(" ")[0]
             system = "" if _OWN.match(word) else word
         else:
             continue

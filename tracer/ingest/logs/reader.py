@@ -70,6 +70,11 @@ class LogReader:
         self._on_bytes = on_bytes
 
     @property
+    def engine(self) -> str:
+        """The name of the engine that wrote it."""
+        return self._assembler.engine
+
+    @property
     def stories(self) -> Stories:
         return self._assembler.stories
 
