@@ -80,8 +80,8 @@ def _member(module: str, attribute: str) -> type:
 
 def found_again(name: str, recorded: str | None) -> str:
     """The name that gives a recorded connector again: its own where vLLM knows the class by it, else the recorded
-    `module:Class`, if there is one."""
-    if not recorded or recorded.rpartition(":")[2] != name or recorded.startswith(("vllm.", "kvtrail.")):
+    `module:Class`, if there is one. It imports nothing but what vLLM's registry has: the names come from a file."""
+    if ":" in name or not recorded or recorded.rpartition(":")[2] != name or recorded.startswith(("vllm.", "kvtrail.")):
         return name
     try:
         cls = _plain(name)

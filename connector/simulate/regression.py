@@ -1,5 +1,5 @@
-"""Writes a failing scenario as a self-contained pytest file: it fails with the faulty connector, and passes with a
-fixed one."""
+"""Writes a failing scenario as a self-contained pytest file: it fails with the faulty connector, and passes with one in which
+that fault is fixed, whatever other faults it has."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ BESIDE = {beside}
 """Whether it is the second child of a MultiConnector."""
 OWN_WORKERS = {own_workers}
 """Whether its own worker side runs."""
+FAULT = {fault}
+"""The fault that must not appear. Others are printed."""
 SCENARIO = {scenario}
 
 
@@ -59,7 +61,11 @@ def test_{name}():
     subject = Subject(os.environ.get("{variable}", CONNECTOR), CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
     played, failures = run(subject, {kind}.from_dict(SCENARIO))
     assert played.events, "nothing was recorded"
-    assert not failures, "\\n\\n".join(f"{{each.id}}\\n{{each.text}}" for each in failures)
+    for each in failures:
+        print(f"{{each.id}}\\n{{each.text}}\\n")
+    assert FAULT not in [each.id for each in failures]
+    if ended := [each.id for each in failures if each.kind in ("crash", "hang")]:
+        pytest.skip(f"inconclusive: another fault ended the run: {{', '.join(ended)}}")
 '''
 
 
@@ -142,6 +148,7 @@ def as_pytest(scenario: Scenario | PairScenario, *, connector: Subject, failure:
         extra=repr(json.dumps(dict(connector.extra), sort_keys=True)),
         beside=connector.beside,
         own_workers=connector.own_workers,
+        fault=repr(failure.id),
         module=type(scenario).__module__,
         kind=type(scenario).__name__,
         scenario=pprint.pformat(scenario.as_dict(), width=_WIDTH, sort_dicts=False),

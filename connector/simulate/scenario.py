@@ -17,6 +17,7 @@ from kvtrail.tracer.events.cache_groups import CacheGroup, declared
 
 Segment = tuple[str, int]
 """A seed, and the number of tokens drawn from it: segments of the same seed begin with the same tokens."""
+_POLICIES = (("scheduling_policy", "fcfs"), ("scheduling_policy", "priority"))
 FIRST_TOKEN = 3
 """Smaller ids are special tokens of the tiny model."""
 
@@ -172,9 +173,17 @@ class Scenario:
             known["resets"] = tuple(CachesReset(**_timed(each)) for each in known.get("resets", ()))
             known["groups"] = tuple(CacheGroup(**each) for each in known.get("groups", ()))
             known["workers"] = _workers(known.get("workers", {}))
+            _refuse_texts(known.get("settings", {}))
             return cls(**known)
         except (TypeError, KeyError, ValueError) as wrong:
             raise ValueError(f"not a scenario: {wrong}") from wrong
+
+
+def _refuse_texts(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for an engine argument that could name a module or a model: a file never chooses code."""
+    for name, value in settings.items():
+        if not isinstance(value, int | float) and (name, value) not in _POLICIES:
+            raise ValueError(f"setting {name} is neither a number nor a truth value")
 
 
 def beginning(prompt: Iterable[Segment], length: int) -> tuple[Segment, ...]:

@@ -231,8 +231,8 @@ CONNECTOR_SETTINGS = Attribute(
 CONNECTOR_CLASS = Attribute(
     "kvtrail.connector.class",
     str,
-    "The connector's class as `module:Class`, which finds it again where vLLM's registry has none of its name. Of several in"
-    " a process it is the first one's.",
+    "The connector's class as `module:Class`, by which a person finds it again where vLLM's registry has none of its name. Of"
+    " several in a process it is the first one's.",
 )
 CAPABILITIES = Attribute(
     "kvtrail.connector.capabilities",
@@ -263,8 +263,9 @@ SAMPLED_ONLY = Attribute(
 LACKS = Attribute(
     "kvtrail.vllm.lacks",
     str,
-    "What this vLLM does not show, with commas between: `request_starts`, `hit_sources`, `block_tables`, `statistics`,"
-    " `prefix_cache`, `plans` (docs/limits.md). Rules that need it are `unknown`. Absent where nothing is lacking.",
+    "What this vLLM, or its log, does not show, with commas between: `request_starts`, `hit_sources`, `block_tables`,"
+    " `statistics`, `prefix_cache`, `plans`, `catches` (docs/limits.md). Rules that need it are `unknown`. Absent where"
+    " nothing is lacking.",
     "lacks",
 )
 CACHE_IDENTITY = Attribute(

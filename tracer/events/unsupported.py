@@ -1,5 +1,5 @@
-"""What a vLLM does not show of its connectors. The recorder looks for it at start-up and says so in the resource attribute
-`semconv.LACKS`, so that rules are `unknown` where their events cannot exist, and not silent."""
+"""What a vLLM, or its log, does not show of its connectors. The recorder looks for it at start-up and says so in the resource
+attribute `semconv.LACKS`, so that rules are `unknown` where their events cannot exist, and not silent."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Lack(StrEnum):
     """Its own prefix cache has a form in which its changes cannot be followed."""
     PLANS = "plans"
     """What the connector plans has a form that its probe does not know."""
+    CATCHES = "catches"
+    """Who catches an exception: only an end record says that the engine died of it. So it is with logs."""
 
 
 _KINDS = {
@@ -38,6 +40,12 @@ _KINDS = {
 def declaration(lacks: Iterable[Lack]) -> str:
     """The attribute's value: the names, with commas between them."""
     return ",".join(sorted(lacks))
+
+
+@lru_cache(maxsize=64)
+def shows_catches(declared: str | None) -> bool:
+    """Whether an exception that a recorder with this value reports is one that nobody catches."""
+    return declared is None or Lack.CATCHES not in declared.split(",")
 
 
 @lru_cache(maxsize=64)

@@ -35,6 +35,8 @@ NAMED = 3
 """Engines or requests that a reason names."""
 SETTLE_EVERY = 10_000
 """Events of a log after which the missing ones are given up."""
+MOST_IN_A_LOG = 20_000
+"""Requests of a log that are held at a time."""
 
 T = TypeVar("T", Unknown, tuple[str, Unknown])
 
@@ -307,6 +309,7 @@ def _audit(
                 batch.add(span)
             detector.feed(batch.events)
             detector.settle()  # every request of a log waits for its number 0, which would hold all of the log in memory
+            detector.forget_idle(log.engine, MOST_IN_A_LOG)
             _count(batch, log.path, result, foreign)
         result.stories += log.stories.digest()
         result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]

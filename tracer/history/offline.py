@@ -158,11 +158,20 @@ class OfflineDetector:
         self.settle()
         self._take(self._detector.tick())
         for account in self._detector.accounts.values():
+            self._deaths.leave(account)
             self._count(account)
+
+    def forget_idle(self, engine: str, most: int) -> None:
+        """Of an engine whose requests have no recorded end, as in a log: if more than `most` are held, forget the half that
+        was heard of longest ago. If the engine dies later, these are not taken for lost. One that comes again is another."""
+        held = [account for account in self._detector.accounts.values() if account.engine == engine]
+        if len(held) > most:
+            for account in sorted(held, key=lambda each: each.last_ns)[: len(held) // 2]:
+                self._count(account)
+                self._detector.forget((account.engine, account.request))
 
     def _count(self, account: Account) -> None:
         """Note the last that is known of a request."""
-        self._deaths.leave(account)
         if self.about not in (None, (account.engine, account.request)):
             return
         verdict = self._detector.verdict(account)
@@ -220,6 +229,7 @@ class OfflineDetector:
         detector = self._detector
         self._take(detector.settle(before_ns=before_ns))
         for key in detector.over(before_ns=before_ns):
+            self._deaths.leave(detector.accounts[key])
             self._count(detector.accounts[key])
             detector.forget(key)
             self._forgotten[hash(key)] = None

@@ -110,15 +110,21 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], io.BufferedReader, Source | 
 
 
 def _text(raw: Any) -> tuple[io.BufferedReader, Source | None]:
-    peek: Callable[[int], bytes] | None = getattr(raw, "peek", None)  # a test's standard input has none
-    start = b"" if peek is None else peek(4)[:4]
-    if start.startswith(GZIP):
+    begins = start(raw)[:_LONGEST_START]
+    if begins.startswith(GZIP):
         source = Source(raw, lambda: zlib.decompressobj(wbits=31), (GZIP,))
-    elif start == ZSTD or start in _ZSTD_SKIPPABLE:
+    elif begins == ZSTD or begins in _ZSTD_SKIPPABLE:
         source = Source(raw, zstd, (ZSTD, *_ZSTD_SKIPPABLE))
     else:
         return raw, None
     return io.BufferedReader(source, _BUFFER), source
+
+
+def start(text: Any) -> bytes:
+    """The first bytes of a file that is just opened, at least a few if it has any; they are read again. Of a standard input
+    that cannot be looked at in advance, none."""
+    peek: Callable[[int], bytes] | None = getattr(text, "peek", None)  # a test's standard input has none
+    return b"" if peek is None else peek(1)
 
 
 def zstd() -> _Decompressor:

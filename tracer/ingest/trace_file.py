@@ -1,8 +1,8 @@
 """Trace files, as kvtrail and the OpenTelemetry Collector's file exporter write them.
 
-A file is a sequence of messages. A message is a line of OTLP JSON; or, as the Collector writes with `format: proto` or
-`compression: zstd`, it follows its length in four bytes, big-endian, and is JSON or protobuf, compressed or not. The bytes
-decide, never the file's name.
+A file is a sequence of messages. A message is a line of OTLP JSON, or several lines if it is pretty-printed; or, as the
+Collector writes with `format: proto` or `compression: zstd`, it follows its length in four bytes, big-endian, and is JSON or
+protobuf, compressed or not. The bytes decide, never the file's name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.decode import Decoded, Decoder
+from kvtrail.tracer.ingest.foreign import identified
 from kvtrail.tracer.ingest.json_lines import JsonLines
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
@@ -27,6 +28,9 @@ _NO_TEXT = b"\x08"
 _LENGTH_BYTES = 4
 _LONGEST = 1 << 30
 """Bytes of a message: a longer one is taken for damage."""
+_BOM = b"\xef\xbb\xbf"
+_GOES_ON = (b"{", b"[", b",")
+"""With one of these, a line of pretty-printed JSON ends that is not the object's last."""
 T = TypeVar("T")
 
 
@@ -41,11 +45,12 @@ def is_framed(start: bytes) -> bool:
 
 @dataclass(slots=True)
 class Message:
-    """One message as it lies in the file, without its length."""
+    """One message as it lies in the file, without its length. `lines` is how many lines it has."""
 
     data: bytes
     is_json: bool
     damage: str | None = None
+    lines: int = 1
 
     @property
     def empty(self) -> bool:
@@ -55,8 +60,7 @@ class Message:
 def messages(file: io.BufferedReader) -> Iterator[Message]:
     """The messages of a file. What is no message says so when it is read."""
     if not is_framed(file.peek(1)):
-        for line in file:
-            yield Message(line, is_json=True)
+        yield from _json_messages(file)
         return
     while length := file.read(_LENGTH_BYTES):
         size = int.from_bytes(length, "big")
@@ -65,6 +69,27 @@ def messages(file: io.BufferedReader) -> Iterator[Message]:
             yield Message(data, is_json=True, damage=f"the file ends within a message of {size} bytes")
             return
         yield _unpacked(data)
+
+
+def _json_messages(lines: Iterable[bytes]) -> Iterator[Message]:
+    """Lines of JSON, each a message. A pretty-printed object goes on as long as lines are indented."""
+    open_lines: list[bytes] = []
+    for line in lines:
+        if open_lines:
+            ends = line.startswith((b"}", b"]"))
+            if ends or line[:1].isspace():
+                open_lines.append(line)
+            if ends or not line[:1].isspace():  # a line that is torn does not take the next one along
+                yield Message(b"".join(open_lines), is_json=True, lines=len(open_lines))
+                open_lines = []
+            if ends or line[:1].isspace():
+                continue
+        if line.startswith((b"{", _BOM + b"{")) and line.rstrip().endswith(_GOES_ON):
+            open_lines = [line]
+        else:
+            yield Message(line, is_json=True)
+    if open_lines:
+        yield Message(b"".join(open_lines), is_json=True, lines=len(open_lines))
 
 
 def _unpacked(data: bytes) -> Message:
@@ -86,11 +111,15 @@ class TraceReader:
         bad_lines: (number of the line or message, reason) of those that could not be read.
     """
 
-    def __init__(self, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> None:
-        """`on_bytes` hears how many bytes of the file, as it lies on the disk, were read since it was called last."""
+    def __init__(
+        self, path: Path, *, on_bytes: Callable[[int], None] | None = None, may_be_unusable: bool = False
+    ) -> None:
+        """`on_bytes` hears how many bytes of the file, as it lies on the disk, were read since it was called last. A file
+        that `may_be_unusable` is then one bad line: it lies in a folder, and nobody has named it."""
         self.path = path
         self.bad_lines: list[tuple[int, str]] = []
         self._on_bytes = on_bytes
+        self.may_be_unusable = may_be_unusable
         self._json, self._protobuf = JsonDecoder(), ProtobufDecoder()
 
     def spans(self) -> Iterator[Span]:
@@ -112,10 +141,14 @@ class TraceReader:
 
     def _read(self, read: Callable[[Decoder[Any, Any], Any], T]) -> Iterator[T]:
         good = number = 0
+        following = 1
         try:
             with files.opened(self.path) as (raw, text, source):
+                if (what := identified(files.start(text))) is not None:
+                    raise UnusableTrace(f"{self.path}: {what}")
                 reported = 0
-                for number, message in enumerate(messages(text), start=1):
+                for message in messages(text):
+                    number, following = following, following + message.lines
                     try:
                         if message.damage is not None:
                             raise ValueError(message.damage)
@@ -142,6 +175,9 @@ class TraceReader:
             raise UnusableTrace(f"{self.path}: {error.strerror or error}") from error
         if not good:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
+            if self.may_be_unusable:
+                self.bad_lines = [(0, f"no OTLP in it ({why})")]
+                return
             raise UnusableTrace(
                 f"{self.path}: no OTLP in it ({why}). A trace is OTLP as JSON Lines or in binary form, see docs/traces.md."
                 " The log of a server is read by `kvtrail audit` and `kvtrail import`."
@@ -157,7 +193,7 @@ def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decod
     if len(readers) == 1:
         yield from ((readers[0], batch) for batch in readers[0].decoded())
         return
-    heap = [(_begins_ns(reader.path), number) for number, reader in enumerate(readers)]
+    heap = [(_begins_ns(reader), number) for number, reader in enumerate(readers)]
     heapq.heapify(heap)
     held: dict[int, tuple[Iterator[Decoded], Decoded | None]] = {}
     while heap:
@@ -170,8 +206,9 @@ def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decod
             heapq.heappush(heap, (following.at_ns or at_ns, number))
 
 
-def _begins_ns(path: Path) -> int:
-    return next((batch.at_ns for batch in TraceReader(path).decoded() if batch.at_ns), 0)
+def _begins_ns(reader: TraceReader) -> int:
+    fresh = TraceReader(reader.path, may_be_unusable=reader.may_be_unusable)
+    return next((batch.at_ns for batch in fresh.decoded() if batch.at_ns), 0)
 
 
 class TraceWriter:

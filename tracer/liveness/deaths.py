@@ -41,6 +41,8 @@ class _Side:
     engine: str
     went_on: int = -1
     """The number of the last event that shows that the engine went on."""
+    says_so: bool = False
+    """Whether its end record says that it is a scheduler's; that of a log does."""
     raised: Event | None = None
     end_record: Heartbeat | None = None
     lost: dict[str, bool] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class Deaths:
         elif isinstance(event, Heartbeat) and event.recorder_closed:
             side = self._side(event)
             if side.end_record is None or side.end_record.sequence < event.sequence:
-                side.end_record = event
+                side.end_record, side.says_so = event, event.role == SCHEDULER
 
     def leave(self, account: Account) -> None:
         """The last that is known of a request."""
@@ -112,7 +114,7 @@ class Deaths:
                 raised=None if raised is None else raised.error,
                 lost=len(side.lost),
             )
-            is_schedulers = side.went_on >= 0 or raised is not None
+            is_schedulers = side.went_on >= 0 or raised is not None or side.says_so
             if last is None or not is_schedulers or transition(evidence).state is not EngineState.DIED:
                 continue
             failed = {request for request, has_raised in side.lost.items() if has_raised}

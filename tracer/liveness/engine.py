@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kvtrail.tracer.events.events import Alloc, Event, Failure, Lookup, RequestStart, Schedule
 from kvtrail.tracer.events.semconv import NO_END_RECORD
+from kvtrail.tracer.events.unsupported import shows_catches
 
 CONTACT_NS = 30 * 10**9
 """After so long without a heartbeat, contact is lost."""
@@ -140,8 +141,9 @@ def goes_on(event: Event) -> bool:
 
 
 def is_fatal(event: Event) -> bool:
-    """Whether an event carries an exception that ends an engine, if nobody catches it: vLLM does not."""
-    if event.error is None or type(event) not in _RAISING:
+    """Whether an event carries an exception that ends an engine: vLLM catches none. Who caught one that is printed in a log
+    is not known."""
+    if event.error is None or type(event) not in _RAISING or not shows_catches(event.lacks):
         return False
     return not (isinstance(event, Failure) and event.call == _SHUTDOWN)
 

@@ -12,7 +12,7 @@ from kvtrail.connector.registration import configuration, resolve
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.redrive.comparison import Comparison, compare
 from kvtrail.connector.simulate.redrive.recorded import RecordedRequest
-from kvtrail.connector.simulate.redrive.workload import Workload, begun, workload_of
+from kvtrail.connector.simulate.redrive.workload import NotDrivable, Workload, begun, workload_of
 from kvtrail.connector.simulate.run import Played, Unbuildable, play
 from kvtrail.connector.tracing.traced import Tracing
 from kvtrail.tracer.events.events import Event, Lookup
@@ -50,7 +50,8 @@ def redrive(
     """Make a scenario of a history, play it, and compare each answer of the connector with the recorded one.
 
     Args:
-        connector: a name that vLLM knows, `module:Class`, or `Faulty:<fault>:<connector>`; by default the recorded one.
+        connector: a name that vLLM knows, `module:Class`, or `Faulty:<fault>:<connector>`; by default the recorded one, if
+            vLLM knows it by its name.
         config: its `kv_connector_extra_config`; overrides the recorded numbers and what the recording shows of the store.
         recorder: one of several in the history, or its engine.
         whole_engine: run the CPU engine, with a tiny model and the connector's own workers, instead of the bare scheduler.
@@ -61,7 +62,7 @@ def redrive(
         Unbuildable: vLLM refuses the settings or the connector, or it cannot be imported.
     """
     workload = workload_of(history, recorder=recorder)
-    name = connector or workload.connector
+    name = connector or _recorded(workload)
     recorded, notes = _settings(name, workload)
     if any(lookup.refused is not None for request in workload.requests.values() for lookup in request.lookups):
         recorded = {"kvtrail": {"guard": "heal"}, **recorded}  # the scheduler acted on the guard's answers
@@ -81,6 +82,21 @@ def redrive(
         played=played,
         comparison=compare(workload.requests, history.events, _requests(played.events), played, doubts),
     )
+
+
+def _recorded(workload: Workload) -> str:
+    """The name of the recorded connector.
+
+    Raises:
+        NotDrivable: vLLM does not know it, and its module would have to be imported.
+    """
+    if ":" in workload.connector:
+        raise NotDrivable(
+            f"the connector was recorded as {workload.connector}, which vLLM does not know by a name, and no file chooses"
+            f" what is imported. If you trust this module, name it: kvtrail replay --against {workload.connector}, or"
+            f" kvtrail test --connector {workload.connector}"
+        )
+    return workload.connector
 
 
 def _settings(name: str, workload: Workload) -> tuple[Mapping[str, Any], list[str]]:

@@ -275,12 +275,15 @@ def _block_size(events: Sequence[Event]) -> int:
 
 
 def _connector_settings(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """The recorded numbers and truth values of the connector's configuration; none, if they are damaged."""
+    """The recorded numbers and truth values of the connector's configuration; none, if they are damaged. No recorder writes
+    others, and a text may name a module that the connector imports."""
     try:
         settings = json.loads(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}")
     except ValueError:
         return {}
-    return settings if isinstance(settings, dict) else {}
+    if not isinstance(settings, dict):
+        return {}
+    return {name: value for name, value in settings.items() if isinstance(value, int | float)}
 
 
 def _hash_size(requests: Mapping[str, RecordedRequest], block_size: int) -> int:

@@ -246,7 +246,7 @@ def test_a_truncated_last_line_is_reported_and_not_fatal(tmp_path: Path) -> None
         (b"", "the file is empty"),
         (b"hello\n", "none of its 1 lines can be read."),
         (b'{"a": 1}\n', "no resourceSpans"),
-        (b"\xff\xfe\x00\n", "can't decode"),
+        (b"\xff\xfe\x00\n", "text in UTF-16"),
         (gzip.compress(b"x" * 1000, mtime=0)[:-20] + b"y" * 12, "no OTLP in it"),
     ],
 )

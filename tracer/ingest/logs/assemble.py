@@ -8,13 +8,16 @@ request incomplete, and the rules that need its history say `unknown`.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CLASSES, Event
+from kvtrail.tracer.events.messages import kept
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.unsupported import Lack, declaration
 from kvtrail.tracer.ingest.logs.failures import WORKER_CALLS
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.readings import Reading, Role
@@ -24,12 +27,21 @@ FIRST_NUMBER = 1
 MAX_STORES = 64
 """The most open stores of one process; beyond it the oldest is taken for one that does not end."""
 SAME_FAILURE_NS = 60 * 10**9
-"""Within this time, the same exception is the same failure, printed by another process."""
+"""Within this time, the same exception is the same failure, printed by another process; and an engine died of what raised."""
+MAX_REQUESTS = 50_000
+"""The most requests remembered; beyond it the one that was named least recently is forgotten."""
+MAX_FAILURES = 10_000
+"""The most exceptions remembered."""
 _SCHEDULERS = {
     Kind.LOOKUP, Kind.ALLOC, Kind.LOAD_PLAN, Kind.PREEMPT, Kind.SCHEDULE, Kind.SENT, Kind.RECEIVED, Kind.STATS,
+    Kind.HEARTBEAT,
 }  # fmt: skip
 _ID = re.compile(r"(?:chat)?cmpl-\S+|\S*[0-9a-f]{8}\S*")
-"""What a request's id looks like where no event has named it."""
+"""What a request's id looks like where no other line has named it."""
+_KEY_ERROR = "KeyError"
+"""Its key may be anything's: an engine's, a block's, a parameter's name."""
+_LACKS = declaration([Lack.CATCHES])
+_GOES_ON = {Kind.LOOKUP, Kind.RANK_LOOKUP, Kind.SCHEDULE}
 
 
 @dataclass(slots=True)
@@ -43,7 +55,22 @@ class _Process:
     """Stores that have begun and not ended, the oldest first."""
     retrieved: tuple[Record, Reading] | None = None
     short_of: str | None = None
+    is_over: bool = False
+    """Whether it has died: what it prints later is another process's that has the same name, or none."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is remembered of a request.
+
+    Attributes:
+        next_number: by recorder, the number of its next event.
+        lookup: the numbers of its last lookup.
+    """
+
     next_number: dict[str, int] = field(default_factory=dict)
+    epoch: int = 0
+    lookup: dict[str, Any] = field(default_factory=dict)
 
 
 class Assembler:
@@ -54,20 +81,25 @@ class Assembler:
         self.stories = Stories()
         self.repeated = 0
         self._processes: dict[str, _Process] = {}
-        self._known: set[str] = set()
-        """Requests that have events."""
-        self._epochs: dict[str, int] = {}
-        self._lookups: dict[str, dict[str, Any]] = {}
-        """The numbers of each request's last lookup."""
-        self._failed: set[tuple[Any, ...]] = set()
-        self._raised: dict[str, int] = {}
+        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        """The requests that lines name, the one that was named least recently first."""
+        self._failed: OrderedDict[tuple[Any, ...], None] = OrderedDict()
+        """Assertions that were printed."""
+        self._raised: OrderedDict[str, int] = OrderedDict()
         """When an exception was printed last."""
+        self._last_raised: tuple[_Process, Record, str] | None = None
+        self._death: tuple[_Process, Record, Reading] | None = None
+        """The engine's death that was read, and waits for the exception that it died of: vLLM prints that later."""
+        self._died_ns: int | None = None
+        """When vLLM said last that its engine had died."""
+        self._went_on = False
+        """Whether an engine has gone on, or another has begun, since then."""
 
     def enter(self, record: Record, reading: Reading) -> Iterator[Event]:
         """Enter one reading; yields the events that are now complete."""
-        process = self._processes.get(record.process)
-        if process is None:
-            process = self._processes[record.process] = _Process(f"{self.engine}#{record.process or 'main'}")
+        if self._death is not None and record.at_ns - self._death[1].at_ns > SAME_FAILURE_NS:
+            yield from self._dead(self._death)
+        process = self._process(record.process)
         if record.precise and process.last == (record.at_ns, record.text):
             self.repeated += 1  # two handlers of one logger, or ranks that do not say who they are
             return
@@ -99,7 +131,15 @@ class Assembler:
                 yield from self._mismatch(process, record, reading)
             case Role.FAILURE:
                 yield from self._failure(process, record, reading)
+            case Role.NOT_STORED:
+                self._not_stored(process, record, reading)
+            case Role.DEATH:
+                self._read_death(process, record, reading)
             case Role.NOTE:
+                if reading.error is not None:
+                    self._keep_known(reading)
+                elif reading.request is not None:
+                    self._request(reading.request)
                 self.stories.add(record, reading)
 
     def close(self, end_ns: int = 0) -> Iterator[Event]:
@@ -110,6 +150,63 @@ class Assembler:
                 if end_ns - record.at_ns > 10**9:
                     reading.words += f", the log goes on for {(end_ns - record.at_ns) // 10**9} seconds"
             yield from self._store_is_lost(process, lambda begun: True)
+        if self._death is not None:
+            yield from self._dead(self._death)
+
+    def _process(self, key: str) -> _Process:
+        process = self._processes.get(key)
+        if process is None or process.is_over:
+            name = f"{self.engine}#{key or 'main'}" if process is None else f"{process.name}~"
+            process = self._processes[key] = _Process(name)
+        return process
+
+    def _request(self, name: str) -> _Request:
+        """What is remembered of a request; from now on it is known."""
+        request = self._requests.setdefault(name, _Request())
+        self._requests.move_to_end(name)
+        _shorten(self._requests, MAX_REQUESTS)
+        return request
+
+    def _not_stored(self, process: _Process, record: Record, reading: Reading) -> None:
+        """A store that was given up has ended: the one that is named, or else the last that the process has begun."""
+        begun = [each for each in process.storing if reading.request in (None, each[1].request)]
+        if begun:
+            process.storing.remove(begun[-1])
+            store = begun[-1][1]
+            reading.request = store.request
+            reading.words = (
+                f"begins to store {store.fields['count']} tokens from {store.fields['start']} on; {reading.words}"
+            )
+        self.stories.add(record, reading)
+
+    def _read_death(self, process: _Process, record: Record, reading: Reading) -> None:
+        """vLLM says in several lines and processes that its engine has died; it dies once."""
+        if self._death is not None:
+            self.repeated += 1
+            if reading.is_fatal and not self._death[2].is_fatal:
+                self._death = process, record, reading
+        elif self._died_ns is not None and not (self._went_on and record.at_ns - self._died_ns > SAME_FAILURE_NS):
+            self.repeated += 1
+            self._died_ns = record.at_ns
+        else:
+            self._death, self._went_on = (process, record, reading), False
+
+    def _dead(self, death: tuple[_Process, Record, Reading]) -> Iterator[Event]:
+        """The end record of an engine that died, from the process that raised the exception."""
+        process, record, reading = death
+        self._death, self._died_ns = None, record.at_ns
+        raised = self._last_raised
+        if raised is not None and not reading.is_fatal and abs(raised[1].at_ns - record.at_ns) <= SAME_FAILURE_NS:
+            process, record, reading.error = raised[0], max(record, raised[1], key=lambda each: each.at_ns), raised[2]
+        if process.is_over:
+            return
+        yield from self._load_is_over(process)
+        yield from self._store_is_lost(process, lambda begun: True)
+        reading.role, reading.kind, reading.request = Role.EVENT, Kind.HEARTBEAT, None
+        reading.fields = {"recorder_closed": True, "recorder_ended_by": kept(reading.error or reading.words)}
+        reading.words, reading.error = f"the engine died of {reading.fields['recorder_ended_by']}", None
+        yield self._event(process, record, reading)
+        process.is_over = True
 
     def _stored(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
         """`Stored` counts tokens, `Storing` before it names the request and the first token. Without it the place is
@@ -140,13 +237,29 @@ class Assembler:
     def _failure(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
         """An exception is printed by several handlers and processes as the engine dies; it is raised once."""
         error = reading.error or ""
-        last_ns, self._raised[error] = self._raised.get(error), record.at_ns
+        last_ns = self._raised.pop(error, None)
+        self._raised[error] = record.at_ns
+        _shorten(self._raised, MAX_FAILURES)
         if last_ns is not None and abs(record.at_ns - last_ns) < SAME_FAILURE_NS:
             self.repeated += 1
             return
-        if reading.request not in self._known and not _ID.fullmatch(reading.request or ""):
+        self._keep_known(reading)
+        yield from self._raises(process, record, reading)
+
+    def _keep_known(self, reading: Reading) -> None:
+        """Keep the request that an exception names if another line has named it, too, or if the exception calls it a request
+        and it looks like one."""
+        named = reading.request or ""
+        called = _ID.fullmatch(named) and not (reading.error or "").startswith(_KEY_ERROR)
+        if named not in self._requests and not called:
             reading.request = None
+
+    def _raises(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
+        """An exception's own event."""
+        self._last_raised = process, record, reading.error or ""
         yield self._event(process, record, reading)
+        if reading.is_fatal:
+            self._read_death(process, record, Reading(Role.DEATH, reading.words, error=reading.error, is_fatal=True))
 
     def _load_is_over(self, process: _Process) -> Iterator[Event]:
         """A `Retrieved` line waits for the two lines with which LMCache complains of a load that fell short: they are
@@ -165,7 +278,7 @@ class Assembler:
             return
         yield from self._load_is_over(process)
         reading.request = request
-        lookup = self._lookups.get(request or "", {})
+        lookup = self._lookup(request)
         computed = lookup.get("computed")
         fits = computed is not None and lookup["matched"] - computed == reading.fields["expected"]
         reading.fields["start"] = computed if fits else 0  # 0: the vocabulary demands a place, and the log has none
@@ -176,29 +289,37 @@ class Assembler:
         request: it is the only one with a last lookup of the same two numbers, if there is one."""
         numbers = {name: reading.fields[name] for name in ("matched", "computed")}
         if reading.request is None:
-            fitting = [request for request, lookup in self._lookups.items() if numbers.items() <= lookup.items()]
+            fitting = [name for name, known in self._requests.items() if numbers.items() <= known.lookup.items()]
             reading.request = fitting[0] if len(fitting) == 1 else None
         key = (reading.request, reading.fields["allocated"], *numbers.values())
         if key in self._failed:
             self.repeated += 1
             return
-        self._failed.add(key)
-        if total := self._lookups.get(reading.request or "", {}).get("total"):
+        self._failed[key] = None
+        _shorten(self._failed, MAX_FAILURES)
+        if total := self._lookup(reading.request).get("total"):
             reading.fields["total"] = total
-        yield self._event(process, record, reading)
+        yield from self._raises(process, record, reading)
+
+    def _lookup(self, request: str | None) -> dict[str, Any]:
+        """The numbers of a request's last lookup."""
+        known = self._requests.get(request or "")
+        return {} if known is None else known.lookup
 
     def _event(self, process: _Process, record: Record, reading: Reading) -> Event:
         assert reading.kind is not None
         request = reading.request
-        number = 0
+        number = epoch = 0
         if request is not None:
-            self._known.add(request)
-            number = process.next_number.get(request, FIRST_NUMBER)
-            process.next_number[request] = number + 1
+            known = self._request(request)
+            number = known.next_number.get(process.name, FIRST_NUMBER)
+            known.next_number[process.name] = number + 1
             if reading.kind is Kind.PREEMPT:
-                self._epochs[request] = self._epochs.get(request, 0) + 1
+                known.epoch += 1
             elif reading.kind is Kind.LOOKUP:
-                self._lookups[request] = reading.fields
+                known.lookup = reading.fields
+            epoch = known.epoch
+        self._went_on |= reading.kind in _GOES_ON
         self.stories.add(record, reading)
         sequence, process.sequence = process.sequence, process.sequence + 1
         scheduler = reading.kind in _SCHEDULERS or (reading.kind is Kind.RANK_LOOKUP and "total" in reading.fields)
@@ -217,7 +338,14 @@ class Assembler:
             request=request,
             external=None if request is None else semconv.external_id(request),
             request_sequence=number,
-            epoch=self._epochs.get(request or "", 0),
+            epoch=epoch,
             error=reading.error,
+            lacks=_LACKS,
             **reading.fields,
         )
+
+
+def _shorten(held: OrderedDict[Any, Any], most: int) -> None:
+    """Forget what was entered first."""
+    while len(held) > most:
+        held.popitem(last=False)

@@ -28,7 +28,11 @@ def span_of(event: Event) -> Span:
         start_ns=event.start_ns,
         end_ns=event.end_ns,
         attributes={key: value for key, value in (common | own).items() if value not in (None, "", b"")},
-        resource={semconv.ENGINE_ID.key: event.engine, semconv.RECORDER_ID.key: event.recorder},
+        resource={
+            semconv.ENGINE_ID.key: event.engine,
+            semconv.RECORDER_ID.key: event.recorder,
+            semconv.LACKS.key: event.lacks,
+        },
         scope=semconv.SCOPE,
         error=event.error,
     )

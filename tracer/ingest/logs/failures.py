@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtrail.tracer.events.messages import kept
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest.logs.lines import Record
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table
+from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading, Role, Table
 
 WORKER_CALLS = frozenset(
     {
@@ -33,6 +33,8 @@ _FRAME = re.compile(r'^\s*File "(?P<path>[^"]{1,500})", line \d+(?:, in (?P<func
 _RAISED = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Timeout|Breach))(?::\s*(?P<text>.*))?$"
 )
+_FATAL_FRAMES = frozenset({"run_engine_core", "run_mp_engine"})
+"""The outermost functions of an engine's process: a traceback shows them if nobody within has caught the exception."""
 _CARETS = re.compile(r"^[\s^~]*$")
 _BEGINS = "Traceback (most recent call last)"
 _CONNECTORS_FILE = re.compile(r"kv_connector|kv_offload|lmcache|kvtrail|[/_]connectors?[/._]", re.IGNORECASE)
@@ -43,7 +45,7 @@ CAUGHT = frozenset({"DEBUG", "INFO", "WARNING"})
 """Levels at which a process logs an exception that it has caught, and goes on."""
 _SCHEDULERS_PART = re.compile(r"connector|kv_xfer|remote_kv|kv_load|invalid_block")
 _REQUEST = re.compile(
-    r"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^\s,'\":]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
+    rf"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^{ID_STOPS}:]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
 )
 _MAX_FRAMES = 200
 _MAX_OTHERS = 5
@@ -57,6 +59,8 @@ class _Traceback:
     frames: list[list[str]] = field(default_factory=list)
     wants_source: bool = False
     others: int = 0
+    is_fatal: bool = False
+    """Whether it reaches the outermost function of an engine's process."""
 
 
 class Tracebacks:
@@ -65,9 +69,10 @@ class Tracebacks:
     def __init__(self) -> None:
         self._open: dict[str, _Traceback] = {}
 
-    def forget(self, process: str) -> None:
-        """The process's traceback has ended with a line that was understood."""
-        self._open.pop(process, None)
+    def close(self, process: str) -> bool:
+        """The process's traceback has ended with a line that was understood. Returns whether nobody caught it."""
+        held = self._open.pop(process, None)
+        return held is not None and held.is_fatal
 
     def read(self, record: Record) -> Reading | None:
         """Enter a line; returns what a traceback says that ends with it, if it is about a connector."""
@@ -79,36 +84,41 @@ class Tracebacks:
         if match := _FRAME.match(text):
             held = self._open.setdefault(record.process, _Traceback())
             held.frames.append([match["path"], match["function"] or "", ""])
+            held.is_fatal |= match["function"] in _FATAL_FRAMES
             del held.frames[:-_MAX_FRAMES]
             held.wants_source = True
         elif held is not None and held.frames:
             if match := _RAISED.match(text):
-                self.forget(record.process)
+                self.close(record.process)
                 if record.level in CAUGHT:
                     return None
-                return _failure(held.frames, match["name"].rpartition(".")[2], match["text"])
+                return _failure(held, match["name"].rpartition(".")[2], match["text"])
             if held.wants_source:
                 held.frames[-1][2], held.wants_source = text, False
             elif not _CARETS.match(text):
                 held.others += 1
                 if held.others > _MAX_OTHERS:
-                    self.forget(record.process)
+                    self.close(record.process)
         return None
 
 
-def _failure(frames: list[list[str]], name: str, text: str | None) -> Reading | None:
-    """What a traceback says: the connector's call that raised, or vLLM's refusal of what a connector reported."""
+def _failure(held: _Traceback, name: str, text: str | None) -> Reading | None:
+    """What a traceback says: the connector's call that raised, vLLM's refusal of what a connector reported, or another
+    exception that ended the engine."""
+    frames = held.frames
     source = frames[-1][2]
     error = kept(f"{name}: {text}" if text else f"{name}: {source}" if source else name)
     calls = SCHEDULER_CALLS | WORKER_CALLS
     call = next((function for _, function, _ in frames if function in calls), None)
     call = call or next((function for path, function, _ in frames if _is_connectors(path)), None)
     if call is not None:
-        return failed(call, error)
+        return replace(failed(call, error), is_fatal=held.is_fatal)
     part = next((function for _, function, _ in reversed(frames) if _SCHEDULERS_PART.search(function)), None)
-    if part is None:
+    if part is None and not held.is_fatal:
         return None
-    return Reading(Role.NOTE, f"vLLM fails in `{part}`: {error}", request_in(error), remarkable=True)
+    words = f"vLLM fails in `{part or frames[-1][1]}`: {error}"
+    role = Role.DEATH if held.is_fatal else Role.NOTE
+    return Reading(role, words, request_in(error), error=error, remarkable=True, is_fatal=held.is_fatal)
 
 
 def _is_connectors(path: str) -> bool:
@@ -133,6 +143,15 @@ def request_in(error: str) -> str | None:
     return None if match is None else (match["id"] or match["key"]).rstrip(".;)")
 
 
+def _died(match: re.Match[str]) -> Reading:
+    words = match[0].strip().rstrip(":")
+    return Reading(Role.DEATH, f"vLLM says: {words}", error=words, remarkable=True)
+
+
+def _death(hint: str, pattern: str) -> Form:
+    return Form(hint, re.compile(pattern), _died)
+
+
 def _raised(call: str) -> Callable[[re.Match[str]], Reading]:
     return lambda match: failed(call, match[0].strip())
 
@@ -144,6 +163,17 @@ def _form(call: str, hint: str, pattern: str) -> Form:
 FAILURES = Table(
     "",
     (
+        # vLLM, of its engine's end
+        _death("EngineCore ", r"^EngineCore (?:encountered a fatal error|hit an exception|failed to start)"),
+        _death("EngineDeadError", r"^(?:[A-Za-z_][\w.]*\.)?(?:Async|MQ)?EngineDeadError\b.{0,200}"),
+        _death(" died", r"^Engine (?:core )?proc(?:ess)?\b.{1,80}? died\b.{0,40}"),
+        _death(
+            " died unexpectedly", r"^(?:Ray)?Worker ?[Pp]roc\b.{1,80}? died unexpectedly.{0,30}, shutting down executor"
+        ),
+        _death("Process EngineCore", r"^Process EngineCore[\w-]*:$"),
+        _death("(engine dead)", r"^Request \S+ failed \(engine dead\)"),
+        _death("Engine background task failed", r"^Engine background task failed"),
+        _death("Background loop has errored", r"^Background loop has errored already"),
         # vLLM, SimpleCPUOffloadConnector
         _form(
             "update_state_after_alloc",

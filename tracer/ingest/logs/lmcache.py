@@ -12,14 +12,15 @@ import hashlib
 import re
 
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, note, number, numbers
+from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading, Role, Table, note, number, numbers
 
-_ID = r"(?P<request>[^\s,\]]+)"
+_ID = rf"(?P<request>[^{ID_STOPS}\]]*[^{ID_STOPS}\].;])"
 _REQ_ID = rf"(?:\[req_id={_ID}[^\]]*\]\s*)?"
 _N = NUMBER
-_LABELLED = re.compile(
-    rf"(?P<label>[A-Za-z][A-Za-z_ .()/-]{{0,80}}?)[ \t]*[:=]?[ \t]*(?P<value>-?{_N}|None)(?!\w|\.\d)"
-)
+_VALUE = re.compile(rf"[ \t:=]*(?P<value>(?<![\d,.])(?<!\d_)-?{_N}|None)(?!\w|\.\d)")
+_NOT_A_LABEL = re.compile(r"[^A-Za-z_ .()/-]")
+"""What ends the words before a value."""
+_LONGEST_LABEL = 80
 _OWN = re.compile(r"^(?:LMCache|[Ee]xternal|[Mm]atched|[Nn]um_?|[Pp]refix|[Cc]ache)?$")
 """What stands before `hit tokens` and names no other system."""
 _SMALL = re.compile(r"< min_retrieve|skip retrieve")
@@ -44,8 +45,11 @@ def _labels(text: str) -> tuple[dict[str, int | None], str]:
     """The numbers of a lookup by what they count, and the system that owns the store; empty for LMCache."""
     values: dict[str, int | None] = {}
     system = ""
-    for match in _LABELLED.finditer(text):
-        label, value = match["label"].lower(), match["value"]
+    ended = 0
+    for match in _VALUE.finditer(text):
+        words, value = _NOT_A_LABEL.split(text[ended : match.start()])[-1][-_LONGEST_LABEL:], match["value"]
+        ended = match.end()
+        label = words.lower()
         if "comput" in label:
             name = "computed"
         elif "need" in label or label.endswith(("to load", "to fetch", "to pull")):
@@ -54,7 +58,7 @@ def _labels(text: str) -> tuple[dict[str, int | None], str]:
             name = "total"
         elif "token" in label and re.search(r"hit|match|found", label):
             name = "matched"
-            word = match["label"].strip(" .").split(" ")[0]
+            word = words.strip(" .").split(" ")[0]
             system = "" if _OWN.match(word) else word
         else:
             continue
@@ -216,13 +220,18 @@ LMCACHE = Table(
         ),
         Form(
             "The number of retrieved tokens is less",
-            re.compile(r"(?:Request (?P<request>[^\s,]*?))?\s*The number of retrieved tokens is less than"),
+            re.compile(rf"(?:Request (?P<request>[^{ID_STOPS}]*?))?\s*The number of retrieved tokens is less than"),
             note("LMCache itself calls the load too short", role=Role.SHORT_OF, remarkable=True),
         ),
         Form(
             "Num retrieved tokens: ",
             re.compile(rf"Num retrieved tokens: (?P<count>{_N}), num expected tokens: (?P<expected>{_N})(?!\d)"),
             _shortfall,
+        ),
+        Form(
+            "KV cache will not be stored",
+            re.compile(rf"{_REQ_ID}[^\n]{{0,200}}?KV cache will not be stored"),
+            note("not stored: LMCache has no room for it", role=Role.NOT_STORED, remarkable=True),
         ),
         Form(
             "Mismatch in tokens to load: ",
@@ -247,7 +256,7 @@ LMCACHE = Table(
         Form(
             "Lookup ",
             re.compile(
-                rf"Lookup (?P<request>[^\s:]+): Backend (?P<backend>\S{{1,80}}) hit (?P<hit>{_N}) chunks out of"
+                rf"Lookup (?P<request>[^{ID_STOPS}:]+): Backend (?P<backend>\S{{1,80}}) hit (?P<hit>{_N}) chunks out of"
                 rf" (?P<chunks>{_N}), (?P<matched>{_N}) tokens"
             ),
             _backend,
@@ -280,7 +289,7 @@ LMCACHE = Table(
             "Prefetch request completed",
             re.compile(
                 rf"Prefetch request completed \(L1\+L2\): (?P<hit>{_N})/(?P<chunks>{_N}) (?:retained keys|prefix hits)"
-                r"(?:.*\bexternal_request_id=(?P<request>[^\s,)]+))?"
+                rf"(?:.*\bexternal_request_id=(?P<request>[^{ID_STOPS})]+))?"
             ),
             # The multiprocess server counts chunks, and does not print how long they are.
             note("the server holds {hit} of the {chunks} chunks asked for"),

@@ -9,18 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from kvtrail.tracer.events.spans import LATEST_NS
 from kvtrail.tracer.ingest.logs.lines import Lines
+from kvtrail.tracer.ingest.logs.wrapped import ISO, moment
 
 MAX_WORDS = 60
 """Words of a text that are considered."""
 LEAST_NS = 1_500_000_000 * 10**9
 """The year 2017: a smaller number is no time in Unix nanoseconds or milliseconds."""
-_ISO = re.compile(
-    r"(?<![\d-])(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(?: ?(Z|UTC|[+-]\d\d:?\d\d)(?![\d:]))?(?![\d:])"
-)
 _UNIX = re.compile(r"(?<![\w.-])(\d{13}|\d{19})(?![\w.-])")
 _TRACE = re.compile(r"(?<![0-9A-Za-z-])(?:00-)?([0-9a-f]{32})(?:-[0-9a-f]{16}-[0-9a-f]{2})?(?![0-9A-Za-z-])")
 _APART = re.compile(r"[\s\"'`()\[\]{}<>,;=|&?#]+")
@@ -53,7 +50,7 @@ class Pasted:
 def pasted(text: str, *, now_ns: int) -> Pasted:
     """What a text contains. `now_ns` is the hint at the year where vLLM prints none."""
     traces = dict.fromkeys(_TRACE.findall(text))
-    rest = _UNIX.sub(" ", _ISO.sub(" ", _TRACE.sub(" ", text)))
+    rest = _UNIX.sub(" ", ISO.sub(" ", _TRACE.sub(" ", text)))
     words = dict.fromkeys(word for word in _words(rest) if not _COMMON.fullmatch(word))
     likely = [word for word in words if _LIKELY.search(word)]
     others = sorted((word for word in words if not _LIKELY.search(word)), key=lambda word: not _has_digit(word))
@@ -79,8 +76,8 @@ def _has_digit(word: str) -> bool:
 
 
 def _times(text: str, now_ns: int) -> Iterator[int]:
-    for day, time, fraction, zone in _ISO.findall(text):
-        if (at_ns := _moment(day, time, fraction, zone)) is not None:
+    for day, time, fraction, zone in ISO.findall(text):
+        if (at_ns := moment(day, time, fraction, zone)) is not None:
             yield at_ns
     for number in _UNIX.findall(text):
         yield int(number) * (10**6 if len(number) == 13 else 1)
@@ -90,13 +87,3 @@ def _times(text: str, now_ns: int) -> Iterator[int]:
             # vLLM's own header, which has no year; a damaged one has the hint's time.
             if record.level and not record.precise and record.at_ns != now_ns:
                 yield record.at_ns
-
-
-def _moment(day: str, time: str, fraction: str, zone: str) -> int | None:
-    offset = "+00:00" if zone in ("", "Z", "UTC") else zone
-    try:
-        at = datetime.fromisoformat(f"{day}T{time}{offset}")
-    except ValueError:  # 2026-13-45
-        return None
-    seconds = (at - datetime.fromtimestamp(0, UTC)) // timedelta(seconds=1)
-    return seconds * 10**9 + int((fraction or "0").ljust(9, "0"))

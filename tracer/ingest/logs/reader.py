@@ -11,6 +11,7 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.files import STDIN
+from kvtrail.tracer.ingest.foreign import identified
 from kvtrail.tracer.ingest.logs.assemble import Assembler
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.ingest.logs.failures import CAUGHT, FAILURES, Tracebacks
@@ -69,6 +70,11 @@ class LogReader:
         self._on_bytes = on_bytes
 
     @property
+    def engine(self) -> str:
+        """The name of the engine that wrote it."""
+        return self._assembler.engine
+
+    @property
     def stories(self) -> Stories:
         return self._assembler.stories
 
@@ -94,6 +100,8 @@ class LogReader:
         number = end_ns = 0
         try:
             with files.opened(self.path) as (raw, file, source):
+                if (what := identified(files.start(file))) is not None:
+                    raise UnusableTrace(f"{self.path}: {what}")
                 reported = 0
                 file_ns = time.time_ns() if self.path == STDIN else self.path.stat().st_mtime_ns
                 for record in Lines(file_ns=file_ns).records(file):
@@ -128,8 +136,11 @@ class LogReader:
         reading = read(record.text)
         if reading is None:
             return self._tracebacks.read(record)
-        self._tracebacks.forget(record.process)
-        return None if reading.role is Role.FAILURE and record.level in CAUGHT else reading
+        is_fatal = self._tracebacks.close(record.process)
+        if reading.role is Role.FAILURE and record.level in CAUGHT:
+            return None
+        reading.is_fatal |= is_fatal and reading.role in (Role.FAILURE, Role.MISMATCH)
+        return reading
 
 
 def is_log(path: Path) -> bool:
@@ -140,7 +151,8 @@ def is_log(path: Path) -> bool:
     is_text = False
     try:
         with files.opened(path) as (_, file, _):
-            if is_framed(file.peek(1)):
+            begins = files.start(file)[:_START]
+            if _is_trace(begins) or identified(begins) is not None:
                 return False
             lines = Lines(file_ns=path.stat().st_mtime_ns)
             number = 0
@@ -176,30 +188,56 @@ def readers(
         UnusableTrace: a folder holds no trace file.
     """
     found: list[Path] = []
+    of_folders: set[Path] = set()
     skipped: list[tuple[str, int, str]] = []
     for path in paths:
         if not path.is_dir():
             found.append(path)
             continue
         held = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-        traces = [file for file in held if is_trace(file)]
-        if not traces:
+        reasons = {file: why for file in held if (why := _not_a_trace(file)) is not None}
+        if len(reasons) == len(held):
             raise UnusableTrace(f"{path}: no trace file in this folder")
-        found += traces
-        skipped += [(str(file), 0, "it is not a trace file, and was skipped") for file in held if file not in traces]
+        found += [file for file in held if file not in reasons]
+        of_folders.update(held)
+        skipped += [(str(file), 0, why) for file, why in reasons.items()]
     named = dict(zip(found, names(found), strict=True))
     logs = [LogReader(path, engine=named[path], on_bytes=on_bytes) for path in found if is_log(path)]
     log_paths = {log.path for log in logs}
-    return [TraceReader(path, on_bytes=on_bytes) for path in found if path not in log_paths], logs, skipped
+    traces = [
+        TraceReader(path, on_bytes=on_bytes, may_be_unusable=path in of_folders)
+        for path in found
+        if path not in log_paths
+    ]
+    return traces, logs, skipped
+
+
+def _not_a_trace(path: Path) -> str | None:
+    """Why a file of a folder is skipped; None for one that is read."""
+    if (why := _foreign(path)) is not None:
+        return f"{why}. It was skipped"
+    return None if is_trace(path) else "it is not a trace file, and was skipped"
+
+
+def _foreign(path: Path) -> str | None:
+    try:
+        with files.opened(path) as (_, file, _):
+            return identified(files.start(file))
+    except OSError:
+        return None  # whoever opens the file next says what is wrong with it
 
 
 def is_trace(path: Path) -> bool:
     """Whether a file begins like a trace file."""
     try:
         with files.opened(path) as (_, file, _):
-            start = file.read(_START).removeprefix(_BOM).lstrip()
+            return _is_trace(file.read(_START))
     except OSError:
         return False
+
+
+def _is_trace(start: bytes) -> bool:
+    start = start.removeprefix(_BOM).lstrip()
     return is_framed(start) or (start.startswith(b"{") and any(key in start for key in _TRACE))
 
 

@@ -14,6 +14,9 @@ NUMBER = r"(?:\d{1,3}(?:[,_]\d{3}){1,4}(?![,_]?\d)|\d{1,15})(?:\.0+(?!\d))?"
 """A count, also with its thousands apart or printed as a fraction; longer runs of digits are damage, and would not fit into a
 span."""
 
+ID_STOPS = r"\s,\"'`\\"
+"""Characters, inside a class of a pattern, that end the id of a request. A quotation mark ends a quoted line, too."""
+
 
 class Role(Enum):
     """How a reading is put together with others."""
@@ -30,6 +33,10 @@ class Role(Enum):
     MISMATCH = auto()
     FAILURE = auto()
     """A call that raised. Every process that hears of it prints it again."""
+    NOT_STORED = auto()
+    """The store that the process has announced last is given up."""
+    DEATH = auto()
+    """vLLM says that its engine has died."""
     NOTE = auto()
     """It belongs to the story, but no event can represent it."""
 
@@ -47,6 +54,8 @@ class Reading:
     connector_id: str = ""
     error: str | None = None
     remarkable: bool = False
+    is_fatal: bool = False
+    """Whether nobody caught the exception: it ended the engine's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +74,9 @@ class Table:
     def __init__(self, connector: str, forms: Sequence[Form]) -> None:
         self.connector = connector
         self.forms = forms
-        self._hints = re.compile("|".join(re.escape(form.hint) for form in forms))
 
     def read(self, text: str) -> Reading | None:
         """What a message says; None where this system has no such line."""
-        if self._hints.search(text) is None:  # most lines of a log are none of ours
-            return None
         for form in self.forms:
             if form.hint not in text or (match := form.pattern.search(text)) is None:
                 continue

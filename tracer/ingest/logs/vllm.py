@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, event, note, numbers
+from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading, Role, Table, event, note, numbers
 
-_ID = r"(?P<request>[^\s,]+)"
-_ID_COLON = r"(?P<request>[^\s,:]+)"
+_ID = rf"(?P<request>[^{ID_STOPS}]*[^{ID_STOPS}.;])"
+_ID_COLON = rf"(?P<request>[^{ID_STOPS}:]*[^{ID_STOPS}:.;])"
 
 
 def _prompt_tokens(match: re.Match[str]) -> Reading:
@@ -202,7 +202,7 @@ VLLM = Table(
         ),
         Form(
             "before releasing blocks",
-            re.compile(rf"request_finished\((?P<request>[^)\s]+)\) waiting for (?P<seconds>{NUMBER}) seconds"),
+            re.compile(rf"request_finished\((?P<request>[^{ID_STOPS})]+)\) waiting for (?P<seconds>{NUMBER}) seconds"),
             note("ended: its blocks are kept for {seconds} seconds, for another instance to read"),
         ),
         Form(

@@ -1,12 +1,15 @@
-"""A connector in a package that vLLM's registry does not know: a recording finds it again on its own."""
+"""A connector in a package that vLLM's registry does not know: a recording says its name, and whoever trusts it gives it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 from pytest_alone import run_pytest
 from recordings import recorded
 
@@ -14,8 +17,10 @@ from kvtrail.__main__ import main
 from kvtrail.connector.registration import configuration, found_again, resolve
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.redrive.redrive import redrive
+from kvtrail.connector.simulate.redrive.workload import NotDrivable, workload_of
 from kvtrail.connector.simulate.regression import regression
 from kvtrail.connector.simulate.run import play
+from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.history.history import History
 
@@ -53,7 +58,7 @@ def history(package: Path, tmp_path: Path) -> History:
 
 def test_it_is_driven_again(history: History) -> None:
     assert {span.resource[semconv.CONNECTOR_CLASS.key] for _, span in history.moments} == {NAME}
-    driven = redrive(history)
+    driven = redrive(history, connector=NAME)
     assert driven.connector == NAME
     assert "over-report" in driven.comparison.same_rules
     assert driven.comparison.first is None
@@ -66,7 +71,8 @@ def test_its_fault_becomes_a_test(package: Path, tmp_path: Path, monkeypatch: py
     assert regression.__kwdefaults__ is not None
     monkeypatch.setitem(regression.__kwdefaults__, "shrink_tries", 5)
     output = tmp_path / "test_mine.py"
-    result = CliRunner().invoke(main, ["test", str(tmp_path / "trace-None.jsonl"), "-o", str(output)])
+    trace = str(tmp_path / "trace-None.jsonl")
+    result = CliRunner().invoke(main, ["test", trace, "--connector", NAME, "-o", str(output)])
     assert result.exit_code == 0, result.output
     assert f"CONNECTOR = '{NAME}'" in output.read_text()
     failing = run_pytest(output, {"PYTHONPATH": str(package)})
@@ -74,6 +80,59 @@ def test_its_fault_becomes_a_test(package: Path, tmp_path: Path, monkeypatch: py
     assert "rule: over-report" in failing.stdout
     mended = run_pytest(output, {"KVTRAIL_CONNECTOR": "OffloadConnector"})
     assert mended.returncode == 0, mended.stdout
+
+
+def with_attribute(history: History, name: str, value: str) -> History:
+    """The history as a stranger may have changed it: a resource attribute, or the connector's name."""
+    moments = []
+    for event, span in history.moments:
+        if name == semconv.CONNECTOR.key:
+            moments.append((structs.replace(event, connector=value) if event.connector else event, span))
+        else:
+            moments.append((event, structs.replace(span, resource={**span.resource, name: value})))
+    return replace(history, moments=tuple(moments))
+
+
+@pytest.mark.parametrize("attribute", [semconv.CONNECTOR_CLASS.key, semconv.CONNECTOR.key])
+def test_a_recording_never_chooses_what_is_imported(history: History, package: Path, attribute: str) -> None:
+    (package / "evil_payload.py").write_text("class MyConnector: pass")
+    (package / "connector_of_my_own" / "cache.py").write_text("raise AssertionError('imported')")
+    sys.modules.pop("connector_of_my_own.cache", None)
+    resolve.cache_clear()
+    for made in (history, with_attribute(history, attribute, "evil_payload:MyConnector")):
+        with pytest.raises(NotDrivable, match=r"no file chooses what is imported\. .* --against \S+:MyConnector"):
+            redrive(made)
+    with pytest.raises(NotDrivable, match="no file chooses"):
+        redrive(with_attribute(history, semconv.CONNECTOR.key, "Faulty:stale-lookup:evil_payload:MyConnector"))
+    assert not {"evil_payload", "connector_of_my_own.cache"} & {*sys.modules}
+
+
+@pytest.mark.parametrize("command", [["test", "-o", "test_it.py"], ["replay", "--engine"]])
+def test_the_commands_say_how_to_name_a_recorded_module(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, [*command, "trace-None.jsonl"])
+    assert result.exit_code == 2
+    assert f"kvtrail replay --against {NAME}, or kvtrail test --connector {NAME}" in result.output
+
+
+def test_of_recorded_settings_only_numbers_and_truth_values_are_used(history: History) -> None:
+    """A text may name a module: vLLM's offloading connector imports its `spec_module_path`."""
+    settings = (
+        '{"spec_module_path": "evil_payload", "connectors": [{"kv_connector": "x"}], "a": 1, "b": true, "c": 0.5}'
+    )
+    made = with_attribute(history, semconv.CONNECTOR_SETTINGS.key, settings)
+    assert workload_of(made).settings == {"a": 1, "b": True, "c": 0.5}
+
+
+@pytest.mark.parametrize("value", ["evil_payload.Scheduler", ["x"], {"x": 1}, None])
+def test_a_scenario_of_a_file_names_no_module(value: object) -> None:
+    data = scenario_of("preemption-storm", 0).as_dict()
+    assert Scenario.from_dict({**data, "settings": {**data["settings"], "scheduling_policy": "priority"}})
+    for name in ("scheduler_cls", "scheduling_policy"):
+        with pytest.raises(ValueError, match=f"setting {name} is neither a number"):
+            Scenario.from_dict({**data, "settings": {name: value}})
 
 
 @pytest.mark.parametrize(
@@ -85,6 +144,7 @@ def test_its_fault_becomes_a_test(package: Path, tmp_path: Path, monkeypatch: py
         ("ExampleConnector", "vllm.moved.elsewhere:ExampleConnector", "ExampleConnector"),
         ("ExampleConnector", "my.fork:ExampleConnector", "my.fork:ExampleConnector"),
         ("MultiConnector", "my.cache:MyConnector", "MultiConnector"),
+        ("evil_payload:MyConnector", "my.cache:MyConnector", "evil_payload:MyConnector"),
     ],
 )
 def test_a_name_that_vllm_knows_is_used_where_it_is_the_same_class(

@@ -254,6 +254,8 @@ def test_the_call_that_raised_is_the_connector_s_and_its_request_the_one_that_it
         [
             *raised("wait_for_save", "/opt/lmcache/integration/vllm/vllm_v1_adapter.py", "AssertionError"),
             *raised("start_load_kv", "/srv/mine.py", f"my.StoreError: no blocks for request {R}, 3 wanted"),
+            looked_up(1, 0, 0, 0),
+            *raised("_plan", "/srv/my_connector/plans.py", f"KeyError: '{R}'"),
             *raised("_plan", "/srv/my_connector/plans.py", "KeyError: 'cmpl-0f1e2d3c'"),
             *raised("save_kv_layer", "/srv/mine.py", f"ValueError: no slot for {list(range(300, 340))}"),
             *raised("forward", "/opt/vllm/model.py", "RuntimeError: CUDA error"),
@@ -263,7 +265,8 @@ def test_the_call_that_raised_is_the_connector_s_and_its_request_the_one_that_it
     assert failures(found) == [
         ("wait_for_save", "AssertionError: assert len(slot_mapping) == len(token_ids)", "worker", None),
         ("start_load_kv", f"StoreError: no blocks for request {R}, 3 wanted", "worker", R),
-        ("_plan", "KeyError: 'cmpl-0f1e2d3c'", "scheduler", "cmpl-0f1e2d3c"),
+        ("_plan", f"KeyError: '{R}'", "scheduler", R),
+        ("_plan", "KeyError: 'cmpl-0f1e2d3c'", "scheduler", None),
         ("save_kv_layer", "ValueError: no slot for [<40 numbers>]", "worker", None),
     ]
 
