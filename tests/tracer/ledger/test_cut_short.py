@@ -1,5 +1,4 @@
-"""How a request is explained that ended before all of its prompt was computed: what was reused, what was computed, and what was
-not."""
+"""How a request that ended before all of its prompt was computed is explained: what was reused, computed, and neither."""
 
 from __future__ import annotations
 
