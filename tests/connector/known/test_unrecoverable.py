@@ -29,7 +29,7 @@ def test_wrong_bytes_are_healed_unless_that_ends_the_engine(
     connector: Any = type("LMCacheConnectorV1", (), {})()
     if is_child:
         children = known.by_name("MultiConnector").children  # type: ignore[union-attr]
-        connector = type("MultiConnector", (), {children: [connector]})()
+        connector = type("MultiConnector", (), {str(children): [connector]})()
     reason = block_checks.unhealable(connector, *HEALABLE)
     assert (reason is None) is is_healed
     assert is_healed or "0.3.11" in str(reason)

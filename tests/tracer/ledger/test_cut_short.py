@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from history import goodbyes, history
 
@@ -51,9 +53,10 @@ def test_a_load_of_which_no_end_is_heard_is_not_said_to_have_loaded() -> None:
         assert ("loaded" in {part["cause"] for part in entry["parts"]}) is loaded, end
 
 
-def explained(text: str) -> list[dict]:
+def explained(text: str) -> list[dict[str, Any]]:
     detector = Detector()
     events = history(text, connector="NixlConnector")
     detector.feed([*events, *goodbyes(events)] if "cut off" in text else events)
     (account,) = detector.accounts.values()
-    return account.as_dict()["causes"]
+    causes: list[dict[str, Any]] = account.as_dict()["causes"]
+    return causes

@@ -59,7 +59,8 @@ class StoreGap(RequestRule[Store | StorePlan]):
             return OK
         if account.evidence.repeated_hits.get(event.connector_id, 0) > 1:
             return None  # retried-lookup judges it
-        before, matched = (of.get(event.connector_id) for of in (account.evidence.stored, account.evidence.matched))
+        before = account.evidence.stored.get(event.connector_id)
+        matched = account.evidence.matched.get(event.connector_id)
         numbers = {"hole_from": begins, "hole_to": event.start, "matched": matched or 0}
         return Drift(numbers, [event] if before is None else [before.last, event])
 
