@@ -16,7 +16,7 @@ BIN := .venv/bin
 MYPY_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtrail/mypy
 ARGS ?=
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test test-all lint pins versions conformance audit clean
 

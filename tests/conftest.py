@@ -17,7 +17,7 @@ import pytest
 from httpx._transports import default as httpx_transport
 from memory import MemoryTransport
 from processes import SLOW_S, SharedDashboard, Tracer, serve, shared_dashboard
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
 
 from kvtrail.connector.recording import exporter, recorder
 
@@ -45,17 +45,43 @@ os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
 setattr(httpx_transport, "create_ssl_context", functools.cache(vars(httpx_transport)["create_ssl_context"]))  # noqa: B010
 
 
-class ByFileOrGroup(LoadGroupScheduling):  # type: ignore[misc]  # pytest-xdist has no types
-    """Tests that share something expensive run in one process: those of a file, or those that name the same `xdist_group`."""
+SHARED = {
+    "story": [
+        "tests/deploy/test_deaths_page.py",
+        "tests/deploy/test_watching.py",
+        "tests/e2e/test_demo_of_a_death.py",
+        "tests/e2e/test_live_demo.py",
+    ],
+    "packages": [
+        "tests/deploy/test_supply.py",
+        "tests/e2e/test_wheel.py",
+    ],
+    "engines": [
+        "tests/connector/fingerprints/test_block_checks.py",
+        "tests/connector/fingerprints/test_slim_on_engines.py",
+        "tests/connector/tracing/test_engine.py",
+    ],
+    "lmcache": [
+        "tests/e2e/test_lmcache.py",
+        "tests/e2e/test_lmcache_causes.py",
+        "tests/e2e/test_lmcache_server.py",
+        "tests/e2e/test_redrive_lmcache.py",
+    ],
+}
+"""Files whose tests share something expensive, so that they run in one process, by what they share."""
+
+
+class ByWhatIsShared(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+    """The tests of a file run in one process, and so do those of the files that `SHARED` lists together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        scope: str = super()._split_scope(nodeid)
-        return scope.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return next((shared for shared, files in SHARED.items() if file in files), file)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileOrGroup:
-    return ByFileOrGroup(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShared:
+    return ByWhatIsShared(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

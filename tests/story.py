@@ -3,8 +3,8 @@
 Two demos have LMCache #2158's bug: the guard heals one, and the engine of the other dies. A third sidecar hears a scheduler
 with asynchronous loads, and engines that end in different ways. Prometheus and Alertmanager watch all three.
 
-Its tests have the mark `of_story`: they run first, in one process, those last that need the demo whose engine lives. Each
-part begins with the first test that needs it and ends with the last one, since its processes do not rest.
+Its tests run first, in one process (`SHARED` in conftest.py), those last that need the demo whose engine lives. Each part
+begins with the first test that needs it and ends with the last one, since its processes do not rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ COLUMNS, ROWS = SIZES[0]
 WHY = "Why: stale-lookup: A cached lookup answer was handed out without regard"
 PARTS = ("watch", "ending", "ended_engines", "dying_demo", "loading_engine", "living_demo")
 """The fixtures of the story."""
-of_story = pytest.mark.xdist_group("story")
 _running: dict[str, ExitStack] = {}
 """The parts of the story that have begun, by fixture."""
 _last_uses: dict[str, pytest.Item] = {}

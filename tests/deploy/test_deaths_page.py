@@ -11,10 +11,8 @@ pytest.importorskip("vllm", reason="the engines are vLLM's scheduler")
 
 from ending_engine import ENDS, OPEN
 from processes import until
-from story import DyingDemo, Watching, of_story, only_engine
+from story import DyingDemo, Watching, only_engine
 from watching import Prometheus
-
-pytestmark = of_story
 
 
 def value(prometheus: Prometheus, metric: str, engine: str, **labels: str) -> float:

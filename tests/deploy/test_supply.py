@@ -26,7 +26,6 @@ LEFT = {
     "dist", "test-artifacts", "kvtrail-check", "kvtrail.egg-info",
 }  # fmt: skip
 """What is no part of a checkout."""
-pytestmark = pytest.mark.xdist_group("packages")
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,10 @@ import pytest
 from processes import PLAIN, until
 from prometheus_client.parser import text_string_to_metric_families
 from served_engine import ENGINE as LOADING
-from story import Story, of_story
+from story import Story
 from watching import DASHBOARD, ROOT, Prometheus
 
 pytest.importorskip("vllm", reason="the demo runs vLLM")
-pytestmark = of_story
 BOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
 OF_PAIRS = "Pool kept for hand-offs"
 """The panel that shows nothing here: these engines have no hand-offs. `kvtrail.rules.test.yml` has the same series."""

@@ -10,13 +10,12 @@ import sys
 import httpx
 import pytest
 from processes import SLOW_S
-from story import COLUMNS, WHY, DyingDemo, of_story
+from story import COLUMNS, WHY, DyingDemo
 from terminals import SIZES, Terminal
 
 from kvtrail.tracer.model.words import without_epochs
 
 pytest.importorskip("vllm", reason="the demo runs vLLM")
-pytestmark = of_story
 ASSERTION = "AssertionError: Mismatch in tokens to load"
 MISMATCH = r"Mismatch in tokens to load: 256 vs 256 \(tokens in the cache\) - (\d+) \(tokens in vllm\) - 0 \("
 

@@ -16,11 +16,9 @@ from connection import Connection
 from demos import Demo, total
 from live_page import address_at_rest, facts, pixels, ready, repeat, selected, shown_range, wait_for_answers
 from processes import until
-from story import of_story
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the demo runs vLLM")
-pytestmark = of_story
 TITLE = "A cached lookup answer was handed out without regard to the computed tokens"
 SIZES = [
     pytest.param("wide", {"width": 1400, "height": 1500}, marks=pytest.mark.long),

@@ -12,7 +12,6 @@ from processes import Tracer, until
 from real_lmcache import Run
 
 pytest_plugins = ["real_lmcache"]
-pytestmark = pytest.mark.xdist_group("lmcache")
 Findings = list[dict[str, Any]]
 DETAILED = {"level": "detailed", "fingerprints": "off"}
 BYTES = {"level": "basic", "fingerprints": "all", "fingerprint_held": "all"}

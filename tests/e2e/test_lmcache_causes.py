@@ -10,7 +10,6 @@ import real_lmcache
 from causes_not_recorded import EVERYTHING, NOTHING_LACKS
 from causes_reference import missed
 
-pytestmark = pytest.mark.xdist_group("lmcache")
 ARISE = ("evicted store", "evicted gpu", "stranded store", "new")
 
 

@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import real_lmcache
 from processes import Tracer, until
 from real_lmcache import Run
 
 pytest_plugins = ["real_lmcache"]
-pytestmark = pytest.mark.xdist_group("lmcache")
 
 
 def test_the_multiprocess_connector_is_traced(

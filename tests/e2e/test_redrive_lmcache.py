@@ -20,7 +20,6 @@ from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Heartbeat
 from kvtrail.tracer.ingest import decode, otlp_json
 
-pytestmark = pytest.mark.xdist_group("lmcache")
 REPLAY = ("-m", "kvtrail", "replay")
 STALE = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm) - 0 (full"
 

@@ -71,7 +71,7 @@ def serve_rounds(pipe: Connection, folder: Path, connector: dict[str, Any] | Non
         pipe.recv()
     llm.llm_engine.engine_core.shutdown()
     for recorder in recorders():
-        recorder.close(SLOW_S)  # what cannot be sent by then is counted
+        recorder.close()  # what cannot be sent in two seconds is counted
     pipe.send({"dropped": sum(r.dropped for r in recorders())})
 
 

@@ -36,7 +36,6 @@ REQUIRED = {"api": ("--store", "clickhouse://localhost")}
 """Options without which a command says nothing else."""
 NEED_NO_MORE = {"config", "note", "silence", "tenant"}
 """Commands that need nothing, or only what the dashboard needs."""
-pytestmark = pytest.mark.xdist_group("packages")
 
 
 def environment(folder: Path, *, sees: Path | None = None) -> Path:

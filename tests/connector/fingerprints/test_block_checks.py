@@ -33,7 +33,6 @@ from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.simulate import tiny_model
 
 pytest_plugins = ["engines"]
-pytestmark = pytest.mark.xdist_group("engines")
 
 
 @pytest.fixture

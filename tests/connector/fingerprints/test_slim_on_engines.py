@@ -28,7 +28,6 @@ from kvtrail.connector.fingerprints import slim_reference
 from kvtrail.connector.fingerprints.mismatch import Origin
 
 pytest_plugins = ["engines"]
-pytestmark = pytest.mark.xdist_group("engines")
 Layers = list[np.ndarray[Any, Any]]
 DEFAULT: dict[str, Any] = {}
 SLIM = {"fingerprints": "off", "fingerprint_slim": "on"}

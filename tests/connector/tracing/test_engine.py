@@ -16,7 +16,6 @@ from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
 
 pytest_plugins = ["engines"]
-pytestmark = pytest.mark.xdist_group("engines")
 CHUNK_BYTES = 256 * 2 * 2 * 64 * 4  # tokens, layers, heads, K and V of a head, float32
 
 
