@@ -26,6 +26,7 @@ def test_what_waits_in_vain_is_ended_and_says_for_what(monkeypatch: pytest.Monke
         pytest.param(0.0, 0.0, 10.0, id="all of it waits"),
         pytest.param(0.0, 4.0, 6.0, id="a thread was kept from the processor for a while"),
         pytest.param(3.0, 60.0, 3.0, id="many threads were, and some computed"),
+        pytest.param(0.1, 60.0, 2.5, id="many threads were all the time"),
         pytest.param(18.0, 1.0, 18.0, id="two processors computed"),
     ],
 )
