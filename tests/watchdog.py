@@ -39,8 +39,10 @@ class Patience:
         self._looked_s, self._computed_s, self._delays_ns = time.monotonic(), processor_s(), self._delays()
 
     def look(self) -> None:
-        """Count since the last look the time computed, or if that is longer, the time in which no thread was kept waiting, and a
-        quarter of the time at least: threads that have nothing to do with what is awaited may be kept waiting, too."""
+        """Count what has passed since the last look: the time computed or, if longer, that in which no thread was kept waiting.
+
+        A quarter of the time counts in any case: threads that have nothing to do with what is awaited are kept waiting, too.
+        """
         now_s, computed_s, delays_ns = time.monotonic(), processor_s(), self._delays()
         passed_s = now_s - self._looked_s
         delayed_s = sum(max(0, ns - self._delays_ns.get(thread, 0)) for thread, ns in delays_ns.items()) / 1e9
