@@ -39,7 +39,7 @@ class Patience:
         self._looked_s, self._computed_s, self._delays_ns = time.monotonic(), processor_s(), self._delays()
 
     def look(self) -> None:
-        """Count what has passed since the last look: the time computed or, if longer, that in which no thread was kept waiting.
+        """Count since the last look the time computed or, if longer, the time in which no thread was kept waiting.
 
         A quarter of the time counts in any case: threads that have nothing to do with what is awaited are kept waiting, too.
         """
