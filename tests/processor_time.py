@@ -1,7 +1,7 @@
 """A pytest plugin: processor seconds of each test and fixture, by folder and in all.
 
 The time is that of the test process and of all processes below it: engines, sidecars, browsers. It hardly depends on what
-else the machine does, so a budget can be kept in it. `--budget` turns the limits below into failures; `.ci/run` does so.
+else the machine does, so a budget can be kept in it. `--budget` turns the limits below into failures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IN_ALL_S = 2500.0
 SHOWN = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 SUMMARY = Path(__file__).parents[1] / "test-artifacts" / "processor-time.txt"
-"""Where `--budget` leaves what was measured."""
+"""Where a run in several processes leaves what was measured."""
 
 
 def processes_below(pid: int) -> Iterator[int]:
@@ -146,7 +146,7 @@ class ProcessorTime:
         terminalreporter.section("processor seconds")
         for line in self.summary():
             terminalreporter.write_line(line)
-        if self.enforced:
+        if self.has_workers:
             SUMMARY.parent.mkdir(exist_ok=True)
             SUMMARY.write_text("".join(f"{line}\n" for line in self.summary()))
 
