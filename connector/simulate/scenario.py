@@ -17,7 +17,10 @@ from kvtrail.tracer.events.cache_groups import CacheGroup, declared
 
 Segment = tuple[str, int]
 """A seed, and the number of tokens drawn from it: segments of the same seed begin with the same tokens."""
-_POLICIES = (("scheduling_policy", "fcfs"), ("scheduling_policy", "priority"))
+KV_EVENTS = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+"""Engine arguments with which the scheduler takes a connector's KV events, and publishes none."""
+_HARMLESS = (("scheduling_policy", "fcfs"), ("scheduling_policy", "priority"), *KV_EVENTS.items())
+"""Engine arguments that are no numbers, and name neither a module nor a model."""
 FIRST_TOKEN = 3
 """Smaller ids are special tokens of the tiny model."""
 
@@ -182,7 +185,7 @@ class Scenario:
 def _refuse_texts(settings: Mapping[str, Any]) -> None:
     """Raise ValueError for an engine argument that could name a module or a model: a file never chooses code."""
     for name, value in settings.items():
-        if not isinstance(value, int | float) and (name, value) not in _POLICIES:
+        if not isinstance(value, int | float) and (name, value) not in _HARMLESS:
             raise ValueError(f"setting {name} is neither a number nor a truth value")
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
+from kvtrail.connector.simulate.scenario import KV_EVENTS, Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 
 LONGEST = 1000
@@ -53,9 +53,8 @@ def kv_events(rng: random.Random) -> Scenario:
     """A store that is full all the time, and that reports what it gains and loses, as a router asks of it. No two resets come
     in one step: `room` has such."""
     scenario = room(rng)
-    asked = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
     resets = {each.at_step: each for each in scenario.resets}
-    return replace(scenario, resets=tuple(resets.values()), settings={**scenario.settings, **asked})
+    return replace(scenario, resets=tuple(resets.values()), settings={**scenario.settings, **KV_EVENTS})
 
 
 def shared_loads(rng: random.Random) -> Scenario:
