@@ -114,7 +114,7 @@ def test_the_commands_say_how_to_name_a_recorded_module(
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, [*command, "trace-None.jsonl"])
     assert result.exit_code == 2
-    assert f"kvtrail replay --against {NAME}, or kvtrail test --connector {NAME}" in result.output
+    assert f"`kvtrail replay --against {NAME}` or `kvtrail test --connector {NAME}`" in result.output
 
 
 def test_of_recorded_settings_only_numbers_and_truth_values_are_used(history: History) -> None:
