@@ -4,9 +4,10 @@ leads to them. The recorder on the scheduler's side speaks for its engine: worke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.ledger.account import Account
@@ -28,11 +29,40 @@ from kvtrail.tracer.model.findings import Finding
 SETTLED_NS = 15 * 10**9
 """So long after an end, what was lost is counted once more: by then, events that were missing have come or were given up."""
 MAX_LAUNCHES = 20_000
+Named = TypeVar("Named", Account, Finding, RecorderState)
 
 Key = tuple[str, str]
 """A launch: its engine, and how it is named."""
+Change = tuple[Launch | None, Launch]
+"""A launch as it was, None if it was not known, and as it is."""
 Findings = Mapping[Any, Mapping[str, Finding]]
 """Of requests, by id."""
+
+
+@dataclass
+class _Seen:
+    """What one update sees, by engine: many may end in one second. `changes` are those that it makes."""
+
+    recorders: Sequence[RecorderState]
+    accounts: Iterable[Account]
+    every_finding: Findings
+    at_ns: int
+    changes: list[Change] = field(default_factory=list)
+
+    @cached_property
+    def requests(self) -> Mapping[str, Sequence[Account]]:
+        """The requests that are held."""
+        return _by_engine(self.accounts)
+
+    @cached_property
+    def findings(self) -> Mapping[str, Sequence[Finding]]:
+        """What was found."""
+        return _by_engine(finding for found in self.every_finding.values() for finding in found.values())
+
+    @cached_property
+    def recorders_of(self) -> Mapping[str, Sequence[RecorderState]]:
+        """The recorders that are held."""
+        return _by_engine(self.recorders)
 
 
 class Launches:
@@ -48,12 +78,11 @@ class Launches:
         heard: Mapping[str, int],
         *,
         at_ns: int,
-        on_change: Callable[[Launch | None, Launch], object] = lambda before, now: None,
+        on_changes: Callable[[Sequence[Change]], object] = lambda changes: None,
     ) -> None:
         """`stored` are the launches as they were last written, and `heard` has when their engines last reported, Unix
-        nanoseconds; it is `at_ns` of the monotonic clock. `on_change` gets each launch that changes, as it was, None if it
-        was not known, and as it is."""
-        self._on_change = on_change
+        nanoseconds; it is `at_ns` of the monotonic clock. `on_changes` gets the launches that an update has changed."""
+        self._on_changes = on_changes
         self.changed: dict[Key, Launch] = {}
         self._known: BoundedDict[Key, Launch] = BoundedDict(MAX_LAUNCHES)
         self._known.update({(launch.engine, launch.launch): launch for launch in stored})
@@ -67,8 +96,9 @@ class Launches:
 
     def update(self, recorders: Recorders, accounts: Iterable[Account], findings: Findings, *, at_ns: int) -> None:
         """See how the launches are, at `at_ns` of the monotonic clock."""
+        seen = _Seen(recorders.values(), accounts, findings, at_ns)
         by_launch: dict[Key, list[RecorderState]] = {}
-        for recorder in recorders.values():
+        for recorder in seen.recorders:
             by_launch.setdefault((recorder.engine, recorder.launch), []).append(recorder)
         begun_at = {key: min(recorder.began_at for recorder in some) for key, some in by_launch.items()}
         newest: dict[str, int] = {}
@@ -87,28 +117,38 @@ class Launches:
                     began_ns=min(launch.began_ns, known.began_ns),
                     settings={**known.settings, **launch.settings},
                 )
-            requests = _requests_of(key[0], its_recorders, accounts)
-            self._enter(launch, evidence, requests, findings, at_ns=at_ns)
+            self._enter(launch, evidence, its_recorders, seen)
         if at_ns - self._began_at > CONTACT_NS:
             for known in [known for key, known in self._known.items() if key not in by_launch]:
                 if known.state is EngineState.RUNNING:
-                    others = [each for key, some in by_launch.items() if key[0] == known.engine for each in some]
-                    requests = _requests_of(known.engine, others, accounts, but=True)
-                    launch = self._not_heard_since_start(known, accounts)
-                    self._enter(launch, Evidence(), requests, findings, at_ns=at_ns)
+                    launch = self._not_heard_since_start(known, seen)
+                    others = seen.recorders_of.get(known.engine, ())
+                    self._enter(launch, Evidence(), others, seen, but=True)
+        if seen.changes:
+            self._on_changes(seen.changes)
 
     def _enter(
-        self, launch: Launch, evidence: Evidence, requests: Iterable[Account], findings: Findings, *, at_ns: int
+        self,
+        launch: Launch,
+        evidence: Evidence,
+        recorders: Sequence[RecorderState],
+        seen: _Seen,
+        *,
+        but: bool = False,
     ) -> None:
-        """Enter a launch as it was observed, with its requests."""
+        """Enter a launch as it was observed; its requests are those of its engine that these recorders recorded, or with
+        `but` the others."""
+        at_ns = seen.at_ns
         key = (launch.engine, launch.launch)
         known = self._known.get(key)
         is_same = known is not None and _reported(known) == _reported(launch)
         if is_same and at_ns - self._unsettled.get(key, at_ns) <= SETTLED_NS:
             return
         if launch.ended_ns is not None:
+            names = {recorder.id for recorder in recorders}
+            requests = (each for each in seen.requests.get(launch.engine, ()) if (each.recorder in names) is not but)
             lost = [each for each in requests if is_lost(each)]
-            cause = _cause(launch, lost, findings)
+            cause = _cause(launch, lost, seen)
             if known is not None and known.ended_ns is not None:  # requests that have ended are forgotten after a while
                 launch = replace(launch, lost=max(len(lost), known.lost), cause=cause or known.cause)
             else:
@@ -119,12 +159,12 @@ class Launches:
         else:
             self._unsettled[key] = at_ns
         if launch != known:
-            self._on_change(known, launch)
+            seen.changes.append((known, launch))
             self._known[key] = self.changed[key] = launch
 
-    def _not_heard_since_start(self, known: Launch, accounts: Iterable[Account]) -> Launch:
+    def _not_heard_since_start(self, known: Launch, seen: _Seen) -> Launch:
         """A launch that was running before this sidecar was started, and has sent nothing since."""
-        last_ns = [account.last_ns for account in accounts if account.engine == known.engine]
+        last_ns = [account.last_ns for account in seen.requests.get(known.engine, ())]
         ended_ns = max(last_ns, default=self._heard.get(known.engine, known.began_ns))
         return replace(known, state=EngineState.LOST_CONTACT, ended_ns=ended_ns)
 
@@ -167,12 +207,12 @@ def _observed(recorders: Sequence[RecorderState], *, is_replaced: bool) -> tuple
     return launch, evidence
 
 
-def _requests_of(
-    engine: str, recorders: Iterable[RecorderState], accounts: Iterable[Account], *, but: bool = False
-) -> Iterator[Account]:
-    """The requests of an engine that these recorders recorded, or with `but` those of others."""
-    names = {recorder.id for recorder in recorders}
-    return (each for each in accounts if each.engine == engine and (each.recorder in names) is not but)
+def _by_engine(those: Iterable[Named]) -> dict[str, list[Named]]:
+    """By engine."""
+    found: dict[str, list[Named]] = {}
+    for each in those:
+        found.setdefault(each.engine, []).append(each)
+    return found
 
 
 def _reported(launch: Launch) -> tuple[object, ...]:
@@ -180,13 +220,12 @@ def _reported(launch: Launch) -> tuple[object, ...]:
     return launch.state in FINAL or launch.state, launch.began_ns, launch.ended_ns, launch.ended_by
 
 
-def _cause(launch: Launch, lost: Sequence[Account], findings: Findings) -> CausingFinding | None:
+def _cause(launch: Launch, lost: Sequence[Account], seen: _Seen) -> CausingFinding | None:
     """The finding that a death is attributed to."""
     if launch.state is not EngineState.DIED or launch.ended_ns is None:
         return None
     failed = {account.request for account in lost if has_failed(account.status)}
-    every = (finding for found in findings.values() for finding in found.values())
-    last = cause_of(every, launch.engine, launch.ended_ns, failed)
+    last = cause_of(seen.findings.get(launch.engine, ()), launch.engine, launch.ended_ns, failed)
     if last is None:
         return None
     return CausingFinding(id=last.id, rule=last.rule, title=last.title, request=last.request)

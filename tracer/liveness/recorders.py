@@ -9,6 +9,7 @@ engine is asked.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -277,25 +278,27 @@ class Recorders:
     def _explain(self, silent: Collection[str], engines: Mapping[str, Sequence[RecorderState]]) -> None:
         """Find the engine that replaced each of those that are silent as a whole, the longest silent first."""
         taken = set(self._replaced_by.values())
-        fresh = sorted(
-            (min(recorder.began_at for recorder in held), engine)
-            for engine, held in engines.items()
+        fresh: dict[tuple[str, str], list[tuple[int, str]]] = {}
+        for engine, held in engines.items():
             # Its first events came, so it is new, and no old engine that this sidecar has only just met.
-            if engine not in taken
-            and any(recorder.contact is Contact.RUNNING for recorder in held)
-            and any(recorder.first == 0 for recorder in held)
-        )
+            if (
+                engine not in taken
+                and any(recorder.contact is Contact.RUNNING for recorder in held)
+                and any(recorder.first == 0 for recorder in held)
+            ):
+                began_at = min(recorder.began_at for recorder in held)
+                fresh.setdefault(held[0].replaceable_as, []).append((began_at, engine))
+        for alike in fresh.values():
+            alike.sort()
         for engine in sorted(silent, key=lambda name: max(recorder.heard_at for recorder in engines[name])):
             held = engines[engine]
             since = max(min(r.began_at for r in held), max(r.heard_at for r in held) - OVERLAP_NS)
-            for began_at, other in fresh:
-                theirs = engines[other][0]
-                if began_at > since and theirs.replaceable_as == held[0].replaceable_as:
-                    fresh.remove((began_at, other))
-                    self._replaced_by[engine] = other
-                    for recorder in held:
-                        recorder.contact = Contact.TERMINATED
-                    break
+            alike = fresh.get(held[0].replaceable_as, [])
+            later = bisect_right(alike, since, key=lambda each: each[0])
+            if later < len(alike):
+                _, self._replaced_by[engine] = alike.pop(later)
+                for recorder in held:
+                    recorder.contact = Contact.TERMINATED
 
 
 def _is_over(recorder: RecorderState, of_engine: Iterable[RecorderState], at_ns: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from clocks import Clock, turnable
+from counting import instructions
 from fastapi.testclient import TestClient
 from history import goodbyes, heartbeats, history
 from msgspec.structs import replace
@@ -490,3 +492,30 @@ def test_a_prefill_engine_that_is_killed_loses_what_it_keeps_for_decode(
     recorded.feed([*events, *ending(events, NO_END_RECORD)[-1:]])
     recorded.close()
     assert [len(death.lost) for death in recorded.deaths] == ([1] if lost else [])
+
+
+@pytest.mark.parametrize("services", [1, 1000], ids=["one service", "a service each"])
+def test_an_engine_costs_the_same_in_a_large_fleet(
+    services: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its start, at its end, and where a restarted tracer does not hear of it any more."""
+
+    def tidied(engines: int) -> list[int]:
+        tracer = Tracer(tmp_path / f"{engines}.db", turnable(monkeypatch))
+        for number in range(engines):
+            events = alive(recorder=f"r{number}", engine=f"e{number}")
+            tracer.pipeline.ingest(encoded(events, {"service.name": f"s{number % services}"}), transport="grpc")
+        update = tracer.pipeline._update_launches
+        costs = [instructions(update)]
+        tracer.wait(1 * S)
+        tracer.end()
+        tracer.start()
+        tracer.clock.ahead_ns += 2 * CONTACT_NS
+        costs.append(instructions(tracer.pipeline._update_launches))
+        states = Counter(each.state for each in tracer.pipeline.engines.launches.known())
+        tracer.end()
+        assert states == {EngineState.LOST_CONTACT: engines}
+        return costs
+
+    for few, many in zip(tidied(30), tidied(120), strict=True):
+        assert many < 5 * few

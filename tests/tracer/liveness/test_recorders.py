@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from clocks import Clock, turnable
+from counting import instructions
 from fastapi.testclient import TestClient
 from history import heartbeats, history
 from msgspec.structs import replace
@@ -92,6 +93,17 @@ class Fleet:
     def __getitem__(self, name: str) -> str:
         state = self.recorders.get(name)
         return "forgotten" if state is None else state.contact
+
+
+def test_a_recorder_costs_the_same_in_a_large_fleet_of_which_half_is_silent() -> None:
+    def looked(each: int) -> int:
+        fleet, goes_on = Fleet(), [f"on-{number}" for number in range(each)]
+        fleet.hear(*goes_on, *(f"gone-{number}" for number in range(each)))
+        fleet.wait(CONTACT_NS + S, *goes_on)
+        assert {fleet[f"gone-{number}"] for number in range(each)} == {Contact.LOST}
+        return instructions(lambda: fleet.recorders.update(at_ns=fleet.at_ns))
+
+    assert looked(200) < 5 * looked(50)
 
 
 def test_a_recorder_without_contact_is_silent_then_terminated_then_forgotten() -> None:

@@ -277,17 +277,26 @@ def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str,
     sums: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
         sums.setdefault((row.engine, row.connector), Counter()).update(row.measures)
+    storing: dict[tuple[str, str | None], dict[str, Counter[str]]] = {}
+    """By connector and model: the engines that an engine is compared with, if it is another one."""
+    for (engine, connector), measures in sums.items():
+        if measures["store_tokens"] and Sums(measures).wanted >= ENOUGH_TOKENS:
+            storing.setdefault((connector, models.get(engine)), {})[engine] = measures
+    wholes: dict[tuple[str, str | None], Counter[str]] = {}
+    for kind, engines in storing.items():
+        whole = wholes.setdefault(kind, Counter())
+        for measures in engines.values():
+            whole.update(measures)
     statements = []
     for (engine, connector), measures in sums.items():
-        own = Sums(measures)
-        peers = [
-            each
-            for (peer, by), each in sums.items()
-            if peer != engine and (by, models.get(peer)) == (connector, models.get(engine))
-            if each["store_tokens"] and Sums(each).wanted >= ENOUGH_TOKENS
-        ]
-        theirs = Sums(sum(peers, Counter())).hit_rate
-        if own.wanted < ENOUGH_TOKENS or theirs < LEAST or own.hit_rate >= NONE_OF * theirs:
+        own, kind = Sums(measures), (connector, models.get(engine))
+        if own.wanted < ENOUGH_TOKENS or kind not in wholes:
+            continue
+        others = Counter(wholes[kind])
+        if is_one := engine in storing[kind]:
+            others.subtract(measures)
+        theirs = Sums(others).hit_rate
+        if theirs < LEAST or own.hit_rate >= NONE_OF * theirs:
             continue
         causes = own.causes()
         if causes and sum(causes[cause] for cause in _NO_HIT_POSSIBLE) >= MOSTLY_NEW * causes.total():
@@ -295,7 +304,7 @@ def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str,
         text = (
             f"Engine {place(engine)} has a hit rate of {percent(own.hit_rate)} in {some(own.wanted, 'token')} beyond vLLM's"
             f" cache, and"
-            f" {some(len(peers), 'other engine')} with {connector} {percent(theirs)}{_most(causes)}"
+            f" {some(len(storing[kind]) - is_one, 'other engine')} with {connector} {percent(theirs)}{_most(causes)}"
         )
         query = {"engine": engine}
         statements.append(

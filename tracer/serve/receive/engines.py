@@ -16,7 +16,7 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.liveness.engine import Launch
-from kvtrail.tracer.liveness.launches import Launches
+from kvtrail.tracer.liveness.launches import Change, Launches
 from kvtrail.tracer.liveness.markers import of_launches
 from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
 from kvtrail.tracer.model.engines import described
@@ -52,7 +52,7 @@ class Engines:
         """`stored` are the launches as they were last written, and `heard` has when their engines last reported; Unix
         nanoseconds."""
         self.recorders = Recorders()
-        self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_change=self._count_launch)
+        self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_changes=self._count_launches)
         self.kept: list[KeptHandOff] = []
         self._metrics = metrics
         self._noted: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
@@ -130,18 +130,20 @@ class Engines:
                 self._metrics.show(gauges)
                 self._shown[engine] = gauges
 
-    def _count_launch(self, before: Launch | None, now: Launch) -> None:
-        self._metrics.count_launch(before, now)
+    def _count_launches(self, changes: Sequence[Change]) -> None:
         described = {each.engine: each.description for each in self.recorders.values()}
-        moment_ns = now.began_ns if before is None else now.ended_ns
-        if moment_ns is not None:
-            others = (each for each in self.launches.known() if (each.engine, each.launch) != (now.engine, now.launch))
-            launches = [*others, now]
-            for marker in of_launches(launches, described, since_ns=moment_ns, until_ns=moment_ns):
-                if marker.engine == now.engine:
+        moments: dict[tuple[str, int], None] = {}
+        for before, now in changes:
+            self._metrics.count_launch(before, now)
+            if (moment_ns := now.began_ns if before is None else now.ended_ns) is not None:
+                moments[now.engine, moment_ns] = None
+            if now.engine not in self._shown and now.ended_ns is not None:  # it was never shown: retired like others
+                self._shown[now.engine] = EngineGauges(engine=now.engine, heard_ns=now.ended_ns)
+        if moments:
+            since_ns, until_ns = min(ns for _, ns in moments), max(ns for _, ns in moments)
+            for marker in of_launches(self.launches.known(), described, since_ns=since_ns, until_ns=until_ns):
+                if (marker.engine, marker.at_ns) in moments:
                     self._metrics.mark(marker)
-        if now.engine not in self._shown and now.ended_ns is not None:  # it was never shown: retired like others
-            self._shown[now.engine] = EngineGauges(engine=now.engine, heard_ns=now.ended_ns)
 
     def _count_recorder(self, events: Sequence[Event], resource: Mapping[str, Any], now_ns: int) -> None:
         at_ns = time.monotonic_ns()

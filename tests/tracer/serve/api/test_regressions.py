@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from counting import instructions
 
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.savings.sums import SavingsRow
@@ -258,3 +259,13 @@ def test_a_change_has_its_moment_and_leads_to_the_page_about_it() -> None:
     (statement,) = regressions.of_sums(FALLS, RANGE, (), str, models={}, step_s=60)
     assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "changes")
     assert statement.query == {"at": "1970-01-01T00:20:00Z"}
+
+
+@pytest.mark.parametrize("models", [1, 1000], ids=["one model", "a model each"])
+def test_an_engine_costs_the_same_in_a_large_fleet(models: int) -> None:
+    def asked(engines: int) -> int:
+        rows = [minute(0, asked=20_000, taken=5_000, engine=f"e{number}") for number in range(engines)]
+        of = {f"e{number}": str(number % models) for number in range(engines)}
+        return instructions(lambda: regressions.of_sums(rows, RANGE, (), str, models=of, step_s=60))
+
+    assert asked(400) < 5 * asked(100)
