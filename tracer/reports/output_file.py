@@ -22,9 +22,9 @@ def check(output: Path, *, force: bool, sources: Iterable[Path]) -> None:
     Raises:
         click.UsageError: with the file's name and the reason.
     """
-    if output == STDOUT or not output.exists():
+    if output == STDOUT or not os.path.lexists(output):
         return
-    if any(source.exists() and output.samefile(source) for source in sources):
+    if output.exists() and any(source.exists() and output.samefile(source) for source in sources):
         raise click.UsageError(f"{output} is one of the files to read")
     if not force:
         raise click.UsageError(f"{output} already exists; --force overwrites it")
@@ -70,7 +70,8 @@ def opened(output: Path) -> Iterator[IO[str]]:
         return
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
+        unfinished.unlink(missing_ok=True)  # of a process that was killed, or a link to somebody else's file
+        with unfinished.open("x", encoding="utf-8") as file:
             yield file
         unfinished.replace(output)
     finally:

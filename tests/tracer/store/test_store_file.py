@@ -23,7 +23,7 @@ from kvtrail.tracer.serve.receive import recovery
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.rebuild import rebuild
 from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.sqlite import opening, room
+from kvtrail.tracer.store.sqlite import engines, opening, room, upkeep
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -101,6 +101,36 @@ def test_a_store_of_another_kvtrail_is_refused(tmp_path: Path, schema: int, said
 
 
 @pytest.mark.parametrize(
+    "made",
+    [
+        "ALTER TABLE launches DROP COLUMN lost",
+        "ALTER TABLE engines ADD COLUMN rack TEXT",
+        "DROP TABLE lanes; CREATE TABLE lanes (request TEXT)",
+        "PRAGMA user_version=0",
+        "PRAGMA user_version=-3",
+        "PRAGMA user_version=3",
+        "PRAGMA user_version=4; ALTER TABLE request_measures DROP COLUMN tokens",
+    ],
+)
+def test_a_store_of_an_unknown_or_unfinished_schema_is_refused_with_what_to_do(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "s.db"
+    filled(path, 1)
+    db = sqlite3.connect(path)
+    db.executescript(made)
+    db.close()
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(
+            StoreError, match=r"choose a new file \(--store\), and read this one with the kvtrail that wrote"
+        ):
+            SqliteWriter(path)
+    with pytest.raises(StoreError, match="choose a new file"):
+        list(upkeep.verify(path))
+    assert path.read_bytes() == before
+    assert not [*tmp_path.glob("*.schema-*"), *tmp_path.glob("*.damaged*")]
+
+
+@pytest.mark.parametrize(
     ("where", "is_moved"),
     [("head", False), ("chunks", False), ("requests", False), ("chunks", True), ("requests", True)],
 )
@@ -148,7 +178,7 @@ def add_column(db: sqlite3.Connection) -> None:
 
 def fail(db: sqlite3.Connection) -> None:
     add_column(db)
-    db.execute("INSERT INTO nowhere VALUES (1)")
+    db.execute("UPDATE engines SET rack = NULL")
 
 
 @pytest.mark.parametrize("change", [add_column, fail])
@@ -160,8 +190,10 @@ def test_an_older_store_is_copied_before_it_is_changed(
     today = opening.SCHEMA_VERSION
     monkeypatch.setattr(opening, "SCHEMA_VERSION", today + 1)
     monkeypatch.setattr(opening, "CHANGES", {today: change})
+    added = engines.SCHEMA[0].removesuffix(")") + ", rack TEXT NOT NULL DEFAULT '')"
+    monkeypatch.setattr(engines, "SCHEMA", (added, *engines.SCHEMA[1:]))
     if change is fail:
-        with pytest.raises(StoreError, match="no such table: nowhere"):
+        with pytest.raises(StoreError, match="NOT NULL constraint failed"):
             SqliteWriter(path)
     else:
         SqliteWriter(path).close()

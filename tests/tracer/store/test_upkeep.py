@@ -167,6 +167,60 @@ def test_what_is_not_whole_is_not_put_in_the_place_of_a_store(tmp_path: Path) ->
     assert (found.exit_code, "the file is damaged" in found.output) == (1, True)
 
 
+FOREIGN = {
+    "the trigger 'log_end_moves'": "CREATE TRIGGER log_end_moves AFTER INSERT ON chunks BEGIN DELETE FROM findings; END",
+    "the view 'spans'": "CREATE VIEW spans AS SELECT * FROM chunks",
+    "the trigger 'requests_leave'": "DROP TRIGGER requests_leave; CREATE TRIGGER requests_leave AFTER DELETE ON requests"
+    " BEGIN DELETE FROM findings; END",
+    "the view 'markers'": "DROP TABLE markers; CREATE VIEW markers AS SELECT * FROM launches",
+    "the table 'markers'": "DROP TABLE markers; CREATE VIRTUAL TABLE markers USING fts5 (id)",
+}
+
+
+@pytest.mark.parametrize("said", FOREIGN)
+def test_a_store_with_what_would_run_by_itself_is_refused(tmp_path: Path, said: str) -> None:
+    path, good = tmp_path / "s.db", tmp_path / "good.db"
+    filled(path, 1)
+    filled(good, 2)
+    db = sqlite3.connect(path)
+    db.executescript(FOREIGN[said])
+    db.close()
+    before = path.read_bytes()
+    for arguments in (
+        ("verify", "--store", path),
+        ("restore", path, "--store", good, "--force"),
+        ("backup", tmp_path / "copy.db", "--store", path),
+        ("rebuild", "--store", path, "--force"),
+    ):
+        result = store(*arguments)
+        assert (result.exit_code, said in result.output) == (2, True), (arguments, result.output)
+        assert "kvtrail store restore" in result.output, arguments
+    with pytest.raises(StoreError, match=said):
+        SqliteWriter(path)
+    assert path.read_bytes() == before
+    assert len(requests_in(good)) == 2
+    assert not (tmp_path / "copy.db").exists()
+
+
+@pytest.mark.parametrize("place", ["copy.db", "copy.db.partly"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_backup_follows_no_link(tmp_path: Path, place: str, *, is_there: bool) -> None:
+    """Somebody else may write to the folder of the copies."""
+    path, victim = tmp_path / "s.db", tmp_path / "victim"
+    filled(path, 1)
+    if is_there:
+        victim.write_text("precious")
+    (tmp_path / place).symlink_to(victim)
+    if place == "copy.db":
+        refused = store("backup", tmp_path / "copy.db", "--store", path)
+        assert (refused.exit_code, "already exists" in refused.output) == (2, True)
+    assert store("backup", tmp_path / "copy.db", "--store", path, "--force").exit_code == 0
+    assert not (tmp_path / "copy.db").is_symlink()
+    assert len(requests_in(tmp_path / "copy.db")) == 1
+    assert victim.exists() is is_there
+    assert not is_there or victim.read_text() == "precious"
+
+
 def test_a_damaged_log_is_not_rebuilt_unless_that_is_asked_for(tmp_path: Path) -> None:
     """What a rebuild would drop cannot be made again, as what is derived can."""
     path = tmp_path / "s.db"

@@ -8,10 +8,11 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.sqlite import launches, measures
+from kvtrail.tracer.store.sqlite import launches, measures, structure
 
 logger = logging.getLogger("kvtrail")
 
@@ -25,6 +26,12 @@ CHANGES: dict[int, Callable[[sqlite3.Connection], None]] = {3: launches.add_sett
 """What makes the next schema of a store of this one, within the open transaction."""
 OWNERS = 0o600
 """The permissions of a store: prompts' ids, and who asked when, are its owner's alone."""
+_ELSEWHERE = (
+    "choose a new file (--store), and read this one with the kvtrail that wrote it, or put a backup in its place with"
+    " `kvtrail store restore`"
+)
+_COPIED_PAGES = 1_000
+"""Pages that are copied at a time: the writer waits for none of them."""
 CHECKED_BYTES = 64 * 2**20
 """A larger file is not read as a whole before it is used."""
 
@@ -113,6 +120,18 @@ def identify(db: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}")
     if 0 < version <= _ROWS_ONLY:
         raise StoreError(f"{path} has a row for each span, as no released kvtrail wrote it; choose a new file: --store")
+    if foreign := structure.foreign(db):
+        raise StoreError(
+            f"{path} has what no kvtrail made ({', '.join(foreign)}), and it would run as the store is read or written; put a"
+            " backup in its place with `kvtrail store restore`, or choose a new file: --store"
+        )
+    if not tables:
+        return
+    changes = [CHANGES[schema] for schema in range(version, SCHEMA_VERSION) if schema in CHANGES]
+    if len(changes) != SCHEMA_VERSION - version:
+        raise StoreError(f"{path} has the schema {version}, which no kvtrail is known to have written; {_ELSEWHERE}")
+    if (difference := structure.difference(db, changes)) is not None:
+        raise StoreError(f"{path} is no finished store of schema {version} ({difference}); {_ELSEWHERE}")
 
 
 def check_file(path: Path) -> None:
@@ -157,19 +176,40 @@ def change_over(db: sqlite3.Connection, path: Path) -> None:
     """
     ((version,),) = db.execute("PRAGMA user_version")
     if 0 < version < SCHEMA_VERSION:
-        copy = path.with_name(f"{path.name}.schema-{version}")
-        logger.info("the store %s is changed over to schema %s; it is copied to %s first", path, SCHEMA_VERSION, copy)
-        partly = copy.with_name(f"{copy.name}.partly")
-        partly.unlink(missing_ok=True)
-        source, target = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True), sqlite3.connect(partly)
-        try:
-            source.backup(target)
-        finally:
-            source.close()
-            target.close()
-        partly.rename(copy)
+        before = path.with_name(f"{path.name}.schema-{version}")
+        logger.info("the store %s is changed over to schema %s; it is copied to %s first", path, SCHEMA_VERSION, before)
+        copy(path, before)
         for schema in range(version, SCHEMA_VERSION):
             CHANGES[schema](db)
+
+
+def copy(path: Path, target: Path) -> None:
+    """Copy a store as it is at this moment. The copy appears when it is complete; a link at its place is replaced, and never
+    followed.
+
+    Raises:
+        OSError, sqlite3.Error: it cannot be read or copied.
+    """
+    partly = target.with_name(f"{target.name}.partly")
+    partly.unlink(missing_ok=True)
+    made = os.open(partly, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, OWNERS)
+    try:
+        with (
+            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(partly)) as copied,
+        ):
+            if not os.path.samestat(os.fstat(made), partly.lstat()):
+                raise FileExistsError(f"somebody else put another file in the place of {partly}")
+            source.execute("BEGIN")  # of one moment, however long it takes
+            source.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+            source.backup(copied, pages=_COPIED_PAGES)
+            copied.execute("PRAGMA journal_mode=DELETE")  # one file, which stands alone
+        partly.rename(target)
+    except BaseException:
+        partly.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(made)
 
 
 def _mark(path: Path) -> Path:

@@ -33,7 +33,6 @@ from kvtrail.tracer.store.sqlite import (
     markers,
     measures,
     opening,
-    outbox,
     receipts,
     requests,
     restart,
@@ -41,6 +40,7 @@ from kvtrail.tracer.store.sqlite import (
     savings,
     silences,
     spans,
+    structure,
     waste,
 )
 from kvtrail.tracer.store.sqlite.database import Database, rows_of
@@ -384,26 +384,7 @@ class SqliteWriter:
         self._log, self._reading = log.Log(self._db), Database(self.path)
         with self._transaction():
             opening.change_over(self._db, self.path)
-            for table in (
-                log,
-                receipts,
-                engines,
-                launches,
-                requests,
-                measures,
-                findings,
-                silences,
-                handoffs,
-                markers,
-                savings,
-                waste,
-                event_sums,
-                lanes,
-                outbox,
-                restart,
-            ):
-                for statement in table.SCHEMA:
-                    self._db.execute(statement)
+            structure.create(self._db)
             self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")
             self._db.execute(f"PRAGMA application_id={opening.APPLICATION_ID}")
 

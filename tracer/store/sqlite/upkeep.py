@@ -6,7 +6,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +16,6 @@ from kvtrail.tracer.store.sqlite.database import Database
 
 MAX_NAMED = 20
 """Faults of a kind that are named; the others are counted."""
-_COPIED_PAGES = 1_000
-"""Pages that are copied at a time: the writer waits for none of them."""
 _TEXTS = {
     "requests": ("account",),
     "lanes": ("changes", "transfers"),
@@ -42,12 +39,16 @@ class Fault(NamedTuple):
 
 
 def copy(path: Path, target: Path) -> None:
-    """Copy a store as it is at this moment, also while a tracer writes to it.
+    """Copy a store as it is at this moment, also while a tracer writes to it. A link in the copy's place is replaced.
 
     Raises:
         StoreError: there is no such store, or it cannot be read or copied.
     """
-    _copy(path, target)
+    _check_is_there(path)
+    try:
+        opening.copy(path, target)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"cannot copy the store {path} to {target}: {error}") from error
 
 
 def restore(source: Path, path: Path) -> Path | None:
@@ -68,7 +69,7 @@ def restore(source: Path, path: Path) -> Path | None:
         claimed = opening.claim(path) if was_there else -1
         fresh = path.with_name(f"{path.name}.restored")
         fresh.unlink(missing_ok=True)
-        _copy(source, fresh)
+        copy(source, fresh)
         aside = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}") if was_there else None
         if aside is not None:  # with its WAL: without it, a copy may be an empty store
             for old, new in zip(opening.parts(path), opening.parts(aside), strict=True):
@@ -109,26 +110,6 @@ def verify(path: Path) -> Iterator[Fault]:
         yield Fault(f"the file is damaged: {error}")
     finally:
         database.close()
-
-
-def _copy(path: Path, target: Path) -> None:
-    """The copy appears when it is complete."""
-    _check_is_there(path)
-    partly = target.with_name(f"{target.name}.partly")
-    try:
-        os.close(os.open(partly, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, opening.OWNERS))
-        with (
-            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(partly)) as copied,
-        ):
-            source.execute("BEGIN")  # of one moment, however long it takes
-            source.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-            source.backup(copied, pages=_COPIED_PAGES)
-            copied.execute("PRAGMA journal_mode=DELETE")  # one file, which stands alone
-        partly.rename(target)
-    except (sqlite3.Error, OSError) as error:
-        partly.unlink(missing_ok=True)
-        raise StoreError(f"cannot copy the store {path} to {target}: {error}") from error
 
 
 def _check_is_there(path: Path) -> None:
