@@ -145,7 +145,7 @@ def test_a_damaged_store_is_set_aside_and_a_new_one_begins(
         path.with_name("s.db.lock").unlink()
     damaged = path.read_bytes()
     pipeline = Pipeline(SqliteWriter(path), Metrics())
-    (aside,) = tmp_path.glob("s.db.damaged-*")
+    (aside,) = tmp_path.glob("s.db.damaged-*[0-9]")
     assert aside.read_bytes() == damaged
     assert "is damaged" in caplog.text
     assert aside.name in caplog.text
@@ -167,7 +167,7 @@ def test_damage_found_in_use_is_reported_and_set_aside_at_the_next_start(
     assert "damaged" in pipeline.trouble
     pipeline.close()
     hear(Pipeline(SqliteWriter(path), Metrics()), "later")
-    assert len([*tmp_path.glob("s.db.damaged-*")]) == 1
+    assert len([*tmp_path.glob("s.db.damaged-*[0-9]")]) == 1
     assert not (tmp_path / "s.db.damaged").exists()
     assert len(SqliteReader(path).requests()) == 1
 

@@ -168,6 +168,13 @@ def check(db: sqlite3.Connection, path: Path) -> None:
             raise error
 
 
+def is_todays(db: sqlite3.Connection) -> bool:
+    """Whether a store has today's schema as a whole, and its name."""
+    ((application,),) = db.execute("PRAGMA application_id")
+    ((version,),) = db.execute("PRAGMA user_version")
+    return (application, version) == (APPLICATION_ID, SCHEMA_VERSION) and structure.is_complete(db)
+
+
 def change_over(db: sqlite3.Connection, path: Path) -> None:
     """Make a store of today's schema of an older one, within the open transaction. It is copied first.
 

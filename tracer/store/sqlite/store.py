@@ -50,6 +50,8 @@ from kvtrail.tracer.store.sqlite.room import Room
 PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 50, 1_000
 """How much is dropped in one transaction, so that none holds ingest for long."""
 VACUUMED_PAGES = 500
+_INCREMENTAL = 2
+"""SQLite's number of this kind of `auto_vacuum`."""
 _CACHE_KIB = 32 * 1024
 FILLED_UP = 0.95
 """The share of the file's room at which a batch waits until the oldest rows have left."""
@@ -267,8 +269,11 @@ class SqliteWriter:
         if self._outbox is not None:
             with suppress(StoreError), self._transaction():
                 self._outbox.sweep(self._db)
-        self._reading.close()
+        with suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._reading.query("SELECT count(*) FROM sqlite_schema")
         self._db.close()
+        self._reading.close()  # last: as it cannot write, SQLite's index of the WAL stays, which a full disk has no room for
         self._release()
 
     def _release(self) -> None:
@@ -374,7 +379,8 @@ class SqliteWriter:
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         opening.check(self._db, self.path)
         opening.make_private(self.path)
-        self._db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        if self._pragma("auto_vacuum") != _INCREMENTAL:  # setting it writes, and the disk may be full
+            self._db.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute(f"PRAGMA cache_size={-_CACHE_KIB}")
@@ -382,6 +388,8 @@ class SqliteWriter:
         if self._most_bytes is not None:
             self._room.bound(self._most_bytes)
         self._log, self._reading = log.Log(self._db), Database(self.path)
+        if opening.is_todays(self._db):  # nothing is to be written: the disk may be full
+            return
         with self._transaction():
             opening.change_over(self._db, self.path)
             structure.create(self._db)

@@ -40,6 +40,13 @@ def create(db: sqlite3.Connection) -> None:
             db.execute(statement)
 
 
+def is_complete(db: sqlite3.Connection) -> bool:
+    """Whether nothing is missing."""
+    parts = "SELECT type, name FROM sqlite_schema"
+    with closing(_today()) as today:
+        return {*today.execute(parts)} <= {*db.execute(parts)}
+
+
 def foreign(db: sqlite3.Connection) -> list[str]:
     """The triggers, views and virtual tables of a file that no kvtrail made, in words: they would run code of their own
     as the store is read and written. One with a name of ours and another text is none of ours."""
