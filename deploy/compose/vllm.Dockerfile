@@ -4,6 +4,7 @@ WORKDIR /source
 COPY . .
 RUN pip install --no-cache-dir build==1.6.1 && python -m build --wheel --outdir /wheels
 
-FROM vllm/vllm-openai:v0.20.2
+# The version that constraints.txt pins, which is the one that is tested.
+FROM vllm/vllm-openai:v0.32.0
 COPY --from=wheel /wheels /tmp/wheels
 RUN pip install --no-cache-dir --no-deps /tmp/wheels/*.whl

