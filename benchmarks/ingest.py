@@ -22,7 +22,7 @@ import random
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,9 @@ def print_disk(path: Path, spans: int, came: int) -> None:
             print(f"  {name}: {size / spans:.1f}")
 
 
-def long_prompts(tokens: int) -> Iterator[bytes]:
-    """What a recorder sends of requests with prompts that nobody had before: their block hashes, and their block tables."""
+def long_prompts(tokens: int, *, clock: Callable[[], int] | None = None) -> Iterator[bytes]:
+    """What a recorder sends of requests with prompts that nobody had before: their block hashes, and their block tables. Their
+    times are those of a clock, nanoseconds from now on; without one, they are a microsecond apart."""
     rng, blocks = random.Random(0), tokens // BLOCK
     resource = {semconv.ENGINE_ID.key: "e", semconv.RECORDER_ID.key: "r", semconv.BLOCK_SIZE.key: BLOCK}
     encoder = Encoder(resource, 0, time.time_ns())
@@ -148,9 +149,8 @@ def long_prompts(tokens: int) -> Iterator[bytes]:
         for at, (kind, known) in enumerate(reported.items()):
             values = tuple(known.get(each.field) for each in FIELDS[kind])
             sequence = number * len(reported) + at
-            events.append(
-                (kind.value, source, identity, sequence, at, 0, sequence * 1000, sequence * 1000, None, values)
-            )
+            at_ns = sequence * 1000 if clock is None else clock()
+            events.append((kind.value, source, identity, sequence, at, 0, at_ns, at_ns, None, values))
         yield b"".join(encoder.requests(events, len(events)))  # a request after another one is a request
 
 

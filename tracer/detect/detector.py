@@ -43,6 +43,10 @@ MAX_REQUESTS = 1_000_000
 """Accounts held by default."""
 
 
+def _never() -> bool:
+    return False
+
+
 class Detector:
     """Judges a stream of events. Pure: no clock, no I/O, not thread-safe.
 
@@ -58,6 +62,7 @@ class Detector:
             gaps were given up, or their prompt was explained, maybe long after its event came. The caller reads and clears
             it.
         lost: events that were declared missing, by engine.
+        is_unsettled: whether events wait that `settle` had not the time to enter.
         handoffs: what engines hand over to each other.
     """
 
@@ -93,6 +98,8 @@ class Detector:
         self.findings = self._judgements.findings
         self.changed: list[Key] = []
         self.lost: Counter[str] = Counter()
+        self.is_unsettled = False
+        self._is_enough: Callable[[], bool] = _never
         self._came_before = came_before or {}
         self._max_requests = max_requests
         self._at_ns = 0
@@ -113,11 +120,12 @@ class Detector:
         self.handoffs: HandOffs = self._pairs.handoffs
         self._deadlines = Deadlines(self._rules.deadlines, self._requests, self._judgements)
 
-    def feed(self, events: Iterable[Event], *, at_ns: int = 0) -> list[Finding]:
+    def feed(self, events: Iterable[Event], *, at_ns: int = 0, is_enough: Callable[[], bool] = _never) -> list[Finding]:
         """Enter events that arrived at `at_ns`, by any clock that `settle` uses too; returns the findings that are new or
-        were seen again, each once."""
+        were seen again, each once. Of those that had waited for one of them, the rest is left to `settle` once there
+        `is_enough` of them."""
         requests, recorders = self._requests, self._recorders
-        self._at_ns = at_ns
+        self._at_ns, self._is_enough = at_ns, is_enough
         for event in events:
             recorder = recorders.get(event.recorder) or self._new_recorder(event.recorder)
             order = recorder.order
@@ -150,12 +158,24 @@ class Detector:
         `feed` does."""
         return self._pairs.hear(those), self._judgements.take()
 
-    def settle(self, *, before_ns: int | None = None) -> list[Finding]:
-        """Give up on missing events: everywhere, or where an event waits that arrived before `before_ns`."""
+    def settle(self, *, before_ns: int | None = None, is_enough: Callable[[], bool] = _never) -> list[Finding]:
+        """Give up on missing events: everywhere, or where an event waits that arrived before `before_ns`. Once there
+        `is_enough`, which is asked after each event or request, it is left to the next call (`is_unsettled`), and what comes
+        until then waits behind what does."""
+        self._is_enough, self.is_unsettled = is_enough, False
         for recorder in self._recorders.values():
-            if recorder.order.is_overdue(before_ns):
-                self._skip_engine_gaps(recorder)
+            order = recorder.order
+            if not order.may_go_on and order.is_overdue(before_ns):
+                order.given_up = max(order.early)
+            if order.may_go_on:
+                self._catch_up(recorder)
+                self._deadlines.catch_up(recorder)
+            if self.is_unsettled:
+                return self._judgements.take()
         for key in list(self._gaps):
+            if is_enough():
+                self.is_unsettled = True
+                break
             request = self._requests[key]
             for name, stream in request.streams.items():
                 if stream.is_overdue(before_ns):
@@ -438,14 +458,19 @@ class Detector:
             return
         self._enter_engine(event, recorder)
         order.expected += 1
-        while order.early and (early := order.early.pop(order.expected, None)) is not None:
-            self._enter_engine(early[1], recorder)
-            order.expected += 1
+        if order.may_go_on:
+            self._catch_up(recorder)
         self._deadlines.catch_up(recorder)
 
-    def _skip_engine_gaps(self, recorder: TrackedRecorder) -> None:
+    def _catch_up(self, recorder: TrackedRecorder) -> None:
+        """Enter the events that waited, in order, as far as it is their turn or what is missing before them was given up."""
         order, engine = recorder.order, recorder.engine
         for number in sorted(order.early):
+            if number > max(order.expected, order.given_up):
+                break
+            if self._is_enough():
+                self.is_unsettled = True
+                return
             _, event = order.early.pop(number)
             elapsed_ns = event.end_ns - engine.time.now_ns
             if order.expected > 0 and is_too_far(number, order.expected, elapsed_ns):
@@ -463,7 +488,7 @@ class Detector:
                     self.lost[event.engine] += number - heard
             self._enter_engine(event, recorder)
             order.expected = number + 1
-        self._deadlines.catch_up(recorder)
+        order.given_up = -1
 
     def _enter_engine(self, event: Event, recorder: TrackedRecorder) -> None:
         """Judge the event that is next, and enter it into its engine's state."""

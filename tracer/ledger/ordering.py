@@ -33,6 +33,13 @@ class Stream:
     """The spans of the last numbers before the expected one; None for a number that never came."""
     early: dict[int, tuple[int, Event]] = field(default_factory=dict)
     """The moment of its arrival, and the event."""
+    given_up: int = -1
+    """Up to this number, no missing event is waited for any more."""
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it is the turn of events that wait, or what is missing before them was given up."""
+        return bool(self.early) and (self.expected in self.early or self.expected <= self.given_up)
 
     def known(self, number: int) -> str | None:
         """The span that came with a number before the expected one; None where that is not remembered."""

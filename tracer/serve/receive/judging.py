@@ -26,6 +26,8 @@ from kvtrail.tracer.serve.receive.sums import Sums
 from kvtrail.tracer.store.handoffs import HandoffRow, heard_of, row_of
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
+SLICE_NS = 50 * 10**6
+"""How long what had waited for missing events is judged before requests have their turn again."""
 logger = logging.getLogger("kvtrail")
 
 
@@ -139,10 +141,19 @@ class Judge:
                 self._keep(heard)
             self._take_findings(found)
 
-    def settle(self) -> None:
-        """Stop waiting for events that have been missing for too long."""
+    def settle(self) -> bool:
+        """Stop waiting for events that have been missing for too long, and judge for `SLICE_NS` at most what had waited for
+        them; returns whether more of it waits."""
         with self._errors.caught(Where.TIDY):
-            self._take_findings(self.detector.settle(before_ns=self._clock.monotonic_ns() - self._grace_ns))
+            before_ns = self._clock.monotonic_ns() - self._grace_ns
+            self._take_findings(self.detector.settle(before_ns=before_ns, is_enough=self._slice()))
+            return self.detector.is_unsettled
+        return False
+
+    def _slice(self) -> Callable[[], bool]:
+        """Whether the time of a slice that begins now is over."""
+        until_ns = self._clock.monotonic_ns() + SLICE_NS
+        return lambda: self._clock.monotonic_ns() >= until_ns
 
     def ends_before(self, before_ns: int) -> bool:
         """Whether rows are to be written of requests that ended before, and that are to be forgotten."""
@@ -242,7 +253,7 @@ class Judge:
         """Give events to the detector; returns the findings that are new or were seen again. An event that it fails at is
         missing to it, as if it had been lost."""
         try:
-            return self.detector.feed(events, at_ns=self._clock.monotonic_ns())
+            return self.detector.feed(events, at_ns=self._clock.monotonic_ns(), is_enough=self._slice())
         except Exception as error:
             self._errors.count(Where.DETECTOR, error)
         findings: dict[str, Finding] = {}

@@ -39,6 +39,9 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 FORGET_FINISHED_NS = 60 * 10**9
 """How long a finished request stays in memory for events that arrive late."""
 
+PAUSE_S = 0.005
+"""Between two slices of what had waited: enough for a request that waits to have its turn."""
+
 
 class Pipeline:
     """Processes requests of spans from any thread, one at a time.
@@ -148,8 +151,8 @@ class Pipeline:
         """
         now_ns = self._clock.time_ns()
         before_ns = self._clock.monotonic_ns() - FORGET_FINISHED_NS
+        self._settle()
         with self._lock:
-            self.judge.settle()
             is_last_time = self.judge.ends_before(before_ns)  # what is forgotten below has no account to make a row of
         if is_last_time or self.storage.rows_are_due():
             self.storage.write_rows()
@@ -169,6 +172,17 @@ class Pipeline:
             with self.errors.caught(Where.TIDY):
                 self.engines.show(self.detector, self.judge.silences, now_ns=now_ns)
         self.storage.write_launches()
+
+    def _settle(self) -> None:
+        """Judge what had waited for events that do not come, in slices, with requests and rows in between."""
+        while True:
+            with self._lock:
+                is_unsettled = self.judge.settle()
+            if not is_unsettled:
+                return
+            if self.storage.rows_are_due():
+                self.storage.write_rows()
+            time.sleep(PAUSE_S)
 
     def resume(self, on_judged: Callable[[int], None] = lambda number: None) -> None:
         """See `Recovery.run`."""
