@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from kvtrail.connector.faults.base import BLOCK_SIZE, Answer, Fault
@@ -163,6 +164,18 @@ class FailedLoadHit(Fault):
 
 class PollStarvation(LateFree):
     """vLLM #46502: the blocks of a finished request are kept, and then no step comes in which that could end."""
+
+
+class StuckStep(Fault):
+    """LMCache #4759's kind: once a request runs, the connector waits inside a step for an answer that never comes."""
+
+    waits = threading.Event()
+    """Set once it waits."""
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        if output.scheduled_cached_reqs.req_ids:
+            self.waits.set()
+            threading.Event().wait()
 
 
 class NeverAdmitted(Fault):

@@ -150,6 +150,8 @@ class Engine:
     """The ends of requests with blocks that are kept since."""
     polled: Heartbeat | None = None
     """The first heartbeat that had the present number of scheduling steps."""
+    in_step: Heartbeat | None = None
+    """The first of the latest heartbeats between which no step has begun, requests ran, and nothing was paused."""
     beat: Heartbeat | None = None
     """The latest heartbeat that had the scheduler's steps."""
     transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
@@ -508,6 +510,10 @@ class Engine:
             self.given_up.rows[row.first.connector_id] = row
         if self.polled is None or self.polled.scheduler_step != event.scheduler_step:
             self.polled = event
+        if not event.scheduler_running or event.scheduler_paused:
+            self.in_step = None
+        elif self.in_step is None or self.in_step.scheduler_step != event.scheduler_step:
+            self.in_step = event
         if event.scheduler_step is not None:
             if self.beat is not None:
                 for ends in self.transfer_ends.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS, NATIVE, OF_PAIRS, VARIANTS
+from kvtrail.connector.faults.transfers import StuckStep
 from kvtrail.connector.simulate.stages import HANDED_ON, BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
@@ -172,10 +174,17 @@ def run_stale_lookup(bare: BareScheduler) -> None:
     bare.run()
 
 
+def run_stuck(bare: BareScheduler) -> None:
+    """One request, and a step that is still under way when the recording ends."""
+    StuckStep.waits.clear()
+    threading.Thread(target=run_shared_prefix, args=(bare,), daemon=True).start()
+    StuckStep.waits.wait()
+
+
 def later(events: Sequence[Event], fault: str) -> list[Event]:
     """Heartbeats for a quarter of an hour after the events; the engine makes no steps, if that is the fault, or many."""
-    steps = {"poll-starvation": 0, "stalled-transfers": 1000}.get(fault)
-    return heartbeats(events, later_s=LATER_S, steps=steps)
+    steps = {"poll-starvation": 0, "stuck-step": 0, "stalled-transfers": 1000}.get(fault)
+    return heartbeats(events, later_s=LATER_S, steps=steps, running=1 if fault == "stuck-step" else None)
 
 
 RUNS: dict[str, Callable[[BareScheduler], None]] = {
@@ -202,6 +211,7 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "store-under-load": run_storm,
     "handoff-offered-again": run_storm,
     "stalled-transfers": run_short_ones,
+    "stuck-step": run_stuck,
     "unloaded-hit": run_storm,
     "null-block": run_groups,
     "stale-block": run_groups,

@@ -29,7 +29,8 @@ from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, groups_of
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.rules import EngineRule, all_rules
 
-FAULTY = tuple(sorted(FAULTS))[::4]
+FAULTY = tuple(sorted(FAULTS.keys() - {"stuck-step"}))[::4]
+"""Of an engine that never goes on there is no run."""
 
 
 @pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.long)])

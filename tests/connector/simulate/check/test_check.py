@@ -35,8 +35,8 @@ from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.shrink import minimal
 
-OF_VLLM = {"poll-starvation"}
-"""Faults of vLLM's own loop, which `check` drives itself."""
+OF_VLLM = {"poll-starvation", "stuck-step"}
+"""Faults of vLLM's own loop, which `check` drives itself: it never goes on."""
 RECURRENT = {"state-boundary"}
 """Faults of models with recurrent states, which no profile has."""
 STALE = "Faulty:stale-lookup:OffloadConnector"
