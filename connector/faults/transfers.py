@@ -178,6 +178,21 @@ class StuckStep(Fault):
             threading.Event().wait()
 
 
+class UnreadLoad(Fault):
+    """SGLang #39846's kind: a load is reported as received once its first read is posted. For NIXL's connector."""
+
+    def prepare(self) -> None:
+        self._early: set[str] = set()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        posted = set(self.connector_worker._recving_transfers)  # type: ignore[attr-defined]  # NIXL's
+        ended = self._early & results.finished_recving
+        results.finished_recving = (results.finished_recving | posted) - self._early
+        self._early = (self._early | posted) - ended
+        return results
+
+
 class NeverAdmitted(Fault):
     """vLLM #42371's kind: the pool's blocks are held by nobody who will give them back."""
 

@@ -29,8 +29,8 @@ from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, groups_of
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.rules import EngineRule, all_rules
 
-FAULTY = tuple(sorted(FAULTS.keys() - {"stuck-step"}))[::4]
-"""Of an engine that never goes on there is no run."""
+FAULTY = tuple(sorted(FAULTS.keys() - {"stuck-step", "unread-load"}))[::4]
+"""Of an engine that never goes on there is no run, and NIXL's takes two."""
 
 
 @pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.long)])
