@@ -614,9 +614,10 @@ def heartbeats(
     beats: list[Event] = []
     for number, at_ns in enumerate((*range(from_ns + HEARTBEAT_NS, until_ns, HEARTBEAT_NS), until_ns)):
         for recorder, last in heard.items():
-            heard[recorder] = _heartbeat(last, at_ns, None if steps is None else steps * number)
-            heard[recorder].scheduler_running = running
-            beats.append(heard[recorder])
+            beat = _heartbeat(last, at_ns, None if steps is None else steps * number)
+            beat.scheduler_running = running
+            heard[recorder] = beat
+            beats.append(beat)
     return beats
 
 
