@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import Received
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
@@ -15,7 +16,8 @@ class UnreadLoad(EngineRule[Received]):
     was begun for it has ended, and at least one was begun, or a notification says that none is needed.
 
     Only where the workers' reads and the report come from one process is their order known. That a load has no read at all
-    counts only if the same connector has recorded reads in that process before. Of a read that has failed `short-load` says
+    counts only if the same connector has recorded reads in that process before, and loads from other engines alone
+    (`receives_once`). Of a read that has failed `short-load` says
     more, and blocks that are reported as not loaded are computed. Source: vLLM, `NixlBaseConnectorWorker._pop_done_transfers`
     reports a request once none of its transfers is under way; the incident is SGLang #39846
     (https://github.com/sgl-project/sglang/issues/39846). Needs every event of the engine during the load, and a connector
@@ -37,6 +39,8 @@ class UnreadLoad(EngineRule[Received]):
         if any(error.sequence > alloc.sequence for error in engine.invalid.values()):
             return None
         reads = engine.reads.get(request)
+        if reads is None and not alloc.has(Capability.RECEIVES_ONCE):
+            return None  # it may have loaded from a store of its own
         if reads is None:
             return Drift({"allocated": alloc.allocated, "reads": 0}, [alloc, event])
         if not reads:
