@@ -68,6 +68,7 @@
     wait 130 idle                      the same, and the scheduler makes no step; `busy`: it makes some
     wait 130 spare                     the same, and it reports spare capacity for one more request; `full`: it had none
     wait 130 paused                    the scheduler is paused, and makes no step
+    wait 130 stuck                     the scheduler makes no step, and runs a request; `rests`: it runs none
     wait 130 silent                    nothing is heard of anybody
     b: L 749 ...                       another request of the same engine
     @nixl L 749 ...                    a child of a MultiConnector
@@ -101,8 +102,10 @@ SECOND_NS = 10**9
 MILLISECOND_NS = 10**6
 HEARTBEAT_NS = 5 * SECOND_NS
 """Between two heartbeats of a recorder."""
-STEPS = {"idle": 0, "paused": 0, "busy": 1000, "spare": 1000, "full": 1000}
+STEPS = {"idle": 0, "paused": 0, "stuck": 0, "rests": 0, "busy": 1000, "spare": 1000, "full": 1000}
 """Steps of the scheduler between two heartbeats."""
+RUNNING = {"stuck": 1, "paused": 1, "full": 1, "rests": 0}
+"""Requests that it runs, where it reports that."""
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
 REQUEST = "cmpl-1-0-0123abcd"
@@ -484,7 +487,7 @@ def history(
         events.append(heard[by])
 
     for line in _lines(text):
-        if wait := re.fullmatch(r"wait (\d+)(?: (idle|busy|spare|full|paused|silent))?", line):
+        if wait := re.fullmatch(r"wait (\d+)(?: (idle|busy|spare|full|paused|stuck|rests|silent))?", line):
             until_ns = now_ns + int(wait[1]) * SECOND_NS
             for at_ns in (
                 () if from_log or wait[2] == "silent" else range(now_ns + HEARTBEAT_NS, until_ns, HEARTBEAT_NS)
@@ -493,8 +496,11 @@ def history(
                 spare_ns += HEARTBEAT_NS * (wait[2] == "spare")
                 for by, last in heard.items():
                     beat = _heartbeat(last, at_ns, steps if wait[2] else None)
-                    beat.scheduler_spare_ns = spare_ns if wait[2] in ("spare", "full", "paused") else None
+                    beat.scheduler_spare_ns = (
+                        spare_ns if wait[2] in ("spare", "full", "paused", "stuck", "rests") else None
+                    )
                     beat.scheduler_paused = True if wait[2] == "paused" else None
+                    beat.scheduler_running = RUNNING.get(wait[2])
                     heard[by] = beat
                     events.append(beat)
             now_ns = until_ns
@@ -597,17 +603,21 @@ def judge(events: Sequence[Event], *, later_s: float = 0.0, rules: Sequence[Rule
     return detector
 
 
-def heartbeats(events: Sequence[Event], *, later_s: float, steps: int | None = None) -> list[Event]:
+def heartbeats(
+    events: Sequence[Event], *, later_s: float, steps: int | None = None, running: int | None = None
+) -> list[Event]:
     """The heartbeats of every recorder after the last event, up to `later_s` later; the scheduler makes `steps` steps
-    between two of them, if they count its steps."""
+    between two of them, if they count its steps, and runs `running` requests, if they say so."""
     from_ns = max((event.end_ns for event in events), default=0)
     until_ns = from_ns + int(later_s * SECOND_NS)
     heard = {event.recorder: event for event in sorted(events, key=lambda event: event.sequence)}
     beats: list[Event] = []
     for number, at_ns in enumerate((*range(from_ns + HEARTBEAT_NS, until_ns, HEARTBEAT_NS), until_ns)):
         for recorder, last in heard.items():
-            heard[recorder] = _heartbeat(last, at_ns, None if steps is None else steps * number)
-            beats.append(heard[recorder])
+            beat = _heartbeat(last, at_ns, None if steps is None else steps * number)
+            beat.scheduler_running = running
+            heard[recorder] = beat
+            beats.append(beat)
     return beats
 
 

@@ -384,7 +384,13 @@ d{n}: L 20 c0 h0 -> 0
 d{n}: A 0 [9]
 d{n}: S 0+20 [9]
 d{n}: end
-wait 10 busy
+e{n}: L 65 c0 -> 64 async
+e{n}: A 64 [10-12]
+e{n}: xfer read posted 2 rank 0 peer p
+e{n}: xfer read done rank 0 peer p
+e{n}: R
+e{n}: end aborted
+wait 10 full
 b{n}: error [6]
 a{n}: plan store 64+32 [3] keys k{n} #{n}2
 a{n}: done #{n}2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from kvtrail.connector.faults.base import BLOCK_SIZE, Answer, Fault
@@ -163,6 +164,33 @@ class FailedLoadHit(Fault):
 
 class PollStarvation(LateFree):
     """vLLM #46502: the blocks of a finished request are kept, and then no step comes in which that could end."""
+
+
+class StuckStep(Fault):
+    """LMCache #4759's kind: once a request runs, the connector waits inside a step for an answer that never comes."""
+
+    waits = threading.Event()
+    """Set once it waits."""
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        if output.scheduled_cached_reqs.req_ids:
+            self.waits.set()
+            threading.Event().wait()
+
+
+class UnreadLoad(Fault):
+    """SGLang #39846's kind: a load is reported as received once its first read is posted. For NIXL's connector."""
+
+    def prepare(self) -> None:
+        self._early: set[str] = set()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        posted = set(self.connector_worker._recving_transfers)  # type: ignore[attr-defined]  # NIXL's
+        ended = self._early & results.finished_recving
+        results.finished_recving = (results.finished_recving | posted) - self._early
+        self._early = (self._early | posted) - ended
+        return results
 
 
 class NeverAdmitted(Fault):

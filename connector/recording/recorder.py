@@ -62,12 +62,14 @@ LEAST_OFFSET_NS = 10**9
 
 
 class Spare(Protocol):
-    """How long a scheduler has had the means to run one more request, and whether it is paused."""
+    """How long a scheduler has had the means to run one more request, whether it is paused, and how many it runs."""
 
     @property
     def total_ns(self) -> int: ...
     @property
     def is_paused(self) -> bool | None: ...
+    @property
+    def running(self) -> int | None: ...
 
 
 class Recorder:
@@ -418,10 +420,13 @@ class Recorder:
         recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
         idle = None if self.steps is None else self._idle.select(self.contexts.events())
         ended_by = self._ended_by if closing else None
-        spare, paused = (None, None) if self.spare is None else (self.spare.total_ns, self.spare.is_paused or None)
+        spare, paused, running = (None, None, None)
+        if self.spare is not None:
+            spare, paused, running = self.spare.total_ns, self.spare.is_paused or None, self.spare.running
         held = self._held_bytes()
         reasons = tuple(f"{why}:{count}" for why, count in self.dropped_by.items()) or None
-        values = (recorded, dropped, closing, *losses, *(idle or (None, None)), ended_by, held, spare, paused, reasons)
+        of_scheduler = (spare, paused, reasons, running)
+        values = (recorded, dropped, closing, *losses, *(idle or (None, None)), ended_by, held, *of_scheduler)
         self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
         events = self._ring.take(BATCH)
         if closing:

@@ -54,6 +54,12 @@ class SpareCapacity:
         state = getattr(self._scheduler(), "pause_state", None)
         return None if state is None else bool(state)
 
+    @property
+    def running(self) -> int | None:
+        """How many requests run, inside a step, too; None once the scheduler is gone."""
+        scheduler = self._scheduler()
+        return None if scheduler is None else len(scheduler.running)
+
     def step(self, output: Any, at_ns: int) -> None:
         """After a step was scheduled, which several connectors may report."""
         if output is self._output:

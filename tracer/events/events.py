@@ -1088,6 +1088,12 @@ class Heartbeat(Event, kw_only=True, gc=False):
     recorder_dropped_by: Annotated[
         Keys | None, _on_wire("kvtrail.recorder.dropped_by", "These by their reason: `queue_bytes:3` (docs/limits.md).")
     ] = None
+    scheduler_running: Annotated[
+        Count | None,
+        _on_wire(
+            "kvtrail.scheduler.running", "Requests that the scheduler runs at this moment. Absent where it is not seen."
+        ),
+    ] = None
 
 
 CLASSES: dict[str, type[Event]] = {

@@ -122,8 +122,8 @@ class DeadlineClocks:
         now_ns, reported_ns = self._now_ns, event.scheduler_spare_ns
         was_paused, self.is_paused = self.is_paused, bool(event.scheduler_paused)
         steps = event.scheduler_step is None or event.scheduler_step != self._steps
-        if reported_ns is not None and not (was_paused or self.is_paused):
-            steps = True  # or it could have made some: nobody has paused it
+        if reported_ns is not None and not (was_paused or self.is_paused or event.scheduler_running):
+            steps = True  # or it could have made some: nobody has paused it, and it is in the middle of none
         spare_ns = self._idle_ns if steps and not self.is_paused else 0
         if reported_ns is not None and self._spare_ns is not None:
             spare_ns = max(spare_ns, min(reported_ns - self._spare_ns, now_ns - self._added_ns))

@@ -27,6 +27,7 @@ from kvtrail.tracer.events.events import (
     LoadError,
     LoadPlan,
     Lookup,
+    Notification,
     Plan,
     Preempt,
     Prefetch,
@@ -42,6 +43,8 @@ from kvtrail.tracer.events.events import (
     TransferEnd,
     Unfamiliar,
     Xfer,
+    XferOp,
+    XferState,
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.patience import of_connector
@@ -107,6 +110,11 @@ class Engine:
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
     """Open asynchronous loads by request."""
+    reads: dict[str, list[Xfer]] = field(default_factory=dict)
+    """By request with an open asynchronous load of which this process has recorded a read, or that none is needed: its reads
+    that have not ended."""
+    readers: set[str] = field(default_factory=set)
+    """Connectors, by name, with workers in this process that have recorded reads."""
     given_up: GivenUps = field(default_factory=GivenUps)
     """Who gave up while waiting for a connector."""
     flow: TransferFlow = field(default_factory=TransferFlow)
@@ -150,6 +158,8 @@ class Engine:
     """The ends of requests with blocks that are kept since."""
     polled: Heartbeat | None = None
     """The first heartbeat that had the present number of scheduling steps."""
+    in_step: Heartbeat | None = None
+    """The first of the latest heartbeats between which no step has begun, requests ran, and nothing was paused."""
     beat: Heartbeat | None = None
     """The latest heartbeat that had the scheduler's steps."""
     transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
@@ -217,7 +227,7 @@ class Engine:
             self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.contested, self.undecided,
             self.jobs, self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers,
             self.wrong_chunks, self.own_chunks, self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
-            self.ran_since, self.failing_peers,
+            self.ran_since, self.failing_peers, self.reads, self.readers,
         ):  # fmt: skip
             facts.clear()
         self.handoffs.lose(before.recorder)
@@ -277,6 +287,7 @@ class Engine:
             self.wrong_chunks.enter_load(event, lookup)
         if lookup.is_async:
             self.loads[request] = event
+            self.reads.pop(request, None)
             self.flow.loads(event)
             self._ends(event, "load").begin(request, event)
             if event.blocks_ids is not None:
@@ -364,6 +375,7 @@ class Engine:
         self.lookups.pop(request, None)
         self.own_chunks.enter_end(request)
         self.met.pop(request, None)
+        self.reads.pop(request, None)
         self.fetched.pop(request, None)
         if event.outcome == "aborted":
             for ends in self.transfer_ends.values():
@@ -383,6 +395,21 @@ class Engine:
 
     def _enter_xfer(self, event: Xfer) -> None:
         self.handoffs.enter_xfer(event)
+        if event.xfer_op != XferOp.READ:
+            return
+        self.readers.add(event.connector)
+        if event.request not in self.loads:
+            return
+        reads = self.reads.setdefault(event.request or "", [])
+        if event.xfer_state == XferState.POSTED:
+            reads.append(event)
+        else:  # who ends all of a request's reads at once need not say which
+            ended = [each for each in reads if (each.rank, each.peer_rank) == (event.rank, event.peer_rank)]
+            reads[:] = [each for each in reads if each not in ended[:1]] if ended else []
+
+    def _enter_notification(self, event: Notification) -> None:
+        if event.request in self.loads:  # that nothing is needed, or that another engine is to write
+            self.reads.setdefault(event.request or "", [])
 
     def _enter_handoff(self, event: Handoff) -> None:
         self.handoffs.enter_handoff(event)
@@ -393,6 +420,7 @@ class Engine:
         if (load := self.load_from_peer(event)) is not None:
             self.failing_peers.enter(event, load[0], load[1].handoff_peer or "")
         alloc = self.loads.pop(event.request or "", None)
+        self.reads.pop(event.request or "", None)
         if event.failed and alloc is not None and alloc.blocks_ids is not None and event.request in self.met:
             into = loaded_into(alloc)
             if not any(block in self.invalid and self.invalid[block].sequence > alloc.sequence for block in into):
@@ -508,6 +536,10 @@ class Engine:
             self.given_up.rows[row.first.connector_id] = row
         if self.polled is None or self.polled.scheduler_step != event.scheduler_step:
             self.polled = event
+        if not event.scheduler_running or event.scheduler_paused:
+            self.in_step = None
+        elif self.in_step is None or self.in_step.scheduler_step != event.scheduler_step:
+            self.in_step = event
         if event.scheduler_step is not None:
             if self.beat is not None:
                 for ends in self.transfer_ends.values():

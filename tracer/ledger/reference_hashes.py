@@ -20,6 +20,13 @@ MAX_CONTENTS = 100_000
 MAX_WAITING = 50_000
 """Loaded contents remembered that may yet turn out to be another block's, since engines report in any order."""
 
+MAX_LOADS = 4_096
+"""Requests with loads remembered that may be compared with what was handed over, once that is reported."""
+MAX_CHECKS = 64
+"""Of one request."""
+SEVERAL = 3
+"""So many blocks of one load, and all that can be compared, differ from what was computed by no accident, whoever they belong
+to: a read copies bits, and the engine that gave them had computed these itself."""
 MAX_WRONG = 50_000
 """Wrong blocks remembered, and again of those that loads have left behind; beyond that, those of the check that was found
 wrong longest ago are forgotten."""
@@ -70,6 +77,8 @@ class SharedReferences:
     _wrong: dict[str, WrongBlocks] = field(default_factory=dict)
     """By the span of a check, the wrong blocks that are known of it until now."""
     _wrongs: int = 0
+    _loads: BoundedDict[tuple[str, str], tuple[BlockCheck, ...]] = field(default_factory=lambda: BoundedDict(MAX_LOADS))
+    """By engine and request, the checks of what it loaded and its engine does not know."""
     _asked: tuple[BlockCheck, list[WrongBlocks]] | None = None
     """The event that was asked about last, until one is entered: a rule asks first."""
     _left: BoundedDict[tuple[str, int, int | None, str], str] = field(default_factory=lambda: BoundedDict(MAX_WRONG))
@@ -89,6 +98,32 @@ class SharedReferences:
     def is_known_of(self, wrong: WrongBlocks) -> bool:
         """Whether some of these were found before."""
         return bool(self._known_of(wrong))
+
+    def loads_of(self, engine: str, request: str) -> tuple[BlockCheck, ...]:
+        """The checks of what a request loaded and its engine does not know."""
+        return self._loads.get((engine, request), ())
+
+    def unlike_given(self, event: BlockCheck, giver: tuple[str, str], beside: BlockCheck | None = None) -> WrongBlocks:
+        """The blocks of a load, if there are several, that differ from all that was computed under their hashes, each with
+        what a request of the engine that gives computed. None of them, unless all do that can be compared. What is
+        reported `beside` the load, and not yet entered, counts, too."""
+        if event.check_look != LOADED or event.check_unknown != event.check_blocks:
+            return {}  # some are known to be right
+        slim = self.slim.unlike_given(event, giver, beside)
+        if slim is None:
+            return {}
+        unlike: WrongBlocks = {block.token: (block, given) for block, given in slim}
+        if (scope := _scope(event)) is not None:
+            fresh = [] if beside is None or _scope(beside) != scope else list(reported_blocks(beside))
+            for block in reported_blocks(event):
+                known = [each for each in fresh if each.hash == block.hash]
+                known += self._of_hash.get((scope, block.hash), {}).values()
+                if any(each.fingerprint == block.fingerprint for each in known):
+                    return {}
+                given = next((each for each in known if (each.event.engine, each.event.request) == giver), None)
+                if given is not None:
+                    unlike[block.token] = block, given
+        return unlike if len(unlike) >= SEVERAL else {}
 
     def left_by(self, block: Block, beside: Iterable[WrongBlocks]) -> str | None:
         """The request with the load that left another's content in a block that another request takes over; `beside` it these
@@ -133,6 +168,9 @@ class SharedReferences:
             if check.check_look == LOADED:
                 self._left.update({_place(block): check.request or "" for block, _ in wrong.values()})
         self.slim.enter(event)
+        if event.check_look == LOADED and event.check_unknown and (event.check_hashes or event.check_slim):
+            of = (event.engine, event.request or "")
+            self._loads[of] = (*self._loads.get(of, ()), event)[-MAX_CHECKS:]
         scope = _scope(event)
         if scope is None:
             return

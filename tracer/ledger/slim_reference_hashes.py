@@ -94,6 +94,28 @@ class SlimReferences:
             and (owner := self._owner(block)) is not None
         ]
 
+    def unlike_given(
+        self, event: BlockCheck, giver: tuple[str, str], beside: BlockCheck | None
+    ) -> list[tuple[SlimBlock, SlimBlock]] | None:
+        """The loaded blocks that are unlike all that was computed under their hashes, each with what a request of the engine
+        that gives computed, as far as that is known; None if one of them is not unlike it. What is reported `beside` the
+        load counts, too."""
+        salt = _salt(event)
+        if salt is None:
+            return []
+        fresh = [] if beside is None or _salt(beside) != salt else slim_blocks(beside)
+        unlike = []
+        for block in slim_blocks(event):
+            key = _key(block.number, salt)
+            known = [*(each for each in fresh if each.number == block.number), *self._computed(key, salt)]
+            given = next((each for each in known if (each.event.engine, each.event.request) == giver), None)
+            if given is None:
+                continue
+            if not _is_unlike(block.fingerprint, [*self._of_hash(key), *(each.fingerprint for each in known)]):
+                return None
+            unlike.append((block, given))
+        return unlike
+
     def found_late(self, event: BlockCheck) -> Iterator[tuple[SlimBlock, SlimBlock]]:
         """The loaded blocks that are known to hold another's content by what this event says of computed blocks."""
         salt = _salt(event)
@@ -190,6 +212,17 @@ class SlimReferences:
         first = key % BUCKETS * WAYS
         hashes = self._hashes[first : first + WAYS]
         return [self._contents[first + n] for n, hash_ in enumerate(hashes) if hash_ == key]
+
+    def _computed(self, key: int, salt: int) -> list[SlimBlock]:
+        """The blocks that were computed under a hash, as far as their reports are remembered."""
+        first = key % BUCKETS * WAYS
+        slots = [n for n in range(first, first + WAYS) if self._contents and self._hashes[n] == key]
+        blocks = []
+        for slot in slots:
+            if (event := self._events.get(self._serials[slot])) is not None:
+                held = (each for each in slim_blocks(event) if each.fingerprint == self._contents[slot])
+                blocks += [each for each in held if _key(each.number, salt) == key]
+        return blocks
 
     def _free(self, key: int) -> int:
         """A slot in the bucket of a hash; where there is none, another hash is forgotten with all of its contents."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,11 @@ from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS, NATIVE, OF_PAIRS, VARIANTS
+from kvtrail.connector.faults.transfers import StuckStep
+from kvtrail.connector.known.nixl.stand_in.network import Schedule
+from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn
+from kvtrail.connector.simulate.pairs.pairs import DECODE, play_pair
 from kvtrail.connector.simulate.stages import HANDED_ON, BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
@@ -172,10 +179,17 @@ def run_stale_lookup(bare: BareScheduler) -> None:
     bare.run()
 
 
+def run_stuck(bare: BareScheduler) -> None:
+    """One request, and a step that is still under way when the recording ends."""
+    StuckStep.waits.clear()
+    threading.Thread(target=run_shared_prefix, args=(bare,), daemon=True).start()
+    StuckStep.waits.wait()
+
+
 def later(events: Sequence[Event], fault: str) -> list[Event]:
     """Heartbeats for a quarter of an hour after the events; the engine makes no steps, if that is the fault, or many."""
-    steps = {"poll-starvation": 0, "stalled-transfers": 1000}.get(fault)
-    return heartbeats(events, later_s=LATER_S, steps=steps)
+    steps = {"poll-starvation": 0, "stuck-step": 0, "stalled-transfers": 1000}.get(fault)
+    return heartbeats(events, later_s=LATER_S, steps=steps, running=1 if fault == "stuck-step" else None)
 
 
 RUNS: dict[str, Callable[[BareScheduler], None]] = {
@@ -202,6 +216,7 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "store-under-load": run_storm,
     "handoff-offered-again": run_storm,
     "stalled-transfers": run_short_ones,
+    "stuck-step": run_stuck,
     "unloaded-hit": run_storm,
     "null-block": run_groups,
     "stale-block": run_groups,
@@ -269,6 +284,10 @@ def play(fault: str, level: Level, folder: Path) -> History:
     """What is recorded in a load that brings out a fault."""
     if fault in SLOW:
         return loaded(faulty(fault, "OffloadingConnector", "abort", 1, level=level).events)
+    if fault == "unread-load":
+        network = Schedule(transfer_ticks=6)
+        own = configuration(f"Faulty:{fault}:NixlConnector", {"kvtrail": {"level": level}})
+        return loaded(play_pair(replace(drawn(0, requests=4), network=network), own).recorded[DECODE])
     trace = folder / "trace.jsonl"
     # Many kill the engine, as in real life.
     with recording(trace), contextlib.suppress(AssertionError, KeyError, IndexError, RuntimeError, ValueError):

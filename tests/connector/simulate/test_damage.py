@@ -29,7 +29,8 @@ from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, groups_of
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.rules import EngineRule, all_rules
 
-FAULTY = tuple(sorted(FAULTS))[::4]
+FAULTY = tuple(sorted(FAULTS.keys() - {"stuck-step", "unread-load"}))[::4]
+"""Of an engine that never goes on there is no run, and NIXL's takes two."""
 
 
 @pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.long)])
@@ -158,7 +159,7 @@ def test_each_engine_wide_rule_is_known_again_in_a_day(rounds: int) -> None:
     assert not live(sent(run.events)).found
     quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4
     wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}
-    wide -= {"stale-block", *OF_PAIRS}  # the day has one group, and one engine
+    wide -= {"stale-block", "late-read", *OF_PAIRS}  # the day has one group, and one engine
 
     def starts_late(event: Event) -> bool:
         return event.end_ns < quarter_ns

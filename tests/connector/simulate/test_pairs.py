@@ -434,6 +434,32 @@ def test_engines_of_different_tensor_parallel_sizes_are_compared_by_a_head(ranks
     assert {(each.numbers["rank"], each.numbers["wrong"]) for each in drifts(pair).values()} == {(0, 4)}
 
 
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 2)], ids=str)
+def test_a_network_that_reads_every_address_off_by_some_bytes_is_named(
+    ranks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read belongs to no block, and differs in all of them from what the other engine has computed."""
+    move = Network._move
+
+    def shifted(network: Network, transfer: Transfer) -> None:
+        transfer.copies = [(target, source + 4, length) for target, source, length in transfer.copies]
+        move(network, transfer)
+
+    monkeypatch.setattr(Network, "_move", shifted)
+    requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(10))
+    pair = play_pair(PairScenario(requests=requests, prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
+    found = drifts(pair)
+    assert found.keys() == pair.wrong.keys() == {each.id for each in requests} == pair.found()
+    for name, each in found.items():
+        assert (each.numbers["wrong"], pair.names[each.numbers["given"]]) == (4, name)
+        assert "All 4 that can be compared differ" in each.explanation
+    # whichever of the two processes is heard first
+    giver = pair.recorded[PREFILL][0].engine
+    late = sorted(pair.events, key=lambda event: isinstance(event, BlockCheck) and event.engine == giver)
+    again = [f for held in judge(late).findings.values() for f in held.values()]
+    assert {pair.names[each.request] for each in again if each.rule == "byte-drift"} == found.keys()
+
+
 def test_groups_are_compared_each() -> None:
     pair = exchanged(groups=(CacheGroup(FULL), CacheGroup(SLIDING, window=64)))
     loads = [each for each in pair.recorded[DECODE] if isinstance(each, BlockCheck) and each.check_look == "loaded"]

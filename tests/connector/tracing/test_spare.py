@@ -99,5 +99,15 @@ def test_time_counts_from_one_step_to_the_next_and_no_longer(bare: BareScheduler
     assert spare.total_ns == 2 * S + LONGEST_NS
 
 
+def test_it_says_how_many_requests_run(bare: BareScheduler) -> None:
+    spare = spare_of(bare)
+    assert spare.running == 0
+    bare.add("r-0", list(range(3, 103)), 4)
+    bare.step()
+    assert spare.running == 1
+    bare.run()
+    assert spare.running == 0
+
+
 def test_who_is_no_scheduler_binds_nothing() -> None:
     assert spare_capacity(object()) is None

@@ -90,6 +90,12 @@ LOOK_ALIKES = [
         connector="MooncakeConnector",
     ),
     _alike("stuck-load", "the scheduler is paused", "L 600 c0 -> 599 async\nA 599\nwait 900 paused\nR"),
+    _alike("stuck-step", "a step of minutes", f"{_RUNS}wait 230 stuck\nwait 10 busy\nwait 230 stuck\nb: end"),
+    _alike("stuck-step", "a busy engine", f"{_RUNS}wait 900 full\nb: end"),
+    _alike("stuck-step", "paused for an update of the weights", f"{_RUNS}wait 200 stuck\nwait 900 paused\nb: end"),
+    _alike("stuck-step", "its requests wait for their callers' next input", f"{_RUNS}wait 900 rests\nb: end"),
+    _alike("stuck-step", "its recorder is behind", f"{_RUNS}wait 10 stuck\n" + "wait 300 silent\nwait 6 stuck\n" * 9),
+    _alike("stuck-step", "a recorder that does not see what runs", f"{_RUNS}wait 900 idle\nb: end"),
     _alike("late-free", "a lease of an hour", "end delayed lease 3600\nwait 3590\nfreed expired", later_s=900),
     _alike("late-free", "the scheduler is paused", "end delayed\nwait 900 paused\nsent"),
     LookAlike(

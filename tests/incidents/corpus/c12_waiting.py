@@ -112,6 +112,25 @@ INCIDENTS = [
         says="and so did those of the following ones",
     ),
     Incident(
+        id="LMCache-4759",
+        of="C12",
+        url=lmcache(4759),
+        connector="LMCacheMPConnector",
+        block=256,
+        text="""
+            b: L 600 c0 -> 0  # no numbers in the thread but the size of a block; the lengths are ours
+            b: A 0
+            b: S 0+600
+            wait 10 full
+            L 40000 c0 h39936 -> 39936 async  # a large load from the server
+            A 39936
+            wait 300 stuck  # no step ends, until vLLM itself ends the engine
+        """,
+        rule="stuck-step",
+        numbers={"stuck_s": 240.0, "steps": 1000, "running": 1, "loads": 1, "stores": 0, "kept": 0},
+        says="for 240.0 seconds, the scheduler was in its step 1000 and began no other, while it ran 1 request",
+    ),
+    Incident(
         id="LMCache-3770",
         of="C13",
         url=lmcache(3770),

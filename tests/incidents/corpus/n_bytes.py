@@ -98,6 +98,43 @@ INCIDENTS = [
         says="at the next step they did. So their load went on after it counted as ended.",
     ),
     Incident(
+        id="vllm-28677",
+        of="N9",
+        url=vllm(28677, "pull"),
+        connector="NixlConnector",
+        block=128,
+        cache_identity="one model",
+        text="""
+            start 600  # blocks of 128 tokens, read as if they had those of the kernel; the length is ours
+            L 600 c0 -> 0
+            A 0
+            S 0+600
+            check computed 4 tells aa:1@0 ab:2@128 ac:3@256 ad:4@384 as plain
+            gives h1 600/600 of a
+            end delayed length_capped handoff computed 600 lease 30
+            <d> start 600
+            <d> takes h1 600/600 of a
+            <d> L 600 c0 -> 599 async
+            <d> A 599
+            <d> R
+            <d> check loaded 4 unknown 4 tells aa:5@0 ab:6@128 ac:7@256 ad:8@384 as plain
+            read
+            sent
+        """,
+        rule="byte-drift",
+        numbers={
+            "look": "loaded",
+            "looked": 4,
+            "wrong": 4,
+            "token": 0,
+            "block_size": 128,
+            "rank": 0,
+            "given_by": "engine",
+            "given": "cmpl-1-0-0123abcd",
+        },
+        says="All 4 that can be compared differ, the first of them this request's tokens 0 to 128.",
+    ),
+    Incident(
         id="vllm-55085",
         of="N4",
         url=vllm(55085, "pull"),
@@ -186,6 +223,12 @@ INCIDENTS = [
     ),
 ]
 
+_GIVEN = (
+    "start 200\ncheck computed 4 tells aa:1@0 ab:2@32 ac:3@64 ad:4@96 as plain\n{more}gives h1 200/200 of a\n"
+    "end delayed length_capped handoff computed 200 lease 30\n<d> start 200\n<d> takes h1 200/200 of a\n"
+    "<d> L 200 c0 -> 199 async\n<d> A 199\n<d> R\n<d> check loaded 4 unknown 4 tells {took} as plain\nread\nsent"
+)
+
 LOOK_ALIKES = [
     LookAlike(of=of, rule=rule, what=what, text=text, cache_identity="0123456789abcdef")
     for of, rule, what, text in (
@@ -194,6 +237,18 @@ LOOK_ALIKES = [
             "byte-drift",
             "nothing was computed under these hashes here",
             "check loaded 4 unknown 4 tells aa:1@0 ab:2@32 as plain",
+        ),
+        (
+            "N9",
+            "byte-drift",
+            "one block that was handed over is another version",
+            _GIVEN.format(more="", took="aa:1@0 ab:2@32 ac:3@64 ad:9@96"),
+        ),
+        (
+            "N9",
+            "byte-drift",
+            "a request that was preempted has handed over its second version",
+            _GIVEN.format(more="P\n", took="aa:5@0 ab:6@32 ac:7@64 ad:8@96"),
         ),
         (
             "N3",

@@ -5,7 +5,7 @@ The prefill engine is `engine`, the other one `<d>`.
 
 from __future__ import annotations
 
-from incidents.incident import Incident, LookAlike, vllm
+from incidents.incident import Incident, LookAlike, sglang, vllm
 from kvtrail.tracer.events.events import STAND_IN_DIGEST
 
 
@@ -48,8 +48,12 @@ def _reads(*posted: tuple[int, int, int]) -> str:
 
 
 def _reading(*posted: tuple[int, int, int]) -> str:
-    """The other engine's part, with these reads."""
-    return _decode(600, 600, loaded=False) + _reads(*posted) + "<d> R\n"
+    """The other engine's part, with these reads, which end well."""
+    ended = "".join(f"<d> xfer read done by {own} rank {rank} peer engine\n" for own, rank, _ in posted)
+    return _decode(600, 600, loaded=False) + _reads(*posted) + ended + "<d> R\n"
+
+
+_TAKEN = _prefill(600, 600) + _decode(600, 600, loaded=False)
 
 
 def _failing(count: int, *, first: int = 0, at_once: bool = False, last: str = "R failed", peers: int = 1) -> str:
@@ -69,6 +73,24 @@ def _failing(count: int, *, first: int = 0, at_once: bool = False, last: str = "
 
 
 INCIDENTS = [
+    Incident(
+        id="sglang-39846",
+        of="N3",
+        url=sglang(39846),
+        text="""
+            start 600
+            L 600 c0 -> 599 async  # two components of the state; the lengths are ours
+            A 599
+            xfer read posted 19 rank 0 peer p of 1
+            xfer read posted 1 rank 1 peer p of 1
+            xfer read done rank 0 peer p
+            R
+            xfer read done rank 1 peer p
+        """,
+        rule="unread-load",
+        numbers={"allocated": 599, "reads": 1, "rank": 0},
+        says="was reported as received, and of its reads 1 had not ended",
+    ),
     Incident(
         id="vllm-21570",
         of="C16",
@@ -309,6 +331,35 @@ LOOK_ALIKES = [
         "miscounted-readers",
         "each of two ranks reads from two others",
         f"{_prefill(600, 600)}{_reading((0, 0, 1), (0, 1, 1), (1, 2, 1), (1, 3, 1))}",
+    ),
+    _alike(
+        "N3",
+        "unread-load",
+        "all of its reads have ended",
+        f"{_prefill(600, 600)}{_reading((0, 0, 1), (0, 1, 1))}<d> A 0\n<d> S 599+1",
+    ),
+    _alike(
+        "N3",
+        "unread-load",
+        "a read that failed is begun again",
+        f"{_TAKEN}{_reads((0, 0, 1))}<d> xfer read failed rank 0 peer engine\n{_reads((0, 0, 1))}"
+        "<d> xfer read done rank 0 peer engine\n<d> R",
+    ),
+    _alike("N3", "unread-load", "it failed before it read", f"{_TAKEN}<d> xfer read failed peer engine\n<d> R failed"),
+    _alike("N3", "unread-load", "its caller has ended it", f"{_TAKEN}{_reads((0, 0, 1))}<d> end aborted\n<d> R"),
+    _alike(
+        "N3",
+        "unread-load",
+        "its blocks are reported as not loaded while another read goes on",
+        f"{_TAKEN}{_reads((0, 0, 1), (0, 1, 1))}<d> xfer read failed rank 0 peer engine\n<d> error [1 2]\n<d> R",
+    ),
+    _alike("N3", "unread-load", "the other engine writes", f"{_TAKEN}<d> sent registration peer engine\n<d> R"),
+    _alike(
+        "N3",
+        "unread-load",
+        "nothing is needed, which is said",
+        f"{_prefill(600, 600)}{_reading((0, 0, 1))}<d> b: start 600\n<d> b: L 600 c0 -> 599 async\n<d> b: A 599\n"
+        "<d> b: sent done peer engine\n<d> b: R",
     ),
     _alike(
         "C16",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from history import history, judge, rules_found
 
-from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.patience import Patience, declaration
 from kvtrail.tracer.ledger.deadline_clocks import MAX_MOMENTS, CountedTime
 
@@ -108,3 +108,30 @@ def test_a_load_waits_for_its_turn_and_no_longer() -> None:
     }
     later = "".join(f"e{n}: L 600 c0 -> 512 async\ne{n}: A 512\nwait 20\ne{n}: R\n" for n in range(8))
     assert list(counted(f"{three}wait 30\nb: R\nc: R\n{later}")) == ["stuck-load"], "others overtake it"
+
+
+STEP = f"{RUNS}wait 10 full\nL 600 c0 -> 599 async\nA 599\nwait {{}} stuck"
+
+
+@pytest.mark.parametrize(("stuck_s", "expected"), [(240, []), (260, ["stuck-step"])])
+def test_a_step_that_does_not_end_is_one_finding_and_no_load_is_accused(stuck_s: int, expected: list[str]) -> None:
+    assert rules_found(judge(history(STEP.format(stuck_s)))) == expected
+
+
+def test_it_is_found_after_losses_and_where_requests_are_sampled_since_heartbeats_say_all_of_it() -> None:
+    events = history(STEP.format(260))
+    beats = [event for event in events if event.kind == Heartbeat.kind]
+    assert rules_found(judge(events[:3] + events[7:])) == ["stuck-step"]
+    assert rules_found(judge(beats)) == ["stuck-step"]
+    for event in events:
+        event.sampled_only = True
+    assert rules_found(judge(events)) == ["stuck-step"]
+
+
+def test_what_was_open_in_a_step_that_does_not_end_is_said() -> None:
+    text = STEP.format(260).replace("wait 10", "plan store 0+600 [1-19] #1\nwait 10")
+    (finding,) = (f for held in judge(history(text)).findings.values() for f in held.values())
+    assert (finding.request, finding.numbers["loads"], finding.numbers["stores"]) == ("", 1, 1)
+    assert "Loads: 1; stores: 1; ended requests" in finding.explanation
+    (finding,) = (f for held in judge(history(f"{RUNS}wait 260 stuck")).findings.values() for f in held.values())
+    assert "while it ran 1 request. No transfer is known to have been open." in finding.explanation

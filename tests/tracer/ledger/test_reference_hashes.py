@@ -287,3 +287,61 @@ def test_an_event_with_arrays_of_different_lengths_adds_nothing() -> None:
     event.check_tokens = ()
     assert list(reported_blocks(event)) == []
     assert found([*PRODUCER, event]) == []
+
+
+GIVEN = """
+    start 200
+    {gave}
+    gives h1 200/200 of a
+    end delayed length_capped handoff computed 200 lease 30
+"""
+GAVE = "check computed 4 tells aa:1@0 ab:2@32 ac:3@64 ad:4@96 as plain"
+TAKEN = "<d> start 200\n<d> takes h1 200/200 of a\n<d> L 200 c0 -> 199 async\n<d> A 199\n<d> R\n{took}"
+TOOK = "<d> check loaded 4 unknown 4 tells aa:5@0 ab:6@32 ac:7@64 ad:8@96 as plain"
+
+
+def handed_over(gave: str = GAVE, took: str = TOOK, *, given: str = GIVEN, taken: str = TAKEN) -> list[Event]:
+    return engine("p", given.format(gave=gave) + taken.format(took=took))
+
+
+def test_what_differs_in_all_of_several_blocks_from_what_was_handed_over_is_wrong_whoever_is_heard_first() -> None:
+    events = handed_over()
+    (finding,) = found(events)
+    assert (finding.rule, finding.engine, finding.count) == ("byte-drift", "d", 1)
+    assert (finding.numbers["wrong"], finding.numbers["given_by"], finding.numbers["given"]) == (4, "p", "p-0123abcd")
+    late = [each for each in events if isinstance(each, BlockCheck) and each.engine == "p"]
+    (same,) = found(sorted(events, key=lambda each: each in late))
+    assert (same.numbers, same.request, same.count) == (finding.numbers, finding.request, 1)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        handed_over(took="<d> check loaded 2 unknown 2 tells aa:5@0 ab:6@32 as plain"),
+        handed_over(took=TOOK.replace("ad:8", "ad:4")),
+        handed_over(took=TOOK.replace("loaded 4", "loaded 5")),
+        handed_over(took=TOOK.replace("aa", "ba").replace("ab", "bb")),
+        handed_over(gave=f"P\n{GAVE}"),
+        handed_over(gave=f"{GAVE}\nb: check computed 1 tells ab:6@32 as plain"),
+        handed_over(gave="b: " + GAVE),
+        handed_over(taken=TAKEN.replace("takes h1", "takes h2")),
+        handed_over(taken=TAKEN.replace("<d> R", "<d> error [1 2]\n<d> R")),
+        handed_over(gave=f"{GAVE} rank 1"),
+    ],
+    ids=[
+        "two blocks", "one is right", "one is known to be right", "two can be compared", "preempted", "another version",
+        "another request computed it", "another hand-off", "blocks failed", "another rank",
+    ],
+)  # fmt: skip
+def test_what_may_be_another_version_or_another_failure_is_unknown(events: list[Event]) -> None:
+    assert [each for each in found(events) if each.rule == "byte-drift"] == []
+    checks_ = [each for each in events if isinstance(each, BlockCheck) and each.check_look == "computed"]
+    late = found(sorted(events, key=lambda each: each in checks_))
+    assert [each for each in late if each.rule == "byte-drift"] == []
+
+
+def test_engines_with_different_caches_are_not_compared() -> None:
+    events = handed_over()
+    for event in events:
+        event.cache_identity = event.engine
+    assert found(events) == []

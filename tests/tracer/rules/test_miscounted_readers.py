@@ -93,7 +93,8 @@ def test_reports_to_a_worker_in_another_process_have_no_order() -> None:
 def test_more_ranks_read_than_their_reports_say(ranks: tuple[int, ...], expected: int, count: int) -> None:
     """A rank that reads again is none more."""
     posted = "".join(f"xfer read posted by {rank} rank 0 peer p of {expected}\n" for rank in ranks)
-    detector = judge(history("start 600\nL 600 c0 -> 599 async\nA 599\n" + posted + "R"))
+    ended = "".join(f"xfer read done by {rank} rank 0 peer p\n" for rank in ranks)
+    detector = judge(history("start 600\nL 600 c0 -> 599 async\nA 599\n" + posted + ended + "R"))
     found = [each for held in detector.findings.values() for each in held.values()]
     assert [(each.rule, each.count) for each in found] == [("miscounted-readers", 1)] * count
     assert detector.verdicts["miscounted-readers", Verdict.OK] == len(ranks) - count

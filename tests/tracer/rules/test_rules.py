@@ -8,7 +8,7 @@ import pytest
 from history import history, judge, rules_found
 from msgspec.structs import replace
 
-from kvtrail.tracer.events.events import Schedule
+from kvtrail.tracer.events.events import Event, Schedule, Xfer
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.rules import Groups, Rule, all_rules
 
@@ -406,14 +406,25 @@ def test_a_block_that_a_window_has_left_behind_may_be_another_groups_now(stored:
 
 
 TAKES = "L 600 c0 -> 599 async\nA 599 [1-19]\nxfer read posted 19 rank 0 peer p\n"
+DONE_READ = "xfer read done 19 rank 0 peer p\n"
 FAILED_READ = "xfer read failed 19 rank 0 peer p !NIXL_ERR_REMOTE_DISCONNECT\n"
+
+
+def of_two_processes(text: str, connector: str = "Connector") -> list[Event]:
+    """A history with reads of a worker in a process of its own, whose recorder numbers them for itself."""
+    events = history(text, connector=connector)
+    for of_worker in (False, True):
+        for number, event in enumerate(each for each in events if (type(each) is Xfer) == of_worker):
+            event.sequence = event.request_sequence = number
+            event.recorder = "worker" if of_worker else event.recorder
+    return events
 
 
 @pytest.mark.parametrize(
     "text", [f"{FAILED_READ}R\nA 0 [1-19]\nS 599+1 [1-19]", f"R\nA 0 [1-19]\nS 599+1 [1-19]\n{FAILED_READ}"]
 )
 def test_a_load_that_is_received_although_one_of_its_reads_failed_is_short_in_either_order(text: str) -> None:
-    finding = only_finding(TAKES + text)
+    (finding,) = (f for held in judge(of_two_processes(TAKES + text)).findings.values() for f in held.values())
     assert finding.rule == "short-load"
     assert finding.numbers == {"failed_blocks": 19, "rank": 0, "reason": "NIXL_ERR_REMOTE_DISCONNECT"}
     assert "reported as received" in finding.explanation
@@ -424,9 +435,9 @@ def test_a_load_that_is_received_although_one_of_its_reads_failed_is_short_in_ei
     [
         f"{FAILED_READ}R failed\nL 600 c0 -> 0\nA 0 [1-19]\nS 0+600 [1-19]",
         f"{FAILED_READ}error [1-19]\nR\nL 600 c0 -> 0\nA 0 [1-19]\nS 0+600 [1-19]",
-        f"{FAILED_READ}R failed\n{TAKES}R\nA 0 [1-19]\nS 599+1 [1-19]",
-        f"R failed\n{TAKES}R\nA 0 [1-19]\nS 599+1 [1-19]\n{FAILED_READ}",
-        f"{FAILED_READ}xfer read posted 19 rank 0 peer p\nR\nA 0 [1-19]\nS 599+1 [1-19]",
+        f"{FAILED_READ}R failed\n{TAKES}{DONE_READ}R\nA 0 [1-19]\nS 599+1 [1-19]",
+        f"R failed\n{TAKES}{DONE_READ}R\nA 0 [1-19]\nS 599+1 [1-19]\n{FAILED_READ}",
+        f"{FAILED_READ}xfer read posted 19 rank 0 peer p\n{DONE_READ}R\nA 0 [1-19]\nS 599+1 [1-19]",
         f"end aborted\n{FAILED_READ}R",
     ],
     ids=["reported", "blocks named", "tried again", "an earlier load's, heard late", "begun again", "aborted"],
@@ -440,3 +451,31 @@ def test_a_request_that_goes_on_behind_a_failed_asynchronous_load_is_found(failu
     text = f"L 300 c0 h256 -> 256 async\nA 256 [1-8]\n{failure}\nA 0 [1-10]\nS 256+44 [1-10]"
     assert rules_found(judge(history(text))) == ["failed-load-resume"]
     assert rules_found(judge(history(text.replace("S 256+44", "S 0+300")))) == []
+
+
+def test_a_load_that_is_received_before_all_of_its_reads_have_ended_is_found() -> None:
+    text = f"{TAKES}xfer read posted 1 rank 1 peer p\n{DONE_READ}R\nxfer read done 1 rank 1 peer p"
+    finding = only_finding(text)
+    assert (finding.rule, finding.numbers) == ("unread-load", {"allocated": 599, "reads": 1, "rank": 0})
+    assert "of its reads 1 had not ended" in finding.explanation
+    assert rules_found(judge(of_two_processes(text))) == [], "which of two processes was first is not known"
+    assert rules_found(judge(history(text.replace("R\n", "R failed\n")))) == []
+
+
+def test_a_load_without_any_read_is_found_where_the_connector_has_recorded_reads() -> None:
+    unread = "b: L 600 c0 -> 599 async\nb: A 599\nb: R"
+    text = f"{TAKES}{DONE_READ}R\n{unread}"
+    held = judge(history(text, connector="NixlConnector")).findings.values()
+    (finding,) = (finding for each in held for finding in each.values())
+    assert (finding.rule, finding.numbers) == ("unread-load", {"allocated": 599, "reads": 0})
+    assert "no read of another engine's blocks had begun" in finding.explanation
+    assert rules_found(judge(history(unread, connector="NixlConnector"))) == []
+    assert rules_found(judge(history(text))) == [], "it may load from a store of its own, too"
+    assert rules_found(judge(of_two_processes(text, connector="NixlConnector"))) == []
+
+
+def test_a_load_with_lost_events_is_not_said_to_be_unread() -> None:
+    text = f"start 600\n{TAKES}{DONE_READ}R\nb: L 600 c0 -> 599 async\nb: A 599\nb: xfer read posted 19 peer p\n"
+    events = history(f"{text}b: xfer read done peer p\nb: R", connector="NixlConnector")
+    for lost in range(1, len(events) - 1):
+        assert rules_found(judge(events[:lost] + events[lost + 1 :])) == [], events[lost]

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import BlockCheck, Handoff
+from kvtrail.tracer.events.events import BlockCheck, Handoff, Side
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.ledger.handoffs import Place
 from kvtrail.tracer.ledger.reference_hashes import WrongBlocks
-from kvtrail.tracer.ledger.slim_reference_hashes import ADMITTED, TAKEN
+from kvtrail.tracer.ledger.slim_reference_hashes import ADMITTED, COMPUTED, TAKEN
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule, Groups, KnownBy
 from kvtrail.tracer.rules.contents import mismatch
@@ -15,7 +16,7 @@ MAX_TAKERS = 4
 """Requests that a sentence names of those that took a hand-off."""
 
 
-class ByteDrift(EngineRule[BlockCheck]):
+class ByteDrift(EngineRule[BlockCheck | Handoff]):
     """A block holds other KV than was computed under its hash.
 
     Invariant: what a request loads, takes over or holds under a block hash is one of the contents that were computed under
@@ -23,12 +24,15 @@ class ByteDrift(EngineRule[BlockCheck]):
 
     Equal hashes promise equal prefixes. What was computed under a hash is a set: how requests are batched may change bits.
     The worker judges by what its engine has computed; where others write to the store, too, only content that is known to be
-    another's, zeros, or computed after a wrong block. What the engine does not know is compared with what engines of the same
-    `kvtrail.cache.identity` computed: it is wrong if it was computed under another hash alone. A wrong load stays in vLLM's
-    prefix cache: each request that takes its blocks over is named, too, as long as they hold what they did. Source: vLLM,
-    `hash_block_tokens` chains a block's tokens to all before them; the incidents are vLLM #52234
-    (https://github.com/vllm-project/vllm/issues/52234) and #45704 (https://github.com/vllm-project/vllm/issues/45704), and
-    LMCache #4463 (https://github.com/LMCache/LMCache/issues/4463). Needs fingerprints.
+    another's, zeros, or computed after a wrong block. What the engine does not know is compared with what engines of the
+    same `kvtrail.cache.identity` computed: it is wrong if it was computed under another hash alone. What was read from
+    another engine is wrong, too, if several blocks, and all that can be compared, differ from what the request that was
+    handed over computed in its only run: a read copies bits, and last bits differ between computations alone. A wrong load
+    stays in vLLM's prefix cache: each request that takes its blocks over is named, too, as long as they hold what they did.
+    Source: vLLM, `hash_block_tokens` chains a block's tokens to all before them; the incidents are vLLM #52234
+    (https://github.com/vllm-project/vllm/issues/52234), #45704 (https://github.com/vllm-project/vllm/issues/45704), and
+    #28677 (https://github.com/vllm-project/vllm/pull/28677), and LMCache #4463
+    (https://github.com/LMCache/LMCache/issues/4463). Needs fingerprints.
     """
 
     id = "byte-drift"
@@ -44,11 +48,15 @@ class ByteDrift(EngineRule[BlockCheck]):
     mitigation = "Set `guard: heal` to have wrong blocks computed again."
     needs_history = False
 
-    def judge(self, event: BlockCheck, engine: Engine) -> Judgement:
+    def judge(self, event: BlockCheck | Handoff, engine: Engine) -> Judgement:
+        if type(event) is Handoff:
+            return _unlike_given(event, engine) or None
         if (numbers := mismatch.numbers(event, "drift")) is not None:
             return Drift(numbers, [event], healed=event.check_healed)
         if wrong := engine.references.wrong(event):
             return tuple(_of_another(each, wrong, engine) for each in wrong)
+        if unlike := _unlike_given(event, engine):
+            return unlike
         if event.check_look not in (*TAKEN, "held"):
             return None
         if event.check_blocks > event.check_unknown or engine.references.is_any_right(event):
@@ -56,6 +64,12 @@ class ByteDrift(EngineRule[BlockCheck]):
         return Unknown.CONTENT if event.check_unknown else None
 
     def template(self, finding: Finding) -> str:
+        if "given" in finding.numbers:
+            return (
+                "At {3} {checked} compared with what engine {given_by} had computed for request {given} ({0}), which was"
+                " handed over at {1}, to this request at {2}. All {wrong} that can be compared differ, the first of them this"
+                " request's {place}. Whose KV they hold is not known."
+            )
         if "owner" in finding.numbers:
             is_own = finding.numbers["owner_engine"] == finding.engine
             had = "the engine had" if is_own else "engines of equal caches had"
@@ -72,6 +86,9 @@ class ByteDrift(EngineRule[BlockCheck]):
 
     def values(self, finding: Finding) -> dict[str, Any]:
         of = finding.numbers
+        if "given" in of:
+            place = mismatch.place(of["token"], of["block_size"], of.get("group"))
+            return {"checked": mismatch.checked(of), "place": place}
         if "owner" in of:
             size = of["block_size"]
             return {
@@ -89,23 +106,57 @@ def _of_another(wrong: WrongBlocks, beside: list[WrongBlocks], engine: Engine) -
     checks have come to light `beside` it."""
     block, owner = wrong[min(wrong)]
     event = block.event
-    numbers: dict[str, Any] = {
-        "look": event.check_look,
-        "looked": event.looked,
-        "wrong": len(wrong),
-        "token": block.token,
-        "block_size": event.block_size,
-        "rank": event.rank,
+    numbers = _numbers(event, wrong) | {
         "owner": owner.event.request,
         "owner_engine": owner.event.engine,
         "owner_token": owner.token,
     }
     if event.group is not None:
-        numbers |= {"group": event.group, "owner_group": owner.event.group}
+        numbers["owner_group"] = owner.event.group
     if event.check_look == ADMITTED and (source := engine.references.left_by(block, beside)):
         numbers["source"] = source
     handoffs = _handoffs(event, owner.event, engine, numbers)
     return Drift(numbers, [owner.event, *handoffs, event], grown=engine.references.is_known_of(wrong))
+
+
+def _unlike_given(event: BlockCheck | Handoff, engine: Engine) -> tuple[Drift, ...]:
+    """Loads with other content than was handed over to them: that of this event, or those of requests that take what this one
+    says was computed, or handed over. A request that was preempted may have computed it in several versions."""
+    handoffs, loads_of = engine.handoffs, engine.references.loads_of
+    checks: dict[Place, tuple[BlockCheck, ...]] | None = None
+    beside: BlockCheck | None = None
+    if type(event) is Handoff:
+        pair, given = handoffs.pair(event), event if event.handoff_side == Side.GIVES else None
+    elif event.check_look == COMPUTED:
+        pair, beside = handoffs.given_by(event), event
+        given = None if pair is None else pair.given
+    else:
+        pair, checks = handoffs.taken_by(event), {(event.engine, event.request or ""): (event,)}
+        given = None if pair is None else pair.given
+    if pair is None or given is None or given.epoch:
+        return ()
+    late = checks is None
+    found = []
+    for place in pair.takers.keys() - pair.failed - pair.recomputed:
+        for check in loads_of(*place) if checks is None else checks.get(place, ()):
+            if wrong := engine.references.unlike_given(check, (given.engine, given.request or ""), beside):
+                _, computed = wrong[min(wrong)]
+                numbers = _numbers(check, wrong) | {"given_by": given.engine, "given": given.request}
+                found.append(Drift(numbers, [computed.event, given, pair.takers[place], check], grown=late))
+    return tuple(found)
+
+
+def _numbers(event: BlockCheck, wrong: WrongBlocks) -> dict[str, Any]:
+    """Of a check with wrong blocks, and the first of them."""
+    return {
+        "look": event.check_look,
+        "looked": event.looked,
+        "wrong": len(wrong),
+        "token": min(wrong),
+        "block_size": event.block_size,
+        "rank": event.rank,
+        **({} if event.group is None else {"group": event.group}),
+    }
 
 
 def _handoffs(event: BlockCheck, owner: BlockCheck, engine: Engine, numbers: dict[str, Any]) -> list[Handoff]:

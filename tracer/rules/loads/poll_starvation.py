@@ -39,7 +39,7 @@ class PollStarvation(EngineRule[Heartbeat]):
         held: list[Event] = [*engine.loads.values(), *engine.kept.values()]
         if event.scheduler_step is None or not held:
             return None
-        if event.scheduler_paused or engine.clocks.is_paused or engine.clocks.running:
+        if event.scheduler_paused or engine.clocks.is_paused or engine.clocks.running or event.scheduler_running:
             return OK
         before, oldest = engine.polled, min(held, key=lambda each: each.sequence)
         if before is None or before.scheduler_step != event.scheduler_step:

@@ -1,0 +1,79 @@
+"""stuck-step: a step of the scheduler does not end, and the requests in it wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrail.tracer.events.events import Event, Heartbeat, LoadPlan
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
+from kvtrail.tracer.model.words import singular
+from kvtrail.tracer.rules import EngineRule, KnownBy
+
+STUCK_S = 240.0
+"""How long a step may take: vLLM itself ends an engine after 300 s (`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`), but only if it has
+several workers, and only if these do not answer."""
+
+
+class StuckStep(EngineRule[Heartbeat]):
+    """A step of the scheduler does not end, though requests run.
+
+    Invariant: while the scheduler runs requests and is not paused, it begins a step at least every 240 seconds.
+
+    One finding for the engine, with what was open in it. A scheduler whose requests have ended, load, wait for their callers'
+    next input, or are paused need make no step, and `poll-starvation` judges what a connector holds then. Time is the
+    recorder's: none passes while no heartbeat comes. Source: vLLM, `MultiprocExecutor.collective_rpc` waits 300 seconds for
+    its workers, and `UniProcExecutor` and the connector's calls on the scheduler's side for ever; the incident is
+    LMCache #4759 (https://github.com/LMCache/LMCache/issues/4759). Needs heartbeats that report the scheduler's steps and how
+    many requests it runs; no other event.
+    """
+
+    id = "stuck-step"
+    severity = Severity.HANG
+    known_by = KnownBy.DEADLINE
+    classes = ("C12",)
+    needs_history = False
+    hint = (
+        "A call of the connector, a copy, or another worker does not return: take a stack dump of the engine's processes"
+        " (`py-spy dump`), and restart the engine. What the connector waits for needs a time-out, after which the load is"
+        " reported as failed."
+    )
+
+    def judge(self, event: Heartbeat, engine: Engine) -> Judgement:
+        if event.scheduler_step is None or event.scheduler_running is None:
+            return None
+        since = engine.in_step
+        goes_on = since is None or since.scheduler_step != event.scheduler_step
+        if goes_on or since is None or not event.scheduler_running or event.scheduler_paused:
+            return OK
+        stuck_s = (engine.time.now_ns - engine.time.of(since)) / 1e9
+        if stuck_s < STUCK_S:
+            return OK
+        loads: list[Event] = [plan for plan in engine.jobs.values() if type(plan) is LoadPlan]
+        stores = [plan for plan in engine.jobs.values() if type(plan) is not LoadPlan]
+        planned = {plan.request for plan in loads}
+        loads += [alloc for request, alloc in engine.loads.items() if request not in planned]
+        numbers = {
+            "stuck_s": round(stuck_s, 1),
+            "steps": event.scheduler_step,
+            "running": event.scheduler_running,
+            "loads": len(loads),
+            "stores": len(stores),
+            "kept": len(engine.kept),
+        }
+        oldest = sorted([*loads, *stores, *engine.kept.values()], key=lambda each: each.sequence)[:1]
+        return Drift(numbers, [*oldest, since, event], connector=oldest[0].connector if oldest else None)
+
+    def explain(self, finding: Finding) -> str:
+        *oldest, since, last = finding.witness
+        n: dict[str, Any] = finding.numbers
+        text = singular(
+            f"From {since} to {last}, for {n['stuck_s']} seconds, the scheduler was in its step {n['steps']} and began no"
+            f" other, while it ran {n['running']} requests."
+        )
+        if not oldest:
+            return f"{text} No transfer is known to have been open."
+        return (
+            f"{text} Transfers were open, the oldest since {oldest[0]}. Loads: {n['loads']}; stores: {n['stores']}; ended"
+            f" requests with blocks that the connector keeps: {n['kept']}."
+        )
