@@ -129,8 +129,8 @@ def print_disk(path: Path, spans: int, came: int) -> None:
 
 
 def long_prompts(tokens: int, *, clock: Callable[[], int] | None = None) -> Iterator[bytes]:
-    """What a recorder sends of requests with prompts that nobody had before: their block hashes, and their block tables. Their
-    times are those of a clock, nanoseconds from now on; without one, they are a microsecond apart."""
+    """What a recorder sends of requests with prompts that nobody had before: their block hashes, and their block tables.
+    Their times are those of a clock, nanoseconds from now on; without one, they are a microsecond apart."""
     rng, blocks = random.Random(0), tokens // BLOCK
     resource = {semconv.ENGINE_ID.key: "e", semconv.RECORDER_ID.key: "r", semconv.BLOCK_SIZE.key: BLOCK}
     encoder = Encoder(resource, 0, time.time_ns())

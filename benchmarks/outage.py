@@ -3,8 +3,8 @@
     python benchmarks/outage.py                    twenty prompts of 128,000 new tokens a second, and 12 s without a sidecar
     python benchmarks/outage.py --against OTHER    this checkout, and then another one
 
-It prints the longest wait of a post, the longest time in which no request became known, when all that was sent after the outage was
-known, and the sidecar's memory at most; exit code 1 beyond the bounds.
+It prints the longest wait of a post, the longest time in which no request became known, when all that was sent after the
+outage was known, and the sidecar's memory at most; exit code 1 beyond the bounds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -55,7 +56,7 @@ class Seen:
     def deaf_s(self) -> float:
         """The longest time in which no request became known."""
         moments = [at_s for at_s, _ in self.known]
-        return max((after - before for before, after in zip(moments, moments[1:], strict=False)), default=float("inf"))
+        return max((after - before for before, after in pairwise(moments)), default=float("inf"))
 
 
 def outage(tokens: int, a_second: int) -> Seen:
@@ -90,7 +91,9 @@ def _send(prompts: Iterator[bytes], a_second: int, seconds: float, seen: Seen) -
 
         def post(payload: bytes) -> None:
             posted_s = time.monotonic()
-            answer = client.post(f"{URL}/v1/traces", content=payload, headers={"content-type": "application/x-protobuf"})
+            answer = client.post(
+                f"{URL}/v1/traces", content=payload, headers={"content-type": "application/x-protobuf"}
+            )
             with lock:
                 seen.longest_s = max(seen.longest_s, time.monotonic() - posted_s)
                 seen.sent += answer.status_code == 200
@@ -126,8 +129,9 @@ def main() -> None:
         os.environ["PYTHONPATH"] = str(checkout / "src")
         seen = outage(options.tokens, options.a_second)
         print(
-            f"{checkout}: {seen.sent} prompts taken, {seen.refused} refused; the longest post took {seen.longest_s:.1f} s, no request"
-            f" became known for {seen.deaf_s():.1f} s, {seen.known[-1][1]} known in the end; {seen.most_mib:.0f} MiB at most",
+            f"{checkout}: {seen.sent} prompts taken, {seen.refused} refused; the longest post took {seen.longest_s:.1f} s,"
+            f" no request became known for {seen.deaf_s():.1f} s, {seen.known[-1][1]} known in the end;"
+            f" {seen.most_mib:.0f} MiB at most",
             flush=True,
         )
         if checkout == ROOT:
