@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,6 +90,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         first = ["tests/e2e", "tests/deploy", "tests/connector"]
         items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in first])
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """What fails is said at once: a run that is ended from outside prints no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        why = report.longreprtext.splitlines()[-1:]
+        print(f"\n{time.strftime('%H:%M:%S')} FAILED {report.nodeid} ({report.when}): {''.join(why)}", flush=True)
 
 
 @pytest.fixture(autouse=True)
