@@ -96,7 +96,7 @@ CORE = (
         "core.load.whole",
         "A load brings all tokens that were allocated for it, and none beyond.",
         f"{_SCHEDULER}.schedule`, which counts all of them as computed",
-        ("plans", "short-load", "load-range", "bytes"),
+        ("plans", "short-load", "unread-load", "load-range", "bytes"),
         ("alloc/external",),
     ),
     Requirement(

@@ -38,7 +38,7 @@ _LOADS = (
         "extended.async-loads.ends",
         "Every load ends, and the request runs after it.",
         "vLLM 0.32, `RequestStatus.WAITING_FOR_REMOTE_KVS`; vLLM #53095 (https://github.com/vllm-project/vllm/issues/53095)",
-        ("stuck-load", "stuck-promotion", "stalled-transfers", "hang"),
+        ("stuck-load", "stuck-promotion", "stalled-transfers", "stuck-step", "hang"),
         ("load/open",),
         Feature.ASYNC_LOADS,
     ),

@@ -117,7 +117,7 @@ def test_no_damage_to_one_side_or_both_makes_a_drift_of_a_pair(tmp_path: Path, s
     assert false == []
 
 
-@pytest.mark.parametrize("seeds", [range(36), pytest.param(range(36, 180), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("seeds", [range(48), pytest.param(range(48, 180), marks=pytest.mark.long)], ids=str)
 def test_after_any_damage_a_faulty_pair_has_no_new_findings(seeds: range) -> None:
     found_again: Counter[str] = Counter()
     total: Counter[str] = Counter()
