@@ -143,7 +143,7 @@ def long_prompts(tokens: int, *, clock: Callable[[], int] | None = None) -> Iter
             Kind.LOOKUP: {"total": tokens, "computed": 0, "matched": 0, "returned": 0},
             Kind.ALLOC: {"total": tokens, "allocated": 0, "blocks_ids": tuple(range(first, first + blocks))},
             Kind.SCHEDULE: {"computed": 0, "scheduled": tokens},
-            Kind.REQUEST: {"total": tokens + 9, "output": 9, "computed": tokens + 9, "outcome": "finished_stopped"},
+            Kind.REQUEST: {"total": tokens + 1, "output": 1, "computed": tokens, "outcome": "finished_stopped"},
         }
         events: list[EventTuple] = []
         for at, (kind, known) in enumerate(reported.items()):

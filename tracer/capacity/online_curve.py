@@ -40,6 +40,8 @@ STORED_TOKENS, STORED_BYTES = f"{PREFIX}stored_tokens", f"{PREFIX}stored_bytes"
 """What the first worker has stored, where it reports bytes: together they give the bytes of a chunk."""
 MAX_RUNNING = 100_000
 """Requests that are followed to their end."""
+MAX_AHEAD = 10_000
+"""Requests that are ahead of their recorder, as far as is known, whose steps and ends are remembered."""
 STRETCH_S = 600
 """Seconds that one sum covers: sums by the minute would have too many capacities in them."""
 Owner = tuple[str, str]
@@ -53,6 +55,17 @@ class _Running(NamedTuple):
     prefix: RequestPrefix
 
 
+class _Ahead(NamedTuple):
+    """What came of a request before its admission was explained, as that waited for an event of its recorder that was
+    missing: how many tokens it has computed, whether it has ended, and the first block of the hashes that its end reports.
+    """
+
+    computed: int
+    has_ended: bool = False
+    block_first: int = 0
+    block_hashes: bytes | None = None
+
+
 class OnlineMissRatioCurve:
     """Follows the accesses to each connector's store. Each method returns the measures to add."""
 
@@ -61,6 +74,7 @@ class OnlineMissRatioCurve:
         self._distances = BoundedDict[Owner, ReuseDistances](MAX_CONNECTORS)
         self._running = BoundedDict[Owner, _Running](MAX_RUNNING)
         """Admitted requests, by engine and request."""
+        self._ahead = BoundedDict[Owner, _Ahead](MAX_AHEAD)
 
     def admitted(self, breakdown: Breakdown) -> Counter[str]:
         """A request was allocated blocks."""
@@ -69,27 +83,47 @@ class OnlineMissRatioCurve:
         if not size or not breakdown.chain:
             return Counter()
         running = _Running(event, RequestPrefix(Chain(hashes=breakdown.chain), size, lookup.block_size or size))
-        self._running[event.engine, event.request or ""] = running
-        return self._accessed(running, running.prefix.admit(lookup, event))
+        owner = event.engine, event.request or ""
+        self._running[owner] = running
+        measures = self._accessed(running, running.prefix.admit(lookup, event))
+        if (ahead := self._ahead.get(owner)) is not None:
+            if ahead.has_ended:
+                measures += self._left(owner, ahead)
+            else:
+                measures += self._computed(running, self._ahead.pop(owner).computed)
+        return measures
 
     def ran(self, fact: Ran) -> Counter[str]:
         """A step runs a request: what it computes can be stored."""
         event = fact.event
-        running = self._running.get((event.engine, event.request or ""))
-        return Counter() if running is None else self._computed(running, event.computed + event.scheduled)
+        owner, computed = (event.engine, event.request or ""), event.computed + event.scheduled
+        running = self._running.get(owner)
+        if running is not None:
+            return self._computed(running, computed)
+        self._ahead[owner] = _Ahead(computed)
+        return Counter()
 
     def ended(self, fact: Ended) -> Counter[str]:
         """A request has ended: by now the hashes of what it has generated are recorded as well."""
         event = fact.event
-        running = self._running.pop((event.engine, event.request or ""), None)
-        if running is None:
-            return Counter()
-        if event.block_hashes:
+        owner = event.engine, event.request or ""
+        end = _Ahead(
+            event.computed or 0, has_ended=True, block_first=event.block_first or 0, block_hashes=event.block_hashes
+        )
+        if owner in self._running:
+            return self._left(owner, end)
+        self._ahead[owner] = end
+        return Counter()
+
+    def _left(self, owner: Owner, end: _Ahead) -> Counter[str]:
+        """A request that was followed has ended."""
+        running = self._running.pop(owner)
+        if end.block_hashes:
             chain = running.prefix.chain = Chain(
                 hashes=list(running.prefix.chain.hashes)
             )  # the other is the breakdown's
-            chain.extend(event.block_first or 0, split_hashes(event.block_hashes))
-        return self._computed(running, event.computed or 0)
+            chain.extend(end.block_first, split_hashes(end.block_hashes))
+        return self._computed(running, end.computed)
 
     def _computed(self, running: _Running, computed: int) -> Counter[str]:
         access = running.prefix.compute(computed)

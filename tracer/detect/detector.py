@@ -555,8 +555,10 @@ class Detector:
             if (account := self.accounts.get(key)) is not None:
                 account.explain(breakdown)
                 self.changed.append(key)
-            if breakdown.is_final and self._on_causes is not None:
-                self._on_causes(event, breakdown)
+            if breakdown.is_final:
+                if self._on_causes is not None:
+                    self._on_causes(event, breakdown)
+                breakdown.shorten()
         causes.breakdowns.clear()
 
     def _confirm(self, beat: Heartbeat, recorder: TrackedRecorder) -> None:

@@ -42,6 +42,9 @@ _SEQUENCE = KeyValue(key=semconv.SEQUENCE.key).SerializeToString() + b"\x12"
 _INT = AnyValue(int_value=0).SerializeToString()[0]
 _MORE = 0x80
 """A byte of a number that another one follows is this much greater."""
+_MOST_SAME = 2**18
+_same: dict[int, int] = {}
+"""Numbers of lists, up to `_MOST_SAME`, each of which is one object: block ids, of which a long prompt names thousands."""
 _LONGEST_NUMBER = 10
 """Bytes. What is longer is below 0, or damaged."""
 
@@ -164,7 +167,10 @@ def value(any_value: AnyValue) -> Any:
         return None
     if kind == "array_value":
         # For a long list of numbers one access each is enough: other values read as 0.
-        return [item.int_value or value(item) for item in any_value.array_value.values]
+        return [
+            (_same.setdefault(number, number) if 0 < (number := item.int_value) < _MOST_SAME else number) or value(item)
+            for item in any_value.array_value.values
+        ]
     if kind == "kvlist_value":
         return attributes(any_value.kvlist_value.values)
     if kind == "bytes_value":

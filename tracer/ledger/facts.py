@@ -30,7 +30,7 @@ from kvtrail.tracer.events.events import (
     TransferEnd,
 )
 from kvtrail.tracer.model.causes import Part
-from kvtrail.tracer.model.prefixes import prefix_of
+from kvtrail.tracer.model.prefixes import blocks_of_prefix, prefix_of
 
 
 class Offer(Struct, eq=False):
@@ -210,6 +210,12 @@ class Breakdown(Struct, eq=False):
         """The prefix of the prompt, as `prefix_of` has it. Empty where hashes are not known, and after a preemption: then
         outputs are part of the chain."""
         return "" if self.event.epoch else prefix_of(self.chain or (), self.block_size)
+
+    def shorten(self) -> None:
+        """Keep of the chain what the prefix needs: no more is asked of an admission that is explained and summed up, and the
+        hashes of a long prompt take more memory than all else that is held of it."""
+        if self.chain is not None:
+            self.chain = self.chain[: blocks_of_prefix(self.block_size)]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""

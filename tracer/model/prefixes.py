@@ -20,6 +20,10 @@ def name_of(block_hash: bytes) -> str:
 def prefix_of(chain: Sequence[bytes], block_size: int) -> str:
     """The prefix of a prompt by the hashes of its full blocks: that of the last block within the first `PREFIX_TOKENS`
     tokens, or of the first block, if blocks are longer. Empty where the prompt has no full block."""
-    last = max(1, PREFIX_TOKENS // block_size) if block_size else 0
-    within = chain[:last]
+    within = chain[: blocks_of_prefix(block_size)]
     return name_of(within[-1]) if within else ""
+
+
+def blocks_of_prefix(block_size: int) -> int:
+    """How many full blocks decide about the prefix; 0 where their size is not known."""
+    return max(1, PREFIX_TOKENS // block_size) if block_size else 0

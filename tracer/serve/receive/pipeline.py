@@ -43,6 +43,9 @@ PAUSE_S = 0.005
 """Between two slices of what had waited: enough for a request that waits to have its turn."""
 
 
+_pause = time.sleep
+
+
 class Pipeline:
     """Processes requests of spans from any thread, one at a time.
 
@@ -182,7 +185,7 @@ class Pipeline:
                 return
             if self.storage.rows_are_due():
                 self.storage.write_rows()
-            time.sleep(PAUSE_S)
+            _pause(PAUSE_S)
 
     def resume(self, on_judged: Callable[[int], None] = lambda number: None) -> None:
         """See `Recovery.run`."""
