@@ -63,6 +63,7 @@
     end delayed lease 30               its blocks are kept for 30 seconds at most
     end handoff computed 600           it was to be handed on to another engine; 600 of its tokens were computed
     end handoff output 1 computed 0 []     after a token of output; no blocks are left
+    step 7                             what follows is of the scheduler's step 7, until another is named
     cut off                            its engine ended before it did
     wait 130                           130 seconds pass, in which every recorder sends heartbeats
     wait 130 idle                      the same, and the scheduler makes no step; `busy`: it makes some
@@ -464,6 +465,7 @@ def history(
     numbers: Counter[tuple[str, str | None]] = Counter()
     totals: dict[str, int] = {}
     steps = spare_ns = 0
+    step: int | None = None
     now_ns = START_NS
     heard: dict[str, Event] = {}
     reported: set[bytes] = set()
@@ -481,6 +483,8 @@ def history(
             "cache_identity": cache_identity, "capabilities": capabilities,
             "groups": None if groups is None else groups_declared(groups),
         }  # fmt: skip
+        if step is not None and "scheduler_step" in cls.__struct_fields__:
+            common["scheduler_step"] = step
         now_ns += MILLISECOND_NS
         numbers[by, about] += 1
         heard[by] = cls(**{**common, **fields})
@@ -504,6 +508,9 @@ def history(
                     heard[by] = beat
                     events.append(beat)
             now_ns = until_ns
+            continue
+        if number := re.fullmatch(r"step (\d+)", line):
+            step = int(number[1])
             continue
         where, name, child, line = _place(line)
         about = f"{name}-{request}" if name else request

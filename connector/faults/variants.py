@@ -58,6 +58,31 @@ class ShortLoadFails(ShortLoad):
             raise RuntimeError("the load has brought other tokens than were asked for")
 
 
+class StoreAfterEnd(_Variant):
+    """A request's last store is planned once more, some steps after its end. For the OffloadConnector."""
+
+    rule = "stale-block"
+    _later = 40
+    """Steps; in these its blocks are given to others."""
+
+    def prepare(self) -> None:
+        self._last: dict[str, Any] = {}
+        self._late: dict[str, int] = {}
+        self._step = 0
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
+        if request.request_id in self._last:
+            self._late[request.request_id] = self._step + self._later
+        return super().request_finished_all_groups(request, block_ids)
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        self._step += 1
+        self._last.update((copy.request_id, copy) for copy in plan.stores)
+        for request_id in [each for each, step in self._late.items() if step == self._step]:
+            plan.stores.append(self._last.pop(request_id))
+            del self._late[request_id]
+
+
 class GroupsExchanged(_Variant):
     """The blocks of one KV cache group are copied as those of the other. For the
     OffloadingConnector, with two groups."""

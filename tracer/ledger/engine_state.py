@@ -6,9 +6,12 @@ by itself: where events are missing, what they may have touched is forgotten, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
@@ -69,6 +72,8 @@ MAX_KEYS = 100_000
 """Chunk keys remembered with the contents that they stand for."""
 MAX_FETCHES = 10_000
 """Requests for which it is remembered what was fetched."""
+MAX_LEFT = 1_000
+"""Requests without blocks for which it is remembered when they gave theirs back."""
 
 
 @dataclass(slots=True)
@@ -96,7 +101,11 @@ class Engine:
     unknown_tables: set[str] = field(default_factory=set)
     """Requests with an open transfer and an unknown table."""
     given: dict[int, Event] = field(default_factory=dict)
-    """By block, the event that gave it out last, free as it was, in engines with windows that leave blocks behind."""
+    """By block, the event that gave it out last, free as it was; an allocation without its table, which may be long."""
+    left: BoundedDict[str, Event] = field(default_factory=lambda: BoundedDict(MAX_LEFT))
+    """The requests that hold no blocks since an event: they were preempted, have ended, or their load has failed."""
+    step: int | None = None
+    """The latest scheduling step with an event that names it."""
     admitted: set[str] = field(default_factory=set)
     """Requests that have been given blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
@@ -227,7 +236,7 @@ class Engine:
             self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.contested, self.undecided,
             self.jobs, self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers,
             self.wrong_chunks, self.own_chunks, self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
-            self.ran_since, self.failing_peers, self.reads, self.readers,
+            self.ran_since, self.failing_peers, self.left, self.reads, self.readers,
         ):  # fmt: skip
             facts.clear()
         self.handoffs.lose(before.recorder)
@@ -251,13 +260,15 @@ class Engine:
 
     def _enter_request_start(self, event: RequestStart) -> None:
         self.met[event.request or ""] = Identity(event.identity, event.adapter_version)
+        self.left.pop(event.request or "", None)
         self.writers.enter_start(event)
         self.handoffs.enter_start(event)
 
     def _enter_lookup(self, event: Lookup) -> None:
+        self.step = event.scheduler_step
         if event.request is not None:
             if event.request in self.tables:  # vLLM asks only about a request without blocks: a failed load's are free
-                self._holds_nothing(event.request)
+                self._leave(event)
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
             self.given_up.enter_lookup(event)
         if event.chunk_keys:
@@ -265,6 +276,7 @@ class Engine:
 
     def _enter_alloc(self, event: Alloc) -> None:
         request = event.request or ""
+        self.step = event.scheduler_step
         self.admitted.add(request)
         self.fetched.pop(request, None)
         lookup = self.last_lookup(event)
@@ -273,10 +285,12 @@ class Engine:
             if self.invalid:
                 self._renew(request, self._given_afresh(event, lookup))
             if names_all_blocks(event):
+                before = self.tables.get(request)
                 table = self.tables[request] = BlockTable(event)
                 self.unknown_tables.discard(request)
-                if table.leaves_behind and lookup is not None:
-                    self.given.update(dict.fromkeys(table.new_from(lookup.computed), event))
+                self.left.pop(request, None)
+                if lookup is not None:
+                    self._give(event, set(table.new_from(lookup.computed)).difference(before or ()))
                 self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
             else:
                 self.tables.pop(request, None)
@@ -295,6 +309,7 @@ class Engine:
 
     def _enter_schedule(self, event: Schedule) -> None:
         request = event.request or ""
+        self.step = event.scheduler_step
         self.preemptions.clear()
         self.short = None
         first = request in self.admitted
@@ -310,13 +325,40 @@ class Engine:
                 if self.invalid:
                     self._renew(request, event.blocks_ids)
                 self.tables[request].add(event)
-                if self.tables[request].leaves_behind:
-                    self.given.update(dict.fromkeys(event.blocks_ids, event))
+                self._give(event, event.blocks_ids)
         self.admitted.discard(request)
         if self.invalid:
             self.ran_since[request] = event.scheduler_step
             if event.block_size:
                 self._recompute(request, event)
+
+    def _give(self, event: Alloc | Schedule, blocks: Collection[int]) -> None:
+        """A request is given blocks that were free."""
+        if blocks:
+            given = (
+                event if isinstance(event, Schedule) else structs.replace(event, blocks_ids=None, blocks_by_group=None)
+            )
+            self.given.update(dict.fromkeys(blocks, given))
+
+    def given_since_left(self, plan: Plan) -> dict[int, Event]:
+        """The blocks of a plan that were given to others since the request of the plan gave its own back, each with the event
+        that gave it; nothing for a request that holds blocks, or is not known to have had any."""
+        left = self.left.get(plan.request or "")
+        if left is None:
+            return {}
+        return {
+            block: given
+            for block in plan.blocks_ids or ()
+            if block != NULL_BLOCK
+            and (given := self.given.get(block)) is not None
+            and given.request != plan.request
+            and given.sequence > left.sequence
+        }
+
+    def has_run_since(self, given: Event) -> bool:
+        """Whether the step that gave a block out is known to have run: before that, it may still be copied."""
+        step = getattr(given, "scheduler_step", None)
+        return step is not None and self.step is not None and step < self.step
 
     def _given_afresh(self, event: Alloc, lookup: Lookup | None) -> Iterable[int]:
         """The blocks of an allocation that may be given out afresh. After an asynchronous load vLLM reports all blocks of the
@@ -356,7 +398,7 @@ class Engine:
 
     def _enter_preempt(self, event: Preempt) -> None:
         self.preemptions.append(event)
-        self._holds_nothing(event.request or "")
+        self._leave(event)
         self.admitted.discard(event.request or "")
 
     def _enter_request(self, event: RequestEnd) -> None:
@@ -371,7 +413,7 @@ class Engine:
                 self._ends(event, "save").begin(request, event)
         else:
             self.wrong_chunks.enter_end(event, self.tables.get(request))
-            self._holds_nothing(request)
+            self._leave(event)
         self.lookups.pop(request, None)
         self.own_chunks.enter_end(request)
         self.met.pop(request, None)
@@ -382,7 +424,7 @@ class Engine:
                 ends.forget(request)
 
     def _enter_sent(self, event: Sent) -> None:
-        self._holds_nothing(event.request or "")
+        self._leave(event)
         self.handoffs.enter_release(event)
         self._release(event)
 
@@ -416,7 +458,9 @@ class Engine:
 
     def _enter_received(self, event: Received) -> None:
         self.handoffs.enter_received(event)
-        self._release(event)  # vLLM frees an ended request's blocks at either report
+        if event.request in self.kept:  # vLLM frees an ended request's blocks at either report
+            self._leave(event)
+        self._release(event)
         if (load := self.load_from_peer(event)) is not None:
             self.failing_peers.enter(event, load[0], load[1].handoff_peer or "")
         alloc = self.loads.pop(event.request or "", None)
@@ -577,6 +621,9 @@ class Engine:
         ends.open.pop(plan.request or "", None)  # the same load, as its allocation announced it
         ends.begin(job, plan)
         self._open(plan, plan.blocks_ids or ())
+        for block, given in self.given_since_left(plan).items():
+            if not self.has_run_since(given):
+                self.contested.setdefault(job, (block, given))  # it may be waited for before the step runs
 
     def _end(self, key: Job | str, began: Event, direction: str, event: Event) -> None:
         """A transfer has ended. Its time is measured up to the event before: this one may be a jump of the clock."""
@@ -619,6 +666,11 @@ class Engine:
         """A transfer has ended, or is waited for."""
         self.contested.pop(key, None)
         self.undecided.discard(key)
+
+    def _leave(self, event: Event) -> None:
+        """A request gives its blocks back. A child of a MultiConnector may say so once more."""
+        self._holds_nothing(event.request or "")
+        self.left.setdefault(event.request or "", event)
 
     def _holds_nothing(self, request: str) -> None:
         self.tables.pop(request, None)

@@ -213,6 +213,7 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "handoff-preempted": run_handoff_preempted,
     "joint-boundary": run_waiting,
     "self-eviction": run_long_prompt,
+    "store-after-end": run_storm,
     "store-under-load": run_storm,
     "handoff-offered-again": run_storm,
     "stalled-transfers": run_short_ones,

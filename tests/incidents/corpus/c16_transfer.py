@@ -62,6 +62,30 @@ INCIDENTS = [
         says="began over block 14. At A2",
     ),
     _stored_over(1, "LMCache-4822", lmcache(4822, "pull")),
+    Incident(
+        id="vllm-48596",
+        of="C16",
+        url=vllm(48596, "pull"),
+        connector="OffloadingConnector",
+        text="""
+            # the last block's store is planned in the step after the end, in which the block is given away; numbers are ours
+            step 0
+            L 96 c0 h0 -> 0
+            A 0 [1-3]
+            S 0+96 [1-3]
+            step 1
+            end length_capped
+            b: L 128 c0 h0 -> 0
+            b: A 0 [3-6]
+            b: S 0+128 [3-6]
+            plan store 64+32 [3] #1
+            step 2
+            done #1
+        """,
+        rule="block-reuse",
+        numbers={"block": 3, "other": "b-cmpl-1-0-0123abcd", "transfer": "store"},
+        says="and nothing waited for the store",
+    ),
     _stored_over(2, "vllm-29870", vllm(29870, "pull")),
     _stored_over(3, "vllm-52360", vllm(52360)),
     Incident(

@@ -54,6 +54,41 @@ LOOK_ALIKES = [
         "kept until sent",
         f"{_STORING}end delayed\nb: L 64 c0 h0 -> 0\nb: A 0 [11 12]\ndone #1\nsent\nc: L 64 c0 h0 -> 0\nc: A 0 [1 2]",
     ),
+    _alike(
+        "C16",
+        "block-reuse",
+        "the last store is planned after the end, and waited for in the step that gives its block away",
+        "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nend\nb: L 128 c0 h0 -> 0\nb: A 0 [3-6]\n"
+        "b: S 0+128 [3-6]\nplan store 64+32 [3] #1\nflush #1\ndone #1",
+    ),
+    _alike(
+        "C16",
+        "stale-block",
+        "the last store is planned after the end, and its blocks are given away afterwards",
+        "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nend\nb: L 64 c0 h0 -> 0\nb: A 0 [7 8]\n"
+        "b: S 0+64 [7 8]\nplan store 64+32 [3]\nstep 2\nb: S 64+64 [2 3]",
+    ),
+    _alike(
+        "C16",
+        "stale-block",
+        "the last store is planned after the end, and copied before the step that its block is given to",
+        "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nend\nb: L 128 c0 h0 -> 0\nb: A 0 [3-6]\n"
+        "b: S 0+128 [3-6]\nplan store 64+32 [3]",
+    ),
+    _alike(
+        "C16",
+        "stale-block",
+        "the request has been resumed in other blocks, and has its old ones back",
+        "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nP\nb: L 64 c0 h0 -> 0\nb: A 0 [2 3]\nb: S 0+64 [2 3]\n"
+        "step 2\nb: end\nL 97 c0 h0 -> 0\nA 0 [1-4]\nS 0+97 [1-4]\nplan store 0+96 [1-3]",
+    ),
+    _alike(
+        "C16",
+        "stale-block",
+        "the blocks of the ended request are another one's by its prefix",
+        "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nend\nb: L 128 c96 h0 -> 0\nb: A 0 [1-4]\n"
+        "b: S 96+32 [1-4]\nstep 2\nb: S 128+1 [5]\nplan store 0+96 [1-3]",
+    ),
     _alike("C16", "late-read", "read within the lease", "end delayed\nwait 29\nread\nwait 1\nfreed"),
     _alike("C16", "late-read", "read twice, then freed", "end delayed\nread\nread\nsent\nfreed"),
     _alike(

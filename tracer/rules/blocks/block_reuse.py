@@ -12,13 +12,15 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
 
     Invariant: no block enters a request's table between the beginning and the end of an asynchronous load or store of
     another request over it, unless that request holds the block too (a shared prefix), or the workers are instructed in the
-    same step to wait for the transfer before they run.
+    same step to wait for the transfer before they run. The same holds of a block that was given out earlier in the step in
+    which the transfer was planned, for a request that had given it back.
 
     Source: vLLM, `request_finished` -> True keeps blocks until `finished_sending`; the OffloadingConnector flushes a
     store before its blocks are given away; blocks without either are overwritten. The incidents are vLLM #52360
-    (https://github.com/vllm-project/vllm/issues/52360), #29870 (https://github.com/vllm-project/vllm/pull/29870) and
-    SGLang #32564 (https://github.com/sgl-project/sglang/pull/32564). Needs block ids (level `detailed`), plans with
-    numbers or asynchronous loads, and every event of the engine while the transfer is open; it is judged at its end.
+    (https://github.com/vllm-project/vllm/issues/52360), #29870 (https://github.com/vllm-project/vllm/pull/29870), #48596
+    (https://github.com/vllm-project/vllm/pull/48596) and SGLang #32564 (https://github.com/sgl-project/sglang/pull/32564).
+    Needs block ids (level `detailed`), plans with numbers or asynchronous loads, and every event of the engine while the
+    transfer is open; it is judged at its end.
     """
 
     id = "block-reuse"
