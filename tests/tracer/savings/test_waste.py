@@ -16,7 +16,7 @@ from kvtrail.tracer.savings.waste import WASTED, WastedTokens, WasteSum, grouped
 
 def explained(story: str) -> list[Breakdown]:
     found: list[Breakdown] = []
-    detector = Detector(on_causes=lambda _, breakdown: found.append(breakdown))
+    detector = Detector(on_causes=lambda _, breakdown: found.append(replace(breakdown)))  # which is shortened
     detector.feed(history(story, chunk=CHUNK, capabilities=ABOUT[semconv.CAPABILITIES.key]))
     detector.settle()
     return found
