@@ -59,9 +59,13 @@ def test_a_test_that_takes_too_long_breaks_the_budget_and_a_fixture_is_counted_f
     assert times.judge() == []
     assert "beyond 10 s and not marked costly: tests/tracer/test_x.py::test_y (12.5 s)" in "\n".join(times.summary())
     assert "    31.5  tests/tracer" in "\n".join(times.summary())
-    times.pytest_runtest_logreport(report(18.0, costly="starts an engine"))
+    times.pytest_runtest_logreport(report(18.0))
     assert times.judge() == ["tests/tracer/test_x.py::test_y took 30.5 s"]
+    times.pytest_runtest_logreport(report(29.0, costly="starts an engine"))
+    assert times.judge() == []
     assert "not marked costly" not in "\n".join(times.summary())
+    times.pytest_runtest_logreport(report(1.0))
+    assert times.judge() == ["tests/tracer/test_x.py::test_y took 60.5 s"]
     times.rest = 2469.0
-    assert times.judge()[1:] == ["all tests took 2518 s"]
-    assert "OVER BUDGET: all tests took 2518 s" in "\n".join(times.summary())
+    assert times.judge()[1:] == ["all tests took 2548 s"]
+    assert "OVER BUDGET: all tests took 2548 s" in "\n".join(times.summary())

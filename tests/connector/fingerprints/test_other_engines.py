@@ -80,6 +80,7 @@ def tracer(tmp_path: Path) -> Iterator[Tracer]:
     tracer.end()
 
 
+@pytest.mark.costly("each rank is a process that imports vLLM")
 @pytest.mark.parametrize(
     ("name", "rules"), [pytest.param("OffloadConnector", set(), marks=pytest.mark.long), (WRONG, {"byte-drift"})]
 )
