@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from demos import Demo, Servers, children_left, demo
 from processes import Tracer, free_port, serve, until
-from terminals import SIZES, Terminal
+from terminals import Terminal
 
 if TYPE_CHECKING:
     from watching import Loading, Prometheus, Webhook
 
 T = TypeVar("T")
 BUG = ("--bug", "stale-lookup")
-COLUMNS, ROWS = SIZES[0]
+COLUMNS, ROWS = 80, 24
 WHY = "Why: stale-lookup: A cached lookup answer was handed out without regard"
 PARTS = ("watch", "ending", "ended_engines", "dying_demo", "loading_engine", "living_demo")
 """The fixtures of the story."""

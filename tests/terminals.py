@@ -18,9 +18,6 @@ from pathlib import Path
 import pyte
 from processes import SLOW_S
 
-SIZES = [(80, 24), (200, 50)]
-"""Columns and rows: a terminal as it opens, and one that fills a screen."""
-
 
 class Terminal:
     """A terminal of some size with `kvtrail` in it, as its controlling terminal: it passes on Ctrl-C and new sizes."""
@@ -69,21 +66,8 @@ class Terminal:
         while not all(text.search(self.text) for text in wanted):
             assert self._read(deadline), self.raw
 
-    def until_last_line(self, text: str) -> None:
-        """Wait until the last line of the screen begins with the text: all of it is drawn then."""
-        deadline = time.monotonic() + SLOW_S
-        while not self.screen[-1].startswith(text):
-            assert self._read(deadline), self.raw
-
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
-
-    def resize(self, columns: int, rows: int) -> None:
-        self._screen.resize(rows, columns)
-        self._resize_terminal(columns, rows)
-
-    def hang_up(self) -> None:
-        os.close(self._ours)
 
     def end(self) -> int:
         """Read until the command has ended; returns its exit code."""
@@ -100,11 +84,6 @@ class Terminal:
         """Whether the command waits for something, as in a read. Python sees a Ctrl-C that comes just before a read only when
         that returns."""
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-
-    def is_as_it_was(self) -> bool:
-        """Whether what is typed is shown and waits for Enter, as in a shell."""
-        flags: int = termios.tcgetattr(self._ours)[3]
-        return bool(flags & termios.ECHO and flags & termios.ICANON)
 
     def _read(self, deadline: float) -> bool:
         """Take in what was written; False if no writer is left."""

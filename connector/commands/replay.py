@@ -1,4 +1,4 @@
-"""`kvtrail replay`: step through a history, or drive its load again, with the recorded connector or another one."""
+"""`kvtrail replay`: print the steps of a history, or drive its load again, with the recorded connector or another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.history.player import NoSuchStep, Player
 from kvtrail.tracer.history.selection import NotInHistory, moment, requests_named, through
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.reports import json_lines, output_file, screen, terminal
+from kvtrail.tracer.model import words
+from kvtrail.tracer.reports import json_lines, output_file, steps, terminal
 
 MANY = 20_000
 """Events from which on judging them gets a progress bar."""
@@ -45,7 +46,10 @@ _LINES_AT_ONCE = 256
     help="Show the steps up to this time (UTC), or up to +SECONDS.",
 )
 @click.option(
-    "--plain", is_flag=True, help="Print every step as a line, also on a terminal; in a pipe this is the default."
+    "--step", type=int, metavar="N", help="Show this step in full, with its request's account and its findings."
+)
+@click.option(
+    "--finding", type=int, metavar="N", help="Show in full the step that has the Nth finding of what is shown."
 )
 @click.option(
     "--json",
@@ -85,7 +89,8 @@ def replay(
     request: str | None,
     begin: str | None,
     end: str | None,
-    plain: bool,
+    step: int | None,
+    finding: int | None,
     as_json: bool,
     engine: bool,
     against: str | None,
@@ -95,10 +100,10 @@ def replay(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Step through trace files, read together as one history: each event, and the account of its request beside it.
+    """Print the steps of trace files, read together as one history: each event, and what it changed in its request's account.
 
-    A TRACE may also be the log of a vLLM server with LMCache. On a terminal single keys move through it, and ? lists them;
-    elsewhere every step is a line. Findings appear where they are made.
+    A TRACE may also be the log of a vLLM server with LMCache. Findings appear at the step that shows them. --step and
+    --finding show one step in full.
 
     With --engine the history is not shown: its load is driven again on vLLM's real scheduler, with the recorded connector.
 
@@ -111,7 +116,9 @@ def replay(
 
     Example: kvtrail replay trace.jsonl
 
-    Example: kvtrail replay trace.jsonl --request chatcmpl-7 --plain
+    Example: kvtrail replay trace.jsonl --request chatcmpl-7 | less
+
+    Example: kvtrail replay trace.jsonl --finding 1
 
     Example: kvtrail replay trace.jsonl --engine
 
@@ -120,13 +127,13 @@ def replay(
     Example: kvtrail replay trace.jsonl --against my_module:Mine --expect fixed
     """
     drives = engine or against is not None
-    if plain and as_json:
-        raise click.UsageError("--plain and --json exclude each other")
+    if sum((step is not None, finding is not None, as_json)) > 1:
+        raise click.UsageError("--step, --finding and --json exclude each other")
     if expect is not None and against is None:
         raise click.UsageError("--expect goes with --against")
-    if drives and (plain or any(each is not None for each in (request, begin, end))):
+    if drives and any(each is not None for each in (request, begin, end, step, finding)):
         raise click.UsageError(
-            "--engine and --against drive the whole history; --request, --from, --to and --plain show a part of it"
+            "--engine and --against drive the whole history; --request, --from, --to, --step and --finding show a part of it"
         )
     if not drives and any(each is not None for each in (config, recorder, output)):
         raise click.UsageError("--config, --recorder and --output go with --engine or --against")
@@ -134,26 +141,26 @@ def replay(
         output_file.check(output, sources=traces, force=force)
     if drives:
         vllm_ready(f"kvtrail replay --{'engine' if against is None else 'against'}")
-    by_keys = not (drives or plain or as_json) and terminal.is_interactive()
-    if by_keys:
-        from kvtrail.tracer.reports.console import buffered_keys
-    with (
-        output_file.or_exit(output, NotInHistory, NoSuchStep, doing="the replay"),
-        buffered_keys() if by_keys else nullcontext(),
-    ):
+    with output_file.or_exit(output, NotInHistory, NoSuchStep, doing="the replay"):
         with terminal.progress(traces) as on_bytes:
             history = load(traces, on_bytes=on_bytes)
         if drives:
             code = _drive_again(history, against, expect, config, recorder, output, as_json)
         else:
-            code = _step_through(history, request, begin, end, as_json=as_json, by_keys=by_keys)
+            player = _selected(history, request, begin, end)
+            if as_json:
+                _print(json_lines.lines(player))
+            elif step is None and finding is None:
+                _print(steps.lines(player, columns=terminal.width()))
+            else:
+                number = _step_of_finding(player, finding) if step is None else step
+                _print(steps.in_full(player, number, columns=terminal.width()))
+            code = 1 if player.findings else 0
     context.exit(code)
 
 
-def _step_through(
-    history: History, request: str | None, begin: str | None, end: str | None, *, as_json: bool, by_keys: bool
-) -> int:
-    """Show the history; returns the exit code."""
+def _selected(history: History, request: str | None, begin: str | None, end: str | None) -> Player:
+    """The steps of a request, or of all, between two times."""
     from_ns = None if begin is None else moment(history, begin)
     to_ns = None if end is None else through(moment(history, end))
     if from_ns is not None and to_ns is not None and to_ns < from_ns:
@@ -163,16 +170,19 @@ def _step_through(
     shown = events >= MANY and sys.stderr.isatty()
     with click.progressbar(length=events, label="judging", file=sys.stderr) if shown else nullcontext() as bar:
         on_events = None if bar is None else bar.update
-        player = Player(history, requests=requests, from_ns=from_ns, to_ns=to_ns, on_events=on_events)
-    if by_keys:
-        from kvtrail.tracer.reports.console import Console
+        return Player(history, requests=requests, from_ns=from_ns, to_ns=to_ns, on_events=on_events)
 
-        Console(player).run()
-    elif as_json:
-        _print(json_lines.lines(player))
-    else:
-        _print(screen.lines(player, columns=terminal.width()))
-    return 1 if player.findings else 0
+
+def _step_of_finding(player: Player, place: int | None) -> int:
+    """The number of the step that has this finding, counted from 1.
+
+    Raises:
+        NoSuchStep: there are fewer.
+    """
+    numbers = player.steps_of_findings
+    if place is None or not 1 <= place <= len(numbers):
+        raise NoSuchStep(f"there is no finding {place}; {words.some(len(numbers), 'finding')} in what is shown")
+    return numbers[place - 1]
 
 
 def _print(lines: Iterable[str]) -> None:

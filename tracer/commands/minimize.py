@@ -17,7 +17,7 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.output_file import STDOUT
-from kvtrail.tracer.reports.screen import left_out
+from kvtrail.tracer.reports.steps import left_out
 
 MAX_NAMED = 10
 """Findings that are listed; the rest are counted."""

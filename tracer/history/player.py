@@ -96,9 +96,7 @@ class NoSuchStep(ValueError):
 
 
 class Player:
-    """A history with a cursor, which begins at the first of the steps shown.
-
-    Accounts and findings are those of the whole history, even if only a part of it is shown.
+    """The steps of a history, or of a part of it. Accounts and findings are those of the whole history in either case.
 
     Attributes:
         events: all events of the history, in order.
@@ -106,6 +104,7 @@ class Player:
         requests: the indices of each request's events, in order; the requests are ordered by their first event.
         begin_ns: when the history begins, Unix nanoseconds.
         engine_names: the engines' names for people, by id.
+        following: the requests shown; None for all.
     """
 
     def __init__(
@@ -138,32 +137,19 @@ class Player:
                 self.requests.setdefault((event.engine, event.request), []).append(index)
         self.engine_names = history.engine_names()
         self.begin_ns = min((event.start_ns for event in self.events), default=0)
-        self._from_ns, self._to_ns = from_ns, to_ns
+        self.following = requests
+        self._to_ns = to_ns
         self._replays: dict[RequestKey, AccountReplay] = {}
-        self._following: Sequence[RequestKey] | None = None
-        self._shown: Sequence[int] = (0,)
-        self._marked: Sequence[int] = ()
-        self._at = 0
-        self.follow(requests)
+        self._shown = self._select(from_ns, to_ns)
+        if not self._shown:
+            timed = from_ns is not None or to_ns is not None
+            left = "no step is left between these times" if timed else "no step is left"
+            raise NoSuchStep(left if self.events else "there is no event in it")
+        self._marked = sorted(index for index in self.judged.found if _among(self._shown, index))
 
     def __len__(self) -> int:
         """How many steps are shown."""
         return len(self._shown)
-
-    @property
-    def number(self) -> int:
-        """The number of the step under the cursor."""
-        return self._shown[self._at] + 1
-
-    @property
-    def place(self) -> int:
-        """Which of the steps shown is under the cursor, from 1."""
-        return self._at + 1
-
-    @property
-    def following(self) -> Sequence[RequestKey] | None:
-        """The requests shown; None for all."""
-        return self._following
 
     @property
     def late(self) -> tuple[Finding, ...]:
@@ -171,91 +157,44 @@ class Player:
         only up to a time."""
         if self._to_ns is not None:
             return ()
-        return tuple(f for f in self.judged.late if self._following is None or (f.engine, f.request) in self._following)
+        return tuple(f for f in self.judged.late if self.following is None or (f.engine, f.request) in self.following)
 
     @property
     def findings(self) -> list[Finding]:
         """The findings of the steps shown, in order."""
         return [f for index in self._marked for f in self.judged.found.get(index, ())] + list(self.late)
 
-    def follow(self, requests: Sequence[RequestKey] | None) -> None:
-        """Show only the steps of these requests, or of all; the cursor stays where it is, or goes to the nearest step after.
-
-        Raises:
-            NoSuchStep: nothing would be left to show; then nothing changes.
-        """
-        shown = self._select(requests)
-        if not shown:
-            timed = self._from_ns is not None or self._to_ns is not None
-            left = "no step is left between these times" if timed else "no step is left"
-            raise NoSuchStep(left if self.events else "there is no event in it")
-        index = self._shown[self._at]
-        self._following, self._shown = requests, shown
-        self._at = min(bisect_left(shown, index), len(shown) - 1)
-        marked = {index for index in self.judged.found if _among(shown, index)}
-        if self.late:
-            marked.add(shown[-1])
-        self._marked = sorted(marked)
-
-    def here(self) -> Step:
-        """The step under the cursor."""
-        return self._step(self._shown[self._at])
+    @property
+    def steps_of_findings(self) -> list[int]:
+        """The number of the step that shows each of `findings`."""
+        found = [index + 1 for index in self._marked for _ in self.judged.found.get(index, ())]
+        return found + [self._shown[-1] + 1] * len(self.late)
 
     def steps(self) -> Iterator[Step]:
-        """All steps shown, in order; the cursor stays where it is."""
+        """All steps shown, in order."""
         return map(self._step, self._shown)
 
-    def around(self, steps: int) -> list[tuple[int, Event, bool]]:
-        """At most `steps` of the steps shown, with the cursor in the middle unless an end is near: each step's number, its
-        event, and whether it has a finding."""
-        first = max(0, min(self._at - (steps - 1) // 2, len(self._shown) - steps))
-        return [
-            (index + 1, self.events[index], _among(self._marked, index)) for index in self._shown[first : first + steps]
-        ]
-
-    def forward(self) -> bool:
-        """Go to the next step; False at the end."""
-        return self._move(self._at + 1)
-
-    def back(self) -> bool:
-        """Go to the step before; False at the beginning."""
-        return self._move(self._at - 1)
-
-    def forward_to_finding(self) -> bool:
-        """Go to the next step with a finding; False if there is none."""
-        later = bisect_left(self._marked, self._shown[self._at] + 1)
-        return later < len(self._marked) and self._move(bisect_left(self._shown, self._marked[later]))
-
-    def back_to_finding(self) -> bool:
-        """Go to the last step before this one with a finding; False if there is none."""
-        earlier = bisect_left(self._marked, self._shown[self._at]) - 1
-        return earlier >= 0 and self._move(bisect_left(self._shown, self._marked[earlier]))
-
-    def go(self, number: int) -> None:
-        """Go to a step by its number, or to the next one that is shown; to the last if there is none after it.
+    def step(self, number: int) -> Step:
+        """The step of this number.
 
         Raises:
-            NoSuchStep: the history has no step of this number.
+            NoSuchStep: the history has no such step, or it is not among those shown.
         """
         if not 1 <= number <= len(self.events):
             raise NoSuchStep(f"there is no step {number}; there are {len(self.events)}")
-        self._move(min(bisect_left(self._shown, number - 1), len(self._shown) - 1))
+        if not _among(self._shown, number - 1):
+            raise NoSuchStep(f"step {number} is not among the {len(self)} that are shown")
+        return self._step(number - 1)
 
-    def _move(self, at: int) -> bool:
-        inside = 0 <= at < len(self._shown)
-        if inside:
-            self._at = at
-        return inside
-
-    def _select(self, requests: Sequence[RequestKey] | None) -> Sequence[int]:
+    def _select(self, from_ns: int | None, to_ns: int | None) -> Sequence[int]:
         """The indices of what is to be shown, in order."""
         indices: Sequence[int] = range(len(self.events))
-        if requests is not None:
-            indices = sorted(index for key in requests for index in self.requests.get(key, ()))
-        if self._from_ns is None and self._to_ns is None:
+        if self.following is not None:
+            indices = sorted(index for key in self.following for index in self.requests.get(key, ()))
+        if from_ns is None and to_ns is None:
             return indices
-        first = -1 if self._from_ns is None else self._from_ns
-        last = float("inf") if self._to_ns is None else self._to_ns
+        first = -1 if from_ns is None else from_ns
+        last = float("inf") if to_ns is None else to_ns
         return [index for index in indices if first <= at_ns(self.events[index]) <= last]
 
     def _step(self, index: int) -> Step:

@@ -25,11 +25,6 @@ def width() -> int | None:
     return max(shutil.get_terminal_size().columns, NARROWEST) if sys.stdout.isatty() else None
 
 
-def is_interactive() -> bool:
-    """Whether somebody can press keys, and sees a screen on which it can be drawn."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
 def echo(text: str) -> None:
     """Print. Colours are removed unless the output is a terminal, or if NO_COLOR (https://no-color.org) is set."""
     click.echo(text, color=False if os.environ.get("NO_COLOR") else None)

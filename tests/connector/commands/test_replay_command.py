@@ -9,15 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from string import ascii_lowercase as LETTERS
 from typing import Any
 
 import command_line
 import pytest
 from click.testing import Result
 from history import history
-from processes import SLOW_S, until
-from terminals import SIZES, Terminal
+from processes import until
+from terminals import Terminal
 from wire import encoded
 
 from kvtrail.tracer.ingest import otlp_json
@@ -90,13 +89,29 @@ def test_options_can_be_set_in_the_environment(trace: Path, monkeypatch: pytest.
         (["--to", "+x"], "'+x' is no time"),
         (["--from", "+2", "--to", "+1"], "--to +1 is before --from +2"),
         (["--from", "+100"], "no step is left between these times"),
-        (["--plain", "--json"], "--plain and --json exclude each other"),
+        (["--step", "1", "--json"], "--step, --finding and --json exclude each other"),
+        (["--step", "11"], "there is no step 11; there are 10"),
+        (["--step", "1", "--request", "b"], "step 1 is not among the 2 that are shown"),
+        (["--finding", "2"], "there is no finding 2; 1 finding in what is shown"),
     ],
 )
 def test_what_cannot_be_is_an_error(trace: Path, arguments: list[str], said: str) -> None:
     result = run(trace, *arguments)
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize("which", [("--step", "8"), ("--finding", "1")])
+def test_one_step_is_shown_in_full(trace: Path, which: tuple[str, str]) -> None:
+    result = run(trace, *which)
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[0].startswith("Step 8 of 10   ")
+    assert any(
+        line.startswith("lookup: 336 of 749 computed, 256 matched; answered 256, cached; took ") for line in lines
+    )
+    assert re.search(r"^computed +336 +\(was –\)$", result.output, re.MULTILINE)  # noqa: RUF001
+    assert "stale-lookup [could: crash]" in result.output
 
 
 def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -106,7 +121,7 @@ def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_defect_of_ours_is_no_drift(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.reports.screen.lines", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvtrail.tracer.reports.steps.lines", lambda *_, **__: 1 / 0)
     result = run(trace)
     assert result.exit_code == 2
     assert "the replay failed: ZeroDivisionError" in result.output
@@ -148,106 +163,6 @@ def open_terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 Open = Callable[..., Terminal]
-FIRST, FINDING = "Step 1 of 10", "stale-lookup"
-FULL_SCREEN = pytest.mark.long
-"""Each starts a process; the gate goes through the screen once."""
-
-
-@pytest.mark.parametrize(("columns", "rows"), [SIZES[0], pytest.param(*SIZES[1], marks=FULL_SCREEN)])
-def test_on_a_terminal_keys_lead_to_the_finding(trace: Path, open_terminal: Open, columns: int, rows: int) -> None:
-    terminal = open_terminal(trace, columns=columns, rows=rows)
-    terminal.until_last_line("n next")
-    assert FIRST in terminal.text
-    assert "10 events of 2 requests in 1 engine" in terminal.text
-    terminal.type("f")
-    terminal.until("Step 8 of 10", FINDING)
-    terminal.type("q")
-    assert terminal.end() == 1
-
-
-@FULL_SCREEN
-def test_keys_that_are_pressed_before_anything_is_shown_count(trace: Path, open_terminal: Open) -> None:
-    """And do not stand between the lines of the screen."""
-    terminal = open_terminal(trace, columns=100, rows=40)
-    terminal.type("f")
-    terminal.until("Step 8 of 10")
-    terminal.type("nnp")  # faster than anybody draws
-    terminal.until("Step 9 of 10")
-    terminal.type("q")
-    assert terminal.end() == 1
-
-
-@FULL_SCREEN
-def test_the_first_key_on_the_first_screen_counts(trace: Path, open_terminal: Open) -> None:
-    terminal = open_terminal(trace, columns=80)
-    terminal.until(FIRST)
-    terminal.type("n")
-    terminal.until("Step 2 of 10")
-
-
-@FULL_SCREEN
-def test_it_is_drawn_again_when_the_terminal_gets_another_size(trace: Path, open_terminal: Open) -> None:
-    terminal = open_terminal(trace, columns=80)
-    terminal.until(FIRST)
-    assert "account after it" not in terminal.text
-    terminal.resize(200, 50)
-    terminal.until("account after it")
-    terminal.until_last_line("n next")
-    terminal.resize(60, 16)
-    terminal.until("account: status")
-    terminal.until_last_line("n next")
-
-
-@FULL_SCREEN
-def test_the_whole_height_shows_steps(open_terminal: Open, tmp_path: Path) -> None:
-    terminal = open_terminal(write(tmp_path / "t.jsonl", "\n".join(f"{n}: L 749 c0 h0 -> 0" for n in LETTERS)), rows=40)
-    terminal.until("Step 1 of 52")
-    terminal.type("n")
-    terminal.until("Step 2 of 52", re.compile(r"(.*(arrived|lookup: answered).*\n){29}"))
-
-
-@FULL_SCREEN
-@pytest.mark.parametrize("columns", [80, 100, 200])
-def test_the_answer_of_a_lookup_is_not_cut_off(trace: Path, open_terminal: Open, columns: int) -> None:
-    terminal = open_terminal(trace, columns=columns, rows=40)
-    terminal.type("f")
-    terminal.until("Step 8 of 10", re.compile(r"^[> ].*lookup: answered 256, cached", re.MULTILINE))
-
-
-@FULL_SCREEN
-@pytest.mark.parametrize("columns", [40, 72])
-def test_a_narrow_terminal_is_not_overrun(trace: Path, open_terminal: Open, columns: int) -> None:
-    terminal = open_terminal(trace, columns=columns, rows=16)
-    terminal.type("f")
-    terminal.until("more lines: e shows all")
-    terminal.type("e")
-    terminal.until("lines 1 to 15 of ")
-    terminal.type("   ")
-    terminal.until("Usually:" if columns == 72 else "preemption")
-    terminal.type("q")
-    assert terminal.end() == 1
-
-
-@FULL_SCREEN
-def test_requests_are_offered_as_one_types(trace: Path, open_terminal: Open) -> None:
-    terminal = open_terminal(trace, columns=80)
-    terminal.type("rb-")
-    terminal.until("request (an id, or its beginning): b-")
-    terminal.until(" b-cmpl-1-0-0123abcd")
-    terminal.type("cmpl\r")
-    terminal.until("Step 6 of 10")
-    terminal.type("r\x1bn")
-    terminal.until("Step 7 of 10")
-
-
-@FULL_SCREEN
-def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(trace: Path, open_terminal: Open) -> None:
-    terminal = open_terminal(trace)
-    terminal.until(FIRST)
-    assert not terminal.is_as_it_was()
-    terminal.type("\x03")
-    assert terminal.end() == 130
-    assert "Traceback" not in terminal.raw
 
 
 def test_ctrl_c_while_it_reads_ends_it(tmp_path: Path, open_terminal: Open) -> None:
@@ -265,36 +180,15 @@ def test_ctrl_c_while_it_reads_ends_it(tmp_path: Path, open_terminal: Open) -> N
 
         until(is_read, why=lambda: terminal.raw)
         until(terminal.sleeps, why=lambda: terminal.raw)
-        assert not terminal.is_as_it_was()
         terminal.type("\x03")
         assert terminal.end() == 130
     assert "Traceback" not in terminal.raw
 
 
-@FULL_SCREEN
-def test_a_terminal_that_goes_away_ends_it(trace: Path, open_terminal: Open) -> None:
-    terminal = open_terminal(trace)
-    terminal.until(FIRST)
-    terminal.hang_up()
-    terminal.process.wait(SLOW_S)
-
-
-def test_plain_output_on_a_terminal_asks_for_no_key(trace: Path, open_terminal: Open) -> None:
-    terminal = open_terminal("--plain", trace)
-    terminal.until("10  01:24:36.009")
-    assert terminal.end() == 1
-
-
-def test_a_terminal_that_cannot_be_drawn_on_gets_lines(trace: Path, open_terminal: Open) -> None:
-    terminal = open_terminal(trace, kind="dumb")
-    terminal.until("10  01:24:36.009")
-    assert terminal.end() == 1
-
-
 def test_the_reading_of_a_big_file_shows_its_progress(trace: Path, tmp_path: Path, open_terminal: Open) -> None:
     big = tmp_path / "big.jsonl"
     big.write_text(trace.read_text() + " " * (9 << 20) + "\n")
-    terminal = open_terminal("--plain", big)
+    terminal = open_terminal(big)
     terminal.until("10  01:24:36.009")
     assert "big.jsonl  [" in terminal.raw
     assert terminal.end() == 1

@@ -21,7 +21,7 @@ from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.reports import json_lines, screen
+from kvtrail.tracer.reports import json_lines, steps
 
 CALLS = [
     "L 749 c0 h256 -> 256",
@@ -84,11 +84,8 @@ def test_a_step_is_the_same_from_wherever_one_comes(seed: int) -> None:
     one_by_one = list(player.steps())
     rng = random.Random(seed)
     for number in rng.choices(range(1, len(one_by_one) + 1), k=200):
-        player.go(number)
-        assert player.here() == one_by_one[number - 1]
-        assert player.here() == player.here()
-    player.go(1)
-    assert [player.here(), *(player.here() for _ in iter(player.forward, False))] == one_by_one
+        assert player.step(number) == one_by_one[number - 1]
+        assert player.step(number) == player.step(number)
 
 
 def test_what_is_found_stands_at_the_step_that_brought_it_as_it_was_then() -> None:
@@ -117,9 +114,7 @@ def test_what_has_not_come_by_the_end_is_found_at_the_last_step() -> None:
     *others, last = player.steps()
     assert [f.rule for f in last.late] == ["stuck-load"]
     assert not any(step.late for step in others)
-    player.go(len(others))
-    assert player.forward_to_finding()
-    assert player.number == last.number
+    assert player.steps_of_findings[-1] == last.number
     assert played(history(STORY + LATE), to_ns=last.event.end_ns).late == ()
 
 
@@ -203,19 +198,8 @@ def test_only_some_requests_are_shown_and_judged_as_in_the_whole() -> None:
     assert len(player) == len(shown) == sum(e.request == b[1] for e in events)
     assert all(step == whole[step.number] for step in shown)
     assert player.findings == []
-    player.follow(None)
-    assert (len(player), len(player.findings)) == (len(events), len(played(events).findings))
-
-
-def test_following_one_request_and_all_again_keeps_the_place() -> None:
-    player = played(history(STORY))
-    player.go(STALE_AT)
-    event = player.here().event
-    player.follow([(event.engine, event.request or "")])
-    assert player.number == STALE_AT
-    assert {e.request for _, e, _ in player.around(9)} == {event.request}
-    player.follow(None)
-    assert player.number == STALE_AT
+    with pytest.raises(NoSuchStep, match=f"is not among the {len(shown)} that are shown"):
+        player.step(1)
 
 
 def test_a_window_of_time_has_both_its_ends() -> None:
@@ -230,35 +214,20 @@ def test_an_ended_request_is_shown_at_its_end() -> None:
     """The request's own span begins with its arrival."""
     events = history(STORY)
     events[-1].start_ns = events[0].start_ns
-    assert played(events, from_ns=events[-1].end_ns).number == len(events)
+    assert [step.number for step in played(events, from_ns=events[-1].end_ns).steps()] == [len(events)]
 
 
-def test_moving_ends_at_the_ends() -> None:
-    player = played(history("L 749 c0 h256 -> 256"))
-    assert (player.back(), player.number) == (False, 1)
-    assert (player.forward(), player.number) == (True, 2)
-    assert (player.forward(), player.number) == (False, 2)
-    assert (player.forward_to_finding(), player.back_to_finding(), player.number) == (False, False, 2)
-    for nowhere in (0, 3, -1):
-        with pytest.raises(NoSuchStep, match=f"there is no step {nowhere}; there are 2"):
-            player.go(nowhere)
+@pytest.mark.parametrize("nowhere", [0, 3, -1])
+def test_a_step_that_is_not_there_is_an_error(nowhere: int) -> None:
+    with pytest.raises(NoSuchStep, match=f"there is no step {nowhere}; there are 2"):
+        played(history("L 749 c0 h256 -> 256")).step(nowhere)
 
 
-def test_from_finding_to_finding_and_back() -> None:
+def test_each_finding_has_its_step() -> None:
     player = played(history(STORY + LATE))
-    forth = [player.number for _ in iter(player.forward_to_finding, False)]
-    back = [player.number for _ in iter(player.back_to_finding, False)]
-    assert STALE_AT in forth
-    assert back == forth[-2::-1]
-
-
-def test_the_steps_around_stay_as_many_at_the_ends() -> None:
-    player = played(history(STORY))
-    last = len(player)
-    for number, expected in ((1, [1, 2, 3]), (2, [1, 2, 3]), (9, [8, 9, 10]), (last, [last - 2, last - 1, last])):
-        player.go(number)
-        assert [n for n, _, _ in player.around(3)] == expected
-    assert len(player.around(1000)) == last
+    shown_at = dict(zip((finding.rule for finding in player.findings), player.steps_of_findings, strict=True))
+    assert shown_at["stale-lookup"] == STALE_AT
+    assert shown_at["stuck-load"] == len(player)
 
 
 def test_there_must_be_something_to_step_through() -> None:
@@ -279,7 +248,7 @@ def test_any_order_of_lines_gives_the_same_steps_accounts_and_findings(tmp_path:
         random.Random(seed).shuffle(lines)
         path.write_text("\n".join(lines))
         player = Player(load([path]))
-        outputs.add("\n".join([*json_lines.lines(player), *screen.lines(player, columns=None)]))
+        outputs.add("\n".join([*json_lines.lines(player), *steps.lines(player, columns=None)]))
     assert len(outputs) == 1
     (text,) = outputs
     assert text.count('"type": "step"') == len(whole)

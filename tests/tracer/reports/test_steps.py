@@ -1,4 +1,4 @@
-"""What people see of a step: a line in a pipe, a screen on a terminal."""
+"""What people see of a step: a line, or all of it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from played_history import LATE, SPAN, STALE_AT, STORY, played
 
 from kvtrail.tracer.history.history import History
 from kvtrail.tracer.history.player import Player
-from kvtrail.tracer.reports import json_lines, screen
+from kvtrail.tracer.reports import json_lines, steps
 
 
 def lines(text: str) -> list[str]:
-    return [unstyle(line) for line in "\n".join(screen.lines(played(history(text)), columns=None)).split("\n")]
+    return [unstyle(line) for line in "\n".join(steps.lines(played(history(text)), columns=None)).split("\n")]
 
 
-def shown(player: Player, columns: int, rows: int, message: str = "") -> list[str]:
-    return [unstyle(line) for line in screen.moment(player, columns=columns, rows=rows, message=message)]
+def in_full(player: Player, number: int, columns: int | None = None) -> list[str]:
+    return [unstyle(line) for line in steps.in_full(player, number, columns=columns)]
 
 
 def test_every_step_is_a_line_with_what_it_says_and_what_it_changed() -> None:
@@ -50,8 +50,7 @@ def test_the_sums_of_the_account_are_there_in_the_pages_words() -> None:
     assert "; loads 1 -> 2]" in output
     assert "; recomputed 492]" in output
     player = played(history(SUMS))
-    player.go(len(player))
-    account = "\n".join(shown(player, 120, 40))
+    account = "\n".join(in_full(player, len(player)))
     for number in (r"loads +2", r"waited for KV +1 ms in 1 load", r"recomputed +492"):
         assert re.search(number, account), account
 
@@ -74,7 +73,7 @@ def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
 
 def test_a_gap_is_a_line_of_its_own() -> None:
     events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend")
-    output = "\n".join(map(unstyle, screen.lines(played(events[:1] + events[3:]), columns=None)))
+    output = "\n".join(map(unstyle, steps.lines(played(events[:1] + events[3:]), columns=None)))
     assert "2 events missing, by their numbers: what was not recorded cannot be judged." in output
     assert "\n   ... 2 events of cmpl-1-0-0123abcd missing here\n2  01:24:36.003" in output
 
@@ -87,7 +86,7 @@ def test_what_was_not_read_comes_first() -> None:
         unknown={"kv.from.the.future": 4},
         unreadable=(("t.jsonl", 7, "no JSON"), ("t.jsonl", 9, "no JSON")),
     )
-    assert [unstyle(line) for line in screen.opening(Player(history_), None)][1:5] == [
+    assert [unstyle(line) for line in steps.opening(Player(history_), None)][1:5] == [
         "Not read: 2 lines or spans; the first: t.jsonl:7: no JSON",
         "Unknown to this kvtrail, left out: kv.from.the.future (4).",
         "2 spans of other services left out.",
@@ -105,80 +104,27 @@ def test_engines_and_connectors_are_named_where_there_are_several() -> None:
     )
     for event in other:
         event.recorder, event.span_id = "other", f"bb{event.span_id[2:]}"
-    alone = "\n".join(map(unstyle, screen.lines(played(one), columns=None)))
+    alone = "\n".join(map(unstyle, steps.lines(played(one), columns=None)))
     assert "lookup: " in alone
     assert "load (worker 0): " in alone
-    both = "\n".join(map(unstyle, screen.lines(played([*one, *other]), columns=None)))
+    both = "\n".join(map(unstyle, steps.lines(played([*one, *other]), columns=None)))
     assert "two  cmpl-1-0-0123abcd  lookup (B): " in both
     assert "load (worker 0, A): " in both
 
 
-@pytest.mark.parametrize("columns", [40, 60, 107, 108, 140, 150, 200])
-@pytest.mark.parametrize("rows", [10, 23, 60])
-def test_a_screen_fits_the_terminal_at_every_step(columns: int, rows: int) -> None:
+@pytest.mark.parametrize("columns", [40, 100])
+def test_a_step_in_full_fits_the_terminal(columns: int) -> None:
     player = played(history(STORY + LATE))
     for number in range(1, len(player) + 1):
-        player.go(number)
-        output = shown(player, columns, rows)
-        assert len(output) == rows
-        assert max(map(len, output)) <= columns
+        output = in_full(player, number, columns)
         assert output[0].startswith(f"Step {number} of {len(player)}")
-        assert rows < 20 or any(line.startswith(">") for line in output)
+        assert max(map(len, output)) <= columns
 
 
-def test_the_account_stands_beside_where_there_is_room() -> None:
-    player = played(history(STORY))
-    player.go(STALE_AT)
-    wide, narrow = shown(player, 120, 40), shown(player, 80, 40)
-    (computed,) = [line for line in wide if line.endswith("336  (was –)")]  # noqa: RUF001
-    assert computed.rindex("computed ") == 120 - screen.ACCOUNT
-    assert any(line.startswith("account: status preempted; preemptions 1") for line in narrow)
-    for output in (wide, narrow):
-        assert any(f">{STALE_AT}! " in line for line in output)
-        assert any(line.startswith("stale-lookup [could: crash]") for line in output)
-
-
-@pytest.mark.parametrize(("columns", "listed"), [(80, 28), (120, 32), (200, 45)])
-def test_the_list_of_steps_takes_the_height_that_is_left(columns: int, listed: int) -> None:
-    player = played(history("L 64 c0 h0 -> 0\n" * 60))
-    output = shown(player, columns, 50)
-    assert sum(" lookup: " in line[:60] for line in output) >= listed
-
-
-@pytest.mark.parametrize("columns", [80, 108, 150])
-def test_in_a_line_that_is_cut_the_answer_of_a_lookup_comes_first(columns: int) -> None:
-    player = played(history(STORY), requests=None)
-    player.go(STALE_AT)
-    (line,) = [line for line in shown(player, columns, 40) if line.startswith(">")]
-    assert "lookup: answered 256, cached" in line
-
-
-def test_a_page_says_where_one_is_in_it() -> None:
-    lines = [str(number) for number in range(1, 41)]
-    middle = [unstyle(line) for line in screen.page(lines, top=5, columns=80, rows=11)]
-    assert middle == [*lines[5:15], f"lines 6 to 15 of 40  {screen.PAGE_KEYS}"]
-    whole = [unstyle(line) for line in screen.page(lines, top=0, columns=80, rows=50)]
-    assert whole[-1] == screen.PAGE_KEYS
-    assert len(whole) == 50
-
-
-def test_what_does_not_fit_is_counted_and_can_be_had() -> None:
-    player = played(history(STORY))
-    player.go(STALE_AT)
-    small = shown(player, 60, 12)
-    more = int(small[-2].split()[1])
-    assert small[-2].endswith("more lines: e shows all")
-    whole = [unstyle(line) for line in screen.everything(player, columns=60)]
-    assert "Usually" in " ".join(whole)
-    assert more > 0
-    assert "more line" not in " ".join(shown(player, 60, 60))
-
-
-def test_a_message_stands_above_the_keys() -> None:
-    player = played(history(STORY))
-    assert shown(player, 80, 24)[-1] == screen.SHORT_KEYS
-    assert shown(player, 80, 24, "This is the last step.")[-2:] == ["This is the last step.", screen.SHORT_KEYS]
-    assert shown(player, 80, 24, "one\ntwo")[-3:] == ["one", "two", screen.SHORT_KEYS]
+def test_a_step_in_full_has_the_account_and_the_finding() -> None:
+    output = in_full(played(history(STORY)), STALE_AT)
+    assert "computed       336  (was –)" in output  # noqa: RUF001
+    assert any(line.startswith("stale-lookup [could: crash]") for line in output)
 
 
 def test_a_trace_file_cannot_steer_the_terminal() -> None:
@@ -186,30 +132,29 @@ def test_a_trace_file_cannot_steer_the_terminal() -> None:
         "L 749 c0 h256 -> 256 keys a\x1b[2J\nA 256 !\x07\x1b]0;x", request="r\x1b[2J-0123abcd", engine="e\x1b"
     )
     player = played(events)
-    output = list(map(unstyle, screen.lines(player, columns=None)))
+    output = list(map(unstyle, steps.lines(player, columns=None)))
     for number in range(1, len(player) + 1):
-        player.go(number)
-        output += shown(player, 100, 30)
+        output += in_full(player, number)
     assert not any("\x1b" in line or "\x07" in line for line in output)
     assert any(r"raised \x07\x1b]0;x" in line for line in output)
 
 
 def test_lines_for_machines_hold_all_of_it() -> None:
     player = played(history(STORY + LATE))
-    first, *steps, end = map(json.loads, json_lines.lines(player))
+    first, *shown, end = map(json.loads, json_lines.lines(player))
     assert (first["type"], first["events"], first["steps"], first["requests"]) == (
         "history",
         len(player),
         len(player),
         4,
     )
-    assert [step["step"] for step in steps] == list(range(1, len(player) + 1))
-    stale = steps[STALE_AT - 1]
+    assert [step["step"] for step in shown] == list(range(1, len(player) + 1))
+    stale = shown[STALE_AT - 1]
     assert (stale["type"], stale["kind"], stale["numbers"]["returned"]) == ("step", "kv.lookup", 256)
     assert stale["changed"]["returned"] == [None, 256]
     assert stale["account"]["computed"] == 336
     assert [finding["rule"] for finding in stale["findings"]] == ["stale-lookup"]
-    assert steps[STALE_AT]["again"] == [stale["findings"][0]["id"]]
+    assert shown[STALE_AT]["again"] == [stale["findings"][0]["id"]]
     assert [finding["rule"] for finding in end["findings"]] == ["stuck-load"]
     assert (end["type"], end["drift"]) == ("end", True)
     assert {v["request"]: v["verdict"] for v in end["verdicts"]}["cmpl-1-0-0123abcd"] == "drift"

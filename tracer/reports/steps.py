@@ -1,12 +1,12 @@
-"""A step of a history as text: a full screen of it, or one line. Pure."""
+"""The steps of a history as text: a line each, or one in full. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from click import style, unstyle
+from click import style
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.history import History
@@ -17,33 +17,8 @@ from kvtrail.tracer.model.findings import Verdict, clock, day
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
-KEYS = (
-    ("n, space, right, down", "next step"),
-    ("p, left, up", "previous step"),
-    ("f, F", "next finding, previous finding"),
-    ("r", "go to a request"),
-    ("o", "only this request, or all again"),
-    ("g", "go to a step by its number"),
-    ("Home, End", "first step, last step"),
-    ("e", "everything about this step, if it does not fit"),
-    ("?", "this page"),
-    ("q", "quit"),
-)
-SHORT_KEYS = "n next  p back  f finding  r request  o only  g step  ? help  q quit"
-LINE_KEYS = "Enter go there  Esc stay here"
-PAGE_KEYS = "up, down scroll  Esc back  q quit"
-SIDE_BY_SIDE = 108
-"""Columns from which on the account is drawn beside the events."""
-ACCOUNT = 34
-"""Columns of the account where it is drawn beside the events."""
-WIDE = 150
-"""Columns from which on the list of steps has the whole height, and the step stands beside it."""
-LEAST_LISTED = 4
-"""The list of steps has at least one line in this many, however long the step's text is."""
-LONGEST_ID = 28
-"""Columns of a request's id in the list of steps."""
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
-"""Numbers of an account that are shown even while unknown, so that the screen does not jump from step to step."""
+"""Numbers of an account that are shown even while they are unknown."""
 NAMES = {"epoch": "preemptions", "waited_ns": "waited for KV", "looked_at": "blocks checked"}
 """Numbers with other names on the pages than those of their fields."""
 _BLANK = Account("", "").as_dict()
@@ -59,38 +34,16 @@ def opening(player: Player, columns: int | None) -> list[str]:
     return [line for text in (*_what_was_read(player), verdicts) for line in wrapped(text, columns, rest="  ")]
 
 
-def help_page(player: Player, columns: int) -> list[str]:
-    """What was read, and the keys."""
-    width = max(len(keys) for keys, _ in KEYS)
-    lines = [style("kvtrail replay", bold=True), "", *opening(player, columns), ""]
-    for keys, what in KEYS:
-        lines += wrapped(what, columns, first=f"  {keys:<{width}}  ", rest=" " * (width + 4))
-    return lines
+def in_full(player: Player, number: int, *, columns: int | None) -> list[str]:
+    """One step: when it was and whose, what it says, the account of its request after it, and its findings.
 
-
-def moment(player: Player, *, columns: int, rows: int, message: str = "", keys: str = SHORT_KEYS) -> list[str]:
-    """The step under the cursor as a screen of `rows` lines: the steps around it, what it says, its findings, and the account
-    of its request. Lines that do not fit are counted. Below it stand the lines of a message, and the keys."""
-    step = player.here()
-    shown = [line for text in message.splitlines() for line in wrapped(plain(text), columns)]
-    foot = [*(style(line, bold=True) for line in shown[: rows // 3]), style(_cut(keys, columns), dim=True)]
-    head = _head(player, step, columns)
-    room = max(3, rows - len(head) - len(foot))
-    return [*head, *_fitted(_body(player, step, columns, room), columns, room), *foot]
-
-
-def everything(player: Player, *, columns: int) -> list[str]:
-    """The step under the cursor, in as many lines as it takes."""
-    step = player.here()
-    return [*_head(player, step, columns), *_body(player, step, columns)]
-
-
-def page(text: Sequence[str], *, top: int, columns: int, rows: int) -> list[str]:
-    """A screen of `rows` lines of a text, from line `top` on, and how to move in it."""
-    room = max(1, rows - 1)
-    shown = list(text[top : top + room])
-    place = "" if len(text) <= room else f"lines {top + 1} to {top + len(shown)} of {len(text)}  "
-    return [*shown, *[""] * (room - len(shown)), style(_cut(place + PAGE_KEYS, columns), dim=True)]
+    Raises:
+        NoSuchStep: there is no such step among those shown.
+    """
+    step = player.step(number)
+    account = ["", *_account_table(step)] if step.after is not None else []
+    findings = _findings(step, columns)
+    return [*_head(player, step, columns), *_says(step, columns), *account, *([""] if findings else []), *findings]
 
 
 def lines(player: Player, *, columns: int | None) -> Iterator[str]:
@@ -154,44 +107,22 @@ def left_out(history: History) -> Iterator[str]:
         yield f"{words.some(history.repeated, 'repeated span')} counted once."
 
 
-def _head(player: Player, step: Step, columns: int) -> list[str]:
+def _head(player: Player, step: Step, columns: int | None) -> list[str]:
     event = step.event
     since = (at_ns(event) - player.begin_ns) / 1e9
-    place = f"Step {step.number} of {len(player.events)}"
-    if len(player) < len(player.events):
-        place += f" ({player.place} of {len(player)} shown)"
-    at = f"{day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
-    findings = words.some(len(player.findings), "finding")
+    place = (
+        f"Step {step.number} of {len(player.events)}   {day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
+    )
     request = f"request {event.request}, {words.run(event.epoch)}" if event.request else "no request"
     facts = ", ".join(part for part in (request, event.connector, f"engine {_engine(player, event)}") if part)
-    lines = [style(line, bold=True) for line in wrapped(f"{place}   {at}   {findings}", columns, rest="  ")]
-    return [*lines, _cut(plain(facts), columns), style("-" * columns, dim=True)]
+    return [
+        *(style(line, bold=True) for line in wrapped(place, columns, rest="  ")),
+        *wrapped(plain(facts), columns),
+        "",
+    ]
 
 
-def _body(player: Player, step: Step, columns: int, room: int | None = None) -> list[str]:
-    """What stands below the head: the step and, with `room`, the steps around it in the rest of this many lines."""
-    if room is not None and columns >= WIDE:
-        right = columns * 2 // 5
-        left = columns - right - _GAP
-        account = ["", *_account_table(step)] if step.after is not None else []
-        beside = [*_says(step, right), *account, *_after_a_line(_findings(step, right))]
-        return _side_by_side(_around(player, left, room), _fitted(beside, right, room), left)
-    is_beside = columns >= SIDE_BY_SIDE and step.after is not None
-    left = columns - ACCOUNT - _GAP if is_beside else columns
-    texts, account, findings = _says(step, left), [], _after_a_line(_findings(step, left))
-    if step.after is not None and not is_beside:
-        numbers = (f"{name} {now}{_before(before)}" for name, now, before in _account(step))
-        account = wrapped("; ".join(numbers), columns, first="account: ", rest="  ")
-    if room is None or not findings:
-        texts += [*account, *findings]
-    else:  # what is left out for want of room is the account
-        texts += [*findings, *_after_a_line(account)]
-    if room is not None and (listed := max(room // LEAST_LISTED, room - len(texts) - 1)) > 1:
-        texts = [*_around(player, left, listed), "", *_fitted(texts, left, room - listed - 1)]
-    return _side_by_side(texts, _account_table(step), left) if is_beside else texts
-
-
-def _says(step: Step, columns: int) -> list[str]:
+def _says(step: Step, columns: int | None) -> list[str]:
     """The step in words, how long it took, who recorded it, and whether events are missing before it."""
     event = step.event
     by = _recorded_by(event, name_connector=False)
@@ -202,42 +133,6 @@ def _says(step: Step, columns: int) -> list[str]:
     if step.gap:
         gap = f"{words.some(step.gap, 'event')} of this request missing just before: the account is incomplete."
         texts += [style(line, fg="yellow") for line in wrapped(gap, columns)]
-    return texts
-
-
-def _after_a_line(texts: list[str]) -> list[str]:
-    """After an empty line, if there are any."""
-    return ["", *texts] if texts else []
-
-
-def _fitted(texts: Sequence[str], columns: int, room: int) -> list[str]:
-    """Exactly `room` lines; if there are more, the last one counts the rest."""
-    if (left := len(texts) - room + 1) > 1:
-        more = style(_cut(f"... {words.some(left, 'more line')}: e shows all", columns), bold=True)
-        return [*texts[: room - 1], more]
-    return [*texts, *[""] * (room - len(texts))]
-
-
-def _around(player: Player, columns: int, count: int) -> list[str]:
-    """The steps around the cursor, a line each."""
-    shown = player.around(count)
-    here = player.number
-    mine = next(event for number, event, _ in shown if number == here)
-    is_alone = player.following is not None and len(player.following) == 1
-    longest = min(LONGEST_ID, columns // 5, max(len(plain(event.request or words.NOTHING)) for _, event, _ in shown))
-    digits = len(str(len(player.events)))
-    texts = []
-    for number, event, has_finding in shown:
-        about = "" if is_alone else f"{_short(event.request or words.NOTHING, longest):<{longest}} "
-        text = f"{'>' if number == here else ' '}{number:>{digits}}{'!' if has_finding else ' '} "
-        text = _cut(f"{text}{clock(at_ns(event))} {about}{words.kind(event.kind)}: {_listed(event)}", columns)
-        if number == here:
-            text = style(text, bold=True, fg="red" if has_finding else None)
-        elif has_finding:
-            text = style(text, fg="red")
-        elif event.request != mine.request or event.engine != mine.engine:
-            text = style(text, dim=True)
-        texts.append(text)
     return texts
 
 
@@ -257,15 +152,6 @@ def _described(event: Event) -> str:
     if event.error is not None:
         parts.append(f"raised {event.error}")
     return plain("; ".join(part for part in parts if part))
-
-
-def _listed(event: Event) -> str:
-    """An event in words, for a line that may be cut: an exception or a lookup's answer comes first."""
-    if event.error is not None:
-        return plain(f"raised {event.error}")
-    facts, answered, answer = _described(event).partition("; answered ")
-    answer, apart, rest = answer.partition("; ")
-    return f"answered {answer}; {facts}{apart}{rest}" if answered else facts
 
 
 def _recorded_by(event: Event, *, name_connector: bool) -> str:
@@ -307,13 +193,9 @@ def _account_table(step: Step) -> list[str]:
     width = max(len(name) for name, _, _ in rows)
     lines = [style("account after it", dim=True)]
     for name, now, before in rows:
-        text = _cut(f"{name:<{width}}  {now}{_before(before)}", ACCOUNT)
-        lines.append(text if before is None else style(text, bold=True))
+        text = f"{name:<{width}}  {now}"
+        lines.append(text if before is None else style(f"{text}  (was {before})", bold=True))
     return lines
-
-
-def _before(value: str | None) -> str:
-    return "" if value is None else f"  (was {value})"
 
 
 def _is_redundant(name: str, value: Any) -> bool:
@@ -356,23 +238,3 @@ def _value(of: Any) -> str:
 
 def _name(field: str) -> str:
     return NAMES.get(field, field).replace("_", " ")
-
-
-def _side_by_side(left: Sequence[str], right: Sequence[str], columns: int) -> list[str]:
-    rows = max(len(left), len(right))
-    lefts, rights = [*left, *[""] * (rows - len(left))], [*right, *[""] * (rows - len(right))]
-    return [
-        one + " " * (columns - len(unstyle(one)) + _GAP) + other if other else one
-        for one, other in zip(lefts, rights, strict=True)
-    ]
-
-
-def _short(name: str, columns: int) -> str:
-    """A request's id, cut in the middle: the caller chose its beginning, and its end sets it apart from others."""
-    name = plain(name)
-    begin = (columns - 2) // 2
-    return name if len(name) <= columns else f"{name[:begin]}..{name[begin + 2 - columns :]}"
-
-
-def _cut(text: str, columns: int) -> str:
-    return text if len(text) <= columns else text[: max(0, columns - 3)] + "..."
