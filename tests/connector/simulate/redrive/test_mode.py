@@ -122,7 +122,7 @@ def test_where_nothing_can_be_compared_it_is_inconclusive(monkeypatch: pytest.Mo
     ("arguments", "said"),
     [
         (["--engine", "--request", "r"], "--engine and --against drive the whole history"),
-        (["--against", "OffloadConnector", "--plain"], "--engine and --against drive the whole history"),
+        (["--against", "OffloadConnector", "--step", "1"], "--engine and --against drive the whole history"),
         (["--engine", "--expect", "same"], "--expect goes with --against"),
         (["--config", "{}"], "--config, --recorder and --output go with --engine or --against"),
         (["--against", "NoSuchConnector"], "vLLM knows no connector 'NoSuchConnector'"),
