@@ -260,9 +260,7 @@ def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path, content: byte
     assert said in result.output
 
 
-@pytest.mark.parametrize(
-    "command", ["audit", "replay", "export", "minimize -o small.jsonl", "import -o trace.jsonl"]
-)
+@pytest.mark.parametrize("command", ["audit", "replay", "export", "minimize -o small.jsonl", "import -o trace.jsonl"])
 def test_ctrl_c_is_no_verdict(tmp_path: Path, command: str) -> None:
     """While it reads from a named pipe that does not end."""
     endless = tmp_path / "endless.jsonl"

@@ -167,13 +167,6 @@ def _scheduled(match: re.Match[str]) -> Reading:
     )
 
 
-def _dynamo_step(match: re.Match[str]) -> Reading:
-    computed, scheduled = numbers(match, "computed", "scheduled")
-    fields = {"computed": computed, "scheduled": scheduled}
-    words = f"a step of {scheduled} tokens from {computed} on"
-    return Reading(Role.EVENT, words, match["request"], Kind.SCHEDULE, fields, connector="Dynamo")
-
-
 def _hex(text: str) -> str:
     """A hash as the vocabulary has keys: shortened hexadecimal digits."""
     return f"{int(text) & (2**64 - 1):016x}" if re.fullmatch(r"-?\d{1,20}", text) else text[:16]
@@ -323,11 +316,6 @@ LMCACHE = Table(
             note("the store fails to answer a lookup", remarkable=True),
         ),
         Form(
-            "prefix hit chunks",
-            re.compile(rf"batched look up for (?P<chunks>{_N}) chunks, finally found (?P<hit>{_N}) prefix hit chunks"),
-            note("the store holds {hit} of the {chunks} chunks asked for"),
-        ),
-        Form(
             "Store skips ",
             re.compile(rf"Store skips (?P<skipped>{_N}) tokens and then stores (?P<count>{_N}) tokens"),
             note("stores {count} tokens after the first {skipped}, of a request that is not named"),
@@ -341,27 +329,6 @@ LMCACHE = Table(
             "pinned object ",
             re.compile(r"Unregistered pinned object (?P<object>\d+) from timeout monitoring"),
             note("memory object {object} is no longer pinned"),
-        ),
-        Form(
-            "total_blocks_num",
-            re.compile(
-                rf"request_id: {_ID}, total_blocks_num: (?P<total>{_N}), hit hbm: (?P<own>{_N}), hit external: (?P<hit>{_N})"
-            ),
-            # UCM counts blocks, and does not print how long they are.
-            note("looked up: of {total} blocks vLLM holds {own}, and the store {hit}"),
-        ),
-        Form(
-            "next_position=",
-            re.compile(
-                rf"request_id={_ID} next_position={_N} num_computed_tokens=(?P<computed>{_N})"
-                rf" num_scheduled_tokens=(?P<scheduled>{_N})"
-            ),
-            _dynamo_step,
-        ),
-        Form(
-            "KVBM slot desync",
-            re.compile(r"KVBM slot desync: (?P<what>[^.]{1,200})"),
-            note("Dynamo says: {what}", remarkable=True),
         ),
         Form(
             "The cache block is in the storage",
