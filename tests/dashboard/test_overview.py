@@ -11,7 +11,7 @@ from history import START_NS
 
 from kvtrail.__main__ import main
 from kvtrail.connector.recording import environment
-from kvtrail.dashboard.asking import DEFAULT_URL
+from kvtrail.dashboard.command import DEFAULT_URL
 from kvtrail.dashboard.content import overview, text
 from kvtrail.dashboard.content.time_range import TimeRange
 
