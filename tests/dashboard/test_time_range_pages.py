@@ -361,18 +361,18 @@ def trend() -> dict[str, Any]:
 
 
 def finding(rule: str, did: str, request: str = "r") -> dict[str, Any]:
-    return {"rule": rule, "did": did, "engine": "e", "request": request}
+    return {"rule": rule, "did": did, "engine": "e", "request": request, "known": None}
 
 
 def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     """`crash … healed by the guard` was one word for both."""
     full_hit = {
         "rule": "full-hit", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
-        "healed": 2, "harmed": 1, "trend": [1, 0, 2],
+        "healed": 2, "harmed": 1, "trend": [1, 0, 2], "not_known": {"findings": 3, "harmed": 1},
     }  # fmt: skip
     late_free = {
         "rule": "late-free", "title": "late-free", "severity": "leak", "findings": 9, "looked_at": 1, "requests": 1,
-        "healed": 0, "harmed": 0, "trend": [0, 9, 0],
+        "healed": 0, "harmed": 0, "trend": [0, 9, 0], "not_known": {"findings": 9, "harmed": 0},
     }  # fmt: skip
     rows = findings.rule_rows([late_free, full_hit])
     assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
@@ -431,8 +431,9 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
         "healed": 0,
         "harmed": 1,
         "trend": [],
+        "not_known": {"findings": 9, "harmed": 1},
     }
-    severe = {**mild, "rule": "b", "severity": "crash", "harmed": 0, "healed": 3}
+    severe = {**mild, "rule": "b", "severity": "crash", "healed": 3, "not_known": {"findings": 9, "harmed": 0}}
     assert [row["Rule"] for row in findings.rule_rows([severe, mild])] == ["a", "b"]
     assert findings.impact(harmed=2, healed=3, findings=9) == "2 did harm, 3 healed, 4 without harm seen"
 

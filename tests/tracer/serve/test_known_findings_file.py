@@ -19,8 +19,8 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def ns(*moment: int) -> int:
-    return int(datetime(*moment, tzinfo=UTC).timestamp()) * 10**9  # type: ignore[misc]  # year, month, day and more
+def ns(year: int, month: int, day: int, hour: int = 0) -> int:
+    return int(datetime(year, month, day, hour, tzinfo=UTC).timestamp()) * 10**9
 
 
 def test_a_file_says_what_is_known_why_and_until_when(tmp_path: Path) -> None:
