@@ -22,7 +22,7 @@ PAGES = {
 # Reached by links only: most need an id in the address.
 LINKED_PAGES = [
     st.Page(f"views/{name}.py", title=name.replace("_", " ").capitalize(), url_path=name)
-    for name in ("request", "compare", "compare_groups", "replay", "runbook", "changes", "silences", "waste")
+    for name in ("request", "compare", "compare_groups", "replay", "runbook", "changes", "waste")
 ]
 EVERY_S = 2
 

@@ -20,10 +20,6 @@ class TracerAway(RuntimeError):
     """The tracer gave no usable answer; the text has its address and a remedy."""
 
 
-class TracerRefused(RuntimeError):
-    """The tracer refuses what was asked; the text is its sentence."""
-
-
 class Tracer:
     """A client of one tracer. Every method raises TracerAway if there is no usable answer."""
 
@@ -99,32 +95,12 @@ class Tracer:
         return self._object("/api/efficiency", **filters)
 
     def markers(self, **filters: str | int) -> list[Row]:
-        """What happened in a time range that may explain a change: deploys, deaths, resets, notes."""
+        """What happened in a time range that may explain a change: deploys, deaths, resets."""
         return self._list("/api/markers", **filters)
 
     def changes(self, **parameters: str | int) -> Row:
         """What changed at a moment, and which requests explain it; `parameters` are those of `/api/changes`."""
         return self._object("/api/changes", **parameters)
-
-    def note(self, asked: Row) -> Row:
-        """Write a note; `asked` is what `POST /api/markers` takes. Raises TracerRefused if it cannot be written."""
-        written: Row = self._decoded(self._changed("POST", "/api/markers", json=asked), dict)
-        return written
-
-    def silences(self) -> list[Row]:
-        """The silences, those that end last first; the ended ones stay listed."""
-        return self._list("/api/silences")
-
-    def silence(self, asked: Row) -> Row:
-        """Silence findings; `asked` is what `POST /api/silences` takes. Raises TracerRefused if it cannot be made."""
-        made: Row = self._decoded(self._changed("POST", "/api/silences", json=asked), dict)
-        return made
-
-    def end_silence(self, silence_id: str) -> Row:
-        """End a silence now. Raises TracerRefused if there is none with this id."""
-        path = f"/api/silences/{quote(silence_id, safe='')}"
-        ended: Row = self._decoded(self._changed("DELETE", path), dict)
-        return ended
 
     def waste(self, **parameters: str | int) -> Row:
         """What was computed although a cache had held it; `parameters` are those of `/api/waste`."""
@@ -175,34 +151,11 @@ class Tracer:
 
     def _response(self, path: str, **parameters: str | int) -> httpx.Response:
         """A successful response, or a 404."""
-        response = self._answered("GET", path, params=parameters)
-        if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
-            raise TracerAway(f"The token for the tracer at {self.url} may not read. Give --token-file one that may.")
-        if response.is_error and response.status_code != 404:
-            raise TracerAway(f"The tracer at {self.url} answers with error {response.status_code}. See its log.")
-        return response
-
-    def _changed(self, method: str, path: str, **content: Any) -> httpx.Response:
-        """The response to a change that was made. Raises TracerRefused if it was refused."""
-        response = self._answered(method, path, **content)
-        if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
-            raise TracerRefused(
-                f"The token for the tracer at {self.url} may not change anything. Give --token-file one of the role `change`."
-            )
-        if response.is_error:
-            try:
-                sentence = response.json()["detail"]
-            except (ValueError, KeyError, TypeError):
-                sentence = f"error {response.status_code}; see its log"
-            raise TracerRefused(f"The tracer refuses: {sentence}.")
-        return response
-
-    def _answered(self, method: str, path: str, **content: Any) -> httpx.Response:
         try:
             if self._hangs:
                 # Its readers would wait three seconds for every page and every click.
                 self._http.get("/api/health", headers=self._headers(), timeout=HEALTH_S)
-            response = self._http.request(method, path, headers=self._headers(), **content)
+            response = self._http.get(path, params=parameters, headers=self._headers())
             self._hangs = False
         except httpx.HTTPError as error:
             self._hangs = isinstance(error, httpx.TimeoutException)
@@ -211,6 +164,10 @@ class Tracer:
             raise TracerAway(
                 f"The tracer at {self.url} requires a token. Name the file that holds it with --token-file."
             )
+        if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
+            raise TracerAway(f"The token for the tracer at {self.url} may not read. Give --token-file one that may.")
+        if response.is_error and response.status_code != 404:
+            raise TracerAway(f"The tracer at {self.url} answers with error {response.status_code}. See its log.")
         return response
 
     def _headers(self) -> dict[str, str]:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import click
 
-from kvtrail.dashboard.asking import FILE, tracer_options
 from kvtrail.dashboard.content import palette
 from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve.bind_address import is_local
 
+DEFAULT_URL = "http://127.0.0.1:4318"
+FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+"""A file that exists."""
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
 """Passes the tracer's address to the pages, which run in Streamlit's process."""
 TOKEN_VARIABLE = "KVTRAIL_DASHBOARD_TOKEN_FILE"
@@ -31,7 +33,17 @@ TRACE_ID = "{trace_id}"
 
 
 @click.command()
-@tracer_options("the token for the tracer")
+@click.option("--tracer", default=DEFAULT_URL, show_default=True, metavar="URL", help="The tracer's HTTP address.")
+@click.option(
+    "--token-file",
+    type=FILE,
+    help="File with the token for the tracer in its first line (`kvtrail serve --token-file`).",
+)
+@click.option(
+    "--tracer-ca",
+    type=FILE,
+    help="PEM file of the CA of the tracer's certificate, if the system does not trust it.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 @click.option(

@@ -14,7 +14,6 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.other_sides import OtherSides
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.shared_silences import SharedSilences
 from kvtrail.tracer.serve.shipping import Shipper, Sink
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
@@ -54,7 +53,6 @@ class FleetTracer:
         self.shipper = Shipper(self.outbox, self.sink)
         self.now_s = 0.0
         self.shipper.others = OtherSides(self.pipeline, clock=lambda: self.now_s)
-        self.shipper.silences = SharedSilences(self.pipeline, clock=lambda: self.now_s)
         self.local = SqliteReader(self.path)
 
     def sink(self) -> Sink:

@@ -39,7 +39,7 @@ SORTS = {"waited_s": "waiting", "wait_s": "waiting", "duration_s": "duration", "
 """What the requests of a group are sorted by, where a sort order of the page is about the measure."""
 ICONS = {
     "death": "error", "contact lost": "error", "deploy": "rocket_launch", "restart": "restart_alt", "reset": "delete_sweep",
-    "end": "stop_circle", "note": "edit_note", "evictions": "delete", "new tenant": "person_add", "traffic": "trending_up",
+    "end": "stop_circle", "evictions": "delete", "new tenant": "person_add", "traffic": "trending_up",
     "new prefix": "short_text",
 }  # fmt: skip
 """Of likely causes, by their kind."""

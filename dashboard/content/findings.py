@@ -18,11 +18,11 @@ _LET = re.compile(r"^Let (\w+) = ")
 
 
 def rule_rows(rules: Iterable[Row], *, since: bool = False, oldest_first: bool = False) -> list[Row]:
-    """The rules with findings, worst first and what is silenced last, or those first that were first seen: their severity,
-    their impact, what is known of them, and their findings over time; with `since` also when they were seen."""
+    """The rules with findings, worst first and what is known last, or those first that were first seen: their severity,
+    their impact, whether they are new or known, and their findings over time; with `since` also when they were seen."""
 
     def weight(rule: Row) -> tuple[Any, ...]:
-        loud = _unsilenced(rule)
+        loud = rule["not_known"]
         weight = (not loud["findings"], -loud["harmed"], _rank(rule["severity"]), -rule["findings"], rule["rule"])
         return (rule["first_ns"], *weight) if oldest_first else weight
 
@@ -45,15 +45,15 @@ def rule_rows(rules: Iterable[Row], *, since: bool = False, oldest_first: bool =
 
 
 def known_of_rule(rule: Row) -> list[str]:
-    """The words of the palette for what is known of a rule's findings: new since the last deploy, and silenced."""
-    loud = _unsilenced(rule)["findings"]
-    silenced = "silenced" if not loud else "partly silenced" if loud < rule["findings"] else ""
-    return ["new"] * bool(rule.get("new_since_ns")) + [silenced] * bool(silenced)
+    """The words of the palette for a rule's findings: whether they are new since the last deploy, and known."""
+    loud = rule["not_known"]["findings"]
+    known = "known" if not loud else "partly known" if loud < rule["findings"] else ""
+    return ["new"] * bool(rule.get("new_since_ns")) + [known] * bool(known)
 
 
-def silenced(rules: Iterable[Row]) -> int:
-    """How many findings are silenced."""
-    return sum(rule["findings"] - _unsilenced(rule)["findings"] for rule in rules)
+def known(rules: Iterable[Row]) -> int:
+    """How many findings are known."""
+    return sum(rule["findings"] - rule["not_known"]["findings"] for rule in rules)
 
 
 def seen(rule: Row, *, now_ns: int) -> str:
@@ -65,10 +65,10 @@ def seen(rule: Row, *, now_ns: int) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _unsilenced(rule: Row) -> Row:
-    """The counts of those that no silence covers; all of them, where the tracer is older than silences."""
-    loud: Row = rule.get("unsilenced") or rule
-    return loud
+def why_known(known: Row) -> str:
+    """Until when a finding is known, and why."""
+    until = f" until {known['until']}" if known["until"] else ""
+    return f"Known{until}: {known['why']}"
 
 
 def _moment(at_ns: int) -> datetime | None:
@@ -94,7 +94,7 @@ def latest_of_each_rule(findings: Iterable[Row], *, most: int) -> list[Row]:
     """The latest finding of each of the first `most` rules, of those that nobody knows of first: findings of one rule read
     alike."""
     latest: dict[str, Row] = {}
-    for finding in sorted(findings, key=lambda finding: bool(finding.get("silence"))):
+    for finding in sorted(findings, key=lambda finding: bool(finding["known"])):
         latest.setdefault(finding["rule"], finding)
     return list(latest.values())[:most]
 
@@ -113,14 +113,14 @@ def trend_rows(trend: Row) -> list[Row]:
 
 def finding_rows(findings: Sequence[Row]) -> list[Row]:
     """The findings one by one, in the order given."""
-    some_are_silenced = any(finding.get("silence") for finding in findings)
+    some_are_known = any(finding["known"] for finding in findings)
     return [
         {
             "Last seen": datetime.fromtimestamp(finding["last_ns"] / 1e9, UTC),
             "Could": [finding["severity"]],
             "Did": [finding["did"]],
             "Rule": finding["rule"],
-            **({"Known": ["silenced"] if finding.get("silence") else []} if some_are_silenced else {}),
+            **({"Known": ["known"] if finding["known"] else []} if some_are_known else {}),
             "Request": finding["external"] or finding["request"],
             "Says": sentences(finding)[-1],
             "Preemptions": finding["epoch"],

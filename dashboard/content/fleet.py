@@ -116,7 +116,6 @@ def in_order(engines: Iterable[Row]) -> list[Row]:
 def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
     """The engines by display name, in the order given."""
     engines = list(engines)
-    some_are_silenced = any(engine.get("silences") for engine in engines)
     return [
         {
             "Service": engine["service"] or None,
@@ -130,7 +129,6 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
             "kvtrail": engine["kvtrail"] or None,
             "Connectors": _connectors(engine) or None,
             "Host": engine["host"] or None,
-            **({"Silences": engine["silences"] or None} if some_are_silenced else {}),
             "Last seen": text.clock(last_seen_ns(engine), now_ns=now_ns).partition(".")[0],
         }
         for engine in engines

@@ -52,8 +52,8 @@ TERMS = {
     "could": "The worst that a finding of this rule can do.",
     "did": "What happened to the requests with the finding, by what spans show.",
     "healed": "The guard replaced a wrong answer before the scheduler used it, or had wrong blocks computed again.",
-    "known": "new: first seen since the last deploy of the engines that have it. silenced: somebody knows of it, and alerts"
-    " leave it out.",
+    "known": "new: first seen since the last deploy of the engines that have it. known: the file of known findings names"
+    " it, and alerts leave it out.",
     "first seen": "Over all time, whatever the range of the page.",
     "verdict": "ok: all checks agree. drift: events contradict each other. unknown: the events cannot decide it. How the"
     " request ended is its outcome.",
@@ -80,7 +80,6 @@ TERMS = {
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
     "received": "Events that have arrived since the tracer started.",
     "lost requests": "Requests that were open when the engine ended. One that raised is among them; its outcome is failed.",
-    "silences": "Active silences that cover findings of this engine, if it has such.",
     "dropped": "Events that a recorder dropped for lack of room.",
     "gaps": "Events that have not arrived, by gaps in their numbers.",
     "admitted": "Requests with allocated blocks; a request that resumes after a preemption counts again.",

@@ -1,5 +1,5 @@
-"""Markers on charts over time: lines at deploys, restarts, deaths, resets, drops of events and notes, with their text under
-the pointer.
+"""Markers on charts over time: lines at deploys, restarts, deaths, resets and drops of events, with their text under the
+pointer.
 
 `drawn` puts them on any chart with an axis of time. A marker is a row of `/api/markers`, defined in tracer/model/markers.py.
 """
@@ -15,7 +15,7 @@ from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.palette import GREY, MARKER
 from kvtrail.tracer.model.words import count
 
-SHAPES = {"note": "diamond", "death": "cross", "contact lost": "cross", "drop": "square", "reset": "circle"}
+SHAPES = {"death": "cross", "contact lost": "cross", "drop": "square", "reset": "circle"}
 """Marks at the tops of the lines, so that kinds differ not by colour alone; all others are triangles."""
 LONGEST = 90
 """Characters of a text under the pointer; Vega shows no lines."""

@@ -70,9 +70,9 @@ def cards(savings: Row, rules: Sequence[Row], *, open_requests: int, minutes: fl
 
 
 def _of_rules(rules: Sequence[Row]) -> str:
-    """Of how many rules the findings are, or how many are silenced: a sum that is all known needs nobody."""
-    number = findings.silenced(rules)
-    return f"{count(number)} silenced" if number else f"of {some(len(rules), 'rule')}"
+    """Of how many rules the findings are, or how many are known: a sum that is all known needs nobody."""
+    number = findings.known(rules)
+    return f"{count(number)} known" if number else f"of {some(len(rules), 'rule')}"
 
 
 def _requests(number: int, minutes: float, *, of: int) -> str:

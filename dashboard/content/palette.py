@@ -134,8 +134,8 @@ DID = {
 """Impacts of a finding, worst first."""
 KNOWN = {
     "new": Meaning(ORANGE, "first seen since the last deploy"),
-    "silenced": Meaning(GREY, "somebody knows of it, and alerts leave it out"),
-    "partly silenced": Meaning(YELLOW, "some of its findings are silenced"),
+    "known": Meaning(GREY, "the file of known findings names it, and alerts leave it out"),
+    "partly known": Meaning(YELLOW, "some of its findings are known"),
 }
 """What is known of a finding or of those of a rule."""
 PHASE = {
@@ -207,7 +207,6 @@ MARKER = {
     "end": Meaning(GREY, "an engine ended well, or was replaced"),
     "reset": Meaning(YELLOW, "a cache was emptied"),
     "drop": Meaning(PINK, "a recorder dropped events"),
-    "note": Meaning(VIOLET, "somebody wrote it down"),
 }
 """Markers on charts over time."""
 GROUPS: dict[str, Mapping[str, Meaning]] = {

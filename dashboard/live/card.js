@@ -58,7 +58,7 @@ export function markText(model, mark) {
       mark.lane >= 0 && `request ${external[mark.lane] || request[mark.lane]} on ${engine}`,
       `${clock(model.origin + mark.at)} UTC`,
       `rule ${mark.rule}`,
-      mark.silenced && `silenced: ${mark.silenced}`,
+      mark.known && `known: ${mark.known}`,
     ].filter(Boolean),
   };
 }

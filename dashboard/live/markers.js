@@ -1,4 +1,4 @@
-// Markers over the lanes, as on the other charts over time: lines at deploys, deaths, resets and notes, with their texts. They
+// Markers over the lanes, as on the other charts over time: lines at deploys, deaths and resets, with their texts. They
 // are elements, so that a pointer and a screen reader find each.
 
 const NEAR_PX = 4; // markers that are nearer to each other are one, with both texts

@@ -285,7 +285,7 @@ function label(pen, place, theme, text, x, y) {
   pen.fillText(text, left, y);
 }
 
-/** Findings are red diamonds, and hollow if they are silenced. */
+/** Findings are red diamonds, and hollow if they are known. */
 function paintMarks(pen, place, theme, focused) {
   pen.lineWidth = 1.5;
   for (const mark of place.model.marks) {
@@ -298,9 +298,9 @@ function paintMarks(pen, place, theme, focused) {
     pen.lineTo(x, y + half);
     pen.lineTo(x - half, y);
     pen.closePath();
-    pen.fillStyle = mark.silenced ? theme.background : theme.wrong;
+    pen.fillStyle = mark.known ? theme.background : theme.wrong;
     pen.fill();
-    pen.strokeStyle = mark === focused ? theme.text : mark.silenced ? theme.wrong : theme.background;
+    pen.strokeStyle = mark === focused ? theme.text : mark.known ? theme.wrong : theme.background;
     pen.stroke();
   }
 }

@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import streamlit as st
 
-from kvtrail.dashboard.asking import DEFAULT_URL
 from kvtrail.dashboard.client import Tracer, TracerAway
-from kvtrail.dashboard.command import CA_VARIABLE, TOKEN_VARIABLE, TRACER_VARIABLE
+from kvtrail.dashboard.command import CA_VARIABLE, DEFAULT_URL, TOKEN_VARIABLE, TRACER_VARIABLE
 from kvtrail.dashboard.content.refresh import EVERY_S, SLOW_S
 from kvtrail.dashboard.views.context import refresh_every
 from kvtrail.dashboard.views.links import follow_click

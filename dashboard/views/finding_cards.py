@@ -9,7 +9,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import findings as content
-from kvtrail.dashboard.content import silences, text
+from kvtrail.dashboard.content import text
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.links import link, request_query, runbook_link
 from kvtrail.tracer.model import words
@@ -55,18 +55,15 @@ def _summary(finding: Row) -> None:
         badge(finding["did"], label=f"did: {finding['did']}")
         badge(finding["severity"], label=f"could: {finding['severity']}")
         st.markdown(f"**{text.plain(finding['title'])}**", width="content")
-        if finding.get("silence"):
-            badge("silenced", label="silenced")
+        if finding["known"]:
+            badge("known", label="known")
     st.markdown("  \n".join(map(text.plain, content.sentences(finding))))
+    if finding["known"]:
+        st.caption(text.plain(content.why_known(finding["known"])))
 
 
 def _footer(finding: Row) -> None:
     runbook_link(finding["rule"])
-    if silence := finding.get("silence"):
-        link("silences", text.plain(silences.sentence(silence)), icon="notifications_off")
-    else:
-        matchers = {name: finding[name] for name in ("rule", "connector")}
-        link("silences", "Silence", icon="notifications_off", query=matchers)
     st.caption(content.sightings(finding, now_ns=time.time_ns()), width="content")
 
 

@@ -19,16 +19,15 @@ from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import ANY, choose, filter_bar, one_of
 from kvtrail.dashboard.views.finding_cards import finding_card
-from kvtrail.dashboard.views.links import link, request_query, runbook_link
+from kvtrail.dashboard.views.links import request_query, runbook_link
 from kvtrail.dashboard.views.tables import label_column, number_column, rule_columns, table
-from kvtrail.tracer.model.silences import MATCHERS
 from kvtrail.tracer.model.words import some
 
 MOST = 200
 IN_WORDS = 3
 ORDERS = {"latest": "Latest first", "oldest": "Oldest first"}
 """The API's orders of findings; by them, rules are in the order of their weight, or of when they were first seen."""
-SILENCED = {"no": "Not silenced", "yes": "Silenced"}
+KNOWN = {"no": "Not known", "yes": "Known"}
 """The values of the filter in the address, and their texts."""
 FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors", "engine": "engines", "model": "models"}
 """The filters, and the API's names of their choices."""
@@ -64,9 +63,9 @@ def filters() -> tuple[dict[str, str], str]:
         for name, plural in FILTERS.items():
             shown = every["engine_names"] if name == "engine" else {}
             given[name] = choose(name.capitalize(), every["choices"].get(plural, []), name=name, shown=shown)
-        silenced = choose("Silenced", list(SILENCED), name="silenced", shown={ANY: "Silenced or not", **SILENCED})
+        known = choose("Known", list(KNOWN), name="known", shown={ANY: "Known or not", **KNOWN})
         order = one_of("Sort by", list(ORDERS), name="order", default="latest", text=ORDERS.__getitem__)
-    given["silenced"] = {"yes": "true", "no": "false"}.get(silenced, "")
+    given["known"] = {"yes": "true", "no": "false"}.get(known, "")
     return {name: value for name, value in given.items() if value}, order
 
 
@@ -96,7 +95,8 @@ def page(given: dict[str, str], order: str) -> None:
     for rule in answer.rules:
         if rule["id"] == given.get("rule"):
             rule_card(rule, next((each for each in answer.by_rule if each["rule"] == rule["id"]), None))
-    silences_bar(given, answer.by_rule)
+    if number := content.known(answer.by_rule):
+        st.caption(f"{some(number, 'finding')} of this range {'is' if number == 1 else 'are'} known.")
     if not answer.findings:
         when = shown.text(now_ns=time.time_ns())
         if given:
@@ -116,16 +116,6 @@ def page(given: dict[str, str], order: str) -> None:
     st.subheader(f"The {order} in words", anchor=False)
     for finding in content.latest_of_each_rule(answer.findings, most=IN_WORDS):
         finding_card(finding)
-
-
-def silences_bar(given: dict[str, str], rules: list[Row]) -> None:
-    """How many of the findings are silenced, the way to all silences, and to one of the findings that are shown."""
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        matchers = {name: value for name, value in given.items() if name in MATCHERS}
-        label = "Silence these findings" if matchers else "Silences"
-        link("silences", label, icon="notifications_off", query=matchers)
-        if number := content.silenced(rules):
-            st.caption(f"{some(number, 'finding')} of this range {'is' if number == 1 else 'are'} silenced.")
 
 
 def rule_card(rule: Row, summary: Row | None) -> None:

@@ -66,7 +66,6 @@ def engine_table(engines: list[Row], *, now_ns: int) -> None:
             "State": label_column(palette.STATE, term="state"),
             "Open": number_column("open requests", width=60),
             "Lost": number_column("lost requests", width=60),
-            "Silences": number_column("silences", width=75),
             "Last seen": Column(label="Last seen (UTC)"),
         },
     )

@@ -56,18 +56,9 @@ COMMANDS = {
         "kvtrail.tracer.commands.configuration:config",
         "Show the options that a command would run with, and where they come from.",
     ),
-    "tenant": (
-        "kvtrail.tracer.commands.tenant:tenant",
-        "Print the digest by which a tenant is recorded, to give it a name.",
-    ),
-    "note": ("kvtrail.dashboard.note_command:note", "Write a note that all charts over time show."),
     "store": (
         "kvtrail.tracer.commands.store:store",
         "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",
-    ),
-    "silence": (
-        "kvtrail.dashboard.silence_command:silence",
-        "Silence findings that are known, list silences, or end one.",
     ),
     "dashboard": ("kvtrail.dashboard.command:dashboard", "Show requests, findings and savings in the browser, live."),
     "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),

@@ -24,7 +24,7 @@ def request(outcome: str) -> dict[str, Any]:
 
 
 MARKED = [
-    marker("note", "load test", minute=1, engine=""),
+    marker("reset", "reset it", minute=1, engine=""),
     marker("deploy", "was started", minute=1),
     marker("death", "died of KeyError: 7; 3 requests lost", minute=2),
     marker("deploy", "was started again", minute=3),

@@ -60,7 +60,7 @@ def test_only_markers_within_the_axis_are_drawn() -> None:
 
 def test_a_chart_that_has_layers_gets_more() -> None:
     layered = markers.drawn(spec(), [marker()], dark=False)
-    again = markers.drawn(layered, [marker("note", text="load test")], dark=False)
+    again = markers.drawn(layered, [marker("reset", text="reset it")], dark=False)
     assert len(again["layer"]) == len(layered["layer"]) + 2
 
 
@@ -82,7 +82,7 @@ def test_what_is_under_the_pointer() -> None:
 def test_a_kind_of_a_newer_tracer_is_drawn_too() -> None:
     (row,) = markers.marker_rows([marker("eclipse")], None, dark=False)
     assert (row["colour"], row["what"]) == (palette.GREY.light, "eclipse")
-    assert markers.present([marker("eclipse"), marker("note"), marker("deploy")]) == ["deploy", "note", "eclipse"]
+    assert markers.present([marker("eclipse"), marker("reset"), marker("deploy")]) == ["deploy", "reset", "eclipse"]
 
 
 def test_kinds_differ_by_more_than_colour() -> None:

@@ -11,7 +11,7 @@ from history import START_NS
 
 from kvtrail.__main__ import main
 from kvtrail.connector.recording import environment
-from kvtrail.dashboard.asking import DEFAULT_URL
+from kvtrail.dashboard.command import DEFAULT_URL
 from kvtrail.dashboard.content import overview, text
 from kvtrail.dashboard.content.time_range import TimeRange
 
@@ -53,7 +53,7 @@ def test_how_much_there_was_is_that_of_the_range() -> None:
         "admissions": 120, "asked": 12_345, "local": 345, "spared": 4000, "prefill_saved_s": None, "hit_share": 0.4,
         "waited_s": 1.0, "postponed_s": 0.5, "waits": 2, "load_tokens": 512, "preemptions": 3,
     }  # fmt: skip
-    rules = [{"findings": 4}, {"findings": 3}]
+    rules = [{"findings": number, "not_known": {"findings": number}} for number in (4, 3)]
     cards = {
         name: (value, note) for name, value, note, _ in overview.cards(of(sums, 60), rules, open_requests=2, minutes=20)
     }

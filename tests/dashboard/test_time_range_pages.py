@@ -361,18 +361,18 @@ def trend() -> dict[str, Any]:
 
 
 def finding(rule: str, did: str, request: str = "r") -> dict[str, Any]:
-    return {"rule": rule, "did": did, "engine": "e", "request": request}
+    return {"rule": rule, "did": did, "engine": "e", "request": request, "known": None}
 
 
 def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     """`crash … healed by the guard` was one word for both."""
     full_hit = {
         "rule": "full-hit", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
-        "healed": 2, "harmed": 1, "trend": [1, 0, 2],
+        "healed": 2, "harmed": 1, "trend": [1, 0, 2], "not_known": {"findings": 3, "harmed": 1},
     }  # fmt: skip
     late_free = {
         "rule": "late-free", "title": "late-free", "severity": "leak", "findings": 9, "looked_at": 1, "requests": 1,
-        "healed": 0, "harmed": 0, "trend": [0, 9, 0],
+        "healed": 0, "harmed": 0, "trend": [0, 9, 0], "not_known": {"findings": 9, "harmed": 0},
     }  # fmt: skip
     rows = findings.rule_rows([late_free, full_hit])
     assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
@@ -385,21 +385,21 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     assert findings.total(trend()) == 12
 
 
-def rule(name: str, unsilenced: int, **changes: Any) -> dict[str, Any]:
-    """A rule with nine findings; `unsilenced` of them are not silenced."""
+def rule(name: str, not_known: int, **changes: Any) -> dict[str, Any]:
+    """A rule with nine findings; `not_known` of them are not known."""
     counts = {"findings": 9, "looked_at": 9, "requests": 9, "healed": 0, "harmed": 0}
     return {
         "rule": name, "title": name, "severity": "leak", "trend": [], **counts, "first_ns": NOW_NS, "last_ns": NOW_NS,
-        "unsilenced": {**counts, "findings": unsilenced}, "new_since_ns": None, **changes,
+        "not_known": {**counts, "findings": not_known}, "new_since_ns": None, **changes,
     }  # fmt: skip
 
 
-def test_what_is_known_of_a_rule_is_said_and_what_is_silenced_is_last() -> None:
-    crash = rule("silenced", 0, severity="crash", harmed=5, first_ns=NOW_NS - HOUR_NS)
+def test_what_is_known_of_a_rule_is_said_and_what_is_known_is_last() -> None:
+    crash = rule("expected", 0, severity="crash", harmed=5, first_ns=NOW_NS - HOUR_NS)
     rules = [crash, rule("partly", 4, new_since_ns=NOW_NS - 1), rule("loud", 9)]
     rows = findings.rule_rows(rules)
     assert [(row["Rule"], row["Known"]) for row in rows] == [
-        ("loud", []), ("partly", ["new", "partly silenced"]), ("silenced", ["silenced"]),
+        ("loud", []), ("partly", ["new", "partly known"]), ("expected", ["known"]),
     ]  # fmt: skip
     assert {word for row in rows for word in row["Known"]} <= palette.KNOWN.keys()
     assert all("Known" not in row for row in findings.rule_rows([rule("loud", 9)])), (
@@ -407,17 +407,17 @@ def test_what_is_known_of_a_rule_is_said_and_what_is_silenced_is_last() -> None:
     )
     assert "First seen" not in rows[0]
     oldest = findings.rule_rows(rules, since=True, oldest_first=True)
-    assert oldest[0]["Rule"] == "silenced"
+    assert oldest[0]["Rule"] == "expected"
     assert oldest[0]["First seen"] == datetime.fromtimestamp((NOW_NS - HOUR_NS) / 1e9, UTC)
-    assert findings.silenced(rules) == 9 + 5
+    assert findings.known(rules) == 9 + 5
     assert "; new since the deploy of " in findings.seen(rules[1], now_ns=NOW_NS)
     assert "new" not in findings.seen(rules[2], now_ns=NOW_NS)
 
 
-def test_the_findings_in_words_prefer_those_that_are_not_silenced() -> None:
-    silenced = {**finding("full-hit", "no harm seen", "known"), "silence": {"id": "s"}}
-    loud = {**finding("full-hit", "no harm seen", "new"), "silence": None}
-    assert findings.latest_of_each_rule([silenced, loud], most=3) == [loud]
+def test_the_findings_in_words_prefer_those_that_are_not_known() -> None:
+    known = {**finding("full-hit", "no harm seen", "known"), "known": {"why": "x", "until": None}}
+    loud = {**finding("full-hit", "no harm seen", "new"), "known": None}
+    assert findings.latest_of_each_rule([known, loud], most=3) == [loud]
 
 
 def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
@@ -431,8 +431,9 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
         "healed": 0,
         "harmed": 1,
         "trend": [],
+        "not_known": {"findings": 9, "harmed": 1},
     }
-    severe = {**mild, "rule": "b", "severity": "crash", "harmed": 0, "healed": 3}
+    severe = {**mild, "rule": "b", "severity": "crash", "healed": 3, "not_known": {"findings": 9, "harmed": 0}}
     assert [row["Rule"] for row in findings.rule_rows([severe, mild])] == ["a", "b"]
     assert findings.impact(harmed=2, healed=3, findings=9) == "2 did harm, 3 healed, 4 without harm seen"
 

@@ -130,7 +130,7 @@ def test_every_dashboard_draws_markers_from_metrics_that_prometheus_has(tmp_path
     exprs: dict[str, str] = {}
     for board in map(_json, BOARDS):
         marked = {each["name"]: each for each in board["annotations"]["list"]}
-        assert set(marked) == {"Engines", "Notes"}
+        assert set(marked) == {"Engines"}
         for name, each in marked.items():
             assert each["enable"]
             assert each["useValueForTime"]

@@ -1,8 +1,8 @@
 """What an on-call engineer's sidecar knows: a day's trouble of a dozen engines; none needs vLLM.
 
 All of it is made up: an engine that died of LMCache #2158, a deploy that lost the cache, an engine without hits beside two
-with them, evictions that one tenant pays for, a hand-off, a model with two KV cache groups, and a fault that is known and
-silenced.
+with them, evictions that one tenant pays for, a hand-off, a model with two KV cache groups, and a fault that is
+known.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
 import yaml
 from evicted_story import ABOUT as TELLS_CHUNKS
 from evicted_story import CHUNK
 from history import goodbyes, groups_declared, history
 from live_traffic import goodbye
 from msgspec.structs import replace
-from processes import SLOW_S, Tracer
+from processes import Tracer
 from served_pairs import DECODE, PREFILL
 from stories import HEALED, STALE, feed, feed_over_time
 from traffic import Engine
@@ -45,8 +44,8 @@ HYBRID = "hybrid-0123abcd"
 SLOW = "b-evicted-3-0123abcd"
 """A request of the tenant that waited for its prefill, since its prompt had been evicted."""
 KNOWN_AT = "phi-b"
-"""The engine with silenced findings."""
-WHY, BY = "LMCache #2158, fixed in 0.33", "ana"
+"""The engine with known findings."""
+WHY = "LMCache #2158, fixed in 0.33"
 HITS = "L 2500 c0 h1696 -> 1696\nA 1696\nS 1696+804\nend"
 FEW_HITS = "L 2500 c0 h64 -> 64\nA 64\nS 64+2436\nend"
 OPEN = "L 640 c0 h512 -> 512\nA 512\nS 512+48"
@@ -104,10 +103,12 @@ class World:
         )
 
 
-def names_tenants(folder: Path) -> list[str]:
-    """The options with which its tracer names the tenant."""
-    (folder / "tenants.yaml").write_text(f"{DIGEST}: {TENANT}\n")
-    return ["--tenants", str(folder / "tenants.yaml")]
+def options(folder: Path) -> list[str]:
+    """The options with which its tracer names the tenant, and knows of the fault."""
+    tenants, known = folder / "tenants.yaml", folder / "known.yaml"
+    tenants.write_text(f"{DIGEST}: {TENANT}\n")
+    known.write_text(yaml.safe_dump([{"rule": "stale-lookup", "engine": KNOWN_AT, "why": WHY}]))
+    return ["--tenants", str(tenants), "--known-findings", str(known)]
 
 
 def in_trouble(tracer: Tracer, url: str) -> World:
@@ -156,8 +157,6 @@ def _feed_all(tracer: Tracer) -> None:
             )
         )
     feed(tracer, HEALED, request="known-1-0123abcd", engine=KNOWN_AT)
-    silence = {"rule": "", "engine": KNOWN_AT, "connector": "", "ends_ns": None, "why": WHY, "by": BY}
-    httpx.post(f"{tracer.url}/api/silences", json=silence, timeout=SLOW_S).raise_for_status()
     pair = history(
         f"{PREFILL}{DECODE}<d> R\nread\nsent\n<d> A 0\n<d> S 599+1\n<d> S 600+1\n<d> end",
         request=HANDED_OVER, engine=GIVES, recorder=GIVES, connector="NixlConnector",

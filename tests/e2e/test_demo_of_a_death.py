@@ -30,7 +30,7 @@ def test_the_bug_kills_the_engine_and_is_explained(dying_demo: DyingDemo) -> Non
     assert finding["numbers"]["computed"] == int(raised[1])
     assert failed["request"] == finding["request"]
     assert re.search(MISMATCH, failed["error"])
-    found = r'kvtrail_findings_total{.*rule="stale-lookup",severity="crash",silenced="false"} 1.0'
+    found = r'kvtrail_findings_total{.*known="false",rule="stale-lookup",severity="crash"} 1.0'
     assert re.search(found, httpx.get(f"{dying_demo.api}/metrics", timeout=SLOW_S).text)
     assert httpx.get(f"{dying_demo.page}/_stcore/health", timeout=SLOW_S).is_success
     audit = [sys.executable, "-m", "kvtrail", "audit", str(dying_demo.trace)]

@@ -16,7 +16,7 @@ ALSO_EMPTY = ("", "live", "requests", "latency", "efficiency", "changes")
 """Those with charts, and the first one; `test_oncall_answers.py` has all pages of an empty store, without a browser."""
 OF_A_REQUEST = "id=chat-7-0123abcd&engine=engine-a"
 PAGES = (
-    "", "live", "requests", "requests?by=engine", "latency", "findings", "efficiency", "fleet", "changes", "silences",
+    "", "live", "requests", "requests?by=engine", "latency", "findings", "efficiency", "fleet", "changes",
     "waste",    "compare_groups", "runbook?name=stale-lookup", f"request?{OF_A_REQUEST}", f"replay?{OF_A_REQUEST}",
     f"compare?{OF_A_REQUEST}", f"compare?{OF_A_REQUEST}&with=chat-8-0123abcd&with_engine=engine-a",
 )  # fmt: skip

@@ -1,11 +1,10 @@
-"""The live page has the markers of the other charts: a note that somebody wrote, and the launch of an engine."""
+"""The live page has the markers of the other charts: the launch of an engine."""
 
 from __future__ import annotations
 
 import re
 import time
 
-import httpx
 import pytest
 from browser import SCHEMES, needs_chromium, playwright, shoot, switch_scheme
 from live_page import ready
@@ -31,14 +30,12 @@ def test_a_marker_has_the_words_of_the_other_charts() -> None:
 
 @pytest.mark.long
 @needs_chromium
-def test_a_note_is_a_line_over_the_lanes(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
+def test_a_launch_is_a_line_over_the_lanes(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
     now_ns = time.time_ns()
     post(shown, served(Engine("llama-a"), from_ns=now_ns - 60 * S, to_ns=now_ns, every_ms=1500))
-    note = {"text": "load test began", "at_ns": now_ns - 30 * S}
-    httpx.post(f"{shown.url}/api/markers", json=note).raise_for_status()
     page.goto(f"{pages.url}/live")
     ready(page)
-    line = page.get_by_role("img", name=re.compile("note: load test began"))
+    line = page.get_by_role("img", name=re.compile("deploy: llama-a"))
     playwright.expect(line).to_have_count(1)
     box, field = line.bounding_box(), page.locator(".field").bounding_box()
     assert box is not None

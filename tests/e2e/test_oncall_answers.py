@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import oncall_world as world_of
 import pytest
@@ -13,15 +11,11 @@ from oncall_world import World, in_trouble
 from processes import Tracer, serve
 from without_browser import Opened, show
 
-from kvtrail.dashboard.note_command import note
-
-GRAFANA = Path(__file__).parents[2] / "deploy/grafana/dashboards/kvtrail-overview.json"
-
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("answers")
-    tracer = serve(folder, *world_of.names_tenants(folder))
+    tracer = serve(folder, *world_of.options(folder))
     yield in_trouble(tracer, "")
     tracer.kill()
 
@@ -72,19 +66,10 @@ def test_what_a_line_of_a_log_was_about(world: World) -> None:
     assert [cells[0] for cells in page.rows("requests_of_text")] == [world_of.SLOW]
 
 
-def test_what_is_silenced_why_and_by_whom(world: World) -> None:
-    page = Opened("").follow("1 known finding of .* is silenced")
-    page.sees(f"Silenced .* by {world_of.BY}: {world_of.WHY}")
+def test_what_is_known_and_why(world: World) -> None:
+    page = Opened("").follow("1 known finding of stale-lookup")
+    page.sees(f"Known: {world_of.WHY}")
     page.sees("Open request known-1-0123abcd")
-
-
-def test_a_note_is_on_charts_and_in_grafana(world: World) -> None:
-    text = "router restarted by hand"
-    note([text, "--ago", "25m", "--tracer", world.tracer.url], standalone_mode=False)
-    Opened("").sees(text)
-    assert f'kvtrail_note_timestamp_seconds{{text="{text}"}}' in world.tracer.read("/metrics")
-    annotations = json.loads(GRAFANA.read_text())["annotations"]["list"]
-    assert any("kvtrail_note_timestamp_seconds" in json.dumps(each) for each in annotations)
 
 
 def test_which_tenant_pays_for_evictions(world: World) -> None:
@@ -123,7 +108,7 @@ def test_how_a_request_got_there_step_by_step(world: World) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["", "live", "requests", "requests?by=engine", "latency", "findings", "efficiency", "fleet", "changes", "silences",
+    ["", "live", "requests", "requests?by=engine", "latency", "findings", "efficiency", "fleet", "changes",
      "waste", "compare_groups", "runbook?name=stale-lookup", "request?id=a", "replay?id=a", "compare?id=a&with=b"],
 )  # fmt: skip
 def test_a_page_of_an_empty_store_says_something(path: str, api: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,7 +322,7 @@ def _(person: Person) -> None:
 @pytest.fixture(scope="module")
 def world(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("tasks")
-    with pages.showing(folder, *world_of.names_tenants(folder)) as tracer:
+    with pages.showing(folder, *world_of.options(folder)) as tracer:
         yield in_trouble(tracer, pages.url)
 
 

@@ -34,7 +34,7 @@ VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 FOREIGN = "raise ImportError('this is somebody else')\n"
 REQUIRED = {"api": ("--store", "clickhouse://localhost")}
 """Options without which a command says nothing else."""
-NEED_NO_MORE = {"config", "note", "silence", "tenant"}
+NEED_NO_MORE = {"config"}
 """Commands that need nothing, or only what the dashboard needs."""
 
 

@@ -36,7 +36,7 @@ A_REQUEST = "/api/requests/"
 OF_CLICKHOUSE = {"/api/requests": 8, A_REQUEST: 3, "/api/latency/groups": 2}
 """By path, the questions that ClickHouse is asked; one for any other path. A question takes it ten times as long, and the
 tests of `tracer/store/clickhouse` compare every answer of its reader with that of a tracer's own file."""
-NOT_OF_CLICKHOUSE = ("/metrics", "/healthz", "/readyz", "/api/health", "/api/rules", "/api/silences")
+NOT_OF_CLICKHOUSE = ("/metrics", "/healthz", "/readyz", "/api/health", "/api/rules")
 """What no store answers."""
 REQUESTS = {
     "opt-stale-0-0123abcd": "opt-stale", "opt-stale-1-0123abcd": "opt-stale", "b-phi-a-0-0123abcd": "phi-a",
@@ -54,7 +54,7 @@ PASTED = (
 
 def questions() -> Iterator[tuple[str, dict[str, Any]]]:
     """What is asked: a path and its parameters."""
-    yield from (("/healthz", {}), ("/readyz", {}), ("/api/health", {}), ("/api/rules", {}), ("/api/silences", {}))
+    yield from (("/healthz", {}), ("/readyz", {}), ("/api/health", {}), ("/api/rules", {}))
     yield from (("/api/overview", {}), ("/api/overview", {"window_s": 600}))
     yield from (("/api/fleet", {}), ("/api/fleet", {"service": "chat"}), ("/api/fleet", {"model": "phi"}))
     yield from (("/api/spans", {"after": 100, "limit": 3}), ("/api/spans", {"limit": 1000}))

@@ -16,6 +16,7 @@ _SHARED = (
     "allow_host",
     "token_file",
     "tenants",
+    "known_findings",
     "insecure",
     "tls_cert",
     "tls_key",
@@ -44,7 +45,7 @@ def api(store: Any, tls_cert: Path | None, tls_key: Path | None, tls_client_ca: 
     from kvtrail.tracer.serve.bind_address import Unsafe
     from kvtrail.tracer.serve.fleet import serve as run
     from kvtrail.tracer.serve.receive.receivers import PortTaken
-    from kvtrail.tracer.serve.tenants import BadTenants
+    from kvtrail.tracer.serve.reloaded import Unusable
     from kvtrail.tracer.store import StoreError
 
     if isinstance(store, Path):
@@ -53,7 +54,7 @@ def api(store: Any, tls_cert: Path | None, tls_key: Path | None, tls_client_ca: 
         )
     try:
         run(store=store, tls=tls_of(tls_cert, tls_key, tls_client_ca), **options)
-    except (BadTenants, Unsafe) as error:
+    except (Unsafe, Unusable) as error:
         raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error

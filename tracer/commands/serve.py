@@ -131,14 +131,20 @@ def _bounded(command: F) -> F:
     cls=Several,
     type=TokenFiles(),
     help="File of bearer tokens, one a line. With it, everything but /healthz and /readyz requires one of them. It is"
-    " reloaded when it has changed. The tokens of `write=FILE`, `read=FILE` and `change=FILE` have this role only; may be"
-    " given several times.",
+    " reloaded when it has changed. The tokens of `write=FILE` and `read=FILE` have this role only; may be given several"
+    " times.",
 )
 @click.option(
     "--tenants",
     type=_FILE,
     help="YAML file with the names of tenants, for people: a line `DIGEST: NAME` for each. It is reloaded when it has"
-    " changed. `kvtrail tenant` computes the digest of a cache salt.",
+    " changed.",
+)
+@click.option(
+    "--known-findings",
+    type=_FILE,
+    help="YAML file of findings that are known: a list of entries with `rule`, `why` and, as needed, `engine`, `connector`,"
+    " `version` and `until`. They are shown as known, and alerts leave them out. It is reloaded when it has changed.",
 )
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without any token.")
 @click.option(
@@ -178,9 +184,9 @@ def serve(
     from kvtrail.tracer.serve.bind_address import Unsafe
     from kvtrail.tracer.serve.forward.target import BadTarget
     from kvtrail.tracer.serve.receive.receivers import PortTaken
+    from kvtrail.tracer.serve.reloaded import Unusable
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
-    from kvtrail.tracer.serve.tenants import BadTenants
     from kvtrail.tracer.store import StoreError
 
     if grpc_port == http_port != 0:
@@ -202,7 +208,7 @@ def serve(
             forward=forward,
             **options,
         )
-    except (BadTarget, BadTenants, Unsafe) as error:
+    except (BadTarget, Unsafe, Unusable) as error:
         raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error

@@ -324,12 +324,12 @@ FINDING_COUNT = Attribute("kvtrail.finding.count", int, "How often it had happen
 FINDING_HEALED = Attribute(
     "kvtrail.finding.healed", int, "How many of these the guard repaired before the scheduler acted on them."
 )
-FINDING_SILENCED = Attribute(
-    "kvtrail.finding.silenced", bool, "Whether a silence covered it when this was written: somebody knows about it."
+FINDING_KNOWN = Attribute(
+    "kvtrail.finding.known", bool, "Whether it was known when this was written, by the file of known findings."
 )
 FINDING_FIELDS: tuple[Attribute, ...] = (
     FINDING_RULE, FINDING_TITLE, FINDING_SEVERITY, FINDING_EXPLANATION, FINDING_HINT, FINDING_COUNT, FINDING_HEALED,
-    FINDING_SILENCED, EPOCH,
+    FINDING_KNOWN, EPOCH,
 )  # fmt: skip
 """The attributes of a finding, on its span and on its event."""
 FINDING_WITNESS = Attribute(

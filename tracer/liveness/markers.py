@@ -141,11 +141,10 @@ def _ending(launch: Launch, at_ns: int) -> Marker:
 
 def joined(markers: Iterable[Marker], names: Mapping[str, str], *, step_ns: int) -> Iterator[Marker]:
     """Markers by time, with those of one kind that lie in one step of `step_ns` joined: the first stands for all, and has no
-    engine where they are of several. Notes are never joined. `names` are those of engines."""
+    engine where they are of several. `names` are those of engines."""
     groups: dict[tuple[object, ...], list[Marker]] = defaultdict(list)
     for each in sorted(markers, key=lambda marker: (marker.at_ns, marker.id)):
-        own = each.id if each.kind is MarkerKind.NOTE else each.at_ns // step_ns
-        groups[each.kind, own].append(each)
+        groups[each.kind, each.at_ns // step_ns].append(each)
     for group in groups.values():
         first, others = group[0], len({each.engine for each in group}) - 1
         if others:

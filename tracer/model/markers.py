@@ -21,8 +21,6 @@ class MarkerKind(StrEnum):
     """A cache was asked to forget what it holds: vLLM's own, or the connector's."""
     DROP = "drop"
     """A recorder has dropped events."""
-    NOTE = "note"
-    """Somebody wrote it down."""
 
 
 MOST_TEXT = 400
@@ -38,7 +36,7 @@ class Marker:
         kind: what happened.
         at_ns: when, Unix nanoseconds.
         engine: vLLM's engine id; empty for what concerns no single engine.
-        text: a sentence about it, without the engine's name; of a note, what was written.
+        text: a sentence about it, without the engine's name.
         count: how many of this kind it stands for, where several that are close to each other were joined.
     """
 

@@ -13,6 +13,7 @@ from kvtrail.tracer.serve.api.process import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
+from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.receivers import address
@@ -33,6 +34,7 @@ def serve(
     allow_host: Sequence[str],
     token_file: Sequence[TokenFile],
     tenants: Path | None,
+    known_findings: Path | None,
     insecure: bool,
     tls: Tls | None,
     log_format: str,
@@ -40,12 +42,12 @@ def serve(
     """Serve until SIGINT or SIGTERM. The arguments are the options of `kvtrail api`.
 
     Raises:
-        BadTenants: the file of tenants cannot be used.
+        Unusable: the file of tenants, or that of known findings, cannot be used.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: the address is in use.
         StoreError: there is no such ClickHouse, or its tables can be neither read nor made.
     """
-    tokens, names = access(token_file), TenantNames(tenants)
+    tokens, names, known = access(token_file), TenantNames(tenants), KnownFindingsFile(known_findings)
     check_bind_address(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
@@ -55,7 +57,7 @@ def serve(
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     ending = threading.Event()
     app = application(
-        FleetProcess(reader, metrics.internal_errors),
+        FleetProcess(reader, metrics.internal_errors, known),
         reader,
         metrics,
         hosts=KnownHosts(lambda: (host, *allow_host)),

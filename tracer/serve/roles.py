@@ -14,20 +14,15 @@ class Role(StrEnum):
     """Send spans: what an engine, a Collector or an importer does."""
     READ = "read"
     """Ask the api, read along, and scrape the metrics: what the dashboard, scripts and Prometheus do."""
-    CHANGE = "change"
-    """Change anything else: silences, notes. It is closed to those who only write spans or read."""
 
 
 ALL = frozenset(Role)
 _SPANS = "/v1/traces"
-_READING = ("GET", "HEAD", "OPTIONS")
 
 
 def role_of(method: str, path: str) -> Role:
-    """The role that a request over HTTP needs. Whatever is not known to write spans or to read is a change."""
-    if method == "POST" and path == _SPANS:
-        return Role.WRITE
-    return Role.READ if method in _READING else Role.CHANGE
+    """The role that a request over HTTP needs. Sending spans is the one thing that changes anything."""
+    return Role.WRITE if method == "POST" and path == _SPANS else Role.READ
 
 
 def tokens_in(path: Path) -> list[bytes]:

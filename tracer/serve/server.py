@@ -18,13 +18,13 @@ from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.forward.target import Settings
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
+from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits, configure_heap, grpc_connections, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.other_sides import OtherSides
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.receivers import GrpcReceiver, address
 from kvtrail.tracer.serve.roles import TokenFile
-from kvtrail.tracer.serve.shared_silences import SharedSilences
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import StoreError
@@ -74,6 +74,7 @@ def serve(
     changeable: Changeable,
     token_file: Sequence[TokenFile],
     tenants: Path | None,
+    known_findings: Path | None,
     insecure: bool,
     tls: Tls | None,
     forward: Settings | None,
@@ -82,7 +83,7 @@ def serve(
     `kvtrail serve`.
 
     Raises:
-        BadTenants: the file of tenants cannot be used.
+        Unusable: the file of tenants, or that of known findings, cannot be used.
         BadTarget: nothing can be forwarded like this.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
@@ -92,7 +93,7 @@ def serve(
     os.nice(nice)  # before any thread starts, since threads inherit it
     gc.set_threshold(*GC_THRESHOLDS)
     configure_heap()
-    tokens, names = access(token_file), TenantNames(tenants)
+    tokens, names, known = access(token_file), TenantNames(tenants), KnownFindingsFile(known_findings)
     check_bind_address(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
@@ -117,6 +118,7 @@ def serve(
             metrics,
             trace_file=trace_file,
             forwarder=forwarder,
+            known_findings=known,
             max_requests=max_requests,
             rows_every_ns=ROWS_EVERY_NS,
             resume=False,
@@ -140,7 +142,6 @@ def serve(
     tidier.start()
     if shipper is not None:
         shipper.others = OtherSides(pipeline)
-        shipper.silences = SharedSilences(pipeline)
         shipper.start()
     ending = threading.Event()
     hosts = KnownHosts(lambda: (host, *changeable.allow_host))

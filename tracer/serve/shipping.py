@@ -14,9 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.other_sides import OtherSides
-from kvtrail.tracer.serve.shared_silences import SharedSilences
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.sqlite.outbox import Outbox
@@ -40,12 +38,6 @@ class Sink(Protocol):
     def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
         """What other tracers have of the hand-offs that are called so. Raises StoreError."""
 
-    def silences(self) -> Sequence[Silence]:
-        """The silences of the fleet. Raises StoreError."""
-
-    def put_silences(self, changed: Sequence[Silence]) -> None:
-        """Write new and changed silences. Raises StoreError."""
-
     def close(self) -> None: ...
 
 
@@ -55,7 +47,6 @@ class Shipper:
     Attributes:
         trouble: why the last parcel could not be sent; None while all is well.
         others: asks for what other tracers have sent of hand-offs that this one has a side of; None if nobody does.
-        silences: exchanges silences with the fleet; None if nobody does.
         sent_spans, failures: how many spans were sent, and how often a parcel could not be, since the start.
     """
 
@@ -64,7 +55,6 @@ class Shipper:
         self.outbox = outbox
         self.trouble: str | None = None
         self.others: OtherSides | None = None
-        self.silences: SharedSilences | None = None
         self.sent_spans = self.failures = 0
         self._open_sink = open_sink
         self._sink: Sink | None = None
@@ -85,7 +75,7 @@ class Shipper:
         return {"status": self.trouble or "ok", **asdict(self.outbox.waiting())}
 
     def send(self) -> None:
-        """Send all that waits now, ask for the other sides of hand-offs, and exchange silences.
+        """Send all that waits now, and ask for the other sides of hand-offs.
 
         Raises:
             StoreError: what was not sent is sent again the next time.
@@ -95,8 +85,6 @@ class Shipper:
             self._send(parcel)
         if self.others is not None:
             self.others.ask(self._opened())
-        if self.silences is not None:
-            self.silences.exchange(self._opened())
 
     def _send(self, parcel: Sequence[tuple[int, Batch]]) -> None:
         try:

@@ -17,8 +17,8 @@ from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.model.known import Place, Sighting
 from kvtrail.tracer.model.markers import Marker
-from kvtrail.tracer.model.silences import Place, Sighting, Silence
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.savings.waste import WastedTokens, WasteFilter, WasteSum
@@ -26,8 +26,6 @@ from kvtrail.tracer.store.handoffs import HandoffRow
 
 MAX_RECEIPTS = 65_536
 """Digests of received requests that are remembered, to recognize one that is sent again. Senders give up after minutes."""
-MAX_SILENCES = 2_000
-"""Silences that are read: all active ones, and of the others those that ended last."""
 LARGEST = 2**62
 """The largest sum: two of them still fit into a database's 64 bits."""
 
@@ -260,9 +258,6 @@ class Reader(Protocol):
 
     def sightings(self) -> list[Sighting]:
         """When the findings of each place were first and last seen, over all time."""
-
-    def silences(self) -> list[Silence]:
-        """The silences, those that end last first; of those that have ended, the latest."""
 
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         """The number of findings by rule, severity and interval of `step_ns`, which begins at `at_ns`. A finding counts

@@ -46,17 +46,17 @@ def overview() -> dashboards.Dashboard:
     found = "engine_connector_rule:kvtrail_findings:increase15m"
     return (
         new_dashboard("kvtrail overview", "kvtrail-overview", "Is anything wrong with KV offload, and does it pay off?")
-        .with_panel(stat_panel("Severe drift, 15 minutes", "Unsilenced findings that crash an engine or give wrong output.",
+        .with_panel(stat_panel("Severe drift, 15 minutes", "Findings that crash an engine or give wrong output, not known.",
                                query(f"sum({found}{{{OURS},{severe}}}) or vector(0)"), alarm=1, links=(REQUESTS,)))
-        .with_panel(stat_panel("All drift, 15 minutes", "Unsilenced findings of all severities.",
+        .with_panel(stat_panel("All drift, 15 minutes", "Findings of all severities, not known.",
                                query(f"sum({found}{{{OURS}}}) or vector(0)"), alarm=1, links=(REQUESTS,)))
         .with_panel(stat_panel("Oldest open load", "A load that is never received hangs its request.",
                                query(f"max(kvtrail_open_load_oldest_seconds{{{OURS}}})"), unit="s"))
-        .with_panel(stat_panel("Overdue loads", "Unsilenced loads that did not come within their deadline.",
-                               query(f'sum(kvtrail_overdue_loads{{{OURS},silenced!="true"}}) or vector(0)'), alarm=1))
+        .with_panel(stat_panel("Overdue loads", "Loads that did not come within their deadline, and are not known.",
+                               query(f'sum(kvtrail_overdue_loads{{{OURS},known!="true"}}) or vector(0)'), alarm=1))
         .with_panel(stat_panel("Engines heard", "Engines with a recorder that has not closed.",
                                query(f"count(kvtrail_engine_recorders{{{OURS}}} > 0) or vector(0)")))
-        .with_panel(graph("Findings", "New unsilenced contradictions by rule, over 15 minutes each.",
+        .with_panel(graph("Findings", "New contradictions that are not known, by rule, over 15 minutes each.",
                           query(f"sum by (rule) ({found}{{{OURS}}})", "{{rule}}"), stacked=True, links=(RULE,)))
         .with_panel(graph("Hit rate", "The share of tokens missing in vLLM's prefix cache that the connector supplied.",
                           query(ratio(hits, asked), "{{connector}}"), unit="percentunit", maximum=1))
@@ -81,13 +81,13 @@ def drift() -> dashboards.Dashboard:
     found = "engine_connector_rule:kvtrail_findings:increase15m"
     return (
         new_dashboard("kvtrail drift", "kvtrail-drift", "Where connectors and schedulers disagree.")
-        .with_panel(graph("Findings by severity", "Unsilenced ones, over 15 minutes each.",
+        .with_panel(graph("Findings by severity", "Those that are not known, over 15 minutes each.",
                           query(f"sum by (severity) ({found}{{{CONNECTOR}}})", "{{severity}}"), stacked=True,
                           links=(REQUESTS,)))
         .with_panel(graph("Findings for each request that ended", "More than one in a hundred is an alert.",
                           query(f"engine:kvtrail_findings:per_request15m{{{OURS}}}", "{{engine_name}}"), unit="percentunit"))
         .with_panel(table_panel("Findings since the tracers started", "Click a rule for its findings in kvtrail's dashboard.",
-                         query(named("sum by (rule, severity, connector, engine, silenced) "
+                         query(named("sum by (rule, severity, connector, engine, known) "
                                              f"(kvtrail_findings_total{{{CONNECTOR}}}) > 0"), instant=True),
                          links={"rule": RULE_OF_ROW}))
         .with_panel(graph("Verdicts of drift", "Repetitions count.",

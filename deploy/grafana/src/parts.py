@@ -132,23 +132,21 @@ def new_dashboard(title: str, uid: str, description: str) -> dashboards.Dashboar
         .with_variable(_choice("connector", "Connector", connectors))
         .with_variable(dashboards.TextBoxVariable("kvtrail").label("kvtrail's dashboard")
                        .default_value("http://localhost:8501"))
-        .annotation(_markers("Engines", "kvtrail_marker_timestamp_seconds", by="engine, kind", select=OURS, icon="blue",
-                             title="{{kind}} of {{engine_name}}"))
-        .annotation(_markers("Notes", "kvtrail_note_timestamp_seconds", by="text", icon="purple", title="{{text}}"))
+        .annotation(_markers())
         .link(dashboards.DashboardLink("kvtrail").type(dashboard.DashboardLinkType.DASHBOARDS).tags([TAG])
               .include_vars(True).keep_time(True))
         .link(ALL_REQUESTS.build().type(dashboard.DashboardLinkType.LINK).icon("external link"))
     )  # fmt: skip
 
 
-def _markers(name: str, metric: str, *, by: str, icon: str, title: str, select: str = "") -> dashboards.AnnotationQuery:
-    """Lines over all panels at the moments that a metric has as its values: Prometheus keeps each one for as long as it was
+def _markers() -> dashboards.AnnotationQuery:
+    """Lines over all panels at the moments that the metric has as its values: Prometheus keeps each one for as long as it was
     the latest, so a range of time shows all of them. Grafana counts in milliseconds."""
-    expr = f"max by ({by}) ({metric}{{{select}}})"
+    expr = named(f"max by (engine, kind) (kvtrail_marker_timestamp_seconds{{{OURS}}})")
     return (
-        dashboards.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(icon)
-        .expr(f"1000 * ({named(expr) if 'engine' in by else expr})").step("30s").use_value_for_time(True)
-        .title_format(title).tag_keys("kind" if "kind" in by else "")
+        dashboards.AnnotationQuery().name("Engines").datasource(SOURCE).enable(True).icon_color("blue")
+        .expr(f"1000 * ({expr})").step("30s").use_value_for_time(True)
+        .title_format("{{kind}} of {{engine_name}}").tag_keys("kind")
     )  # fmt: skip
 
 

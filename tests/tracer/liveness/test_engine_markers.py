@@ -168,7 +168,7 @@ def marker(at_s: int, kind: MarkerKind = MarkerKind.RESET, engine: str = "a", te
     return Marker(id=f"{kind} {engine} {at_s}", kind=kind, at_ns=at_s * S, engine=engine, text=text)
 
 
-def test_what_lies_close_together_is_joined_but_no_notes() -> None:
+def test_what_lies_close_together_is_joined() -> None:
     names = {name: f"pod-{name}" for name in ("a", "b")}
     every = [marker(1), marker(3), marker(4, engine="b"), marker(11), marker(2, MarkerKind.DEATH)]
     found = [*joined(every, names, step_ns=10 * S)]
@@ -176,5 +176,3 @@ def test_what_lies_close_together_is_joined_but_no_notes() -> None:
         ("reset", 1, 3, ""), ("death", 2, 1, "a"), ("reset", 11, 1, "a"),
     ]  # fmt: skip
     assert found[0].text == "pod-a x, and 1 other engine likewise"
-    notes = [marker(1, MarkerKind.NOTE), marker(2, MarkerKind.NOTE)]
-    assert [*joined(notes, names, step_ns=10 * S)] == notes

@@ -117,7 +117,7 @@ def with_roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
 
 @pytest.mark.parametrize("holder", [*Role, "every"])
 def test_a_token_opens_its_own_role_alone(with_roles: Tracer, holder: str) -> None:
-    """Over HTTP, for each route there is: what is neither a post of spans nor a reading is a change."""
+    """Over HTTP, for each route there is: sending spans is to write, and all else is to read."""
     headers = {"authorization": f"Bearer {holder}-token"}
     every = {"authorization": "Bearer every-token"}
     routes = httpx.get(f"{with_roles.url}/openapi.json", headers=every, timeout=SLOW_S).json()["paths"]
@@ -209,7 +209,7 @@ def test_this_machine_alone_needs_no_token(host: str) -> None:
         (("--host", "0.0.0.0"), "give --token-file, or say --insecure"),
         (("--token-file", "none"), "cannot read the tokens"),
         (("--token-file", os.devnull), "holds no token"),
-        (("--token-file", "wirte=tokens"), "'wirte' is no role: write one of write, read, change"),
+        (("--token-file", "wirte=tokens"), "'wirte' is no role: write one of write, read"),
         (("--token-file", "read=none"), "cannot read the tokens"),
         (("--tls-cert", "none", "--tls-key", "none"), "cannot use these files for TLS: none, none"),
         (("--tls-cert", "none"), "belong together"),

@@ -13,7 +13,6 @@ from processes import until
 from stores import FleetTracer, clickhouse
 from traffic import Engine, served
 
-from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve import shipping
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.shipping import Shipper, Sink
@@ -192,11 +191,6 @@ class Away:
 
     def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
         return ()
-
-    def silences(self) -> Sequence[Silence]:
-        return ()
-
-    def put_silences(self, changed: Sequence[Silence]) -> None: ...
 
     def close(self) -> None: ...
 

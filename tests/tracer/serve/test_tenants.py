@@ -1,4 +1,4 @@
-"""The names of tenants: a file, its errors, and the command that computes digests."""
+"""The names of tenants: a file, and its errors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from kvtrail.__main__ import main
-from kvtrail.connector.tracing.identity import identity_of
-from kvtrail.tracer.model.tenants import digest_of
-from kvtrail.tracer.serve.tenants import LOOK_AGAIN_S, BadTenants, TenantNames, read
+from kvtrail.tracer.serve.reloaded import LOOK_AGAIN_S, Unusable
+from kvtrail.tracer.serve.tenants import TenantNames, read
 
 ADAPTER = SimpleNamespace(lora_name="sql")
 RED, DIGITS = "5a17c0ffee5a17c0", "0123456712345671"
@@ -49,7 +48,7 @@ def test_a_file_maps_digests_to_names(tmp_path: Path) -> None:
 )
 def test_a_bad_file_is_refused_with_its_name_and_the_reason(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path / "tenants.yaml", text)
-    with pytest.raises(BadTenants) as refused:
+    with pytest.raises(Unusable) as refused:
         TenantNames(path)
     assert said in str(refused.value)
     assert "tenants.yaml" in str(refused.value)
@@ -78,29 +77,7 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
     written(path, "nonsense\n")
     now[0] += LOOK_AGAIN_S
     assert names.of(RED) == "another name"
-    assert "the names stay as they were" in caplog.text
+    assert "what it said before stays in use" in caplog.text
     os.unlink(path)
     now[0] += LOOK_AGAIN_S
     assert names.of(RED) == "another name"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "salt", "request_of"),
-    [
-        ([], "s3cret\n", SimpleNamespace(lora_request=None, cache_salt="s3cret")),
-        (["--adapter", "sql"], "s3cret", SimpleNamespace(lora_request=ADAPTER, cache_salt="s3cret")),
-        (["--adapter", "sql", "--no-salt"], "", SimpleNamespace(lora_request=ADAPTER, cache_salt=None)),
-    ],
-)  # fmt: skip
-def test_the_command_prints_the_digest_that_a_recorder_records(
-    arguments: list[str], salt: str, request_of: SimpleNamespace
-) -> None:
-    result = CliRunner().invoke(main, ["tenant", *arguments], input=salt)
-    assert (result.exit_code, result.output) == (0, f"{identity_of(request_of)}\n")
-    assert result.output != CliRunner().invoke(main, ["tenant"], input="another").output
-
-
-def test_without_salt_and_adapter_the_tenant_is_plain() -> None:
-    assert digest_of("", "") == "plain"
-    result = CliRunner().invoke(main, ["tenant"], input="\n")
-    assert (result.exit_code, "such requests are the tenant `plain`" in result.output) == (2, True)

@@ -218,11 +218,36 @@ def test_a_store_of_schema_3_gets_the_settings_of_launches(tmp_path: Path) -> No
     db.close()
     writer = SqliteWriter(path)
     assert [launch.settings for launch in writer.launches()] == [{}]
-    note = Marker(id="note 1", kind=MarkerKind.NOTE, at_ns=5, text="load test")
-    writer.write(Batch(markers=[note], launches=[dataclasses.replace(writer.launches()[0], settings={"vLLM": "0.12"})]))
+    reset = Marker(id="reset 1", kind=MarkerKind.RESET, at_ns=5, text="reset it")
+    writer.write(
+        Batch(markers=[reset], launches=[dataclasses.replace(writer.launches()[0], settings={"vLLM": "0.12"})])
+    )
     assert [launch.settings for launch in writer.launches()] == [{"vLLM": "0.12"}]
     writer.close()
-    assert SqliteReader(path).markers(since_ns=0, until_ns=10, limit=9) == [note]
+    assert SqliteReader(path).markers(since_ns=0, until_ns=10, limit=9) == [reset]
+
+
+def test_silences_and_notes_of_an_older_store_are_left_alone_until_they_are_old(tmp_path: Path) -> None:
+    """An earlier kvtrail had a table of the one, and markers of a kind of their own for the other."""
+    path = tmp_path / "s.db"
+    filled(path, 1)
+    db = sqlite3.connect(path)
+    db.execute(
+        "CREATE TABLE silences (id TEXT PRIMARY KEY, ends_ns INTEGER, written_ns INTEGER, body TEXT) WITHOUT ROWID"
+    )
+    db.execute("INSERT INTO silences VALUES ('s', NULL, 1, '{}')")
+    db.execute("INSERT INTO markers (id, kind, at_ns, engine, text) VALUES ('note 1', 'note', 5, '', 'load test')")
+    db.commit()
+    list(upkeep.verify(path))
+    writer = SqliteWriter(path)
+    reset = Marker(id="reset 1", kind=MarkerKind.RESET, at_ns=6, text="reset it")
+    writer.write(Batch(markers=[reset]))
+    assert SqliteReader(path).markers(since_ns=0, until_ns=10, limit=9) == [reset]
+    for _ in writer.prune(before_ns=6):
+        pass
+    writer.close()
+    assert db.execute("SELECT id FROM markers").fetchall() == [("reset 1",)]
+    db.close()
 
 
 def test_a_store_of_schema_4_has_how_requests_ended_and_after_a_rebuild_their_prefixes(tmp_path: Path) -> None:

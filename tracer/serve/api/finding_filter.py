@@ -1,4 +1,4 @@
-"""Which findings an answer of the api is about: by rule, severity, connector and engine, in a range, silenced or not."""
+"""Which findings an answer of the api is about: by rule, severity, connector and engine, in a range, known or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AskedFindings:
 
     Attributes:
         which: what selects them.
-        resolver: the states of engines, and the silences, by which they were selected.
+        resolver: the states of engines, and what is known, by which they were selected.
     """
 
     which: FindingFilter
@@ -38,7 +38,7 @@ def _asked(
     severity: str = "",
     connector: str = "",
     engine: str = "",
-    silenced: Annotated[bool | None, Query(description="only the silenced ones, or only the others")] = None,
+    known: Annotated[bool | None, Query(description="only the known ones, or only the others")] = None,
     since_ns: Moment = None,
     until_ns: Moment = None,
 ) -> AskedFindings:
@@ -53,10 +53,10 @@ def _asked(
         until_ns=until_ns,
     )
     resolver = OutcomeResolver(state.process, state.reader)
-    if silenced is not None:
-        known = (each.place for each in state.reader.sightings())
-        places = [place for place in known if resolver.silencing.of(place) is not None]
-        which = replace(which, only=places) if silenced else replace(which, but=places)
+    if known is not None:
+        every = (each.place for each in state.reader.sightings())
+        places = [place for place in every if resolver.known.of(place) is not None]
+        which = replace(which, only=places) if known else replace(which, but=places)
     return AskedFindings(which, resolver)
 
 

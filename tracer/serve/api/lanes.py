@@ -42,7 +42,7 @@ class LaneColumns(BaseModel):
     """Columns `lane` (an index into the requests), `phase`, `begin_us`, `end_us`."""
     marks: dict[str, list[Any]]
     """Findings: `lane` (-1 for one that concerns no request), `at_us`, `rule`, `title`, `severity`, `healed`, what they
-    `did`, and why they are `silenced`, if they are: null otherwise."""
+    `did`, and why they are `known`, if they are: null otherwise."""
     deaths: list[dict[str, Any]]
     """Engines that died in the window: `engine`, `at_ns`, `ended_by` (the exception), `lost` (requests)."""
     gaps: dict[str, list[Any]]
@@ -142,7 +142,7 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
             "lane": [lane_numbers.get((f["engine"], f["request"]), -1) for f in findings],
             "at_us": [us(f["first_ns"]) for f in findings],
             **{name: [f[name] for f in findings] for name in _MARK_COLUMNS},
-            "silenced": [f["silence"] and f["silence"]["why"] for f in findings],
+            "known": [f["known"] and f["known"]["why"] for f in findings],
         },
         deaths=[death for death in died if window.engines is None or death["engine"] in window.engines],
         gaps={

@@ -93,8 +93,6 @@ def _of_marker(
     apart_ns = marker.at_ns - at_ns
     apart = f"{duration(abs(apart_ns))} {'after' if apart_ns > 0 else 'before'} the change" if apart_ns else "then"
     what = f"Engine {name(marker.engine)} {marker.text}"
-    if marker.kind is MarkerKind.NOTE:
-        what = f"Note: “{marker.text}”"
     evidence = []
     if (share := _share_of(marker, computed)) >= EXPLAINS:
         kind = "tokens held until a reset" if marker.kind is MarkerKind.RESET else "of its own requests"

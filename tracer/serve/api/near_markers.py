@@ -10,7 +10,6 @@ BEFORE_NS, AFTER_NS = 3 * 60 * 10**9, 60 * 10**9
 """How long before and after a change a marker may lie: sums begin with a minute."""
 BEST_FIRST = (
     MarkerKind.DEATH, MarkerKind.CONTACT_LOST, MarkerKind.DEPLOY, MarkerKind.RESET, MarkerKind.RESTART, MarkerKind.END,
-    MarkerKind.NOTE,
 )  # fmt: skip
 """The kinds that may explain a change, those first that do so best where nothing else decides."""
 _LAUNCHES = (MarkerKind.DEPLOY, MarkerKind.RESTART)

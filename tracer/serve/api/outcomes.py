@@ -13,7 +13,7 @@ from kvtrail.tracer.liveness.deploys import last_deploys
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
 from kvtrail.tracer.liveness.outcome import Outcome, impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
-from kvtrail.tracer.model.silences import Silencing, place_of
+from kvtrail.tracer.model.known import KnownFindings, place_of
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
 from kvtrail.tracer.store import Reader
@@ -29,7 +29,7 @@ class OutcomeResolver:
     Attributes:
         engines: each engine's `name`, its description, and how many of its requests are `open`, as the store has them.
         launches: each engine's last launch, as it is now.
-        silencing: which findings are silenced.
+        known: which findings are known.
         deploys: when the engines of a service and model (`group`) were last deployed.
     """
 
@@ -51,8 +51,7 @@ class OutcomeResolver:
             )
             for engine, about in self.engines.items()
         }
-
-        self.silencing = Silencing(reader.silences(), self.engines, at_ns=now_ns)
+        self.known = KnownFindings(process.known_findings.known, self.engines, at_ns=now_ns)
 
     def group(self, engine: str) -> tuple[str, ...]:
         """The service and the model of an engine, which its successors have, too; of an unknown one its id."""
@@ -91,11 +90,11 @@ class OutcomeResolver:
         }
 
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Findings with their impact, the silence that covers them, if one does, and what their engine is."""
+        """Findings with their impact, why they are known, if they are, and what their engine is."""
         return [
             {
                 **finding,
-                "silence": None if (silence := self.silencing.of(place_of(finding))) is None else silence.as_dict(),
+                "known": None if (known := self.known.of(place_of(finding))) is None else known.as_dict(),
                 "engine_name": self.name(finding["engine"]),
                 "model": self.engines.get(finding["engine"], {}).get("model", ""),
             }

@@ -14,10 +14,9 @@ from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.model.findings import Unknown, Verdict
-from kvtrail.tracer.model.markers import Marker
-from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.handoffs import heard_of
@@ -30,6 +29,7 @@ class Live(Protocol):
     last_received_ns: int | None
     errors: InternalErrors
     forwarder: Forwarder | None
+    known_findings: KnownFindingsFile
 
     @property
     def trouble(self) -> str | None:
@@ -60,12 +60,6 @@ class Live(Protocol):
     def handoffs_called(self, keys: Collection[str]) -> HandOffs:
         """The same, with what is stored of the hand-offs that are called so."""
 
-    def put_silences(self, changed: Sequence[Silence]) -> None:
-        """Store new and changed silences. Raises StoreError."""
-
-    def add_marker(self, marker: Marker) -> None:
-        """Store a note. Raises StoreError."""
-
     def running(self) -> set[str]:
         """The engines that report; their open requests go on."""
 
@@ -79,7 +73,9 @@ class Live(Protocol):
 class FleetProcess:
     """The state of a process that receives nothing itself, and shows what the sidecars of a fleet have stored."""
 
-    def __init__(self, reader: ClickHouseReader, errors: InternalErrors) -> None:
+    def __init__(
+        self, reader: ClickHouseReader, errors: InternalErrors, known_findings: KnownFindingsFile | None = None
+    ) -> None:
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self.spans_stored = self.events_missing = self.spans_behind = 0
@@ -88,6 +84,7 @@ class FleetProcess:
         self.kept: list[KeptHandOff] = []
         self.errors = errors
         self.forwarder: Forwarder | None = None
+        self.known_findings = known_findings or KnownFindingsFile()
         self._reader = reader
 
     @property
@@ -102,12 +99,6 @@ class FleetProcess:
         known = Detector(rules=())
         known.hear(heard_of(self._reader.handoffs(keys)))
         return known.handoffs
-
-    def put_silences(self, changed: Sequence[Silence]) -> None:
-        self._reader.put_silences(changed)
-
-    def add_marker(self, marker: Marker) -> None:
-        self._reader.add_marker(marker)
 
     def running(self) -> set[str]:
         return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))

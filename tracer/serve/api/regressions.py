@@ -150,8 +150,6 @@ class _Watch:
             return ""
         best = found[0]
         at = self.range_.at(best.at_ns)
-        if best.kind is MarkerKind.NOTE:
-            return f", at the note “{best.text}” ({at})"
         return f", as engine {self.place(best.engine)} {_BRIEFLY.get(best.kind, best.text)} ({at})"
 
     def statement(self, kind: str, text: str, at_s: int, level: Level = Level.WARNING) -> Statement:

@@ -31,7 +31,6 @@ from kvtrail.tracer.serve.api import (
     ranges,
     requests,
     search,
-    silences,
     status_route,
     waste,
 )
@@ -82,6 +81,8 @@ class Health(BaseModel):
     forward: dict[str, Any] | None
     """Where spans are forwarded to: `to`, its `status` (`ok`, or why it does not take them), and how many spans are `queued`
     and `held`. None if nothing is forwarded."""
+    known_findings: str | None
+    """Of the file of known findings: `ok`, or why it is not used as it is now. None if there is no file."""
     recorders: list[dict[str, Any]]
     """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
     `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
@@ -115,9 +116,9 @@ class Fleet(BaseModel):
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
     the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
     `state` (one of `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), the exception
-    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). `silences`
-    is how many active silences cover findings of it, if it has such. An engine without recorders has not been heard from
-    lately, or another process hears it. If there are very many, those with recorders, then the latest."""
+    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine
+    without recorders has not been heard from lately, or another process hears it. If there are very many, those with
+    recorders, then the latest."""
     known: int
     """How many engines there are."""
     pairs: list[dict[str, Any]]
@@ -194,7 +195,6 @@ def application(
     search.add_routes(api, process, reader)
     status_route.add_routes(api, process, reader)
     lanes.add_routes(api, process, reader)
-    silences.add_routes(api, process, reader)
     markers.add_routes(api, process, reader)
     latency.add_routes(api, reader, names)
     changes.add_routes(api, process, reader, names)
@@ -250,6 +250,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             **state(),
             spool=None if shipper is None else shipper.state(),
             forward=None if process.forwarder is None else process.forwarder.state(),
+            known_findings=process.known_findings.status,
             recorders=recorders(),
             recorders_by_status=by_status,
         )
@@ -290,7 +291,6 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                     **resolver.engine(name),
                     "recorders": by_engine.get(name, []),
                     "is_heard": name in heard,
-                    "silences": resolver.silencing.about(name),
                 }
                 for name in sorted(named[:MAX_ENGINES])
             ],

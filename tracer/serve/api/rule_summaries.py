@@ -1,4 +1,4 @@
-"""The findings of a range by rule: how many, in how many requests, what they did, since when, and which are silenced; for the
+"""The findings of a range by rule: how many, in how many requests, what they did, since when, and which are known; for the
 first page and that of findings."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvtrail.tracer.model.findings import WORST_FIRST
-from kvtrail.tracer.model.silences import Sighting, place_of
+from kvtrail.tracer.model.known import Sighting, place_of
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.api import status
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
@@ -29,17 +29,17 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
     severities: dict[str, str] = {}
     for each in reader.findings_trend(which, step_ns=step_ns):
         counts.setdefault(each["rule"], Counter())[each["at_ns"]] += each["findings"]
-        known = severities.get(each["rule"], each["severity"])
-        severities[each["rule"]] = min(known, each["severity"], key=WORST_FIRST.__getitem__)
+        so_far = severities.get(each["rule"], each["severity"])
+        severities[each["rule"]] = min(so_far, each["severity"], key=WORST_FIRST.__getitem__)
     if not counts:
         return []
-    titles, silencing = {rule.id: rule.title for rule in all_rules()}, resolver.silencing
-    unsilenced: Counter[str] = Counter()
+    titles, known = {rule.id: rule.title for rule in all_rules()}, resolver.known
+    not_known: Counter[str] = Counter()
     for place, number in reader.finding_counts(which).items():
-        if silencing.of(place) is None:
-            unsilenced[place.rule] += number
+        if known.of(place) is None:
+            not_known[place.rule] += number
     findings = [
-        {**each, "is_silenced": silencing.of(place_of(each)) is not None}
+        {**each, "is_known": known.of(place_of(each)) is not None}
         for each in resolver.impacts(reader.findings_in_brief(which, limit=LOOKED_AT))
     ]
     times = _times(_meeting(which, reader.sightings()), resolver)
@@ -50,7 +50,7 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
             of_rule,
             range_,
             step_ns=step_ns,
-            unsilenced=unsilenced[rule],
+            not_known=not_known[rule],
         )
         for rule, of_rule in counts.items()
     )

@@ -34,7 +34,7 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `silenced`,"
+    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `known`,"
     " `well` or"
     " `nothing`."""
     level: Level
@@ -69,8 +69,8 @@ class RuleSummary(FindingCounts):
     rule: str
     title: str
     severity: Severity
-    unsilenced: FindingCounts
-    """Those that no active silence covers."""
+    not_known: FindingCounts
+    """Those that are not known."""
     first_ns: int
     last_ns: int
     """When the rule's findings were first and last seen, over all time and whatever the range."""
@@ -162,14 +162,14 @@ def _lost(launch: Launch) -> str:
 def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:
     """Statements about findings, one for each rule."""
     return _few(
-        [_of_rule(rule) for rule in rules if rule.unsilenced.findings], "rule has findings", "rules have findings"
+        [_of_rule(rule) for rule in rules if rule.not_known.findings], "rule has findings", "rules have findings"
     )
 
 
 def _of_rule(rule: RuleSummary) -> Statement:
-    loud, silenced = rule.unsilenced, silenced_of([rule])
+    loud, known = rule.not_known, known_of([rule])
     where = f" in {some(loud.requests, 'request')}" if loud.looked_at == loud.findings and loud.requests else ""
-    more = f"; {count(silenced)} more {'is' if silenced == 1 else 'are'} silenced" if silenced else ""
+    more = f"; {count(known)} more {'is' if known == 1 else 'are'} known" if known else ""
     return Statement(
         kind="findings",
         level=Level.LOST if loud.harmed else Level.WARNING,
@@ -189,21 +189,21 @@ def _did(of: FindingCounts) -> str:
     return did if of.looked_at == of.findings else f"{did} (of the latest {count(of.looked_at)})"
 
 
-def silenced_of(rules: Iterable[RuleSummary]) -> int:
-    """How many findings are silenced."""
-    return sum(rule.findings - rule.unsilenced.findings for rule in rules)
+def known_of(rules: Iterable[RuleSummary]) -> int:
+    """How many findings are known."""
+    return sum(rule.findings - rule.not_known.findings for rule in rules)
 
 
-def of_silenced(rules: Sequence[RuleSummary]) -> list[Statement]:
-    """A statement about the findings that are silenced: they are known, and still there."""
-    some_are = [rule for rule in rules if silenced_of([rule])]
+def of_known(rules: Sequence[RuleSummary]) -> list[Statement]:
+    """A statement about the findings that are known: they are still there."""
+    some_are = [rule for rule in rules if known_of([rule])]
     if not some_are:
         return []
-    number, harmed = silenced_of(some_are), sum(rule.harmed - rule.unsilenced.harmed for rule in some_are)
+    number, harmed = known_of(some_are), sum(rule.harmed - rule.not_known.harmed for rule in some_are)
     of = some_are[0].rule if len(some_are) == 1 else some(len(some_are), "rule")
     did = f"{count(harmed)} did harm" if harmed else "no harm seen"
-    text = f"{some(number, 'known finding')} of {of} {'is' if number == 1 else 'are'} silenced: {did}"
-    return [Statement(kind="silenced", level=Level.CALM, text=text, page="findings", query={"silenced": "yes"})]
+    text = f"{some(number, 'known finding')} of {of}: {did}"
+    return [Statement(kind="known", level=Level.CALM, text=text, page="findings", query={"known": "yes"})]
 
 
 def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
@@ -237,14 +237,14 @@ def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
     return max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
 
 
-def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, silenced: int = 0) -> Statement:
-    """The statement where nothing is wrong, except for `silenced` findings."""
+def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, known: int = 0) -> Statement:
+    """The statement where nothing is wrong, except for findings that are `known`."""
     sums: Counter[str] = Counter()
     admitted = 0
     for row in rows:
         sums.update(row.measures)
         admitted += row.measures.get("admissions", 0) if row.epoch == 0 else 0
-    if not running and not sums and not silenced:
+    if not running and not sums and not known:
         return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="fleet")
     parts = [some(running, "engine")] * bool(running)
     if admitted:
@@ -252,7 +252,7 @@ def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, silenced: i
         parts.append(f"{rate:.1f} requests a minute" if rate < 100 else f"{count(rate)} requests a minute")
     if (prefill := sums["asked"] - sums["local"]) > 0:
         parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
-    findings = f"no finding but {count(silenced)} silenced" if silenced else "no finding"
+    findings = f"no finding but {count(known)} known" if known else "no finding"
     what = "All well" if running else "Nothing went wrong, and no engine runs now"
     text = f"{': '.join(filter(None, (what, ', '.join(parts))))}; {findings}, no loss, no fall in hits"
     return Statement(kind="well", level=Level.CALM, text=text, page="efficiency")
@@ -271,17 +271,17 @@ def summary(
     range_: Range,
     *,
     step_ns: int,
-    unsilenced: int,
+    not_known: int,
 ) -> RuleSummary:
-    """The findings of a rule: those that were looked at, with what they `did` and whether each `is_silenced`; the `counts` of
-    all by the stretch in which each was last seen; and how many of all are `unsilenced`."""
+    """The findings of a rule: those that were looked at, with what they `did` and whether each `is_known`; the `counts` of
+    all by the stretch in which each was last seen; and how many of all are `not_known`."""
     first = range_.since_ns // step_ns * step_ns
     stretches = range(first, range_.until_ns, step_ns)
-    loud = [each for each in findings if not each["is_silenced"]]
+    loud = [each for each in findings if not each["is_known"]]
     return RuleSummary(
         **{name: rule[name] for name in ("rule", "title", "severity", "first_ns", "last_ns", "new_since_ns")},
         **_counts(findings, sum(counts.values())).model_dump(),
-        unsilenced=_counts(loud, max(unsilenced, len(loud))),
+        not_known=_counts(loud, max(not_known, len(loud))),
         trend=[counts.get(at_ns, 0) for at_ns in stretches],
         trend_from_ns=first,
         step_ns=step_ns,
@@ -300,10 +300,10 @@ def _counts(findings: Sequence[Mapping[str, Any]], number: int) -> FindingCounts
 
 
 def by_weight(rules: Iterable[RuleSummary]) -> list[RuleSummary]:
-    """The rules: those first that did harm, then those that can do the worst; last those that are silenced as a whole."""
+    """The rules: those first that did harm, then those that can do the worst; last those that are known as a whole."""
 
     def weight(rule: RuleSummary) -> tuple[bool, bool, int, int, str]:
-        loud = rule.unsilenced
+        loud = rule.not_known
         return not loud.findings, not loud.harmed, WORST_FIRST[rule.severity], -rule.findings, rule.rule
 
     return sorted(rules, key=weight)

@@ -73,13 +73,13 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             ),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
             *status.of_damage(damage.sentence()),
-            *status.of_silenced(rules),
+            *status.of_known(rules),
         ]
         if all(each.level is Level.CALM for each in statements):
             running = [name for name, each in resolver.launches.items() if each.state is EngineState.RUNNING]
             running = [name for name in running if chosen is None or name in chosen]
-            silenced = status.silenced_of(rules)
-            statements = [status.well(rows, range_, running=len(running), silenced=silenced), *statements]
+            known = status.known_of(rules)
+            statements = [status.well(rows, range_, running=len(running), known=known), *statements]
         return Status(
             since_ns=since,
             until_ns=until,

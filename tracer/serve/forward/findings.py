@@ -20,25 +20,25 @@ from kvtrail.tracer.serve.forward.pieces import Origin, Piece
 TRACE_BYTES, SPAN_BYTES = 16, 8
 _SCOPE = ScopeSpans(scope=InstrumentationScope(name=semconv.FINDINGS_SCOPE, version=__version__)).SerializeToString()
 _SERVICE = "service.name"
-IsSilenced = Callable[[Finding], bool]
-"""Whether a silence covers a finding now."""
+IsKnown = Callable[[Finding], bool]
+"""Whether a finding is known now."""
 
 
-def with_findings(root: bytes, findings: Iterable[Finding], is_silenced: IsSilenced) -> bytes:
+def with_findings(root: bytes, findings: Iterable[Finding], is_known: IsKnown) -> bytes:
     """A root with an event for each finding. What is appended to an encoded message is added to its fields, so the root
     itself stays as it came."""
     events = [
         Span.Event(
             time_unix_nano=each.last_ns,
             name=semconv.FINDING_SPAN,
-            attributes=_attributes(_finding_attributes(each, silenced=is_silenced(each))),
+            attributes=_attributes(_finding_attributes(each, known=is_known(each))),
         )
         for each in findings
     ]
     return root + Span(events=events).SerializeToString()
 
 
-def as_piece(finding: Finding, *, silenced: bool, trace_id: str, root_id: bytes, origin: Origin | None) -> Piece | None:
+def as_piece(finding: Finding, *, known: bool, trace_id: str, root_id: bytes, origin: Origin | None) -> Piece | None:
     """The span of a finding, in the trace of its request and below its root, or without a parent if that is not known. It has
     the resource of the request's spans. None if there is no trace that it could be in."""
     trace = _id(trace_id, TRACE_BYTES)
@@ -61,7 +61,7 @@ def as_piece(finding: Finding, *, silenced: bool, trace_id: str, root_id: bytes,
         start_time_unix_nano=min(times),
         end_time_unix_nano=max(times),
         attributes=_attributes(
-            {key: value for key, value in about.items() if value} | _finding_attributes(finding, silenced=silenced)
+            {key: value for key, value in about.items() if value} | _finding_attributes(finding, known=known)
         ),
         links=[
             Span.Link(trace_id=of, span_id=id_, attributes=_attributes({semconv.FINDING_WITNESS.key: each.label}))
@@ -74,7 +74,7 @@ def as_piece(finding: Finding, *, silenced: bool, trace_id: str, root_id: bytes,
     return Piece(_of_findings(origin, finding.engine), span.SerializeToString())
 
 
-def _finding_attributes(finding: Finding, *, silenced: bool) -> dict[str, str | int]:
+def _finding_attributes(finding: Finding, *, known: bool) -> dict[str, str | int]:
     return {
         semconv.FINDING_RULE.key: finding.rule,
         semconv.FINDING_TITLE.key: finding.title,
@@ -83,7 +83,7 @@ def _finding_attributes(finding: Finding, *, silenced: bool) -> dict[str, str | 
         semconv.FINDING_HINT.key: finding.hint,
         semconv.FINDING_COUNT.key: finding.count,
         semconv.FINDING_HEALED.key: finding.healed,
-        semconv.FINDING_SILENCED.key: silenced,
+        semconv.FINDING_KNOWN.key: known,
         semconv.EPOCH.key: finding.epoch,
     }
 

@@ -20,7 +20,7 @@ from kvtrail.tracer.events.events import Event, Heartbeat, RequestStart
 from kvtrail.tracer.ingest.protobuf import Parts
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.serve.forward.figures import LEFT_OUT, Figures, Reason
-from kvtrail.tracer.serve.forward.findings import IsSilenced, as_piece, with_findings
+from kvtrail.tracer.serve.forward.findings import IsKnown, as_piece, with_findings
 from kvtrail.tracer.serve.forward.pieces import OVERHEAD_BYTES, Cutter, Piece, size
 from kvtrail.tracer.serve.forward.request import ROOTS, STATE_BYTES, Request, is_sampled, went_wrong
 from kvtrail.tracer.serve.forward.sender import Sender
@@ -43,10 +43,10 @@ class Forwarder:
     """Sends on what matters. Its methods are called by one thread at a time, and none of them waits for the receiver.
 
     Attributes:
-        is_silenced: says whether a finding is known, by which it is labelled; a pipeline says it by its silences.
+        is_known: says whether a finding is known, by which it is labelled; a pipeline says it by the file of known findings.
     """
 
-    is_silenced: IsSilenced = staticmethod(lambda finding: False)
+    is_known: IsKnown = staticmethod(lambda finding: False)
 
     def __init__(
         self, settings: Settings, sender: Sender, figures: Figures, *, clock: Callable[[], float] = time.monotonic
@@ -100,7 +100,7 @@ class Forwarder:
                 place = request.trace_id or finding.trace_id
                 piece = as_piece(
                     finding,
-                    silenced=self.is_silenced(finding),
+                    known=self.is_known(finding),
                     trace_id=place,
                     root_id=request.root_id,
                     origin=request.origin,
@@ -270,4 +270,4 @@ class Forwarder:
         """The root with the request's findings as its events."""
         if not request.findings:
             return root
-        return Piece(root.origin, with_findings(root.span, request.findings.values(), self.is_silenced))
+        return Piece(root.origin, with_findings(root.span, request.findings.values(), self.is_known))

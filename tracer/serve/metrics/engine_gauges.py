@@ -45,11 +45,11 @@ class EngineGauges:
         open_loads: asynchronous loads that have not been received.
         open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has stopped reporting does
             not age.
-        overdue_loads: open loads that the rule `stuck-load` has found, by whether that is silenced.
+        overdue_loads: open loads that the rule `stuck-load` has found, by whether that is known.
         kept_requests: ended requests with blocks that the connector still holds.
         kept_blocks: how many blocks those are, where the recorder names them.
         kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
-        overdue_frees: of those requests, the ones that the rule `late-free` has found, by whether that is silenced.
+        overdue_frees: of those requests, the ones that the rule `late-free` has found, by whether that is known.
         kept: of the hand-offs with blocks that it keeps, by what for; empty for an engine that has never given any.
         pool_blocks: KV blocks of its pool; None where no recorder says.
         held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
@@ -80,9 +80,9 @@ def engine_gauges(
     recorders: Iterable[RecorderState],
     detector: Detector,
     kept: Iterable[KeptHandOff],
-    is_silenced: Callable[[Finding], bool],
+    is_known: Callable[[Finding], bool],
 ) -> list[EngineGauges]:
-    """The gauges of every engine that has a recorder; `kept` are the hand-offs with kept blocks, and `is_silenced` says
+    """The gauges of every engine that has a recorder; `kept` are the hand-offs with kept blocks, and `is_known` says
     whether a finding is known."""
     states: dict[str, EngineGauges] = {}
     for recorder in recorders:
@@ -109,13 +109,13 @@ def engine_gauges(
         if evidence.loading is not None and account.ended_ns is None:
             waiting.open_loads += 1
             waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - evidence.loading.end_ns)
-            waiting.overdue_loads.update({is_silenced(each) for each in late if each.rule == _LATE_LOAD})
+            waiting.overdue_loads.update({is_known(each) for each in late if each.rule == _LATE_LOAD})
         if evidence.end is not None:
             waiting.kept_requests += 1
             held = evidence.end.blocks_ids or ()
             waiting.kept_blocks += len(held) or (0 if evidence.blocks is None else evidence.blocks.held)
             waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
-            waiting.overdue_frees.update({is_silenced(each) for each in late if each.rule == _LATE_FREE})
+            waiting.overdue_frees.update({is_known(each) for each in late if each.rule == _LATE_FREE})
     for (giver, _), _ in detector.handoffs.flows.known():
         if giver in states:
             states[giver].kept = {kept_for: KeptSum() for kept_for in KeptFor}

@@ -47,7 +47,7 @@ from kvtrail.tracer.ledger.handoff_flows import OF_SIDE, HandedOver
 from kvtrail.tracer.liveness.engine import EngineState, Launch, LossCause
 from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.model.markers import Marker, MarkerKind
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
@@ -57,8 +57,6 @@ from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, KeptSum
 from kvtrail.tracer.serve.metrics.series import OTHER, Series
 from kvtrail.tracer.serve.shipping import Shipper
 
-MAX_NOTES = 8
-"""Notes that have series of their own."""
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -76,7 +74,7 @@ TIERS = frozenset({"", GPU, STORE, *SOURCES})
 LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
 """Why blocks are looked at."""
 FIRST, RESUMED = "first", "resumed"
-SILENCED, NOT_SILENCED = "true", "false"
+KNOWN, NOT_KNOWN = "true", "false"
 _CONNECTOR = ("engine", "connector")
 _EPOCH = (*_CONNECTOR, "epoch")
 
@@ -209,7 +207,7 @@ class Metrics:
         self.findings = counter(
             "findings",
             "Contradictions found, one for each rule, request and epoch.",
-            (*_CONNECTOR, "rule", "severity", "silenced"),
+            (*_CONNECTOR, "rule", "severity", "known"),
         )
 
         # What the sidecar received.
@@ -277,8 +275,6 @@ class Metrics:
             "The latest event of an engine that charts mark, by its kind.",
             ("engine", "kind"),
         )
-        self._noted = gauge("note_timestamp_seconds", "When the latest notes say that something happened.", ("text",))
-        self._notes: dict[str, None] = {}
         self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
         states: tuple[tuple[str, str, Callable[[EngineGauges], float | None]], ...] = (
             (
@@ -309,7 +305,7 @@ class Metrics:
             ("handoffs_kept_oldest_seconds", "Age of the oldest of them, or 0.", lambda s: s.oldest_ns / 1e9),
         )
         self._kept = [(gauge(name, text, ("engine", "state")), read) for name, text, read in kept]
-        self._overdue = [(gauge(name, text, ("engine", "silenced")), read) for name, text, read in overdue]
+        self._overdue = [(gauge(name, text, ("engine", "known")), read) for name, text, read in overdue]
         self._states = [(gauge(name, text, ("engine",)), read) for name, text, read in states]
 
         # An alert sees no increase in a series that begins at 1.
@@ -323,7 +319,7 @@ class Metrics:
             *((self.errors, (call,)) for call in (Kind.LOOKUP, Kind.ALLOC)),
             *((self.load_failures, (report,)) for report in ("blocks", "completion")),
             *((self.requests, (outcome,)) for outcome in ("stopped", "length_capped", "aborted")),
-            *((self.findings, (rule.id, each, NOT_SILENCED)) for rule in all_rules() for each in rule.severities),
+            *((self.findings, (rule.id, each, NOT_KNOWN)) for rule in all_rules() for each in rule.severities),
             *((self.handoffs, (side, outcome)) for side, outcomes in OF_SIDE.items() for outcome in outcomes),
         ]
 
@@ -372,11 +368,11 @@ class Metrics:
         """Count a `span` or an `attribute` that only another version of kvtrail knows."""
         self._series.at(self.unfamiliar, engine, what).inc()
 
-    def count_finding(self, finding: Finding, *, silenced: bool) -> None:
-        """Count a finding that is new, or of another severity than before, as it is at this moment: no silence that begins
-        or ends later moves it to the other series, since a counter never falls."""
+    def count_finding(self, finding: Finding, *, known: bool) -> None:
+        """Count a finding that is new, or of another severity than before, as it is at this moment: whatever is known later
+        moves it to no other series, since a counter never falls."""
         connector = self._series.connector(finding.connector)
-        label = SILENCED if silenced else NOT_SILENCED
+        label = KNOWN if known else NOT_KNOWN
         series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity, label)
         series.inc(1, _exemplar(finding.trace_id))
         of = finding.numbers
@@ -544,16 +540,8 @@ class Metrics:
             self._series.remove(self.lost_contact, now.engine)
 
     def mark(self, marker: Marker) -> None:
-        """Show when something happened. Of notes the latest `MAX_NOTES` have series."""
-        if marker.kind is not MarkerKind.NOTE:
-            self._series.at(self._marked, marker.engine, marker.kind).set(marker.at_ns / 1e9)
-            return
-        self._notes[marker.text] = self._notes.pop(marker.text, None)
-        self._noted.labels(marker.text).set(marker.at_ns / 1e9)
-        while len(self._notes) > MAX_NOTES:
-            oldest = next(iter(self._notes))
-            del self._notes[oldest]
-            self._noted.remove(oldest)
+        """Show when something happened."""
+        self._series.at(self._marked, marker.engine, marker.kind).set(marker.at_ns / 1e9)
 
     def show(self, state: EngineGauges) -> None:
         """Set the gauges of an engine. An engine that shares the label `other` has none."""
@@ -564,8 +552,8 @@ class Metrics:
             if (value := read(state)) is not None:  # what nobody knows has no series
                 self._series.at(gauge, state.engine).set(value)
         for gauge, read_overdue in self._overdue:
-            for silenced, label in ((False, NOT_SILENCED), (True, SILENCED)):
-                self._series.at(gauge, state.engine, label).set(read_overdue(state).get(silenced, 0))
+            for is_known, label in ((False, NOT_KNOWN), (True, KNOWN)):
+                self._series.at(gauge, state.engine, label).set(read_overdue(state).get(is_known, 0))
         for gauge, read_kept in self._kept if state.kept else ():
             for kept_for in KeptFor:
                 self._series.at(gauge, state.engine, kept_for).set(read_kept(state.kept.get(kept_for, KeptSum())))

@@ -24,8 +24,8 @@ from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, engine_gauges
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.metrics.series import OTHER
+from kvtrail.tracer.serve.receive.known import KnownHere
 from kvtrail.tracer.serve.receive.receiving import MAX_RECORDERS, ReceivedRequest
-from kvtrail.tracer.serve.receive.silenced import Silences
 
 logger = logging.getLogger("kvtrail")
 
@@ -110,8 +110,8 @@ class Engines:
                 self.recorders, detector.accounts.values(), detector.findings, at_ns=time.monotonic_ns()
             )
 
-    def show(self, detector: Detector, silences: Silences, *, now_ns: int) -> None:
-        """Show the engines in the metrics; what the silences cover is labelled so."""
+    def show(self, detector: Detector, known: KnownHere, *, now_ns: int) -> None:
+        """Show the engines in the metrics; what is known is labelled so."""
         for engine, count in (detector.lost - self._lost).items():
             self._metrics.count_lost(engine, missing=count)
         self._lost = Counter(detector.lost)
@@ -120,9 +120,9 @@ class Engines:
             for name, last in self._shown.items()
         }
         self.kept = list(kept_handoffs(detector))
-        shown = engine_gauges(self.recorders.values(), detector, self.kept, silences.silences)
-        known = {gauges.engine: gauges for gauges in shown}
-        for engine, gauges in (gone | known).items():
+        shown = engine_gauges(self.recorders.values(), detector, self.kept, known.has)
+        of_now = {gauges.engine: gauges for gauges in shown}
+        for engine, gauges in (gone | of_now).items():
             if gauges.heard_ns < now_ns - SHOW_SILENT_NS:
                 self._metrics.retire(engine)
                 self._shown.pop(engine, None)

@@ -20,8 +20,8 @@ from kvtrail.tracer.liveness.recorders import RecorderState
 from kvtrail.tracer.model.findings import Finding, Severity, Unknown, Verdict
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.receive.known import KnownHere
 from kvtrail.tracer.serve.receive.receiving import of_this_time
-from kvtrail.tracer.serve.receive.silenced import Silences
 from kvtrail.tracer.serve.receive.sums import Sums
 from kvtrail.tracer.store.handoffs import HandoffRow, heard_of, row_of
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
@@ -53,7 +53,7 @@ class Judge:
         dirty: requests with a changed account, to be written.
         changed: findings that are to be written, by id.
         handoffs: events of hand-offs that are to be written.
-        silences: which findings are known.
+        known: which findings are known.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Judge:
         max_requests: int,
         grace_ns: int,
         clock: Clock,
+        known: KnownHere,
         on_recalled: Callable[[Sequence[Event]], None] = lambda events: None,
     ) -> None:
         """
@@ -79,7 +80,7 @@ class Judge:
         self._log, self._lock, self._clock, self._grace_ns = log, lock, clock, grace_ns
         self._on_recalled = on_recalled
         self._metrics, self._errors = metrics, metrics.internal_errors
-        self.judged, self.silences = log.judged(), Silences(log)
+        self.judged, self.known = log.judged(), known
         self.is_behind, self.is_closing = True, False
         self.is_recalling, self.may_settle = log.last_number() > 0, True
         judged_before = highest_numbers if self.judged else {}
@@ -273,7 +274,7 @@ class Judge:
         for finding in findings:
             if (finding.id, finding.severity) not in self._reported:  # new, or worse than it seemed
                 self._reported.add((finding.id, finding.severity))
-                self._metrics.count_finding(finding, silenced=self.silences.silences(finding))
+                self._metrics.count_finding(finding, known=self.known.has(finding))
                 about = {"rule": finding.rule, "request": finding.request, "engine": finding.engine}
                 logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
             self.changed[finding.id] = finding

@@ -21,14 +21,14 @@ from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.model.markers import Marker
-from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
 from kvtrail.tracer.serve.receive.judging import Clock, Judge
+from kvtrail.tracer.serve.receive.known import KnownHere
 from kvtrail.tracer.serve.receive.receiving import ReceivedRequest, Receiver
 from kvtrail.tracer.serve.receive.recovery import Recovery
 from kvtrail.tracer.serve.receive.storing import Storage
@@ -60,6 +60,7 @@ class Pipeline:
         *,
         trace_file: Path | None = None,
         forwarder: Forwarder | None = None,
+        known_findings: KnownFindingsFile | None = None,
         max_requests: int = MAX_REQUESTS,
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
@@ -70,6 +71,7 @@ class Pipeline:
         If `resume` is False, the caller must call `resume()`. `clock` decides when missing events are given up and finished
         requests forgotten."""
         self.metrics, self.errors, self.forwarder = metrics, metrics.internal_errors, forwarder
+        self.known_findings = known_findings or KnownFindingsFile()
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self._clock: Clock = clock or time
@@ -84,10 +86,11 @@ class Pipeline:
             max_requests=max_requests,
             grace_ns=grace_ns,
             clock=self._clock,
+            known=KnownHere(self.known_findings, writer.descriptions()),
             on_recalled=self._receiver.recall,
         )
         if forwarder is not None:
-            forwarder.is_silenced = self.judge.silences.silences
+            forwarder.is_known = self.judge.known.has
         self.engines = Engines(writer.launches(), writer.heard(), metrics)
         self.storage = Storage(
             writer,
@@ -128,7 +131,7 @@ class Pipeline:
                 self.metrics.spans_repeated.inc(came.spans)
                 return came.refused
             engines = self.engines.descriptions(came)
-            self.judge.silences.describe(engines)
+            self.judge.known.describe(engines)
             if not self.judge.is_behind:
                 self.judge.judge(came.fresh, came.again, came.contested, came.too_far)
             rows = self.storage.rows_are_due()
@@ -173,7 +176,7 @@ class Pipeline:
                 before_ns=before_ns, unwritten=self.judge.dirty.keys() | self.storage.due.keys(), gone=gone
             )
             with self.errors.caught(Where.TIDY):
-                self.engines.show(self.detector, self.judge.silences, now_ns=now_ns)
+                self.engines.show(self.detector, self.judge.known, now_ns=now_ns)
         self.storage.write_launches()
 
     def _settle(self) -> None:
@@ -271,23 +274,10 @@ class Pipeline:
     def kept(self) -> Sequence[KeptHandOff]:
         return self.engines.kept
 
-    def add_marker(self, marker: Marker) -> None:
-        self.storage.add_marker(marker)
-
     @property
     def events_missing(self) -> int:
         """Events that were declared missing: they did not arrive within the grace period."""
         return self.detector.missing
-
-    @property
-    def silences(self) -> Sequence[Silence]:
-        """All that are known here."""
-        with self._lock:
-            return self.judge.silences.all
-
-    def put_silences(self, changed: Sequence[Silence]) -> None:
-        with self._lock:
-            self.judge.silences.put(changed)
 
     def running(self) -> set[str]:
         return self.engines.running()

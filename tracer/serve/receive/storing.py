@@ -21,7 +21,6 @@ from kvtrail.tracer.ledger.measures import measures_of
 from kvtrail.tracer.liveness import markers
 from kvtrail.tracer.liveness.launches import Launches
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -204,12 +203,6 @@ class Storage:
         if chunk is not None:
             self.tail.publish(number, chunk.spans, chunk.payload)
         return batch.findings
-
-    def add_marker(self, marker: Marker) -> None:
-        """Store a marker that no event says. Raises StoreError."""
-        with self._lock:
-            self._writer.write(Batch(markers=[marker]))
-        self._metrics.mark(marker)
 
     def fold(self) -> None:
         """Do in the store what is cheaper for many spans and requests at a time. To be called every second or so."""

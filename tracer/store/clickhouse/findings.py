@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Window
-from kvtrail.tracer.model.silences import Place, Sighting
+from kvtrail.tracer.model.known import Place, Sighting
 from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, all_of, from_text
 

@@ -1,4 +1,4 @@
-"""Markers in ClickHouse: resets, drops of events, and notes, of all tracers."""
+"""Markers in ClickHouse: resets and drops of events, of all tracers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ def row_of(marker: Marker) -> tuple[object, ...]:
 
 
 class MarkerReader(Database):
-    """The part of `Reader` that is about markers, and the one thing that is written by whoever only reads: a note."""
+    """The part of `Reader` that is about markers."""
 
     def markers(self, *, since_ns: int, until_ns: int, limit: int) -> list[Marker]:
         rows = self.query(
             f"SELECT id, kind, at_ns, engine, text FROM {TABLE} FINAL"
-            " WHERE at_ns >= {since_ns:Int64} AND at_ns <= {until_ns:Int64}"
+            " WHERE kind IN {kinds:Array(String)} AND at_ns >= {since_ns:Int64} AND at_ns <= {until_ns:Int64}"
             " ORDER BY at_ns DESC LIMIT {limit:UInt32} BY kind",
+            kinds=[*MarkerKind],
             since_ns=since_ns,
             until_ns=until_ns,
             limit=limit,
@@ -32,7 +33,3 @@ class MarkerReader(Database):
             for id_, kind, at_ns, engine, text in rows
         ]
         return sorted(found, key=lambda each: (each.at_ns, each.id))
-
-    def add_marker(self, marker: Marker) -> None:
-        """Store a marker. Raises StoreError."""
-        self.connection.insert(TABLE, COLUMNS, [row_of(marker)])

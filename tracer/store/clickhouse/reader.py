@@ -17,7 +17,6 @@ from kvtrail.tracer.store.clickhouse import (
     requests,
     savings,
     schema,
-    silences,
     spans,
     waste,
 )
@@ -62,7 +61,6 @@ class ClickHouseReader(
     launches.LaunchReader,
     markers.MarkerReader,
     handoffs.HandoffReader,
-    silences.SilenceReader,
     EngineReader,
 ):
     """The reading side: a `Reader` over all tracers. Each part of it is in the file of its table."""

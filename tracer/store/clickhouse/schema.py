@@ -186,12 +186,6 @@ ORDER BY (key, recorder, sequence, request)
 SETTINGS index_granularity = 512"""
 """The events of hand-offs, by what these are called; a heartbeat once for each hand-off that waits for time to pass."""
 
-SILENCES = """CREATE TABLE IF NOT EXISTS kvtrail_silences (
-    id String, ends_ns Nullable(Int64), body String, written UInt64
-) ENGINE = {engine}ReplacingMergeTree(written)
-ORDER BY id"""
-"""Silences of findings, as any sidecar or api of the fleet has made or ended them."""
-
 LAUNCH_SETTINGS = "ALTER TABLE kvtrail_launches ADD COLUMN IF NOT EXISTS settings String CODEC(ZSTD(1))"
 
 MARKERS = """CREATE TABLE IF NOT EXISTS kvtrail_markers (
@@ -208,7 +202,7 @@ ORDER BY tuple()"""
 
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, WASTE, ACTIVITY, ENGINES,
-    LAUNCHES, LAUNCH_SETTINGS, HANDOFFS, SILENCES, MARKERS, MEASURES,
+    LAUNCHES, LAUNCH_SETTINGS, HANDOFFS, MARKERS, MEASURES,
     MEASURES_LATER,
 )  # fmt: skip
 _ENDS = {
@@ -220,10 +214,10 @@ _ENDS = {
     "kvtrail_savings": "toDateTime(at_s + step_s)",
     "kvtrail_waste": "toDateTime(intDiv(at_ns, 1000000000))",
     "kvtrail_handoffs": "toDateTime(intDiv(at_ns, 1000000000))",
-    "kvtrail_markers": "if(kind = 'note', toDateTime('2080-01-01 00:00:00'), toDateTime(intDiv(at_ns, 1000000000)))",
+    "kvtrail_markers": "toDateTime(intDiv(at_ns, 1000000000))",
 }
-"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay, notes
-nearly so, and recent activity has a time of its own."""
+"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay,
+and recent activity has a time of its own."""
 
 
 def make(connection: Connection) -> tuple[int, float]:

@@ -15,11 +15,10 @@ from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.savings.cells import by_step
 from kvtrail.tracer.savings.waste import WastedTokens
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, measures, schema, silences, spans
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, measures, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
 from kvtrail.tracer.store.clickhouse.sums import Sums
@@ -108,14 +107,6 @@ class ClickHouseWriter:
     def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
         """What other tracers have of the hand-offs that are called so. Raises StoreError."""
         return handoffs.read(self._connection, keys, but=self._tracer)
-
-    def silences(self) -> list[Silence]:
-        """The silences of the fleet. Raises StoreError."""
-        return silences.read(self._connection)
-
-    def put_silences(self, changed: Sequence[Silence]) -> None:
-        """Write new and changed silences. Raises StoreError."""
-        silences.put(self._connection, changed)
 
     def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
         """Nothing is left to do: the tables drop by themselves what is older than `retain_hours`."""

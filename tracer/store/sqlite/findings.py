@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Window
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.silences import Place, Sighting
+from kvtrail.tracer.model.known import Place, Sighting
 from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.sqlite.database import Database, an_object, readable, to_text
 

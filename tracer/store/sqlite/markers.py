@@ -1,4 +1,4 @@
-"""Markers in SQLite: resets, drops of events, and notes."""
+"""Markers in SQLite: resets and drops of events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.store.sqlite.database import Database, readable
 
 MAX_KEPT = 20_000
-"""The latest that are kept besides notes, which are kept as long as findings: until somebody deletes the file."""
+"""The latest that are kept."""
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS markers (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, at_ns INTEGER NOT NULL, engine TEXT NOT NULL, text TEXT NOT NULL
@@ -29,11 +29,11 @@ def put(db: sqlite3.Connection, markers: Sequence[Marker]) -> None:
 
 
 def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
-    """Drop the markers from before, and the oldest beyond `MAX_KEPT`, but no note, within the open transaction."""
-    db.execute("DELETE FROM markers WHERE kind != ? AND at_ns < ?", (MarkerKind.NOTE, before_ns))
-    oldest = "SELECT at_ns FROM markers WHERE kind != ? ORDER BY at_ns DESC LIMIT 1 OFFSET ?"
-    for (at_ns,) in db.execute(oldest, (MarkerKind.NOTE, MAX_KEPT)).fetchall():
-        db.execute("DELETE FROM markers WHERE kind != ? AND at_ns <= ?", (MarkerKind.NOTE, at_ns))
+    """Drop the markers from before, and the oldest beyond `MAX_KEPT`, within the open transaction."""
+    db.execute("DELETE FROM markers WHERE at_ns < ?", (before_ns,))
+    oldest = "SELECT at_ns FROM markers ORDER BY at_ns DESC LIMIT 1 OFFSET ?"
+    for (at_ns,) in db.execute(oldest, (MAX_KEPT,)).fetchall():
+        db.execute("DELETE FROM markers WHERE at_ns <= ?", (at_ns,))
 
 
 class MarkerReader(Database):

@@ -18,7 +18,6 @@ from typing import Any
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.liveness.engine import Launch
-from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.sqlite import (
@@ -38,7 +37,6 @@ from kvtrail.tracer.store.sqlite import (
     restart,
     room,
     savings,
-    silences,
     spans,
     structure,
     waste,
@@ -170,15 +168,6 @@ class SqliteWriter:
     def descriptions(self) -> dict[str, dict[str, str]]:
         """By engine: what it says of itself, in the fields of `model.engines.DESCRIPTION`."""
         return engines.descriptions(self._query)
-
-    def silences(self) -> list[Silence]:
-        """The silences, as `Reader.silences` gives them."""
-        return silences.read(self._query)
-
-    def put_silences(self, changed: Sequence[Silence]) -> None:
-        """Store new and changed silences. Raises StoreError."""
-        with self._transaction():
-            silences.put(self._db, changed)
 
     def handoffs(self) -> list[HandoffRow]:
         """The events of the recent hand-offs, in the order in which they entered the ledger."""
@@ -453,7 +442,6 @@ class SqliteReader(
     measures.MeasureReader,
     engines.EngineReader,
     launches.LaunchReader,
-    silences.SilenceReader,
     markers.MarkerReader,
 ):
     """The reading side: a `Reader`. Each part of it is in the file of its table."""

@@ -21,12 +21,11 @@ from kvtrail.tracer.store.sqlite import (
     requests,
     restart,
     savings,
-    silences,
     waste,
 )
 
 TABLES = (
-    log, receipts, engines, launches, requests, measures, findings, silences, handoffs, markers, savings, waste, event_sums,
+    log, receipts, engines, launches, requests, measures, findings, handoffs, markers, savings, waste, event_sums,
     lanes, outbox, restart,
 )  # fmt: skip
 _RUNS = "type IN ('trigger', 'view') OR sql LIKE 'CREATE VIRTUAL%'"

@@ -116,7 +116,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(api: Trac
         re.findall(r"^\| `((?:kvtrail|process)_\w+)`", (DOCS / "metrics.md").read_text(), flags=re.MULTILINE)
     )
     assert exposed == {name for name in documented if "_spool_" not in name}, "those of a spool: test_fleet.py"
-    found = '{connector="Connector",engine="engine",rule="stale-lookup",severity="crash",silenced="false"}'
+    found = '{connector="Connector",engine="engine",known="false",rule="stale-lookup",severity="crash"}'
     assert f"kvtrail_findings_total{found} " in page
 
 
@@ -137,7 +137,7 @@ def test_a_finding_is_counted_once_however_often_it_repeats(start_tracer: Callab
             f"{tracer.url}/v1/traces", content=body, headers={"content-type": "application/x-protobuf"}, timeout=SLOW_S
         )
     page = httpx.get(f"{tracer.url}/metrics", timeout=SLOW_S).text
-    found = '{connector="Connector",engine="engine",rule="stale-lookup",severity="crash",silenced="false"}'
+    found = '{connector="Connector",engine="engine",known="false",rule="stale-lookup",severity="crash"}'
     assert f"kvtrail_findings_total{found} 1.0" in page
     (finding,) = tracer.get("/api/findings")
     assert finding["count"] == 6

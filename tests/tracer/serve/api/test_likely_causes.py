@@ -74,11 +74,8 @@ SITUATIONS = [
         "traffic",
         BOTH,
         MORE,
-        [marker(MarkerKind.NOTE, "", text="load test")],
-        [
-            "More was asked for: 2,000 tokens a minute before, 6,000 after, at the same reuse",
-            "Note: “load test” (00:20:00, then)",
-        ],
+        [],
+        ["More was asked for: 2,000 tokens a minute before, 6,000 after, at the same reuse"],
     ),
     Situation("traffic begins", [], MORE, [], ["Nothing was asked for before, and 6,000 tokens a minute after"]),
     Situation("traffic ends", BOTH, [], [], ["Nothing was asked for after, and 2,000 tokens a minute before"]),

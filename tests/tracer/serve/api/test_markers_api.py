@@ -1,4 +1,4 @@
-"""The api of markers and notes, of a sidecar and over a fleet."""
+"""The api of markers, of a sidecar and over a fleet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from wire import encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.model.markers import MOST_TEXT, Marker, MarkerKind
 from kvtrail.tracer.serve.api.markers import STEPS
 from kvtrail.tracer.serve.api.process import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.metrics.metrics import MAX_NOTES, Metrics
+from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.store.clickhouse import markers
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9
@@ -93,40 +93,6 @@ def test_a_restarted_sidecar_marks_nothing_twice(tmp_path: Path) -> None:
     again.pipeline.close()
 
 
-def test_a_note_is_written_and_shown_to_the_readers_of_every_engine(sidecar: Sidecar) -> None:
-    sidecar.hear("a")
-    at_ns = time.time_ns() - 5 * MINUTE_NS
-    answer = sidecar.client.post("/api/markers", json={"text": " load test \n began ", "at_ns": at_ns})
-    assert answer.status_code == 201
-    row = {"kind": "note", "at_ns": at_ns, "engine": "", "engine_name": "", "text": "load test began", "count": 1}
-    assert answer.json() == row
-    sidecar.client.post("/api/markers", json={"text": "only a", "engine": "a"})
-    assert sidecar.markers(kind="note") == [("note", "", "load test began"), ("note", "a", "only a")]
-    assert sidecar.markers(kind="note", engine="b") == [("note", "", "load test began")]
-
-
-@pytest.mark.parametrize(
-    ("note", "why"),
-    [
-        ({"text": "  "}, "the note has no text"),
-        ({"text": "x" * (MOST_TEXT + 1)}, f"the note has {MOST_TEXT + 1} characters; {MOST_TEXT} is the most"),
-        ({"text": "x", "at_ns": 0}, "at_ns 0 is not a moment of the past: it is Unix nanoseconds"),
-        ({"text": "x", "at_ns": 2**62}, f"at_ns {2**62} is not a moment of the past: it is Unix nanoseconds"),
-        ({"text": "x", "engine": "nobody"}, "no engine has the id or the name 'nobody'"),
-    ],
-)
-def test_a_note_that_is_none_is_refused_with_the_reason(sidecar: Sidecar, note: dict[str, Any], why: str) -> None:
-    answer = sidecar.client.post("/api/markers", json=note)
-    assert (answer.status_code, answer.json()["detail"]) == (400, why)
-    assert sidecar.markers(kind="note") == []
-
-
-def test_a_page_of_another_site_cannot_write_a_note(sidecar: Sidecar) -> None:
-    answer = sidecar.client.post("/api/markers", json={"text": "x"}, headers={"origin": "https://elsewhere.example"})
-    assert answer.status_code == 403
-    assert sidecar.markers(kind="note") == []
-
-
 def test_an_answer_does_not_grow_with_what_happened(sidecar: Sidecar) -> None:
     story = "\n".join(["L 100 c0 h0 -> 0", *["reset"] * 1000, "end"])
     sidecar.hear("a", story=story)
@@ -135,26 +101,21 @@ def test_an_answer_does_not_grow_with_what_happened(sidecar: Sidecar) -> None:
     assert sum(counts) == 1000
 
 
-def test_a_fleet_has_the_markers_of_all_tracers_and_takes_notes(tmp_path: Path) -> None:
+def test_a_fleet_has_the_markers_of_all_tracers(tmp_path: Path) -> None:
     address = clickhouse()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         tracer = FleetTracer(tmp_path / name, address)
         tracer.hear(life(name), **{key.replace(".", "_"): value for key, value in resource(name, "0.11").items()})
-        tracer.pipeline.add_marker(_note(f"by {name}"))
         tracer.send()
         own = tracer.local.launches()
         assert [each.settings for each in tracer.fleet.launches() if each.engine == name] == [own[0].settings]
     reader = tracer.fleet
+    old = ("note 1", "note", time.time_ns(), "", "load test", 1)  # as an earlier kvtrail wrote it
+    reader.connection.insert(markers.TABLE, markers.COLUMNS, [old])
     client = TestClient(application(FleetProcess(reader, Metrics().internal_errors), reader, Metrics()))
-    assert client.post("/api/markers", json={"text": "by the fleet"}).status_code == 201
     found = client.get("/api/markers").json()
-    assert {each["text"] for each in found if each["kind"] == "note"} == {"by a", "by b", "by the fleet"}
-    assert {"deploy", "reset", "drop", "note"} <= {each["kind"] for each in found}
-
-
-def _note(text: str) -> Marker:
-    return Marker(id=f"note {text}", kind=MarkerKind.NOTE, at_ns=time.time_ns(), text=text)
+    assert {each["kind"] for each in found} == {"deploy", "reset", "drop"}
 
 
 def test_prometheus_gets_the_moments(sidecar: Sidecar) -> None:
@@ -171,6 +132,3 @@ def test_prometheus_gets_the_moments(sidecar: Sidecar) -> None:
     assert value("marker", engine="a", kind="reset") is not None
     dropped_s = value("marker", engine="a", kind="drop")
     assert dropped_s == pytest.approx(events[-1].end_ns / S), "the second heartbeat reports nothing new"
-    for number in range(MAX_NOTES + 2):
-        sidecar.client.post("/api/markers", json={"text": f"note {number}", "at_ns": S * (number + 1)})
-    assert [value("note", text=f"note {number}") for number in (1, 2, MAX_NOTES + 1)] == [None, 3, MAX_NOTES + 2]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from history import goodbyes, heartbeats, history
+from known_file import KnownFile
 from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -20,7 +21,6 @@ from kvtrail.connector.recording.encoder import field
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest.protobuf import attributes
-from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.forward.forwarder import HOLD_S, LINGER_S, Forwarder
 from kvtrail.tracer.serve.forward.pieces import Piece, joined
 from kvtrail.tracer.serve.forward.sender import Sender
@@ -65,7 +65,10 @@ class Sidecar:
         whole = Settings(Target("http://127.0.0.1:4317"), **{"sample": 0.0, **settings})  # type: ignore[arg-type]
         self.forwarder = Forwarder(whole, self.outbox, self.metrics.forwarding, clock=lambda: self.now_s)
         self.writer = SqliteWriter(folder / "s.db")
-        self.pipeline = Pipeline(self.writer, self.metrics, forwarder=self.forwarder, grace_ns=0)
+        self.known = KnownFile(folder)
+        self.pipeline = Pipeline(
+            self.writer, self.metrics, forwarder=self.forwarder, known_findings=self.known, grace_ns=0
+        )
 
     def hear(self, events: Sequence[Event]) -> None:
         self.pipeline.ingest(encoded(events), transport="grpc")
@@ -139,18 +142,16 @@ def test_a_finding_is_an_event_of_the_root_and_a_span_that_links_to_its_witnesse
     assert finding.end_time_unix_nano == lookups[1].start_time_unix_nano
 
 
-@pytest.mark.parametrize("is_silenced", [False, True])
-def test_a_silenced_finding_is_forwarded_and_labelled(sidecar: Sidecar, is_silenced: bool) -> None:
-    rule = "stale-lookup" if is_silenced else "full-hit"
-    known = Silence(id="s", rule=rule, began_ns=1, ends_ns=None, why="known", by="me", written_ns=1)
-    sidecar.pipeline.put_silences([known])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_known_finding_is_forwarded_and_labelled(sidecar: Sidecar, is_known: bool) -> None:
+    sidecar.known.say(rule="stale-lookup" if is_known else "full-hit")
     sidecar.hear(named(DRIFT, "drift-0123abcd"))
     sidecar.later()
     (root,) = sidecar.roots()
     (finding,) = sidecar.outbox.spans("kv.finding")
     (event,) = root.events
     for about in (finding.attributes, event.attributes):
-        assert attributes(about)[semconv.FINDING_SILENCED.key] is is_silenced
+        assert attributes(about)[semconv.FINDING_KNOWN.key] is is_known
     assert finding.status.code == Status.STATUS_CODE_ERROR, "it is an error all the same"
 
 

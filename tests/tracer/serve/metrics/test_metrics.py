@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from history import heartbeats, history
+from known_file import KnownFile
 from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry, Counter
@@ -19,7 +20,6 @@ from kvtrail.tracer.detect.kept import KeptFor
 from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Side
 from kvtrail.tracer.events.semconv import ENGINE_SPAN, POOL_BLOCKS, Kind
 from kvtrail.tracer.ledger.handoff_flows import OF_SIDE
-from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.metrics.series import MAX_ENGINES, OTHER, Series
 from kvtrail.tracer.serve.receive import engines
@@ -37,7 +37,8 @@ class Sidecar:
         self.store = folder / "s.db"
         self.writer = SqliteWriter(self.store)
         self.metrics = Metrics()
-        self.pipeline = Pipeline(self.writer, self.metrics, grace_ns=0)
+        self.known = KnownFile(folder)
+        self.pipeline = Pipeline(self.writer, self.metrics, known_findings=self.known, grace_ns=0)
 
     def hear(self, *parts: Sequence[Event]) -> None:
         """Take the events, a batch for each part."""
@@ -113,11 +114,10 @@ def test_an_admission_is_counted_once_and_by_its_epoch(sidecar: Sidecar) -> None
 def test_what_is_overdue_and_known_is_counted_apart(sidecar: Sidecar, text: str, rule: str, gauge: str) -> None:
     sidecar.hear(history(text))
     assert [finding["rule"] for finding in SqliteReader(sidecar.store).findings()] == [rule]
-    assert (sidecar.value(gauge, silenced="false"), sidecar.value(gauge, silenced="true")) == (1, 0)
-    known = Silence(id="s", rule=rule, began_ns=1, ends_ns=None, why="known", by="me", written_ns=1)
-    sidecar.pipeline.put_silences([known])
+    assert (sidecar.value(gauge, known="false"), sidecar.value(gauge, known="true")) == (1, 0)
+    sidecar.known.say(rule=rule)
     sidecar.pipeline.tidy()
-    assert (sidecar.value(gauge, silenced="false"), sidecar.value(gauge, silenced="true")) == (0, 1)
+    assert (sidecar.value(gauge, known="false"), sidecar.value(gauge, known="true")) == (0, 1)
 
 
 def test_an_engine_has_its_name_with_its_first_number(sidecar: Sidecar) -> None:
@@ -253,9 +253,9 @@ def test_durations_and_findings_name_a_trace_in_openmetrics(sidecar: Sidecar) ->
 
 def test_a_series_that_alerts_look_at_begins_at_0(sidecar: Sidecar) -> None:
     sidecar.hear(history("L 749 c0 h0 -> 0"))
-    assert sidecar.value("kvtrail_findings_total", rule="stale-lookup", severity="crash", silenced="false") == 0
+    assert sidecar.value("kvtrail_findings_total", rule="stale-lookup", severity="crash", known="false") == 0
     for severity in ("wrong output", "broken contract"):
-        assert sidecar.value("kvtrail_findings_total", rule="late-read", severity=severity, silenced="false") == 0
+        assert sidecar.value("kvtrail_findings_total", rule="late-read", severity=severity, known="false") == 0
     assert sidecar.value("kvtrail_connector_errors_total", call="kv.alloc") == 0
     assert sidecar.value("kvtrail_events_missing_total") == 0
 

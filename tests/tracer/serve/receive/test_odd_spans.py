@@ -251,7 +251,7 @@ def test_an_error_in_one_part_of_the_tidying_leaves_the_others(
 ) -> None:
     monkeypatch.setattr(sidecar.pipeline.detector, part, failing)
     shown: list[int] = []
-    monkeypatch.setattr(sidecar.pipeline.engines, "show", lambda detector, silences, now_ns: shown.append(now_ns))
+    monkeypatch.setattr(sidecar.pipeline.engines, "show", lambda detector, known, now_ns: shown.append(now_ns))
     sidecar.hear(story("good"))
     sidecar.pipeline.tidy()
     assert sidecar.error_count("tidy") == 1

@@ -50,7 +50,7 @@ def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_hear
     assert verdicts["consumer"] == ("drift", 1)
     assert verdicts["producer"][1] == 0
     labels = {"engine": "consumer", "connector": "Connector", "rule": "byte-drift", "severity": "wrong output"} | {
-        "silenced": "false"
+        "known": "false"
     }
     assert metrics.registry.get_sample_value("kvtrail_findings_total", labels) == 1
     loaded = {"engine": "consumer", "connector": "Connector", "look": "loaded", "verdict": "wrong"}

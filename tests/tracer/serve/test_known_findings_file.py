@@ -1,0 +1,126 @@
+"""The file of known findings: what it says, its errors, and its changes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvtrail.__main__ import main
+from kvtrail.tracer.model.known import NEVER_NS, Known
+from kvtrail.tracer.serve.known_findings import KnownFindingsFile, read
+from kvtrail.tracer.serve.reloaded import LOOK_AGAIN_S, Unusable
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def ns(year: int, month: int, day: int, hour: int = 0) -> int:
+    return int(datetime(year, month, day, hour, tzinfo=UTC).timestamp()) * 10**9
+
+
+def test_a_file_says_what_is_known_why_and_until_when(tmp_path: Path) -> None:
+    text = """
+- rule: stale-lookup
+  engine: llama-a
+  connector: LMCacheConnectorV1
+  version: 0.31
+  until: 2026-09-01
+  why: "LMCache #2158: fixed in vLLM 0.32"
+- {rule: full-hit, why: by design}
+"""
+    first, second = read(written(tmp_path / "known.yaml", text))
+    assert first == Known(
+        rule="stale-lookup",
+        engine="llama-a",
+        connector="LMCacheConnectorV1",
+        version="0.31",
+        until="2026-09-01",
+        until_ns=ns(2026, 9, 2),  # that day still counts
+        why="LMCache #2158: fixed in vLLM 0.32",
+    )
+    assert second == Known(rule="full-hit", why="by design")
+    assert read(written(tmp_path / "empty.yaml", "# nothing is known\n")) == ()
+    assert KnownFindingsFile().known == ()
+    assert KnownFindingsFile().status is None
+
+
+@pytest.mark.parametrize(
+    ("until", "ends_ns"),
+    [
+        ("2026-09-01T12:00:00Z", ns(2026, 9, 1, 12)),
+        ("2026-09-01 12:00", ns(2026, 9, 1, 12)),
+        ("2026-09-01T12:00:00+02:00", ns(2026, 9, 1, 10)),
+        ("2020-01-01", ns(2020, 1, 2)),
+        ("9998-12-31", NEVER_NS),
+    ],
+)
+def test_an_end_is_a_day_or_a_time_in_utc(tmp_path: Path, until: str, ends_ns: int) -> None:
+    (entry,) = read(written(tmp_path / "known.yaml", f"- {{rule: full-hit, why: x, until: '{until}'}}"))
+    assert entry.until_ns == ends_ns
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rule: full-hit\n", ", line 1: known findings are a list: begin each entry with `- rule:`"),
+        ("- full-hit\n", ", line 1: an entry has keys with values: rule, engine, connector, version, until, why"),
+        ("- rule: full-hit\n", ", line 1: the entry has no 'why'"),
+        ("- why: x\n- rule: full-hit\n  why: x\n", ", line 1: the entry has no 'rule'"),
+        ("- rule: full-hit\n  why: x\n  untill: 2026-01-01\n",
+         ", line 3: an entry has no 'untill'; did you mean 'until'?; it has rule, engine"),
+        ("# first\n- why: x\n  rule: stale-lokup\n", ", line 3: there is no rule 'stale-lokup'; did you mean 'stale-lookup'"),
+        ("- rule: full-hit\n  why: x\n  until: tomorrow\n", ", line 3: 'tomorrow' is no date or time: write 2026-09-01, or"),
+        ("- rule: full-hit\n  why: x\n  until: 9999-12-31\n", ", line 3: '9999-12-31' is no date or time"),
+        ("- rule: full-hit\n  why:\n", ", line 2: 'why' must be a text"),
+        ("- rule: full-hit\n  why: ~\n", ", line 2: 'why' must be a text"),
+        ("- rule: full-hit\n  why: [x]\n", ", line 2: 'why' must be a text"),
+        ("- rule: full-hit\n  why: x\n  engine: ''\n", ", line 3: 'engine' must be a text"),
+        ("- rule: full-hit\n  why: x\n  why: y\n", ", line 3: 'why' is given twice"),
+        (f"- rule: full-hit\n  why: {'x' * 501}\n", ", line 2: 'why' has 501 characters; 500 are the most"),
+        ("- [", "are no YAML: while parsing"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_refused_with_its_line_and_the_reason(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(Unusable) as refused:
+        KnownFindingsFile(written(tmp_path / "known.yaml", text))
+    assert said in str(refused.value)
+    assert "known.yaml" in str(refused.value)
+
+
+def test_no_sidecar_and_no_api_starts_with_a_bad_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "known.yaml", "- rule: full-hti\n  why: x\n")
+    for command in (["serve"], ["api", "--store", "clickhouse://nowhere.invalid/x"]):
+        result = CliRunner().invoke(main, [*command, "--known-findings", str(path)])
+        assert result.exit_code == 2
+        assert "line 1: there is no rule 'full-hti'; did you mean 'full-hit'" in " ".join(result.output.split())
+
+
+def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    path = written(tmp_path / "known.yaml", "- {rule: full-hit, why: x}")
+    file = KnownFindingsFile(path, clock=lambda: now[0])
+
+    def after(text: str | None) -> list[str]:
+        path.unlink() if text is None else path.write_text(text)
+        now[0] += LOOK_AGAIN_S
+        return [each.why for each in file.known]
+
+    assert after("- {rule: full-hit, why: another reason}") == ["another reason"]
+    assert file.known is file.known
+    assert file.status == "ok"
+    assert after("- {rule: full-hit}") == ["another reason"]
+    for _ in range(3):
+        now[0] += LOOK_AGAIN_S
+        assert file.status == f"{path}, line 1: the entry has no 'why'"
+    assert caplog.text.count("what it said before stays in use") == 1
+    assert after("- {rule: full-hit, why: back}") == ["back"]
+    assert file.status == "ok"
+    assert after(None) == ["back"]
+    assert "cannot read the known findings" in (file.status or "")
