@@ -278,12 +278,8 @@ class Parts:
             ("ResourceSpans", "scope_spans"),
             ("ScopeSpans", "scope"),
             ("ScopeSpans", "spans"),
-            ("Span", "attributes"),
-            ("Span", "events"),
-            ("Span", "links"),
         }
     )
     Request = _message(_pool, _REQUEST)
     ResourceSpans = _message(_pool, f"{ProtoSpan.DESCRIPTOR.file.package}.ResourceSpans")
     ScopeSpans = _message(_pool, f"{ProtoSpan.DESCRIPTOR.file.package}.ScopeSpans")
-    Span = _message(_pool, f"{ProtoSpan.DESCRIPTOR.file.package}.Span")

@@ -14,8 +14,7 @@ from pathlib import Path
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, access, check_bind_address
 from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.forward.forwarder import Forwarder
-from kvtrail.tracer.serve.forward.target import Settings
+from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
 from kvtrail.tracer.serve.limits import Limits, configure_heap, grpc_connections, raise_descriptors, release_heap
@@ -76,14 +75,12 @@ def serve(
     tenants: Path | None,
     insecure: bool,
     tls: Tls | None,
-    forward: Settings | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
     `kvtrail serve`.
 
     Raises:
         BadTenants: the file of tenants cannot be used.
-        BadTarget: nothing can be forwarded like this.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
@@ -98,7 +95,6 @@ def serve(
         tls.check()
     metrics = Metrics()
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
-    forwarder = None if forward is None else Forwarder.to(forward, metrics.forwarding)
     listener = bound(host, http_port)
     grpc_listener = bound(host, grpc_port, "--grpc-port")
     path, outbox, shipper = spool, None, None
@@ -111,12 +107,13 @@ def serve(
         shipper = Shipper(outbox, partial(_fleets_store, store, outbox, changeable))
         metrics.watch_spool(shipper)
     writer = SqliteWriter(path, outbox=outbox, most_bytes=most_bytes)
+    finding_log = FindingLog.from_environment()
     try:
         pipeline = Pipeline(
             writer,
             metrics,
             trace_file=trace_file,
-            forwarder=forwarder,
+            finding_log=finding_log,
             max_requests=max_requests,
             rows_every_ns=ROWS_EVERY_NS,
             resume=False,
@@ -182,8 +179,8 @@ def serve(
             pipeline.storage.catch_up()
             shipper.stop(within_s=DRAIN_S)
         pipeline.close()
-        if forwarder is not None:
-            forwarder.close()
+        if finding_log is not None:
+            finding_log.close(within_s=DRAIN_S)
 
 
 def _fleets_store(store: Address, outbox: Outbox, changeable: Changeable) -> ClickHouseWriter:

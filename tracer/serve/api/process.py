@@ -17,7 +17,6 @@ from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.errors import InternalErrors
-from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.handoffs import heard_of
@@ -29,7 +28,6 @@ class Live(Protocol):
     started_ns: int
     last_received_ns: int | None
     errors: InternalErrors
-    forwarder: Forwarder | None
 
     @property
     def trouble(self) -> str | None:
@@ -87,7 +85,6 @@ class FleetProcess:
         self.handoffs = HandOffs()
         self.kept: list[KeptHandOff] = []
         self.errors = errors
-        self.forwarder: Forwarder | None = None
         self._reader = reader
 
     @property

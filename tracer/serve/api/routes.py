@@ -79,9 +79,6 @@ class Health(BaseModel):
     """What waits to be sent to ClickHouse: its `status` (`ok`, or why nothing is taken there), how many `batches` and
     compressed `bytes` wait, the oldest since `oldest_ns`, and what was dropped as there was no room: `dropped_batches`,
     `dropped_spans`. None if nothing is sent there."""
-    forward: dict[str, Any] | None
-    """Where spans are forwarded to: `to`, its `status` (`ok`, or why it does not take them), and how many spans are `queued`
-    and `held`. None if nothing is forwarded."""
     recorders: list[dict[str, Any]]
     """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
     `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
@@ -249,7 +246,6 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             damage=damage.sentence(),
             **state(),
             spool=None if shipper is None else shipper.state(),
-            forward=None if process.forwarder is None else process.forwarder.state(),
             recorders=recorders(),
             recorders_by_status=by_status,
         )

@@ -51,7 +51,6 @@ from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
-from kvtrail.tracer.serve.forward.figures import Figures
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, KeptSum
 from kvtrail.tracer.serve.metrics.series import OTHER, Series
@@ -258,9 +257,6 @@ class Metrics:
         )
         gauge("build_info", "The tracer's version; always 1.", ("version",)).labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
-
-        # What the sidecar forwards.
-        self.forwarding = Figures(counter, gauge)
 
         # The state of the engines.
         self.deaths = counter("engine_deaths", "Launches of an engine that died, by the cause.", ("engine", "cause"))

@@ -20,12 +20,12 @@ from kvtrail.tracer.detect.pairs import Heard
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
-from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.silences import Silence
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
-from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
 from kvtrail.tracer.serve.receive.judging import Clock, Judge
@@ -59,7 +59,7 @@ class Pipeline:
         metrics: Metrics,
         *,
         trace_file: Path | None = None,
-        forwarder: Forwarder | None = None,
+        finding_log: FindingLog | None = None,
         max_requests: int = MAX_REQUESTS,
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
@@ -69,7 +69,7 @@ class Pipeline:
         """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
         If `resume` is False, the caller must call `resume()`. `clock` decides when missing events are given up and finished
         requests forgotten."""
-        self.metrics, self.errors, self.forwarder = metrics, metrics.internal_errors, forwarder
+        self.metrics, self.errors = metrics, metrics.internal_errors
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self._clock: Clock = clock or time
@@ -85,9 +85,8 @@ class Pipeline:
             grace_ns=grace_ns,
             clock=self._clock,
             on_recalled=self._receiver.recall,
+            finding_log=finding_log,
         )
-        if forwarder is not None:
-            forwarder.is_silenced = self.judge.silences.silences
         self.engines = Engines(writer.launches(), writer.heard(), metrics)
         self.storage = Storage(
             writer,
@@ -97,7 +96,6 @@ class Pipeline:
             lock,
             max_requests=max_requests,
             rows_every_ns=rows_every_ns,
-            on_findings=self._forward_findings,
         )
         self.recovery = Recovery(writer, self.judge, self.storage, lock)
         self._trace_file = None if trace_file is None else TraceCopy(trace_file, metrics)
@@ -132,9 +130,9 @@ class Pipeline:
             if not self.judge.is_behind:
                 self.judge.judge(came.fresh, came.again, came.contested, came.too_far)
             rows = self.storage.rows_are_due()
-            found = self.storage.commit(came, engines, rows=rows)
+            self.storage.commit(came, engines, rows=rows)
             self._receiver.confirm(came)
-            self._publish(came, found)
+            self._publish(came)
         self.metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
@@ -162,9 +160,6 @@ class Pipeline:
         else:
             self.storage.write_changes()
         with self._lock:
-            if self.forwarder is not None:
-                with self.errors.caught(Where.FORWARD, "what is held for forwarding stays for longer"):
-                    self.forwarder.tidy()
             gone: list[RecorderState] = []
             with self.errors.caught(Where.TIDY):
                 gone = self.engines.update()
@@ -207,20 +202,12 @@ class Pipeline:
                 self._trace_file.close()
             self.storage.close()
 
-    def _publish(self, came: ReceivedRequest, found: Sequence[Finding]) -> None:
-        """Pass a stored batch to the forwarder and the trace file, and count it."""
-        if self.forwarder is not None:
-            with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):
-                self.forwarder.received(came.payload, came.fresh, found)
+    def _publish(self, came: ReceivedRequest) -> None:
+        """Count a stored batch, and pass it to the trace file."""
         self.last_received_ns = time.time_ns()
         self.engines.count(came, now_ns=self.last_received_ns)
         if self._trace_file is not None:
             self._trace_file.write(came.payload)
-
-    def _forward_findings(self, found: Sequence[Finding]) -> None:
-        if self.forwarder is not None:
-            with self.errors.caught(Where.FORWARD, "findings are not forwarded"):
-                self.forwarder.found(found)
 
     def _update_launches(self) -> None:
         if not self.judge.is_behind:  # what was lost with an engine is known once its requests are
