@@ -48,7 +48,13 @@ def _bounded(command: F) -> F:
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, over HTTP.")
+@click.option(
+    "--grpc-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on for OTLP over gRPC, for engines on this machine. Engines elsewhere use OTLP over HTTP.",
+)
 @click.option(
     "--grpc-port", type=PORT, default=4317, show_default=True, help="Port for OTLP over gRPC; 0: any free one."
 )
@@ -174,8 +180,7 @@ def serve(
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
-    from kvtrail.tracer.serve.bind_address import Unsafe
-    from kvtrail.tracer.serve.receive.receivers import PortTaken
+    from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
     from kvtrail.tracer.serve.tenants import BadTenants

@@ -14,14 +14,16 @@ from pathlib import Path
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, access, check_bind_address
 from kvtrail.tracer.serve.api.routes import application
+from kvtrail.tracer.serve.bind_address import address
 from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
-from kvtrail.tracer.serve.limits import Limits, configure_heap, grpc_connections, raise_descriptors, release_heap
+from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.other_sides import OtherSides
+from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
+from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.receive.receivers import GrpcReceiver, address
 from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.shared_silences import SharedSilences
 from kvtrail.tracer.serve.shipping import Shipper
@@ -60,6 +62,7 @@ class Changeable:
 def serve(
     *,
     host: str,
+    grpc_host: str,
     grpc_port: int,
     http_port: int,
     store: Path | Address,
@@ -90,13 +93,14 @@ def serve(
     gc.set_threshold(*GC_THRESHOLDS)
     configure_heap()
     tokens, names = access(token_file), TenantNames(tenants)
-    check_bind_address(host, tokens, insecure=insecure)
+    for each in (host, grpc_host):
+        check_bind_address(each, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
     metrics = Metrics()
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     listener = bound(host, http_port)
-    grpc_listener = bound(host, grpc_port, "--grpc-port")
+    grpc_receiver = GrpcReceiver(grpc_host, grpc_port, tokens=tokens, tls=tls)
     path, outbox, shipper = spool, None, None
     most_bytes = int(changeable.retain_gib * 2**30)
     if isinstance(store, Path):
@@ -120,16 +124,9 @@ def serve(
         )
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
-    grpc_receiver = GrpcReceiver(
-        pipeline,
-        metrics,
-        grpc_listener,
-        path.with_name(f"{path.name}.grpc"),
-        limits=limits,
-        most_connections=grpc_connections(limits, raise_descriptors()),
-        tokens=tokens,
-        tls=tls,
-    )
+    intake = Intake(pipeline, most_bytes=limits.request_bytes)
+    raise_descriptors()
+    grpc_receiver.start(intake, metrics)
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
     resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
@@ -145,6 +142,7 @@ def serve(
         pipeline,
         SqliteReader(path),
         metrics,
+        intake=intake,
         shipper=shipper,
         hosts=hosts,
         tokens=tokens,
@@ -163,7 +161,7 @@ def serve(
     metrics.watch("http_connections", "Connections over HTTP.", lambda: http_server.connections)
     http = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
     logger.info(
-        f"kvtrail tracer: OTLP on {address(host, port_of(grpc_listener))} (gRPC) and {http}/v1/traces, API on {http}/docs,"
+        f"kvtrail tracer: OTLP on {address(grpc_host, grpc_receiver.port)} (gRPC) and {http}/v1/traces, API on {http}/docs,"
         f" metrics on /metrics, store {store}. Press Ctrl-C to stop."
     )
     try:
