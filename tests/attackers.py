@@ -22,8 +22,12 @@ TOKEN = "good"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 BODY = {"content-type": "application/x-protobuf"}
-MANY = 3_900_000
-"""Empty parts that make 7.8 MiB."""
+FULL = 2**22 - 1000
+"""Bytes, just under what is taken over HTTP."""
+MANY = FULL // 2
+"""Empty parts that make as much."""
+FULL_GRPC = 2**20 - 1000
+"""Just under what is taken over gRPC."""
 
 
 def part(number: int, data: bytes) -> bytes:
@@ -46,9 +50,21 @@ def empty_spans() -> bytes:
 
 
 @cache
-def empty_attributes() -> bytes:
+def empty_attributes(size: int = FULL) -> bytes:
     """Of one span."""
-    return request_of(part(2, part(5, b"kv.lookup") + b"\x4a\x00" * MANY))
+    return request_of(part(2, part(5, b"kv.lookup") + b"\x4a\x00" * (size // 2)))
+
+
+@cache
+def empty_events() -> bytes:
+    """A thousand of each span, which is somebody else's."""
+    span = part(2, b"\x5a\x00" * 1000)
+    return request_of(span * (FULL // len(span)), scope=b"other")
+
+
+@cache
+def empty_resources() -> bytes:
+    return b"\x0a\x00" * MANY
 
 
 @cache
@@ -59,33 +75,35 @@ def long_list() -> bytes:
 
 @cache
 def bomb() -> bytes:
-    """A few kilobytes that become 7.8 MiB of empty attributes."""
+    """A few kilobytes that become 4 MiB of empty attributes."""
     return gzip.compress(empty_attributes())
 
 
 @cache
 def large_bomb() -> bytes:
-    """A megabyte that becomes a quarter of a gigabyte."""
-    return gzip.compress(bytes(2**28), 1)
+    """A quarter of a megabyte that becomes a quarter of a gigabyte."""
+    return gzip.compress(bytes(2**28))
 
 
 @cache
 def many_objects() -> bytes:
-    return b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b",".join([b"{}"] * 2_700_000) + b"]}]}]}"
+    return b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b",".join([b"{}"] * (FULL // 3)) + b"]}]}]}"
 
 
 Sender = Callable[[Tracer], str]
 """Sends once, and says what the answer was."""
 
 
-def over_http(body: Callable[[], bytes], headers: Mapping[str, str] | None = None) -> Callable[[Tracer], Sender]:
+def over_http(
+    body: Callable[[], bytes], headers: Mapping[str, str] | None = None, *, token: bool = True
+) -> Callable[[Tracer], Sender]:
     """One who posts a body again and again."""
 
     def sender(tracer: Tracer) -> Sender:
         content = body()
 
         def send(tracer: Tracer) -> str:
-            said = {**BODY, **BEARER, **(headers or {})}
+            said = {**BODY, **(BEARER if token else {}), **(headers or {})}
             return str(httpx.post(f"{tracer.url}/v1/traces", content=content, headers=said, timeout=None).status_code)
 
         return send
@@ -132,25 +150,36 @@ def _zeros(mib: int) -> bytes:
 @cache
 def _quotes() -> bytes:
     """No JSON, and what is wrong with it is said with all of it at hand."""
-    return b'"' * 8_000_000
+    return b'"' * FULL
 
 
+GZIP, JSON = {"content-encoding": "gzip"}, {"content-type": "application/json"}
 ATTACKS: Mapping[str, Attack] = {
-    "200 connections with 7 MiB, no token, gRPC": Attack(200, over_grpc(lambda: _zeros(7), token=False)),
     "messages of 64 MiB, gRPC": Attack(2, over_grpc(lambda: _zeros(64))),
-    "3.9 million empty attributes, gRPC": Attack(8, over_grpc(empty_attributes)),
-    "3.9 million empty attributes, HTTP": Attack(8, over_http(empty_attributes)),
-    "3.9 million empty spans, HTTP": Attack(8, over_http(empty_spans)),
-    "a list of 3.9 million nothings, HTTP": Attack(8, over_http(long_list)),
-    "the same attributes as 7.6 kB of gzip, HTTP": Attack(8, over_http(bomb, {"content-encoding": "gzip"})),
-    "256 MiB as 1 MiB of gzip, gRPC": Attack(8, over_grpc(large_bomb)),
-    "8 MB of quotes, JSON": Attack(8, over_http(_quotes, {"content-type": "application/json"})),
-    "2.7 million empty objects, JSON": Attack(8, over_http(many_objects, {"content-type": "application/json"})),
+    "half a million empty attributes, gRPC": Attack(8, over_grpc(lambda: empty_attributes(FULL_GRPC))),
+    "256 MiB as a quarter MiB of gzip, gRPC": Attack(8, over_grpc(large_bomb)),
+    "200 connections with 4 MiB, no token, HTTP": Attack(200, over_http(lambda: _zeros(4), token=False)),
+    "2 million empty attributes, HTTP": Attack(8, over_http(empty_attributes)),
+    "2 million empty spans, HTTP": Attack(8, over_http(empty_spans)),
+    "2 million empty events, HTTP": Attack(8, over_http(empty_events)),
+    "2 million empty resources, HTTP": Attack(8, over_http(empty_resources)),
+    "a list of 2 million nothings, HTTP": Attack(8, over_http(long_list)),
+    "the same attributes as 4 kB of gzip, HTTP": Attack(8, over_http(bomb, GZIP)),
+    "4 MB of quotes, JSON": Attack(8, over_http(_quotes, JSON)),
+    "1.4 million empty objects, JSON": Attack(8, over_http(many_objects, JSON)),
 }
+"""By those who hold a token; over HTTP also without one."""
+
+STRANGERS: Mapping[str, Attack] = {
+    "200 connections with 7 MiB, no token, gRPC": Attack(200, over_grpc(lambda: _zeros(7), token=False)),
+    "200 connections with 1 MiB, no token, gRPC": Attack(200, over_grpc(lambda: bytes(FULL_GRPC), token=False)),
+}
+"""By those who hold none, over gRPC: its library receives their messages before it asks who they are."""
 
 
-def _of_one_span(attributes: bytes) -> bytes:
-    return request_of(_span(attributes))
+def _filled(span: bytes, *, scope: bytes = b"kvtrail") -> bytes:
+    """As many of a span as a request may have bytes."""
+    return request_of(span * (FULL // len(span)), scope=scope)
 
 
 def _span(attributes: bytes = b"") -> bytes:
@@ -163,10 +192,10 @@ def _named(key: bytes, value: bytes) -> bytes:
 
 
 HEAVIEST: Mapping[str, Callable[[], bytes]] = {
-    "a list of numbers": lambda: _of_one_span(_named(b"x", part(5, part(1, b"\x18\x07") * 520_000))),
-    "attributes": lambda: _of_one_span(_named(b"x", b"\x18\x07") * 255_000),
-    "spans of ours that lack everything": lambda: request_of(_span(_named(b"x", b"\x18\x07")) * 47_500),
-    "spans of others": lambda: request_of(_span() * 54_000, scope=b"other"),
+    "lists of numbers": lambda: _filled(_span(_named(b"x", part(5, part(1, b"\x18\x07") * 255_000)))),
+    "attributes": lambda: _filled(_span(_named(b"x", b"\x18\x07") * 1000)),
+    "spans of ours that lack everything": lambda: _filled(_span(_named(b"x", b"\x18\x07"))),
+    "spans of others": lambda: _filled(_span(), scope=b"other"),
 }
 """Requests that are as heavy as those may be that are taken, and seem harmless."""
 

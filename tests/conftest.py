@@ -44,6 +44,7 @@ hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile("kvtrail")
 # A test that does not say where its spans go must not send them to a tracer that somebody runs on this machine.
 os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+os.environ.setdefault("OTEL_LOGS_EXPORTER", "none")
 # httpx reads all authorities for each `httpx.get`, which takes ten times as long as the rest of it.
 setattr(httpx_transport, "create_ssl_context", functools.cache(vars(httpx_transport)["create_ssl_context"]))  # noqa: B010
 

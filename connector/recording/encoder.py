@@ -33,8 +33,8 @@ _FAILURES = {kind.value: (place(kind, name), value) for kind, (name, value) in s
 """Where a kind's values say that what it is about has failed, and what they say then."""
 _CHAT = "chatcmpl-"
 """What the ids of vLLM's chat api begin with."""
-MAX_BYTES = 1 << 20
-"""Of one request, if it has more than one event: a Collector takes 4 MiB over gRPC."""
+MAX_BYTES = 1 << 19
+"""Of one request, if it has more than one event: kvtrail takes 1 MiB over gRPC, and a Collector 4 MiB."""
 Part = list[tuple[bytes, int]]
 """Spans of one request, each as a field of `ScopeSpans` with the number of sequence numbers that it stands for."""
 _REMEMBERED = 8192

@@ -9,8 +9,8 @@ from kvtrail.connector.recording.ring import SIZED
 
 MAX_ITEMS = 65_536
 """Items of a list: the blocks of a prompt of a million tokens."""
-MAX_BYTES = 1 << 20
-"""Of a byte string, and of all texts of a list."""
+MAX_BYTES = 1 << 19
+"""Of a byte string, and of all texts of a list: the hashes of as many blocks. kvtrail takes 1 MiB over gRPC."""
 MAX_TEXT = 4096
 """Characters of a text; of a longer one the beginning is recorded, and a digest of all of it."""
 _KEPT = 1024

@@ -86,7 +86,7 @@ class _Grpc:
                     response, call = self._call.with_call(request, **how)
                 except RpcError as error:  # this one is a grpc.Call, too
                     code, trailing = error.code().name, error.trailing_metadata() or ()
-                    why = _refusal(code, trailing)
+                    why = None if error.details() == _FULL else _refusal(code, trailing)
                     this.away = away.of_grpc(code, error.details() or "", is_refusal=why is not None)
                     if why is not None:
                         raise Refused(why) from None
@@ -165,6 +165,8 @@ class _Http:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
+_FULL = "Concurrent RPC limit exceeded!"
+"""What gRPC's library for Python, and so kvtrail, says to a call too many, with the code RESOURCE_EXHAUSTED."""
 _AGAIN_GRPC = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
 """Answers that OTLP/gRPC has a sender try again after."""
 

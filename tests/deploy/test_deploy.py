@@ -14,6 +14,8 @@ import pytest
 import yaml
 from watching import DASHBOARD, ROOT, RULES
 
+from kvtrail.tracer.events import semconv
+
 DEPLOY = ROOT / "deploy"
 BOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 UIDS = {"kvtrail-overview", "kvtrail-drift", "kvtrail-efficiency", "kvtrail-sidecar"}
@@ -22,7 +24,7 @@ UIDS = {"kvtrail-overview", "kvtrail-drift", "kvtrail-efficiency", "kvtrail-side
 def checked(program: str, *arguments: str) -> None:
     """Run a checker; skipped where it is not installed."""
     if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed: apt-get install prometheus prometheus-alertmanager")
+        pytest.skip(f"{program} is not installed")
     run = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -145,6 +147,24 @@ def test_every_dashboard_draws_markers_from_metrics_that_prometheus_has(tmp_path
     for expr in exprs.values():
         (metric,) = set(re.findall(r"kvtrail_\w+_timestamp_seconds", expr))
         assert f"| `{metric}` |" in metrics
+
+
+def test_the_collectors_pipelines_have_all_that_they_name_and_kvtrail_gets_everything() -> None:
+    path = DEPLOY / "collector" / "collector.yaml"
+    configuration = yaml.safe_load(path.read_text())
+    pipelines = configuration["service"]["pipelines"]
+    for kind in ("receivers", "processors", "exporters"):
+        used = {name for pipeline in pipelines.values() for name in pipeline.get(kind, ())}
+        assert used == set(configuration[kind]), kind
+    assert "processors" not in pipelines["traces/kvtrail"]
+    assert configuration["exporters"]["otlp_http/kvtrail"]["endpoint"].endswith(":4318")
+    dropped = configuration["processors"]["filter/kvtrail_only"]["traces"]["span"]
+    assert dropped == [f'name == "{semconv.Kind.HEARTBEAT}"', f'attributes["{semconv.SAMPLED.key}"] == false']
+
+
+def test_the_collector_accepts_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTRAIL_TOKEN", "a token")
+    checked("otelcol-contrib", "validate", "--config", str(DEPLOY / "collector" / "collector.yaml"))
 
 
 def _rules() -> Any:

@@ -16,8 +16,7 @@ DOCS = ROOT / "docs"
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule]
 PAGES = sorted((DOCS / "runbooks").glob("*.md"))
 OF_A_SIDECAR = {
-    "KvtrailSidecarDown", "KvtrailStoreFailing", "KvtrailStoreDamaged", "KvtrailInternalErrors", "KvtrailForwardDropping",
-    "KvtrailSpoolWaiting",
+    "KvtrailSidecarDown", "KvtrailStoreFailing", "KvtrailStoreDamaged", "KvtrailInternalErrors", "KvtrailSpoolWaiting",
 }  # fmt: skip
 """Alerts that are about no request."""
 THE_HOUR_BEFORE = (

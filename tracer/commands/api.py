@@ -42,9 +42,8 @@ def api(store: Any, tls_cert: Path | None, tls_key: Path | None, tls_client_ca: 
 
     Example: kvtrail api --store clickhouse://kvtrail@clickhouse:8123/kvtrail
     """
-    from kvtrail.tracer.serve.bind_address import Unsafe
+    from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
     from kvtrail.tracer.serve.fleet import serve as run
-    from kvtrail.tracer.serve.receive.receivers import PortTaken
     from kvtrail.tracer.serve.reloaded import Unusable
     from kvtrail.tracer.store import StoreError
 

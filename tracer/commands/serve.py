@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvtrail.tracer.commands import configuration, forwarding
+from kvtrail.tracer.commands import configuration
 from kvtrail.tracer.commands.options import Several, Store, TokenFiles
 from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve import limits
@@ -48,7 +48,13 @@ def _bounded(command: F) -> F:
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, over HTTP.")
+@click.option(
+    "--grpc-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on for OTLP over gRPC, for engines on this machine. Engines elsewhere use OTLP over HTTP.",
+)
 @click.option(
     "--grpc-port", type=PORT, default=4317, show_default=True, help="Port for OTLP over gRPC; 0: any free one."
 )
@@ -161,7 +167,6 @@ def _bounded(command: F) -> F:
     show_default=True,
     help="Write the log as text or as JSON, one object per line.",
 )
-@forwarding.options
 @click.pass_context
 def serve(
     context: click.Context,
@@ -175,15 +180,13 @@ def serve(
 ) -> None:
     """Run the tracer: receive spans, judge them, and serve the API and the metrics.
 
-    With --forward-to, received spans and the findings about them are forwarded to another OTLP receiver.
+    With OTEL_EXPORTER_OTLP_ENDPOINT in its environment it exports its findings, as log records.
 
     SIGHUP reads --retain-hours, --retain-gib and --allow-host from the file of `kvtrail --config` again.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
-    from kvtrail.tracer.serve.bind_address import Unsafe
-    from kvtrail.tracer.serve.forward.target import BadTarget
-    from kvtrail.tracer.serve.receive.receivers import PortTaken
+    from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
     from kvtrail.tracer.serve.reloaded import Unusable
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
@@ -191,9 +194,6 @@ def serve(
 
     if grpc_port == http_port != 0:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
-    forward = forwarding.settings(options)
-    if forward is not None and forwarding.is_own(forward.target, str(options["host"]), (grpc_port, http_port)):
-        raise click.UsageError("--forward-to is this sidecar itself")
     tls = tls_of(tls_cert, tls_key, tls_client_ca)
     bounds = limits.Limits(**{each.name: options.pop(each.name) for each in fields(limits.Limits)})
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
@@ -205,10 +205,9 @@ def serve(
             changeable=changeable,
             limits=bounds,
             tls=tls,
-            forward=forward,
             **options,
         )
-    except (BadTarget, Unsafe, Unusable) as error:
+    except (Unsafe, Unusable) as error:
         raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error

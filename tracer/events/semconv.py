@@ -307,10 +307,10 @@ MINIMIZED_RULE = Attribute(
 MINIMIZED: tuple[Attribute, ...] = (MINIMIZED_EVENTS, MINIMIZED_REQUESTS, MINIMIZED_RULE)
 """Resource attributes that `kvtrail minimize` adds: nobody may take what it writes for a whole recording."""
 
-FINDING_SPAN = "kv.finding"
-"""What the names of spans that tell of findings begin with; the rule follows."""
+FINDING_EVENT = "kv.finding"
+"""The event's name of a log record that tells of a finding."""
 FINDINGS_SCOPE = "kvtrail.findings"
-"""Instrumentation scope of these spans: a sidecar writes them, and no recorder."""
+"""Instrumentation scope of these log records: a sidecar writes them, and no recorder."""
 FINDING_RULE = Attribute("kvtrail.finding.rule", str, "The rule that found it.")
 FINDING_TITLE = Attribute("kvtrail.finding.title", str, "What is wrong, in general.")
 FINDING_SEVERITY = Attribute(
@@ -318,7 +318,6 @@ FINDING_SEVERITY = Attribute(
     str,
     "What it may cost: `crash`, `wrong output`, `broken contract`, `hang`, `leak`, `wasted work`, `wrong metrics`.",
 )
-FINDING_EXPLANATION = Attribute("kvtrail.finding.explanation", str, "What happened here, in sentences.")
 FINDING_HINT = Attribute("kvtrail.finding.hint", str, "What usually causes it.")
 FINDING_COUNT = Attribute("kvtrail.finding.count", int, "How often it had happened when this was written.")
 FINDING_HEALED = Attribute(
@@ -328,13 +327,9 @@ FINDING_KNOWN = Attribute(
     "kvtrail.finding.known", bool, "Whether it was known when this was written, by the file of known findings."
 )
 FINDING_FIELDS: tuple[Attribute, ...] = (
-    FINDING_RULE, FINDING_TITLE, FINDING_SEVERITY, FINDING_EXPLANATION, FINDING_HINT, FINDING_COUNT, FINDING_HEALED,
-    FINDING_KNOWN, EPOCH,
+    FINDING_RULE, FINDING_TITLE, FINDING_SEVERITY, FINDING_HINT, FINDING_COUNT, FINDING_HEALED, FINDING_KNOWN, EPOCH,
 )  # fmt: skip
-"""The attributes of a finding, on its span and on its event."""
-FINDING_WITNESS = Attribute(
-    "kvtrail.finding.witness", str, "On a link: what the explanation calls the span that is linked to, such as `L1`."
-)
+"""The attributes of a finding."""
 
 
 HASH_BYTES, GROUP_BYTES = 8, 4

@@ -21,10 +21,10 @@ _ENGINE = (
 )
 
 _FINDING = (
-    "A finding, as a sidecar that forwards writes it (docs/forwarding.md): the event `kv.finding` of the request's root, and"
-    " a span of its own, `kv.finding <rule>`, below the root, with links to its witnesses. The scope of the span is"
-    " `kvtrail.findings`. It lasts from its first witness to its last, and its status is ERROR, unless all of it was healed."
-    " The span also has what names the engine, the request and the connector on every span."
+    "A finding, as a sidecar exports it (docs/elsewhere.md): a log record with the event name `kv.finding` and the scope"
+    " `kvtrail.findings`. Its body says what happened, in sentences. Its trace is that of the request, and its span the last"
+    " one of this trace that the finding rests on. Its severity is ERROR, or WARN if the guard repaired all of it. It also"
+    " has what names the engine, the request and the connector on every span."
 )
 
 
@@ -59,8 +59,7 @@ def as_markdown() -> str:
         if kind is semconv.Kind.SCHEDULE:
             parts.append(f"## `{semconv.STEP_SPAN}`\n\n{_STEP}\n\n{head}{rows(STEP_FIELDS)}\n")
     parts.append(f"## `{semconv.ENGINE_SPAN}`\n\n{_ENGINE}\n\n{head}{rows((semconv.ENGINE_ID,))}\n")
-    of_finding = rows((*semconv.FINDING_FIELDS, semconv.FINDING_WITNESS))
-    parts.append(f"## `{semconv.FINDING_SPAN}`\n\n{_FINDING}\n\n{head}{of_finding}\n")
+    parts.append(f"## `{semconv.FINDING_EVENT}`\n\n{_FINDING}\n\n{head}{rows(semconv.FINDING_FIELDS)}\n")
     return "\n".join(parts)
 
 

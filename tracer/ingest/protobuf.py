@@ -45,6 +45,14 @@ _MORE = 0x80
 _MOST_SAME = 2**18
 _same: dict[int, int] = {}
 """Numbers of lists, up to `_MOST_SAME`, each of which is one object: block ids, of which a long prompt names thousands."""
+MAX_PARTS = 1_000
+"""Attributes of a span or a resource, and events of a span."""
+MAX_ATTRIBUTE_BYTES = 2**20
+"""Of one attribute, encoded: a recorder writes lists of 65,536 numbers at most."""
+MAX_LISTS = 10_000
+"""Of spans in one request: resources and scopes."""
+_SHORTEST = 2
+"""Bytes of a part."""
 _LONGEST_NUMBER = 10
 """Bytes. What is longer is below 0, or damaged."""
 
@@ -123,7 +131,7 @@ class ProtobufDecoder(Decoder[bytes, Any]):
 
     def _lists(self, data: bytes) -> Iterator[tuple[dict[str, Any], str, Sequence[Any]]]:
         for resource_spans in Request.FromString(data).resource_spans:
-            resource = attributes(resource_spans.resource.attributes)
+            resource = attributes(_few(resource_spans.resource.attributes))
             for scope_spans in resource_spans.scope_spans:
                 yield resource, scope_spans.scope.name, scope_spans.spans
 
@@ -137,10 +145,10 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         return span.trace_id.hex(), span.span_id.hex(), start_ns, end_ns, error
 
     def _attributes(self, span: Any) -> dict[str, Any]:
-        return dict(map(self._remembered.__getitem__, span.attributes[:]))
+        return dict(map(self._remembered.__getitem__, _few(span.attributes)[:]))
 
     def _rest(self, span: Any) -> tuple[str, list[dict[str, Any]]]:
-        return span.parent_span_id.hex(), [_event(event) for event in events] if (events := span.events) else []
+        return span.parent_span_id.hex(), [_event(event) for event in _few(events)] if (events := span.events) else []
 
 
 @contextmanager
@@ -180,7 +188,16 @@ def value(any_value: AnyValue) -> Any:
     return getattr(any_value, kind)
 
 
+def _few(parts: Any) -> Any:
+    """Attributes or events as they are. Raises MalformedOtlp if they are too many."""
+    if len(parts) > MAX_PARTS:
+        raise MalformedOtlp(f"more than {MAX_PARTS} attributes or events")
+    return parts
+
+
 def _attribute(encoded: bytes) -> tuple[str, Any]:
+    if len(encoded) > MAX_ATTRIBUTE_BYTES:
+        raise MalformedOtlp(f"an attribute of more than {MAX_ATTRIBUTE_BYTES} bytes")
     attribute = KeyValue.FromString(encoded)
     if attribute.value.WhichOneof("value") == "string_value":
         return attribute.key, as_bytes(attribute.key, attribute.value.string_value)
@@ -215,6 +232,43 @@ def attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
 
 def _event(event: ProtoSpan.Event) -> dict[str, Any]:
     return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": attributes(event.attributes)}
+
+
+def divided(data: bytes, *, most_spans: int, most_bytes: int) -> Iterator[bytes]:
+    """A request in requests of at most so many spans and bytes of spans each; a span that is larger is alone.
+
+    Raises:
+        MalformedOtlp: it is too long to be left whole, and is no request; or it has more than `MAX_LISTS` lists of spans.
+    """
+    if len(data) <= min(most_spans * _SHORTEST, most_bytes):
+        yield data
+        return
+    with _refusal():
+        request = _Cut.FromString(data)
+    lists = [(each.resource, scope) for each in request.resource_spans for scope in each.scope_spans]
+    if len(lists) + len(request.resource_spans) > MAX_LISTS:
+        raise MalformedOtlp(f"more than {MAX_LISTS} lists of spans")
+    if len(data) <= most_bytes and sum(len(scope.spans) for _, scope in lists) <= most_spans:
+        yield data
+        return
+    for resource, scope in lists:
+        some: list[bytes] = []
+        size = 0
+        for span in scope.spans:
+            if some and (len(some) == most_spans or size + len(span) > most_bytes):
+                yield _part(resource, scope, some)
+                some, size = [], 0
+            some.append(span)
+            size += len(span)
+        if some:
+            yield _part(resource, scope, some)
+
+
+def _part(resource: bytes, scope: Any, spans: Sequence[bytes]) -> bytes:
+    part = _Cut()
+    part.resource_spans.add(resource=resource).scope_spans.add(scope=scope.scope, spans=spans)
+    encoded: bytes = part.SerializeToString()
+    return encoded
 
 
 def cut(data: bytes, marks: Collection[bytes]) -> bytes:
@@ -278,12 +332,8 @@ class Parts:
             ("ResourceSpans", "scope_spans"),
             ("ScopeSpans", "scope"),
             ("ScopeSpans", "spans"),
-            ("Span", "attributes"),
-            ("Span", "events"),
-            ("Span", "links"),
         }
     )
     Request = _message(_pool, _REQUEST)
     ResourceSpans = _message(_pool, f"{ProtoSpan.DESCRIPTOR.file.package}.ResourceSpans")
     ScopeSpans = _message(_pool, f"{ProtoSpan.DESCRIPTOR.file.package}.ScopeSpans")
-    Span = _message(_pool, f"{ProtoSpan.DESCRIPTOR.file.package}.Span")

@@ -40,13 +40,11 @@ class Tls:
     key: Path
     client_authorities: Path | None = None
 
-    def for_gate(self) -> ssl.SSLContext:
-        """Of the gRPC port. Raises Unsafe if a file cannot be used."""
-        context = self.check()
-        context.set_alpn_protocols(["h2"])
-        if self.client_authorities is not None:
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
+    def for_grpc(self) -> Any:
+        """The credentials of a gRPC server."""
+        pair = (self.key.read_bytes(), self.certificate.read_bytes())
+        authorities = None if self.client_authorities is None else self.client_authorities.read_bytes()
+        return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
 
     def for_uvicorn(self) -> dict[str, Any]:
         """The settings of `uvicorn.Config`."""
@@ -55,8 +53,8 @@ class Tls:
             settings |= {"ssl_ca_certs": str(self.client_authorities), "ssl_cert_reqs": ssl.CERT_REQUIRED}
         return settings
 
-    def check(self) -> ssl.SSLContext:
-        """What the files make. Raises Unsafe if one cannot be used."""
+    def check(self) -> None:
+        """Raises Unsafe if a file cannot be used."""
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.certificate, self.key)
@@ -65,7 +63,6 @@ class Tls:
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(map(str, filter(None, (self.certificate, self.key, self.client_authorities))))
             raise Unsafe(f"cannot use these files for TLS: {files}: {error}") from error
-        return context
 
 
 class Tokens:

@@ -15,3 +15,15 @@ def is_local(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class PortTaken(RuntimeError):
+    """A server could not listen; the text names the address and the option that changes it."""
+
+    def __init__(self, where: str, why: str, option: str) -> None:
+        super().__init__(f"cannot listen on {where} ({why}). Choose another: {option}")
+
+
+def address(host: str, port: int) -> str:
+    """An address as it stands in a URL: that of IPv6 has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

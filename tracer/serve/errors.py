@@ -32,7 +32,7 @@ class Where(StrEnum):
     STORE = "store"
     RECALL = "recall"
     TRACE_FILE = "trace_file"
-    FORWARD = "forward"
+    FINDING_LOG = "finding_log"
     TIDY = "tidy"
     INGEST = "ingest"
     API = "api"

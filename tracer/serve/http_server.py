@@ -14,8 +14,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvtrail.tracer.serve.access import OPEN_PATHS, Tls
+from kvtrail.tracer.serve.bind_address import PortTaken, address
 from kvtrail.tracer.serve.limits import RETRY_S, Limits
-from kvtrail.tracer.serve.receive.receivers import PortTaken, address
 
 UNAVAILABLE = 503
 _TICKS = 10
@@ -121,12 +121,12 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def bound(host: str, port: int, option: str = "--http-port") -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
     """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind. Port 0 is
     any that is free.
 
     Raises:
-        PortTaken: it is in use or does not belong to this machine; the text names the `option` that changes it.
+        PortTaken: it is in use or does not belong to this machine.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -134,7 +134,5 @@ def bound(host: str, port: int, option: str = "--http-port") -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise PortTaken(
-            f"cannot listen on {address(host, port)} ({error.strerror}). Choose another: {option}"
-        ) from error
+        raise PortTaken(address(host, port), str(error.strerror), "--http-port") from error
     return listener

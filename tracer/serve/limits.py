@@ -22,10 +22,6 @@ def _limit(default: int, text: str) -> int:
 
 
 MAX_DESCRIPTORS = 65_536
-OWN_DESCRIPTORS = 128
-"""Of files, and of what else the process opens for itself."""
-BEHIND_GATE = 3
-"""Descriptors of a connection over gRPC: the sender's, and both ends of the one to the server behind the gate."""
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """Of glibc's `mallopt(3)`."""
@@ -38,24 +34,17 @@ ARENAS = 2
 class Limits:
     """The options of `kvtrail serve` that bound what it takes in."""
 
-    max_request_mib: int = _limit(8, "MiB of one OTLP request, as it comes and unpacked.")
-    max_waiting: int = _limit(
-        256, "OTLP requests that may wait over each protocol; the sender of the next tries again."
-    )
-    max_waiting_mib: int = _limit(64, "MiB of OTLP requests that may be received or wait over each protocol.")
-    max_connections: int = _limit(500, "Connections over each protocol.")
+    max_request_mib: int = _limit(4, "MiB of one OTLP request, unpacked; over gRPC 1 MiB as it comes.")
+    max_connections: int = _limit(500, "Connections over HTTP.")
     max_readers: int = _limit(200, "Readers of /api/tail at a time.")
-    receive_seconds: int = _limit(30, "Seconds that a body may take to arrive, and a connection to ask for something.")
+    receive_seconds: int = _limit(
+        30, "Seconds that a body over HTTP may take to arrive, and a connection to ask for something."
+    )
 
     @property
     def request_bytes(self) -> int:
         """The largest request."""
         return self.max_request_mib * MIB
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Of bodies."""
-        return self.max_waiting_mib * MIB
 
 
 DEFAULTS = Limits()
@@ -69,13 +58,6 @@ def raise_descriptors() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-
-
-def grpc_connections(limits: Limits, descriptors: int) -> int:
-    """How many connections the gRPC port takes, so that HTTP keeps all of its own: who asks for metrics, and kubelets, come
-    over HTTP."""
-    left = descriptors - OWN_DESCRIPTORS - limits.max_connections
-    return max(min(limits.max_connections, left // BEHIND_GATE), 1)
 
 
 def texts() -> dict[str, str]:

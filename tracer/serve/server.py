@@ -14,16 +14,17 @@ from pathlib import Path
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, access, check_bind_address
 from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.forward.forwarder import Forwarder
-from kvtrail.tracer.serve.forward.target import Settings
+from kvtrail.tracer.serve.bind_address import address
+from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
-from kvtrail.tracer.serve.limits import Limits, configure_heap, grpc_connections, raise_descriptors, release_heap
+from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.other_sides import OtherSides
+from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
+from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.receive.receivers import GrpcReceiver, address
 from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tenants import TenantNames
@@ -61,6 +62,7 @@ class Changeable:
 def serve(
     *,
     host: str,
+    grpc_host: str,
     grpc_port: int,
     http_port: int,
     store: Path | Address,
@@ -77,14 +79,12 @@ def serve(
     known_findings: Path | None,
     insecure: bool,
     tls: Tls | None,
-    forward: Settings | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
     `kvtrail serve`.
 
     Raises:
         Unusable: the file of tenants, or that of known findings, cannot be used.
-        BadTarget: nothing can be forwarded like this.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
@@ -94,14 +94,14 @@ def serve(
     gc.set_threshold(*GC_THRESHOLDS)
     configure_heap()
     tokens, names, known = access(token_file), TenantNames(tenants), KnownFindingsFile(known_findings)
-    check_bind_address(host, tokens, insecure=insecure)
+    for each in (host, grpc_host):
+        check_bind_address(each, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
     metrics = Metrics()
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
-    forwarder = None if forward is None else Forwarder.to(forward, metrics.forwarding)
     listener = bound(host, http_port)
-    grpc_listener = bound(host, grpc_port, "--grpc-port")
+    grpc_receiver = GrpcReceiver(grpc_host, grpc_port, tokens=tokens, tls=tls)
     path, outbox, shipper = spool, None, None
     most_bytes = int(changeable.retain_gib * 2**30)
     if isinstance(store, Path):
@@ -112,12 +112,13 @@ def serve(
         shipper = Shipper(outbox, partial(_fleets_store, store, outbox, changeable))
         metrics.watch_spool(shipper)
     writer = SqliteWriter(path, outbox=outbox, most_bytes=most_bytes)
+    finding_log = FindingLog.from_environment()
     try:
         pipeline = Pipeline(
             writer,
             metrics,
             trace_file=trace_file,
-            forwarder=forwarder,
+            finding_log=finding_log,
             known_findings=known,
             max_requests=max_requests,
             rows_every_ns=ROWS_EVERY_NS,
@@ -125,16 +126,9 @@ def serve(
         )
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
-    grpc_receiver = GrpcReceiver(
-        pipeline,
-        metrics,
-        grpc_listener,
-        path.with_name(f"{path.name}.grpc"),
-        limits=limits,
-        most_connections=grpc_connections(limits, raise_descriptors()),
-        tokens=tokens,
-        tls=tls,
-    )
+    intake = Intake(pipeline, most_bytes=limits.request_bytes)
+    raise_descriptors()
+    grpc_receiver.start(intake, metrics)
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
     resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
@@ -149,6 +143,7 @@ def serve(
         pipeline,
         SqliteReader(path),
         metrics,
+        intake=intake,
         shipper=shipper,
         hosts=hosts,
         tokens=tokens,
@@ -167,7 +162,7 @@ def serve(
     metrics.watch("http_connections", "Connections over HTTP.", lambda: http_server.connections)
     http = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
     logger.info(
-        f"kvtrail tracer: OTLP on {address(host, port_of(grpc_listener))} (gRPC) and {http}/v1/traces, API on {http}/docs,"
+        f"kvtrail tracer: OTLP on {address(grpc_host, grpc_receiver.port)} (gRPC) and {http}/v1/traces, API on {http}/docs,"
         f" metrics on /metrics, store {store}. Press Ctrl-C to stop."
     )
     try:
@@ -183,8 +178,8 @@ def serve(
             pipeline.storage.catch_up()
             shipper.stop(within_s=DRAIN_S)
         pipeline.close()
-        if forwarder is not None:
-            forwarder.close()
+        if finding_log is not None:
+            finding_log.close(within_s=DRAIN_S)
 
 
 def _fleets_store(store: Address, outbox: Outbox, changeable: Changeable) -> ClickHouseWriter:

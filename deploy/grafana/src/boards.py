@@ -201,10 +201,6 @@ def sidecar() -> dashboards.Dashboard:
         .with_panel(graph("Writes that the store refused", "There should be none.",
                           query(f"sum by (instance) (rate(kvtrail_store_failures_total{RATE}))", "{{instance}}"),
                           unit="ops"))
-        .with_panel(graph("Forwarded", "Spans that the receiver behind the sidecar has taken, and those that are lost.",
-                          query(f"sum by (instance) (rate(kvtrail_forward_spans_sent_total{RATE}))", "sent {{instance}}"),
-                          query(f"sum by (instance, reason) (rate(kvtrail_forward_spans_dropped_total{RATE}))",
-                                "{{reason}} {{instance}}"), unit="ops"))
         .with_panel(graph("Memory", "The tracer process.",
                           query('process_resident_memory_bytes{job="kvtrail"}', "{{instance}}"), unit="bytes"))
         .with_panel(graph("CPU", "The tracer process, in cores.",

@@ -15,7 +15,6 @@ from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.serve.errors import InternalErrors
-from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
@@ -28,7 +27,6 @@ class Live(Protocol):
     started_ns: int
     last_received_ns: int | None
     errors: InternalErrors
-    forwarder: Forwarder | None
     known_findings: KnownFindingsFile
 
     @property
@@ -83,7 +81,6 @@ class FleetProcess:
         self.handoffs = HandOffs()
         self.kept: list[KeptHandOff] = []
         self.errors = errors
-        self.forwarder: Forwarder | None = None
         self.known_findings = known_findings or KnownFindingsFile()
         self._reader = reader
 

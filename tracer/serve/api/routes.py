@@ -45,8 +45,9 @@ from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
 from kvtrail.tracer.serve.limits import DEFAULTS, RETRY_S, Limits
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.receive.http_receiver import http_routes
+from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.receive.receivers import http_routes
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
@@ -78,9 +79,6 @@ class Health(BaseModel):
     """What waits to be sent to ClickHouse: its `status` (`ok`, or why nothing is taken there), how many `batches` and
     compressed `bytes` wait, the oldest since `oldest_ns`, and what was dropped as there was no room: `dropped_batches`,
     `dropped_spans`. None if nothing is sent there."""
-    forward: dict[str, Any] | None
-    """Where spans are forwarded to: `to`, its `status` (`ok`, or why it does not take them), and how many spans are `queued`
-    and `held`. None if nothing is forwarded."""
     known_findings: str | None
     """Of the file of known findings: `ok`, or why it is not used as it is now. None if there is no file."""
     recorders: list[dict[str, Any]]
@@ -137,6 +135,7 @@ def application(
     reader: Reader,
     metrics: Metrics,
     *,
+    intake: Intake | None = None,
     shipper: Shipper | None = None,
     hosts: KnownHosts | None = None,
     tokens: Access | None = None,
@@ -144,7 +143,7 @@ def application(
     ending: threading.Event | None = None,
     limits: Limits = DEFAULTS,
 ) -> FastAPI:
-    """The ASGI application: API and metrics on one port, and OTLP for a pipeline. `hosts` are those that may
+    """The ASGI application: API and metrics on one port, and OTLP where there is an `intake`. `hosts` are those that may
     be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called; `ending` is set when the
     process is to end."""
     app = FastAPIOffline(  # its pages load nothing from anywhere else
@@ -157,8 +156,9 @@ def application(
         app.add_middleware(OnlyWithToken, tokens=tokens)
     app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
     fresh = []
+    if intake is not None:
+        app.include_router(http_routes(intake, metrics, limits))
     if isinstance(process, Pipeline):
-        app.include_router(http_routes(process, metrics, limits))
         fresh = [Depends(process.storage.catch_up)]
         metrics.watch("store_damaged_rows", "Rows of the store that were met and cannot be read.", damage.rows)
     _add_probes(app, process)
@@ -249,7 +249,6 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             damage=damage.sentence(),
             **state(),
             spool=None if shipper is None else shipper.state(),
-            forward=None if process.forwarder is None else process.forwarder.state(),
             known_findings=process.known_findings.status,
             recorders=recorders(),
             recorders_by_status=by_status,

@@ -51,7 +51,6 @@ from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
-from kvtrail.tracer.serve.forward.figures import Figures
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, KeptSum
 from kvtrail.tracer.serve.metrics.series import OTHER, Series
@@ -85,7 +84,6 @@ class Rejected(StrEnum):
     """Why a request is turned away."""
 
     BUSY = "busy"
-    MEMORY = "memory"
     CONNECTIONS = "connections"
     READERS = "readers"
     TOO_LARGE = "too_large"
@@ -250,15 +248,11 @@ class Metrics:
         self.trace_file_waiting = gauge("trace_file_waiting_bytes", "Bytes of requests that wait to be copied.")
         self.log_left_out = counter("log_messages_left_out", "Messages that were too many of their kind for the log.")
         self.tail_skipped = counter("tail_skipped", "Spans that readers of the tail were not shown.")
-        self._waiting = gauge("requests_waiting", "OTLP requests that are taken in or wait.", ("transport",))
         self.ingest_seconds = histogram(
             "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS
         )
         gauge("build_info", "The tracer's version; always 1.", ("version",)).labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
-
-        # What the sidecar forwards.
-        self.forwarding = Figures(counter, gauge)
 
         # The state of the engines.
         self.deaths = counter("engine_deaths", "Launches of an engine that died, by the cause.", ("engine", "cause"))
@@ -326,10 +320,6 @@ class Metrics:
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read when Prometheus scrapes."""
         Gauge(name, text, namespace="kvtrail", registry=self.registry).set_function(read)
-
-    def watch_waiting(self, transport: str, read: Callable[[], float]) -> None:
-        """Show how many requests wait over a transport, which is read when Prometheus scrapes."""
-        self._waiting.labels(transport).set_function(read)
 
     def count_rejected(self, transport: str, why: Rejected) -> None:
         """Count a request that was turned away."""

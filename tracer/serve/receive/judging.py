@@ -19,6 +19,7 @@ from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.liveness.recorders import RecorderState
 from kvtrail.tracer.model.findings import Finding, Severity, Unknown, Verdict
 from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.known import KnownHere
 from kvtrail.tracer.serve.receive.receiving import of_this_time
@@ -68,6 +69,7 @@ class Judge:
         clock: Clock,
         known: KnownHere,
         on_recalled: Callable[[Sequence[Event]], None] = lambda events: None,
+        finding_log: FindingLog | None = None,
     ) -> None:
         """
         Args:
@@ -76,9 +78,10 @@ class Judge:
             highest_numbers: by recorder, that of the stored events.
             grace_ns: how long events are waited for that are missing.
             on_recalled: gets the stored events that are read back.
+            finding_log: gets each finding when it is new, and when it turns out worse than it seemed.
         """
         self._log, self._lock, self._clock, self._grace_ns = log, lock, clock, grace_ns
-        self._on_recalled = on_recalled
+        self._on_recalled, self._finding_log = on_recalled, finding_log
         self._metrics, self._errors = metrics, metrics.internal_errors
         self.judged, self.known = log.judged(), known
         self.is_behind, self.is_closing = True, False
@@ -274,7 +277,11 @@ class Judge:
         for finding in findings:
             if (finding.id, finding.severity) not in self._reported:  # new, or worse than it seemed
                 self._reported.add((finding.id, finding.severity))
-                self._metrics.count_finding(finding, known=self.known.has(finding))
+                known = self.known.has(finding)
+                self._metrics.count_finding(finding, known=known)
+                if self._finding_log is not None:
+                    with self._errors.caught(Where.FINDING_LOG, "a finding is not exported"):
+                        self._finding_log.write(finding, known=known)
                 about = {"rule": finding.rule, "request": finding.request, "engine": finding.engine}
                 logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
             self.changed[finding.id] = finding

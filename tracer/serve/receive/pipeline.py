@@ -20,10 +20,10 @@ from kvtrail.tracer.detect.pairs import Heard
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
-from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
-from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
@@ -59,7 +59,7 @@ class Pipeline:
         metrics: Metrics,
         *,
         trace_file: Path | None = None,
-        forwarder: Forwarder | None = None,
+        finding_log: FindingLog | None = None,
         known_findings: KnownFindingsFile | None = None,
         max_requests: int = MAX_REQUESTS,
         grace_ns: int = GRACE_NS,
@@ -70,7 +70,7 @@ class Pipeline:
         """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
         If `resume` is False, the caller must call `resume()`. `clock` decides when missing events are given up and finished
         requests forgotten."""
-        self.metrics, self.errors, self.forwarder = metrics, metrics.internal_errors, forwarder
+        self.metrics, self.errors = metrics, metrics.internal_errors
         self.known_findings = known_findings or KnownFindingsFile()
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
@@ -88,9 +88,8 @@ class Pipeline:
             clock=self._clock,
             known=KnownHere(self.known_findings, writer.descriptions()),
             on_recalled=self._receiver.recall,
+            finding_log=finding_log,
         )
-        if forwarder is not None:
-            forwarder.is_known = self.judge.known.has
         self.engines = Engines(writer.launches(), writer.heard(), metrics)
         self.storage = Storage(
             writer,
@@ -100,7 +99,6 @@ class Pipeline:
             lock,
             max_requests=max_requests,
             rows_every_ns=rows_every_ns,
-            on_findings=self._forward_findings,
         )
         self.recovery = Recovery(writer, self.judge, self.storage, lock)
         self._trace_file = None if trace_file is None else TraceCopy(trace_file, metrics)
@@ -135,9 +133,9 @@ class Pipeline:
             if not self.judge.is_behind:
                 self.judge.judge(came.fresh, came.again, came.contested, came.too_far)
             rows = self.storage.rows_are_due()
-            found = self.storage.commit(came, engines, rows=rows)
+            self.storage.commit(came, engines, rows=rows)
             self._receiver.confirm(came)
-            self._publish(came, found)
+            self._publish(came)
         self.metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
@@ -165,9 +163,6 @@ class Pipeline:
         else:
             self.storage.write_changes()
         with self._lock:
-            if self.forwarder is not None:
-                with self.errors.caught(Where.FORWARD, "what is held for forwarding stays for longer"):
-                    self.forwarder.tidy()
             gone: list[RecorderState] = []
             with self.errors.caught(Where.TIDY):
                 gone = self.engines.update()
@@ -210,20 +205,12 @@ class Pipeline:
                 self._trace_file.close()
             self.storage.close()
 
-    def _publish(self, came: ReceivedRequest, found: Sequence[Finding]) -> None:
-        """Pass a stored batch to the forwarder and the trace file, and count it."""
-        if self.forwarder is not None:
-            with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):
-                self.forwarder.received(came.payload, came.fresh, found)
+    def _publish(self, came: ReceivedRequest) -> None:
+        """Count a stored batch, and pass it to the trace file."""
         self.last_received_ns = time.time_ns()
         self.engines.count(came, now_ns=self.last_received_ns)
         if self._trace_file is not None:
             self._trace_file.write(came.payload)
-
-    def _forward_findings(self, found: Sequence[Finding]) -> None:
-        if self.forwarder is not None:
-            with self.errors.caught(Where.FORWARD, "findings are not forwarded"):
-                self.forwarder.found(found)
 
     def _update_launches(self) -> None:
         if not self.judge.is_behind:  # what was lost with an engine is known once its requests are

@@ -20,7 +20,7 @@ from kvtrail.tracer.ledger.lanes import lane_of
 from kvtrail.tracer.ledger.measures import measures_of
 from kvtrail.tracer.liveness import markers
 from kvtrail.tracer.liveness.launches import Launches
-from kvtrail.tracer.model.findings import Finding, Verdict
+from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -68,18 +68,15 @@ class Storage:
         *,
         max_requests: int,
         rows_every_ns: int,
-        on_findings: Callable[[Sequence[Finding]], None],
     ) -> None:
         """
         Args:
             lock: of the pipeline.
             rows_every_ns: how long the rows of requests may wait.
-            on_findings: gets those that were written apart from any request of spans.
         """
         self._writer, self._judge, self._launches, self._lock = writer, judge, launches, lock
         self._metrics, self._errors = metrics, metrics.internal_errors
         self._rows_every_ns, self._most_dirty = rows_every_ns, min(MANY_DIRTY, max_requests // 4)
-        self._on_findings = on_findings
         self.trouble: str | None = None
         self.spans = 0
         self.tail = Tail(on_skip=metrics.tail_skipped.inc)
@@ -110,7 +107,7 @@ class Storage:
             StoreError: nothing was stored.
         """
         with self._lock:
-            self._on_findings(self.commit(rows=rows))
+            self.commit(rows=rows)
 
     def write_rows(self) -> None:
         """Write the rows of the requests that have changed until now. Raises StoreError."""
@@ -155,9 +152,9 @@ class Storage:
 
     def commit(
         self, came: ReceivedRequest | None = None, engines: Mapping[str, Mapping[str, str]] | None = None, *, rows: bool
-    ) -> list[Finding]:
+    ) -> None:
         """Write a request of spans with how its `engines` describe themselves, findings and sums, and with `rows` those of
-        some requests; returns these findings. What could not be written goes with the next batch. The caller holds the lock.
+        some requests. What could not be written goes with the next batch. The caller holds the lock.
 
         Raises:
             StoreError: nothing was stored.
@@ -202,7 +199,6 @@ class Storage:
         self.last_number = number
         if chunk is not None:
             self.tail.publish(number, chunk.spans, chunk.payload)
-        return batch.findings
 
     def fold(self) -> None:
         """Do in the store what is cheaper for many spans and requests at a time. To be called every second or so."""

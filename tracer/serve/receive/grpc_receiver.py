@@ -1,0 +1,114 @@
+"""OTLP over gRPC, for engines beside the sidecar: bounded by what gRPC's library itself bounds.
+
+The library reads a message before anybody has seen it, up to its limit, on any number of connections. So the limit is low,
+and the port listens on loopback unless somebody asks for more (docs/limits.md).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+from kvtrail.tracer.serve.access import Access, Tls, TokenInterceptor
+from kvtrail.tracer.serve.bind_address import PortTaken, address
+from kvtrail.tracer.serve.limits import MIB, RETRY_S
+from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.receive.intake import ANNOUNCED, Busy, Intake, TooLarge
+from kvtrail.tracer.store import StoreError
+
+SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+MAX_MESSAGE_BYTES = MIB
+"""Of a message as it comes: a recorder sends half of it at a time, unless one event is larger."""
+CALLS_AT_ONCE = 16
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", CALLS_AT_ONCE),
+    ("grpc.http2.bdp_probe", 0),  # which makes windows, and what is buffered, as large as a line is long
+    ("grpc.per_message_decompression", 0),  # a message of 1 MiB may unpack to 1 GiB
+    ("grpc.so_reuseport", 0),  # a port that is taken is an error
+]
+
+
+class GrpcReceiver:
+    """The gRPC server, on its own threads."""
+
+    def __init__(self, host: str, port: int, *, tokens: Access | None = None, tls: Tls | None = None) -> None:
+        """Bind the port; 0 is any that is free.
+
+        Raises:
+            PortTaken: it is in use or does not belong to this machine.
+        """
+        self._server = grpc.server(
+            ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="otlp-grpc"),
+            maximum_concurrent_rpcs=CALLS_AT_ONCE,
+            options=OPTIONS,
+            interceptors=[] if tokens is None else [TokenInterceptor(tokens)],
+        )
+        where = address(host, port)
+        try:
+            if tls is None:
+                self.port: int = self._server.add_insecure_port(where)
+            else:
+                self.port = self._server.add_secure_port(where, tls.for_grpc())
+        except RuntimeError as error:
+            raise PortTaken(where, "it cannot be bound", "--grpc-port") from error
+
+    def start(self, intake: Intake, metrics: Metrics) -> None:
+        """Take calls from now on."""
+        rejected = partial(metrics.count_rejected, "grpc")
+
+        def export(message: bytes, context: grpc.ServicerContext) -> bytes:
+            context.send_initial_metadata(tuple(ANNOUNCED.items()))
+            try:
+                return intake.take(message, _encoding_of(message), transport="grpc").SerializeToString()
+            except Busy as error:
+                rejected(Rejected.BUSY)
+                _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            except TooLarge as error:
+                rejected(Rejected.TOO_LARGE)
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"larger than max: {error}")
+            except StoreError as error:
+                rejected(Rejected.STORE)
+                _ask_again(context, grpc.StatusCode.UNAVAILABLE, str(error))
+            except ValueError as error:
+                rejected(Rejected.MALFORMED)
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("an aborted call goes on")
+
+        methods = {"Export": grpc.unary_unary_rpc_method_handler(export)}  # without a deserializer it gets the bytes
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        self._server.start()
+
+    def stop(self, grace: float) -> None:
+        """Finish within `grace` seconds what has come, and close all connections."""
+        self._server.stop(grace=grace).wait()
+
+
+def _ask_again(context: grpc.ServicerContext, code: grpc.StatusCode, why: str) -> None:
+    """End a call with the request to try again, as OTLP wants it: a `RetryInfo` among the details. OpenTelemetry's SDK for
+    Python looks for it under a name of its own."""
+    info, packed = RetryInfo(retry_delay=Duration(seconds=RETRY_S)), AnyMessage()
+    packed.Pack(info)
+    status = Status(code=code.value[0], message=why, details=[packed])
+    context.set_trailing_metadata(
+        (
+            ("grpc-status-details-bin", status.SerializeToString()),
+            ("google.rpc.retryinfo-bin", info.SerializeToString()),
+        )
+    )
+    context.abort(code, why)
+
+
+def _encoding_of(message: bytes) -> str:
+    """How a message is compressed that gRPC's library has not unpacked, since that would unpack any size: as its first bytes
+    say. No OTLP begins like this."""
+    if message.startswith(b"\x1f\x8b"):
+        return "gzip"
+    is_zlib = len(message) > 1 and message[0] == 0x78 and int.from_bytes(message[:2], "big") % 31 == 0
+    return "deflate" if is_zlib else ""

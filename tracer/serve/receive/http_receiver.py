@@ -1,0 +1,128 @@
+"""OTLP over HTTP: the route for protobuf and JSON, plain or gzip.
+
+Nothing of a body is read before its sender has shown a token, and before it has its room: as much as it says that it is long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Request, Response
+from google.protobuf.json_format import MessageToJson
+from google.rpc.status_pb2 import Status
+from starlette.requests import ClientDisconnect
+
+from kvtrail.tracer.serve.limits import RETRY_S, Limits
+from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.receive.intake import ANNOUNCED, Busy, Intake, TooLarge
+from kvtrail.tracer.store import StoreError
+
+WORKERS = 16
+"""Bodies that are unpacked and parsed at a time, or wait for their turn as heavy ones do."""
+MAX_WAITING = 256
+"""Bodies that are received or wait."""
+LARGEST_WAITING = 16
+"""As many of the largest may be received or wait."""
+AGAIN = (429, 503)
+"""Answers after which a sender tries again."""
+
+
+class _Room:
+    """The bodies that are received or wait: how many, and the bytes that they may have. Lives on the event loop."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.bodies = 0
+        self._free = most_bytes
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Room for a body. Raises Busy if there is none."""
+        if self.bodies >= MAX_WAITING or size > self._free:
+            raise Busy
+        self.bodies += 1
+        self._free -= size
+        try:
+            yield
+        finally:
+            self.bodies -= 1
+            self._free += size
+
+
+def http_routes(intake: Intake, metrics: Metrics, limits: Limits) -> APIRouter:
+    """The route `POST /v1/traces`."""
+    router = APIRouter(tags=["OTLP"])
+    room, workers = _Room(LARGEST_WAITING * limits.request_bytes), CapacityLimiter(WORKERS)
+    metrics.watch("http_requests_waiting", "OTLP requests over HTTP that are received or wait.", lambda: room.bodies)
+
+    @router.post("/v1/traces", summary="OTLP/HTTP trace export (protobuf or JSON, plain or gzip)")
+    async def traces(request: Request) -> Response:
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+        def refused(code: int, why: Rejected, error: object, *, close: bool = False) -> Response:
+            metrics.count_rejected("http", why)
+            return _refused(code, str(error), content_type, close=close)
+
+        if content_type not in ("application/x-protobuf", "application/json"):
+            wanted = f"content type {content_type!r}: send application/x-protobuf or application/json"
+            return refused(415, Rejected.MALFORMED, wanted, close=True)
+        is_json = content_type == "application/json"
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        try:
+            with room.taken(_length(request, limits.request_bytes)):
+                async with asyncio.timeout(limits.receive_seconds):
+                    body = await _body(request, limits.request_bytes)
+                take = partial(intake.take, body, encoding, transport="http", is_json=is_json)
+                answer = await to_thread.run_sync(take, limiter=workers)
+        except Busy as error:
+            return refused(429, Rejected.BUSY, error, close=True)
+        except TimeoutError:
+            late = f"the body did not arrive within {limits.receive_seconds} s"
+            return refused(408, Rejected.SLOW, late, close=True)
+        except ClientDisconnect:
+            return refused(400, Rejected.CUT_OFF, "the sender went away", close=True)
+        except TooLarge as error:
+            return refused(413, Rejected.TOO_LARGE, error, close=True)
+        except StoreError as error:
+            return refused(503, Rejected.STORE, error)
+        except (ValueError, RecursionError) as error:
+            return refused(400, Rejected.MALFORMED, error)
+        encoded = MessageToJson(answer, indent=None) if is_json else answer.SerializeToString()
+        return Response(encoded, media_type=content_type, headers=ANNOUNCED)
+
+    return router
+
+
+def _length(request: Request, most: int) -> int:
+    """How long a body says that it is; one that does not say it may be as long as any. Raises TooLarge."""
+    length = int(request.headers.get("content-length", most))
+    if length > most:
+        raise TooLarge(most)
+    return length
+
+
+async def _body(request: Request, most: int) -> bytearray:
+    """A body, as it comes. Raises TooLarge."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise TooLarge(most)
+    return body
+
+
+def _refused(code: int, message: str, content_type: str, *, close: bool = False) -> Response:
+    """An error as OTLP/HTTP defines it: a `google.rpc.Status` in the request's encoding. `close` ends the connection: what
+    may still come of the body is not read."""
+    headers = {"retry-after": str(RETRY_S)} if code in AGAIN else {}
+    if close:
+        headers["connection"] = "close"
+    if content_type == "application/x-protobuf":
+        body: bytes | str = Status(message=message).SerializeToString()
+    else:
+        body, content_type = json.dumps({"message": message}), "application/json"
+    return Response(body, status_code=code, media_type=content_type, headers=headers)
