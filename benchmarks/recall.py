@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from history import heartbeats, rules_found
 from incidents.classes import CLASSES
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
-from incidents.holdout import FIRST, HOLDOUT, Holdout
-from incidents.incident import Incident, Scenario
+from incidents.holdout import FIRST, HOLDOUT
+from incidents.incident import Holdout, Incident, Scenario
 
 from kvtrail.connector.faults import BY_RULE, FAULTS, OF_PAIRS, VARIANTS
 from kvtrail.tracer.detect.detector import Detector

@@ -76,6 +76,33 @@ class Incident(Scenario):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Holdout(Scenario):
+    """A public incident that was not at hand.
+
+    Attributes:
+        id: project and number of the thread.
+        area: what it is about: pairs of engines, KV cache groups, or others; empty where that was not noted.
+        rule: the rule that is expected to find it; None if none looks at this, or the recorded events cannot decide it.
+        shown: whether a recorder or an imported log of today shows these events; if not, they are what a connector with a
+            fuller probe would show.
+        also: other rules that rightly fire.
+        uncovered: for an incident without a rule, what the events show and no rule looks at;
+        why: or why they cannot decide it, or why it is none;
+        gap: or the events that would show it, which no recorder and no imported log reports.
+    """
+
+    id: str
+    url: str
+    area: str = ""
+    rule: str | None = None
+    shown: bool = True
+    also: tuple[str, ...] = ()
+    uncovered: str = ""
+    why: str = ""
+    gap: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LookAlike(Scenario):
     """A history that resembles a drift and is legal.
 

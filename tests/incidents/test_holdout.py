@@ -6,7 +6,8 @@ import pytest
 from history import rules_found
 
 from incidents.corpus import INCIDENTS
-from incidents.holdout import FIRST, HOLDOUT, Holdout
+from incidents.holdout import FIRST, HOLDOUT
+from incidents.incident import Holdout
 
 
 @pytest.mark.parametrize("incident", HOLDOUT, ids=lambda incident: incident.id)
