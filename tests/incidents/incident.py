@@ -24,6 +24,7 @@ class Scenario:
         later_s: how long after the last event the rules with a deadline are applied, in seconds.
         cache_identity: of all engines' caches, where bytes are comparable.
         groups: the engine's KV cache groups, where there are several: `full 32, window 32 128`.
+        capabilities: what the recorder declares of the connector; if nothing, it is that of an older trace.
     """
 
     of: str
@@ -34,6 +35,7 @@ class Scenario:
     later_s: float = 0.0
     cache_identity: str | None = None
     groups: str | None = None
+    capabilities: str | None = None
 
     def events(self) -> list[Event]:
         """The history's events."""
@@ -44,6 +46,7 @@ class Scenario:
             block=self.block,
             cache_identity=self.cache_identity,
             groups=self.groups,
+            capabilities=self.capabilities,
         )
 
     def judged(self, rules: Sequence[Rule] | None = None) -> Detector:
@@ -76,30 +79,19 @@ class Incident(Scenario):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holdout(Scenario):
-    """A public incident that was not at hand.
+class Holdout(Incident):
+    """A public incident that was not at hand: its rule is the one that was expected to find it.
 
     Attributes:
-        id: project and number of the thread.
         area: what it is about: pairs of engines, KV cache groups, or others; empty where that was not noted.
-        rule: the rule that is expected to find it; None if none looks at this, or the recorded events cannot decide it.
         shown: whether a recorder or an imported log of today shows these events; if not, they are what a connector with a
             fuller probe would show.
-        also: other rules that rightly fire.
-        uncovered: for an incident without a rule, what the events show and no rule looks at;
-        why: or why they cannot decide it, or why it is none;
-        gap: or the events that would show it, which no recorder and no imported log reports.
+        uncovered: for an incident without a rule, what its events show and no rule looks at.
     """
 
-    id: str
-    url: str
     area: str = ""
-    rule: str | None = None
     shown: bool = True
-    also: tuple[str, ...] = ()
     uncovered: str = ""
-    why: str = ""
-    gap: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

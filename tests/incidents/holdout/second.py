@@ -14,7 +14,7 @@ shows; how many of both their rule found; and findings of other rules. Missed we
 bytedance-sglang-638 and LMCache-1379. The false one was a phantom-hit in lmdeploy-4930: in its history a lookup named keys
 in a store that two engines write, as no probe does; it names none now."""
 
-HOLDOUT = [
+SECOND = [
     Holdout(
         id="vllm-39702",
         of="C7",
