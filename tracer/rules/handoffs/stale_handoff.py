@@ -67,7 +67,7 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
         if before is None:
             return None
         # Without the lease's end somebody has read in time, though that report may be lost.
-        if before is pair.released and (pair.expired is None or (pair.reads and len(pair.takers) > 1)):
+        if before is pair.released and (pair.expired is None or (pair.reports and len(pair.takers) > 1)):
             return Unknown.ORDER  # the late report is another's, or has come twice
         numbers = {
             "giver": late.engine,
