@@ -168,6 +168,10 @@ class Pair:
         are_done = len(ended) >= number and all(each.xfer_state == XferState.DONE for each in ended)
         return ended[-1] if are_done else None
 
+    def is_open(self, ended: Xfer) -> bool:
+        """Whether a write that ends by this event is known to have begun."""
+        return any(_ends(ended, each) for each in self.open)
+
     @property
     def missing(self) -> tuple[int, int] | None:
         """How many reports the rank with the lease that ended has had, and how many of readers it needed; None if none is
@@ -420,9 +424,15 @@ class HandOffs:
             return False
         if pair.is_of_another_launch(event):
             return True
-        if pair.released is None or pair.released.recorder != event.recorder:
+        released = pair.released
+        if released is None or released.recorder != event.recorder:
             return False
-        return isinstance(event, Read) or event.end_ns > pair.released.end_ns
+        if isinstance(event, Read):
+            return True
+        of_another_rank = (
+            released.role != SCHEDULER and released.rank != event.rank
+        )  # their blocks are given back together
+        return event.end_ns > released.end_ns and not of_another_rank
 
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""

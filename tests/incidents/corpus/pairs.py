@@ -279,6 +279,26 @@ INCIDENTS = [
         says="ended without that",
     ),
     Incident(
+        id="vllm-rbln-1024",
+        of="C16",
+        url="https://github.com/RBLN-SW/vllm-rbln/pull/1024",
+        connector="NixlPushConnector",
+        text=f"""
+            {_prefill(600, 600, more=" [1-19]")}
+            xfer write posted 19 peer d for b
+            # the engine waits for its write for some time, and then releases the blocks that the write still reads
+            wait 5
+            sent
+            b: L 64 c0 -> 0
+            b: A 0 [3 4]
+            wait 2
+            xfer write done peer d for b
+        """,
+        rule="late-read",
+        numbers={"late_s": 2.004, "expired": False, "state": "done"},
+        says="another request was given some of them. The engine's own write of them to another one ended (done)",
+    ),
+    Incident(
         id="vllm-43509",
         of="C13",
         url=vllm(43509, "pull"),
@@ -473,6 +493,25 @@ LOOK_ALIKES = [
         "unacknowledged-handoff",
         "it has not been taken",
         f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C16",
+        "late-read",
+        "the write ends, and then its blocks are given back",
+        f"{_prefill(600, 600)}xfer write posted 19 peer d for b\nwait 2\nxfer write done peer d for b\nsent\nwait 60",
+    ),
+    _alike(
+        "C16",
+        "late-read",
+        "the lease ends, and then a write fails that was never posted",
+        f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\nxfer write failed peer d for b !no blocks were named\nwait 60",
+    ),
+    _alike(
+        "C16",
+        "late-read",
+        "blocks of another rank are given back while one writes",
+        f"{_prefill(600, 600)}xfer write posted by 1 19 peer d for b\nxfer write done peer d for b\n"
+        "xfer write done by 1 peer d for b\nsent\nwait 60",
     ),
     _alike(
         "C13",

@@ -280,18 +280,42 @@ def test_blocks_that_have_been_written_are_kept_for_nobody(said: str, rules: lis
         ("xfer write done peer d for -\nwait 60", []),
         ("wait 30\nfreed expired\nsent\nwait 60", []),
         ("xfer write failed peer d for - !ERR\nwait 30\nfreed expired\nsent\nwait 60", []),
-        ("wait 30\nfreed expired\nsent\nxfer write done peer d for -\nwait 60", ["stale-handoff"]),
+        ("wait 30\nfreed expired\nsent\nxfer write done peer d for -\nwait 60", ["late-read", "stale-handoff"]),
+        ("sent\nxfer write done peer d for -\nwait 60", ["late-read", "stale-handoff"]),
+        ("wait 30\nfreed expired\nsent\nxfer write failed peer d for - !ERR\nwait 60", ["late-read"]),
+        ("wait 30\nfreed expired\nsent\nxfer write failed by 1 peer d for - !ERR\nwait 60", []),
     ],
 )
 def test_who_writes_itself_needs_no_report(after: str, rules: list[str]) -> None:
     """The write has ended before the blocks are given back, or it is known that it failed, or not how it ended; only one that
-    is known to have ended later may have written what is another's."""
+    is known to have ended later may have written what is another's. A failure of one that was not posted ends nothing."""
     given = PREFILL.format(digest="a").partition("wait")[0] + "xfer write posted 19 peer d for -\n"
     detector = judge(history(given + DECODE + after, connector="NixlPushConnector"))
     assert rules_found(detector) == rules
+    said = {finding.rule: finding.explanation for held in detector.findings.values() for finding in held.values()}
+    if "stale-handoff" in rules:
+        assert "its own write of them to the other engine ended" in said["stale-handoff"]
     if rules:
-        (finding,) = next(iter(detector.findings.values())).values()
-        assert "its own write of them to the other engine ended" in finding.explanation
+        assert "The engine's own write of them to another one ended" in said["late-read"]
+
+
+@pytest.mark.parametrize(("given_out", "harm"), [("b: L 64 c0 -> 0\nb: A 0 [3 4]\n", True), ("", False)])
+def test_an_engine_that_writes_what_it_has_given_back_is_named_by_itself(given_out: str, harm: bool) -> None:
+    """Whatever the other engine does, and why ever the blocks were given back."""
+    given = PREFILL.format(digest="a").partition("wait")[0].replace("of a", "of a [1-19]")
+    write = "xfer write posted 19 peer d for -\nSAIDxfer write done peer d for -\nwait 60"
+    found = judge(history((given + write).replace("SAID", f"sent\n{given_out}"), connector="MooncakeConnector"))
+    ((finding,),) = [held.values() for held in found.findings.values()]
+    assert (finding.rule, finding.severity == Severity.WRONG_OUTPUT) == ("late-read", harm)
+    assert (finding.numbers["expired"], finding.numbers["state"]) == (False, "done")
+    assert ("was given some of them" in finding.explanation) is harm
+    assert not rules_found(judge(history((given + write).replace("SAID", ""), connector="MooncakeConnector")))
+    by_another = (given + write).replace("SAID", "<w> sent\n")
+    events = [
+        structs.replace(each, engine="engine") if each.engine == "w" else each
+        for each in history(by_another, connector="MooncakeConnector")
+    ]
+    assert not rules_found(judge(events))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(2))))
