@@ -158,9 +158,9 @@ class Pair:
             [each for each in here if isinstance(each, Xfer)],
         )
         expected, readers = _expected(reads), set()
-        for read in reads if expected is not None else ():
+        for read in reads:
             readers.add(read.peer)
-            if len(readers) >= expected:
+            if expected is not None and len(readers) >= expected:
                 return read
         if len(self.reports) == MAX_REPORTS or any(_rank(each) == _rank(freed) for each in self.open):
             return None

@@ -88,7 +88,7 @@ def _judge_free(event: Free, engine: Engine) -> Judgement:
     kept_s = (event.end_ns - last.end_ns) / 1e9
     if kept_s <= (KEPT_S if event.role == SCHEDULER else 0.0):
         return None
-    numbers = {"written": isinstance(last, Xfer), "kept_s": round(kept_s, 3)}
+    numbers: dict[str, object] = {"written": isinstance(last, Xfer), "kept_s": round(kept_s, 3)}
     if isinstance(last, Read):
         numbers["reports"] = last.notifications_expected
     return Drift(numbers, [last, event])
