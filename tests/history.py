@@ -72,7 +72,7 @@
     wait 130 stuck                     the scheduler makes no step, and runs a request; `rests`: it runs none
     wait 130 silent                    nothing is heard of anybody
     b: L 749 ...                       another request of the same engine
-    @nixl L 749 ...                    a child of a MultiConnector
+    @nixl L 749 ...                    a child of a MultiConnector; `@multi` is that one itself, if it is traced
     <decoder> key k1 ...               another engine, with a recorder of its own
     # anything                         a remark
 
@@ -476,7 +476,8 @@ def history(
         by = where or recorder
         common: dict[str, Any] = {
             "engine": where or engine, "recorder": by, "sequence": heard[by].sequence + 1 if by in heard else 0,
-            "connector": connector, "connector_id": child, "role": "scheduler", "rank": 0, "start_ns": now_ns,
+            "connector": "MultiConnector" if child == "multi" else connector, "connector_id": child,
+            "role": "scheduler", "rank": 0, "start_ns": now_ns,
             "end_ns": now_ns + 10_000, "span_id": f"{len(events) + 1:016x}", "trace_id": "0" * 31 + "1", "request": about,
             "external": about and about.rpartition("-")[0], "request_sequence": numbers[by, about],
             "epoch": epochs.get(about or "", 0), "block_size": block, "chunk_size": chunk,

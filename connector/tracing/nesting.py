@@ -1,4 +1,5 @@
-"""Calls that a connector passes on to connectors of its own: their spans are children of its span."""
+"""Calls that a connector passes on to connectors of its own: their spans are children of its span, and a request's end is
+recorded once, by one of them, with the answer of all."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from secrets import token_bytes
 from typing import Any
 
+from kvtrail.connector.known import capabilities_declared, plain_name
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
+from kvtrail.tracer.events.capabilities import Capability, of_connector
 
 _SPAN_ID_BYTES = 8
 
@@ -18,6 +21,10 @@ class Nesting:
     _kvtrail_scheduler: SchedulerInstrumentation
     _kvtrail_children: str
     """The attribute that lists them."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        _end_together(self)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         with _one_span(self):
@@ -35,7 +42,28 @@ def _one_span(connector: Any) -> Iterator[None]:
     span_id = token_bytes(_SPAN_ID_BYTES)
     with ExitStack() as stack:
         stack.enter_context(connector._kvtrail_scheduler.placed(span_id=span_id))
-        for child in getattr(connector, connector._kvtrail_children, ()):
-            if (inner := getattr(child, "_kvtrail_scheduler", None)) is not None:
-                stack.enter_context(inner.placed(parent_id=span_id))
+        for child in _traced_children(connector):
+            stack.enter_context(child._kvtrail_scheduler.placed(parent_id=span_id))
         yield
+
+
+def _end_together(connector: Any) -> None:
+    """What all children answer at a request's end is recorded by the one that hands requests on to another engine, or else
+    by the first."""
+    own = connector._kvtrail_scheduler
+    children = [each for each in _traced_children(connector) if each._kvtrail_scheduler.recorder is not None]
+    if own.recorder is None or not children:
+        return
+    own.ends_by = next(filter(_hands_on, children), children[0])._kvtrail_scheduler
+    for child in children:
+        child._kvtrail_scheduler.ends_by = None
+
+
+def _hands_on(connector: Any) -> bool:
+    plain = connector._kvtrail_plain
+    return Capability.HANDS_ON in of_connector(plain_name(plain), capabilities_declared(plain))
+
+
+def _traced_children(connector: Any) -> list[Any]:
+    children = getattr(connector, connector._kvtrail_children, ())
+    return [child for child in children if getattr(child, "_kvtrail_scheduler", None) is not None]

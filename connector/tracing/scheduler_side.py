@@ -51,6 +51,8 @@ class SchedulerInstrumentation(Instrumentation):
 
     Attributes:
         forced_misses: requests with wrong loads: under `guard: heal` their lookups answer 0, and vLLM computes them.
+        ends_by: who records a request's end when this one hears of it: a traced MultiConnector knows what all of its children
+            answered, and lets one of them record that; None where another one does.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class SchedulerInstrumentation(Instrumentation):
         self._prefix_cache: PrefixCacheEvents | None = None
         self._store: StoreEvents | None = None
         self.forced_misses: set[str] = set()
+        self.ends_by: SchedulerInstrumentation | None = self
 
     @contextmanager
     def placed(self, *, span_id: bytes = b"", parent_id: bytes = b"") -> Iterator[None]:
@@ -353,11 +356,18 @@ class SchedulerInstrumentation(Instrumentation):
     @fail_open(Kind.REQUEST)
     def on_request_finished(self, request: Any, answer: Any, blocks: Any = None) -> None:
         """After `request_finished`, which is given the blocks that the request holds, and answers whether the connector keeps
-        them, and what goes to the client. The blocks are recorded of a request that is to be handed on and was preempted."""
+        them, and what goes to the client."""
         context = self._recorder.contexts.of(request)
         if isinstance(answer, tuple) and answer and (answer[0] or getattr(request, "kv_transfer_params", None)):
             self._record_given(request, context, answer)
-        if context.ended is None:  # another child of a MultiConnector may have recorded it
+        if self.ends_by is not None:
+            self.ends_by._record_end(request, context, answer, blocks)
+        self._steps.ended(context.request_id)
+
+    @fail_open(Kind.REQUEST)
+    def _record_end(self, request: Any, context: RequestContext, answer: Any, blocks: Any) -> None:
+        """The end of a request. The blocks are recorded of one that is to be handed on and was preempted."""
+        if context.ended is None:  # another child of a MultiConnector that is not traced may have recorded it
             values: tuple[Any, ...]
             delayed = False
             try:
@@ -379,7 +389,6 @@ class SchedulerInstrumentation(Instrumentation):
                 KIND_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values
             )
             self._recorder.contexts.end(context, delayed=delayed)
-        self._steps.ended(context.request_id)
 
     @fail_open(Kind.HANDOFF)
     def _record_taken(self, request: Any, context: RequestContext) -> None:

@@ -24,6 +24,7 @@ class Scenario:
         later_s: how long after the last event the rules with a deadline are applied, in seconds.
         cache_identity: of all engines' caches, where bytes are comparable.
         groups: the engine's KV cache groups, where there are several: `full 32, window 32 128`.
+        capabilities: what the recorder declares of the connector; if nothing, it is that of an older trace.
     """
 
     of: str
@@ -34,6 +35,7 @@ class Scenario:
     later_s: float = 0.0
     cache_identity: str | None = None
     groups: str | None = None
+    capabilities: str | None = None
 
     def events(self) -> list[Event]:
         """The history's events."""
@@ -44,6 +46,7 @@ class Scenario:
             block=self.block,
             cache_identity=self.cache_identity,
             groups=self.groups,
+            capabilities=self.capabilities,
         )
 
     def judged(self, rules: Sequence[Rule] | None = None) -> Detector:
@@ -73,6 +76,22 @@ class Incident(Scenario):
     also: tuple[str, ...] = ()
     why: str = ""
     gap: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holdout(Incident):
+    """A public incident that was not at hand: its rule is the one that was expected to find it.
+
+    Attributes:
+        area: what it is about: pairs of engines, KV cache groups, or others; empty where that was not noted.
+        shown: whether a recorder or an imported log of today shows these events; if not, they are what a connector with a
+            fuller probe would show.
+        uncovered: for an incident without a rule, what its events show and no rule looks at.
+    """
+
+    area: str = ""
+    shown: bool = True
+    uncovered: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

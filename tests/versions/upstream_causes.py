@@ -78,7 +78,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "NixlPushConnector",
-        "rule: stale-handoff.*its own write",
+        "rule: (stale-handoff|late-read).*own write",
         "vLLM 0.32, NixlPushConnector: blocks are given back while they are written to the other engine",
     ),
     (

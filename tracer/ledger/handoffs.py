@@ -32,6 +32,7 @@ from kvtrail.tracer.events.events import (
     XferState,
 )
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.ledger.handoff_flows import NOBODY, Flows, HandedOver, Outcome
 
 MAX_HANDOFFS = 100_000
@@ -42,6 +43,8 @@ MAX_ENGINES = 10_000
 """Engines that give: how many of them are remembered as living or not."""
 MAX_TAKERS = 16
 """Requests remembered that take one hand-off."""
+MAX_REPORTS = 256
+"""Reports remembered of one hand-off, or writes that are open."""
 MAX_WATCHED = 1_000
 """Hand-offs of a recorder that wait for a reader's report at the same time."""
 ON_ITS_WAY_NS = 10 * 10**9
@@ -73,10 +76,11 @@ class Pair:
         given: what is given, and when; None while that engine has not reported it.
         freed: when the blocks were freed after the request's end, if that was recorded.
         released: when the blocks were given back first, by the lease's end or since they were read.
-        reads: the reports of readers that are not known to have come after that, or the ends of writes.
+        reports: those of readers that are not known to have come after that, or the ends of writes.
         late: the first report of a reader after it, or the first write that ended well after it, from the same recorder; or
             the first report to another launch of the engine that gives, which never had these blocks.
         writes: what the engine that gives writes, by the other engine's id of the request that it writes to.
+        open: those of these writes that are not known to have ended.
         followed: whether it is known who gets its blocks after they were given back, as far as `given_out` says.
         given_out: the event by which another request was given one of them, before the late report.
         quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that needs the
@@ -95,9 +99,10 @@ class Pair:
     given: Handoff | None = None
     freed: Free | None = None
     released: Free | Sent | None = None
-    reads: int = 0
+    reports: list[Read | Xfer] = field(default_factory=list)
     late: Read | Xfer | None = None
     writes: dict[str, Xfer] = field(default_factory=dict)
+    open: list[Xfer] = field(default_factory=list)
     followed: bool = False
     given_out: Alloc | Schedule | None = None
     quiet_ns: int = 0
@@ -143,6 +148,44 @@ class Pair:
     def expired(self) -> Free | None:
         """The end of the lease, if the blocks were given back by that."""
         return self.released if isinstance(self.released, Free) and self.released.lease_expired else None
+
+    def settled_by(self, freed: Free) -> Read | Xfer | None:
+        """The report after which the rank that gave its blocks back by this event had to keep them for nobody: of the last of
+        its readers, each counted once, or of the end of the last of its own writes. None if not all are known to be done."""
+        here = [each for each in self.reports if _rank(each) == _rank(freed)]
+        reads, ended = (
+            [each for each in here if isinstance(each, Read)],
+            [each for each in here if isinstance(each, Xfer)],
+        )
+        expected, readers = _expected(reads), set()
+        for read in reads:
+            readers.add(read.peer)
+            if expected is not None and len(readers) >= expected:
+                return read
+        if len(self.reports) == MAX_REPORTS or any(_rank(each) == _rank(freed) for each in self.open):
+            return None
+        number = max((each.notifications_expected or 1 for each in (*ended, *self.writes.values())), default=1)
+        are_done = len(ended) >= number and all(each.xfer_state == XferState.DONE for each in ended)
+        return ended[-1] if are_done else None
+
+    def is_open(self, ended: Xfer) -> bool:
+        """Whether a write that ends by this event is known to have begun."""
+        return any(_ends(ended, each) for each in self.open)
+
+    @property
+    def missing(self) -> tuple[int, int] | None:
+        """How many reports the rank with the lease that ended has had, and how many of readers it needed; None if none is
+        known to be missing. Who writes itself gets none."""
+        expired = self.expired
+        if expired is None or self.late is not None or self.writes:
+            return None
+        if expired.role == SCHEDULER and any(each.recorder != expired.recorder for each in self.reports):
+            return None  # it gives back what all ranks kept, and which of them had their reports is not known
+        if not self.reports:
+            return 0, 1
+        expected = _expected(self.reports)
+        reports = sum(_rank(each) == _rank(expired) for each in self.reports)
+        return None if expected is None or reports >= expected else (reports, expected)
 
     def is_of_another_launch(self, event: Event) -> bool:
         """Whether an event of the engine that gives is of another launch of it than the hand-off."""
@@ -309,8 +352,8 @@ class HandOffs:
             self._named.update(dict.fromkeys(_names(event), pair))
             early = self._given.get(_place(event))
             if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
-                pair.released, pair.reads, pair.late = early.released, early.reads, early.late
-                pair.writes, pair.freed = early.writes, early.freed
+                pair.released, pair.reports, pair.late = early.released, early.reports, early.late
+                pair.writes, pair.open, pair.freed = early.writes, early.open, early.freed
             named = pair.giver
             pair.given = pair.given or event
             self._given[_place(event)] = pair
@@ -361,13 +404,16 @@ class HandOffs:
             return
         pair = self._giving(event)
         if _is_posted_write(event):
+            if len(pair.open) < MAX_REPORTS:
+                pair.open.append(event)
             if event.peer_request is not None and len(pair.writes) < MAX_TAKERS:
                 pair.writes[event.peer_request] = self._written[event.peer_request] = event
-        elif event.xfer_state == XferState.DONE and self.is_late(event):
+            return
+        if event.xfer_state == XferState.DONE and self.is_late(event):
             pair.late = event
         else:
-            pair.reads += 1
-            self._recount(pair)
+            self._reported(pair, event)
+        pair.open = [each for each in pair.open if not _ends(event, each)]
 
     def is_late(self, event: Read | Xfer) -> bool:
         """Whether an event shows first that blocks were read, or written to the other engine, after they had been given back,
@@ -378,9 +424,15 @@ class HandOffs:
             return False
         if pair.is_of_another_launch(event):
             return True
-        if pair.released is None or pair.released.recorder != event.recorder:
+        released = pair.released
+        if released is None or released.recorder != event.recorder:
             return False
-        return isinstance(event, Read) or event.end_ns > pair.released.end_ns
+        if isinstance(event, Read):
+            return True
+        of_another_rank = (
+            released.role != SCHEDULER and released.rank != event.rank
+        )  # their blocks are given back together
+        return event.end_ns > released.end_ns and not of_another_rank
 
     def enter_read(self, event: Read) -> None:
         """A reader reports to the engine that gives that it has what it needs."""
@@ -388,8 +440,7 @@ class HandOffs:
         if self.is_late(event):
             pair.late = event
         elif pair.released is None or pair.released.recorder != event.recorder:
-            pair.reads += 1
-            self._recount(pair)
+            self._reported(pair, event)
 
     def enter_release(self, event: Free | Sent) -> None:
         """The engine that gives has given the blocks back."""
@@ -422,12 +473,17 @@ class HandOffs:
             if pair.late is None:
                 pair.followed = False
 
+    def _reported(self, pair: Pair, event: Read | Xfer) -> None:
+        if len(pair.reports) < MAX_REPORTS:
+            pair.reports.append(event)
+        self._recount(pair)
+
     def unacknowledged(self, event: Heartbeat) -> list[Pair]:
         """The hand-offs that nobody needs and that have an ended lease, if the heartbeat's recorder has waited long enough
         for a reader's report."""
         watched = self._watched.get(event.recorder, ())
         return [
-            each for each in watched if each.quiet_ns and event.end_ns - each.quiet_ns > ON_ITS_WAY_NS and not each.late
+            each for each in watched if each.quiet_ns and event.end_ns - each.quiet_ns > ON_ITS_WAY_NS and each.missing
         ]
 
     def enter_heartbeat(self, event: Heartbeat) -> None:
@@ -436,7 +492,7 @@ class HandOffs:
             self._closed[event.engine, event.launch] = None
         if watched := self._watched.get(event.recorder):
             over = self.unacknowledged(event)
-            self._watched[event.recorder] = left = [each for each in watched if not each.late and each not in over]
+            self._watched[event.recorder] = left = [each for each in watched if each.missing and each not in over]
             for pair in left:
                 pair.quiet_ns = pair.quiet_ns or event.end_ns
         if undecided := self._undecided.get(event.recorder):
@@ -585,9 +641,9 @@ class HandOffs:
             flow.tokens += reader.handoff_tokens or reader.prompt or 0
 
     def _watch(self, pair: Pair) -> None:
-        """Wait for a reader's report, if one must be on its way: who writes itself gets none."""
+        """Wait for a reader's report, if one must be on its way."""
         expired = pair.expired
-        if expired is not None and (pair.loads or pair.over) and not (pair.reads or pair.late or pair.writes):
+        if expired is not None and (pair.loads or pair.over) and pair.missing is not None:
             watched = self._watched.setdefault(expired.recorder, [])
             if pair not in watched and len(watched) < MAX_WATCHED:
                 watched.append(pair)
@@ -603,14 +659,14 @@ def _outcome(pair: Pair) -> Outcome:
     """How a hand-off with returned blocks ended, as the engine that gives knows it."""
     if pair.expired is not None:
         return Outcome.EXPIRED
-    return Outcome.READ if pair.reads or pair.loads else Outcome.FREED
+    return Outcome.READ if pair.reports or pair.loads else Outcome.FREED
 
 
 def is_known_since(pair: Pair, event: Event, lost_number: int) -> bool:
-    """Whether no event of the recorder of `event` is missing since the hand-off was given, the last missing one being that of
-    this number."""
+    """Whether no event of the recorder of `event` is missing since the hand-off was given, or at all if another one gave it;
+    the last missing one is that of this number."""
     given = pair.given
-    return given is not None and lost_number < (given.sequence if given.recorder == event.recorder else 0)
+    return lost_number < (given.sequence if given is not None and given.recorder == event.recorder else 0)
 
 
 def _names(event: Handoff) -> list[str]:
@@ -633,6 +689,25 @@ def _is_failed_read(event: Event) -> bool:
 
 def _is_posted_write(event: Xfer) -> bool:
     return event.xfer_op == XferOp.WRITE and event.xfer_state == XferState.POSTED
+
+
+def _ends(event: Xfer, posted: Xfer) -> bool:
+    """Whether a write has ended by this event. If one fails, it may not be known which of the rank's it was."""
+    return _rank(event) == _rank(posted) and (
+        event.xfer_state == XferState.FAILED
+        or (event.peer, event.peer_rank, event.peer_request) == (posted.peer, posted.peer_rank, posted.peer_request)
+    )
+
+
+def _expected(reports: Iterable[Read | Xfer]) -> int | None:
+    """How many readers each rank has, as their reports say; None if one does not say so, or none is there."""
+    said = [each.notifications_expected for each in reports]
+    return max(map(int, filter(None, said))) if said and all(said) else None
+
+
+def _rank(event: Event) -> tuple[str, int]:
+    """The worker of an event; in the process of the scheduler that one's events are those of rank 0."""
+    return event.recorder, event.rank
 
 
 def _place(event: Event) -> Place:

@@ -295,7 +295,7 @@ _PUSH = (
         "extended.push.kept",
         "Blocks are kept until they are written, and then given back.",
         f"{_BASE}.has_pending_push_work`",
-        ("refused-handoff", "stale-handoff", "late-free", "rest/blocks"),
+        ("refused-handoff", "stale-handoff", "late-read", "late-free", "rest/blocks"),
         ("handoff/written",),
         Feature.PUSH,
     ),

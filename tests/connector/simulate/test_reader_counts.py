@@ -1,9 +1,12 @@
 """Several ranks of vLLM's own NIXL connector read from one, which counts their reports: what becomes of a report that arrives
-twice, and of a number that is too small. The settings are kvtrail's defaults."""
+twice or never, of a number that is too small or too large, and of an engine that heeds none. The settings are kvtrail's
+defaults."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,23 +15,29 @@ pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
 from recorded_runs import play_pair_once
 from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
-from kvtrail.connector.simulate.pairs.pairs import DECODE, PlayedPair, play_pair
-from kvtrail.tracer.events.events import Xfer
+from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.tracer.events.events import Free, Read, Xfer
 
 NIXL = configuration("NixlConnector", {})
 LONG = pytest.mark.long
 RULE = "miscounted-readers"
+KEPT = "unacknowledged-handoff"
 
 
 def played(
-    seed: int, *, repeated: float = 0.0, mistakes: tuple[Mistake, ...] = (), ranks: tuple[int, int] = (1, 2)
+    seed: int,
+    *,
+    repeated: float = 0.0,
+    lost: float = 0.0,
+    mistakes: tuple[Mistake, ...] = (),
+    ranks: tuple[int, int] = (1, 2),
 ) -> PlayedPair:
-    return play_pair_once(
-        replace(drawn(seed, repeated=repeated, mistakes=mistakes), prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL
-    )
+    scenario = drawn(seed, repeated=repeated, lost=lost, mistakes=mistakes)
+    return play_pair_once(replace(scenario, prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=LONG)], ids=str)
@@ -69,3 +78,46 @@ def test_a_number_of_readers_that_lacks_a_dimension_is_named_where_they_read(mon
     assert pair.found() == pair.found(RULE) == {pair.names[each.request or ""] for each in reads}
     assert len(pair.found()) > 5
     assert {(each.numbers["readers"], each.numbers["expected"]) for each in pair.findings} == {(2, 1)}
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=LONG)], ids=str)
+def test_a_report_of_one_rank_that_is_lost_is_named(seeds: range, ranks: tuple[int, int]) -> None:
+    """Also if all others have come."""
+    partly = 0
+    for seed in seeds:
+        pair = played(seed, lost=0.15, ranks=ranks)
+        lost = {pair.names[message.decode().rpartition(":")[0]] for message in pair.network.lost}
+        assert pair.found() == pair.found(KEPT) == lost, seed
+        partly += len(
+            lost & {pair.names[each.request or ""] for each in pair.recorded[PREFILL] if isinstance(each, Read)}
+        )
+    assert partly > len(seeds)
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 2)])
+def test_an_engine_that_heeds_no_report_is_named(ranks: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts each reader, and never arrives at their number."""
+    made = NixlPullConnectorWorker.__init__
+
+    def miscounts(self: Any, *arguments: Any, **named: Any) -> None:
+        made(self, *arguments, **named)
+        self.consumer_notification_counts_by_req = defaultdict(lambda: 10)
+
+    monkeypatch.setattr(NixlPullConnectorWorker, "__init__", miscounts)
+    pair = play_pair(replace(drawn(0), prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
+    reports = Counter(each.request for each in pair.recorded[PREFILL] if isinstance(each, Read))
+    kept = {each.request for each in pair.recorded[PREFILL] if isinstance(each, Free) and each.lease_expired}
+    reported = {pair.names[name or ""] for name, number in reports.items() if number == ranks[1] and name in kept}
+    assert pair.found() == pair.found(KEPT) == reported
+    assert len(reported) > 5
+    assert all("its blocks were kept until the lease ran out" in each.explanation for each in pair.findings)
+
+
+def test_a_number_of_readers_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine that prefills waits for a reader that there is not."""
+    monkeypatch.setattr(TransferTopology, "dcp_consumer_count", lambda *_: 2)
+    pair = play_pair(drawn(0), NIXL)
+    assert pair.found() == pair.found(KEPT)
+    assert len(pair.found()) > 5
+    assert {(each.numbers["reports"], each.numbers["expected"]) for each in pair.findings} == {(1, 2)}

@@ -169,6 +169,26 @@ INCIDENTS = [
         says="holds 0 blocks and 0 computed tokens",
     ),
     Incident(
+        id="vllm-36549",
+        of="N7",
+        url=vllm(36549, "pull"),
+        connector="NixlConnector",
+        text="""
+            start 600
+            @multi L 600 c0 -> 0  # the length is ours; the NIXL child is asked through a method that it does not have
+            @nixl L 600 c0 -> 0
+            @offload L 600 c0 -> 0
+            @nixl A 0
+            @offload A 0
+            @multi A 0
+            @multi S 0+600
+            @nixl end length_capped handoff computed 600
+        """,
+        rule="refused-handoff",
+        numbers={"outcome": "length_capped", "computed": 600, "prompt": 600},
+        says="the engine that is to continue it waits in vain",
+    ),
+    Incident(
         id="LMCache-4817",
         of="N8",
         url=lmcache(4817),

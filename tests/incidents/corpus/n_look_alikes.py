@@ -12,6 +12,7 @@ def _alike(
 
 
 _HANDED = "start 600\nL 600 c0 -> 0\nA 0\nS 0+600\n"
+_OF_CHILDREN = "start 600\n@multi L 600 c0 -> 0\n@nixl L 600 c0 -> 0\n@nixl A 0\n@multi A 0\n@multi S 0+600\n"
 _STORED = "start 600 as a\nL 600 c0 h0 -> 0\nA 0\nS 0+600\nplan store 0+512 keys k1,k2\n"
 _FAILED = "L 600 c0 h512 -> 512\nA 512 [1-19]\nS 512+88 [1-19]\nerror [9-16]\n"
 _RAN_ON = (
@@ -145,6 +146,20 @@ LOOK_ALIKES = [
         "refused-handoff",
         "preempted, and aborted",
         f"{_HANDED}P\nend aborted handoff output 1 computed 0 []",
+        connector="NixlConnector",
+    ),
+    _alike(
+        "N7",
+        "refused-handoff",
+        "another child of a MultiConnector keeps the blocks",
+        f"{_OF_CHILDREN}@nixl end delayed length_capped handoff computed 600\nsent",
+        connector="NixlConnector",
+    ),
+    _alike(
+        "N7",
+        "refused-handoff",
+        "what the other child of a MultiConnector answers is not recorded",
+        f"{_OF_CHILDREN}@nixl end length_capped handoff computed 600".replace("@multi", "@offload"),
         connector="NixlConnector",
     ),
     _alike("N7", "refused-handoff", "a connector that hands nothing on", f"{_HANDED}end handoff computed 600"),

@@ -278,6 +278,48 @@ INCIDENTS = [
         },
         says="ended without that",
     ),
+    Incident(
+        id="vllm-rbln-1024",
+        of="C16",
+        url="https://github.com/RBLN-SW/vllm-rbln/pull/1024",
+        connector="NixlPushConnector",
+        text=f"""
+            {_prefill(600, 600, more=" [1-19]")}
+            xfer write posted 19 peer d for b
+            # the engine waits for its write for some time, and then releases the blocks that the write still reads
+            wait 5
+            sent
+            b: L 64 c0 -> 0
+            b: A 0 [3 4]
+            wait 2
+            xfer write done peer d for b
+        """,
+        rule="late-read",
+        numbers={"late_s": 2.004, "expired": False, "state": "done"},
+        says="another request was given some of them. The engine's own write of them to another one ended (done)",
+    ),
+    Incident(
+        id="vllm-43509",
+        of="C13",
+        url=vllm(43509, "pull"),
+        connector="NixlConnector",
+        text=f"""
+            {_prefill(600, 600)}
+            # of two ranks that read from one, the first report comes before the worker knows the request, and is dropped; no
+            # lengths in the thread
+            {_decode(600, 600, loaded=False)}
+            read by d-0 of 2
+            read by d-1 of 2
+            <d> R
+            wait 30
+            freed expired
+            sent
+            wait 30
+        """,
+        rule="unacknowledged-handoff",
+        numbers={"written": False, "kept_s": 30.002, "reports": 2},
+        says="the last of its 2 readers reported, and its blocks were kept until the lease ran out",
+    ),
 ]
 
 
@@ -451,6 +493,59 @@ LOOK_ALIKES = [
         "unacknowledged-handoff",
         "it has not been taken",
         f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C16",
+        "late-read",
+        "the write ends, and then its blocks are given back",
+        f"{_prefill(600, 600)}xfer write posted 19 peer d for b\nwait 2\nxfer write done peer d for b\nsent\nwait 60",
+    ),
+    _alike(
+        "C16",
+        "late-read",
+        "the lease ends, and then a write fails that was never posted",
+        f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\nxfer write failed peer d for b !no blocks were named\nwait 60",
+    ),
+    _alike(
+        "C16",
+        "late-read",
+        "blocks of another rank are given back while one writes",
+        f"{_prefill(600, 600)}xfer write posted by 1 19 peer d for b\nxfer write done peer d for b\n"
+        "xfer write done by 1 peer d for b\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "the lease ends in the step in which the last report is looked at",
+        f"{_prefill(600, 600)}{_decode(600, 600)}wait 30\nread by d-0 of 1\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "one of two ranks fails to read and reports nothing",
+        f"{_prefill(600, 600)}{_decode(600, 600).replace('> R', '> R failed')}read by d-0 of 2\n"
+        "wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "one rank reports twice, and the request waits for the other one in the queue",
+        f"{_prefill(600, 600)}{_decode(600, 600, loaded=False)}read by d-0 of 2\nread by d-0 of 2\n"
+        "wait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "of two ranks, one was written to, and the other one never asked",
+        f"{_prefill(600, 600)}xfer write posted rank 0 peer d for cmpl-1-0-0123abcd of 2\n"
+        "xfer write done rank 0 peer d for cmpl-1-0-0123abcd of 2\nwait 30\nfreed expired\nsent\nwait 60",
+    ),
+    _alike(
+        "C13",
+        "unacknowledged-handoff",
+        "a write has failed, and another one is open, when the lease ends",
+        f"{_prefill(600, 600)}xfer write posted peer d for a\nxfer write posted by 1 peer d for a\n"
+        "xfer write failed peer d for a !ERR\nwait 30\nfreed expired\nsent\nwait 60",
     ),
     _alike(
         "C13",

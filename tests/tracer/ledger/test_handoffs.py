@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from history import history, judge, rules_found
+from history import heartbeats, history, judge, rules_found
 from msgspec import structs
 from pair_stories import EXPIRED, GIVES
 from pair_stories import TAKES as DECODE
 
 from kvtrail.dashboard.content.request import handoffs
 from kvtrail.tracer.detect.kept import KeptFor, kept_handoffs
-from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat
+from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.handoff_flows import NOBODY
 from kvtrail.tracer.ledger.handoffs import HandOffs
@@ -224,24 +224,98 @@ def test_a_write_to_a_request_of_another_prompt_is_found_whichever_side_is_heard
         assert "it wrote that into the blocks of this request" in finding.explanation
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize(
+    ("said", "rules"),
+    [
+        ("<w> read by d-0 of 2\n<w> read by d-1 of 2", ["unacknowledged-handoff"]),
+        ("<w> read by d-0 of 2", ["unacknowledged-handoff"]),
+        ("<w> read by d-0 of 2\n<w> read by d-0 of 2", []),
+        ("<w> read by d-0\n<w> read by d-1", []),
+        ("<v> read by d-0 of 1", ["unacknowledged-handoff"]),
+    ],
+)
+def test_a_rank_that_keeps_its_blocks_needs_the_reports_of_its_own_readers(
+    said: str, rules: list[str], order: tuple[int, ...]
+) -> None:
+    """All of them have come, or one is missing of a request that has loaded. One that reports twice is counted by the engine
+    twice; without a number of readers it is not known how many there are; and those of another rank do not count."""
+    text = f"{GIVES.format(digest='a')}{DECODE}{said}\nwait 30\n<w> freed expired\nsent\nwait 30"
+    workers = {"w": 0, "v": 1}
+    events = [
+        structs.replace(each, engine="engine", role="worker", rank=workers[each.engine])
+        if each.engine in workers
+        else each
+        for each in history(text, connector="NixlConnector")
+    ]
+    beats = heartbeats([each for each in events if each.recorder == "w"], later_s=30)[-8:]
+    parts = [[each for each in events if each.recorder in names] for names in (("recorder",), ("d",), ("w", "v"))]
+    detector = judge([event for part in order for event in parts[part]] + beats)
+    assert rules_found(detector) == rules
+
+
+@pytest.mark.parametrize(
+    ("said", "rules"),
+    [
+        ("xfer write done peer d for -", ["unacknowledged-handoff"]),
+        ("", []),
+        ("xfer write failed peer d for - !ERR", []),
+    ],
+)
+def test_blocks_that_have_been_written_are_kept_for_nobody(said: str, rules: list[str]) -> None:
+    given = PREFILL.format(digest="a").partition("wait")[0] + f"xfer write posted 19 peer d for -\n{said}\n"
+    events = history(f"{given}wait 30\nfreed expired\nsent\nwait 60", connector="NixlPushConnector")
+    found = judge(events)
+    assert rules_found(found) == rules
+    if rules:
+        (finding,) = next(iter(found.findings.values())).values()
+        assert "the last write by which the request was handed over ended" in finding.explanation
+        lost = next(each for each in events if isinstance(each, RequestEnd))
+        assert rules_found(judge([each for each in events if each is not lost])) == []
+
+
 @pytest.mark.parametrize(
     ("after", "rules"),
     [
         ("xfer write done peer d for -\nwait 60", []),
         ("wait 30\nfreed expired\nsent\nwait 60", []),
         ("xfer write failed peer d for - !ERR\nwait 30\nfreed expired\nsent\nwait 60", []),
-        ("wait 30\nfreed expired\nsent\nxfer write done peer d for -\nwait 60", ["stale-handoff"]),
+        ("wait 30\nfreed expired\nsent\nxfer write done peer d for -\nwait 60", ["late-read", "stale-handoff"]),
+        ("sent\nxfer write done peer d for -\nwait 60", ["late-read", "stale-handoff"]),
+        ("wait 30\nfreed expired\nsent\nxfer write failed peer d for - !ERR\nwait 60", ["late-read"]),
+        ("wait 30\nfreed expired\nsent\nxfer write failed by 1 peer d for - !ERR\nwait 60", []),
     ],
 )
 def test_who_writes_itself_needs_no_report(after: str, rules: list[str]) -> None:
     """The write has ended before the blocks are given back, or it is known that it failed, or not how it ended; only one that
-    is known to have ended later may have written what is another's."""
+    is known to have ended later may have written what is another's. A failure of one that was not posted ends nothing."""
     given = PREFILL.format(digest="a").partition("wait")[0] + "xfer write posted 19 peer d for -\n"
     detector = judge(history(given + DECODE + after, connector="NixlPushConnector"))
     assert rules_found(detector) == rules
+    said = {finding.rule: finding.explanation for held in detector.findings.values() for finding in held.values()}
+    if "stale-handoff" in rules:
+        assert "its own write of them to the other engine ended" in said["stale-handoff"]
     if rules:
-        (finding,) = next(iter(detector.findings.values())).values()
-        assert "its own write of them to the other engine ended" in finding.explanation
+        assert "The engine's own write of them to another one ended" in said["late-read"]
+
+
+@pytest.mark.parametrize(("given_out", "harm"), [("b: L 64 c0 -> 0\nb: A 0 [3 4]\n", True), ("", False)])
+def test_an_engine_that_writes_what_it_has_given_back_is_named_by_itself(given_out: str, harm: bool) -> None:
+    """Whatever the other engine does, and why ever the blocks were given back."""
+    given = PREFILL.format(digest="a").partition("wait")[0].replace("of a", "of a [1-19]")
+    write = "xfer write posted 19 peer d for -\nSAIDxfer write done peer d for -\nwait 60"
+    found = judge(history((given + write).replace("SAID", f"sent\n{given_out}"), connector="MooncakeConnector"))
+    ((finding,),) = [held.values() for held in found.findings.values()]
+    assert (finding.rule, finding.severity == Severity.WRONG_OUTPUT) == ("late-read", harm)
+    assert (finding.numbers["expired"], finding.numbers["state"]) == (False, "done")
+    assert ("was given some of them" in finding.explanation) is harm
+    assert not rules_found(judge(history((given + write).replace("SAID", ""), connector="MooncakeConnector")))
+    by_another = (given + write).replace("SAID", "<w> sent\n")
+    events = [
+        structs.replace(each, engine="engine") if each.engine == "w" else each
+        for each in history(by_another, connector="MooncakeConnector")
+    ]
+    assert not rules_found(judge(events))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(2))))

@@ -66,8 +66,10 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
         before = pair.given if pair.is_of_another_launch(late) else pair.released
         if before is None:
             return None
-        # Without the lease's end somebody has read in time, though that report may be lost.
-        if before is pair.released and (pair.expired is None or (pair.reads and len(pair.takers) > 1)):
+        # Without the lease's end somebody has read in time, though that report may be lost. A write's end is its own.
+        is_read = isinstance(late, Read)
+        several = bool(pair.reports) and len(pair.takers) > 1
+        if before is pair.released and ((is_read and pair.expired is None) or several):
             return Unknown.ORDER  # the late report is another's, or has come twice
         numbers = {
             "giver": late.engine,
@@ -86,7 +88,8 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
     def template(self, finding: Finding) -> str:
         if finding.witness[0].kind == Kind.HANDOFF:
             return self.restarted
-        text = "Engine {giver} gave the blocks of request {other} back at {0}: the lease had run out. "
+        why = "the lease had run out" if finding.numbers["expired"] else "the request was over"
+        text = f"Engine {{giver}} gave the blocks of request {{other}} back at {{0}}: {why}. "
         report = "a reader reported that it had read them. This request received them"
         if any(each.kind == Kind.XFER for each in finding.witness):
             report = "its own write of them to the other engine ended. This request received them"

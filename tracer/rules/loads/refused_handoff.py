@@ -22,8 +22,9 @@ class RefusedHandoff(RequestRule[RequestEnd]):
     An aborted request is not handed on. Source: vLLM, `request_finished` of the connectors with the capability `hands_on`;
     the incidents are vLLM #46008 (https://github.com/vllm-project/vllm/pull/46008) and #48141
     (https://github.com/vllm-project/vllm/pull/48141), where the last step's token ends a request that has been preempted
-    meanwhile. Needs that capability (NIXL, Mooncake), one connector in the engine, every event of the request, and, of a
-    preempted one, the blocks at its end.
+    meanwhile. Under a MultiConnector that is traced, too, `request_finished` is what all of its children answer: one that
+    refuses is found where no other one keeps the blocks. Needs that capability (NIXL, Mooncake), one connector in the engine
+    or such a MultiConnector, every event of the request, and, of a preempted one, the blocks at its end.
     """
 
     id = "refused-handoff"
@@ -38,8 +39,10 @@ class RefusedHandoff(RequestRule[RequestEnd]):
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
         if not event.handoff or not event.has(Capability.HANDS_ON) or event.outcome not in ITS_OWN_END:
             return None
-        if len(account.evidence.connectors) > 1:
-            return None  # one of a MultiConnector's children hands it on, and the end is recorded of one of them
+        lookups = account.evidence.recent_lookups
+        of_children = len(account.evidence.connectors) > 1
+        if of_children and not any(each.has(Capability.ANSWERS_FOR_CHILDREN) for each in lookups):
+            return None  # one of several connectors hands it on, and what each of them answered at the end is not known
         if account.prompt is None or event.computed is None or not event.block_size:
             return Unknown.LOST
         size, prompt = event.block_size, account.prompt
