@@ -361,8 +361,8 @@ class Engine:
         return step is not None and self.step is not None and step < self.step
 
     def _given_afresh(self, event: Alloc, lookup: Lookup | None) -> Iterable[int]:
-        """The blocks of an allocation that may be given out afresh. Those that vLLM's own cache takes for computed are not, if
-        an error has named them. After an asynchronous load vLLM reports all blocks of the request again: those that it holds,
+        """The blocks of an allocation that may be given out afresh. Those that vLLM's own cache takes for computed are not,
+        where an error has named them. After an asynchronous load vLLM reports all blocks of the request again: those that it holds,
         and that have failed since its last lookup, still hold what they did."""
         blocks, held = event.blocks_ids or (), self.tables.get(event.request or "") or ()
         if lookup is None:
