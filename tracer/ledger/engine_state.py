@@ -362,8 +362,8 @@ class Engine:
 
     def _given_afresh(self, event: Alloc, lookup: Lookup | None) -> Iterable[int]:
         """The blocks of an allocation that may be given out afresh. Those that vLLM's own cache takes for computed are not,
-        where an error has named them. After an asynchronous load vLLM reports all blocks of the request again: those that it holds,
-        and that have failed since its last lookup, still hold what they did."""
+        where an error has named them. After an asynchronous load vLLM reports all blocks of the request again: those that it
+        holds, and that have failed since its last lookup, still hold what they did."""
         blocks, held = event.blocks_ids or (), self.tables.get(event.request or "") or ()
         if lookup is None:
             return blocks
