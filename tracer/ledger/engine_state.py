@@ -361,13 +361,20 @@ class Engine:
         return step is not None and self.step is not None and step < self.step
 
     def _given_afresh(self, event: Alloc, lookup: Lookup | None) -> Iterable[int]:
-        """The blocks of an allocation that may be given out afresh. After an asynchronous load vLLM reports all blocks of the
-        request again: those that it holds, and that have failed since its last lookup, still hold what they did."""
-        table, blocks = self.tables.get(event.request or ""), event.blocks_ids or ()
-        if table is None or lookup is None:
+        """The blocks of an allocation that may be given out afresh. Those that vLLM's own cache takes for computed are not,
+        where an error has named them. After an asynchronous load vLLM reports all blocks of the request again: those that it
+        holds, and that have failed since its last lookup, still hold what they did."""
+        blocks, held = event.blocks_ids or (), self.tables.get(event.request or "") or ()
+        if lookup is None:
             return blocks
-        since = lookup.sequence
-        return [b for b in blocks if b not in self.invalid or self.invalid[b].sequence < since or b not in table]
+        cached = {block for size, ids in BlockTable(event).sized() for block in ids[: lookup.computed // size]}
+        failed = {block: report for block in blocks if (report := self.invalid.get(block)) is not None}
+        remain = {
+            block
+            for block, report in failed.items()
+            if (block in held and report.sequence > lookup.sequence) or (block in cached and type(report) is LoadError)
+        }
+        return [block for block in blocks if block not in remain]
 
     def _renew(self, request: str, blocks: Iterable[int]) -> None:
         """Forget the failed load of a block that no other request holds: it is given out afresh."""

@@ -453,6 +453,37 @@ def test_a_request_that_goes_on_behind_a_failed_asynchronous_load_is_found(failu
     assert rules_found(judge(history(text.replace("S 256+44", "S 0+300")))) == []
 
 
+PREEMPTED_AFTER_A_FAILED_LOAD = """
+    L 300 c0 h256 -> 256
+    A 256 [1-10]
+    S 256+44 [1-10]
+    error [5-8]
+    P
+    L 300 c{cached} h128 -> {loads}
+    A {loads} [{blocks}]
+    S {begins}+{left} [{blocks}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("cached", "loads", "blocks", "found"),
+    [
+        (256, 0, "1-10", ["failed-load-resume"]),
+        (128, 0, "1-4 11-16", []),
+        (128, 0, "1-10", []),
+        (0, 128, "1-10", []),
+    ],
+)
+def test_vllms_cache_offers_what_failed_to_load(cached: int, loads: int, blocks: str, found: list[str]) -> None:
+    """With `recompute` vLLM leaves failed blocks in its own cache, since their request is to compute them; one that is
+    preempted before finds them there."""
+    begins = cached + loads
+    text = PREEMPTED_AFTER_A_FAILED_LOAD.format(
+        cached=cached, loads=loads, blocks=blocks, begins=begins, left=300 - begins
+    )
+    assert rules_found(judge(history(text))) == found
+
+
 def test_a_load_that_is_received_before_all_of_its_reads_have_ended_is_found() -> None:
     text = f"{TAKES}xfer read posted 1 rank 1 peer p\n{DONE_READ}R\nxfer read done 1 rank 1 peer p"
     finding = only_finding(text)

@@ -18,8 +18,8 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
 
     Asking many times is legal: vLLM asks again in every pass in which no blocks could be allocated. Source: vLLM,
     `Scheduler.schedule`; the incident is LMCache #4508 (https://github.com/LMCache/LMCache/issues/4508), where two hits
-    of 512 moved the store's watermark to 1024. Needs the capability `reports_all_stores`, and every event of
-    the epoch.
+    of 512 moved the store's watermark to 1024. Needs the capability `reports_all_stores`, for the
+    reasons that `store-gap` gives, and every event of the epoch.
     """
 
     id = "retried-lookup"

@@ -29,7 +29,11 @@ class StoreGap(RequestRule[Store | StorePlan]):
     Invariant: a store begins at or before max(end of the stores before it, h), where h is the matched prefix: lookups
     find only prefixes, so what lies behind a hole is never found again.
 
-    Chunks that were in the store already count as stored. Source: prefix lookup, as all connectors of vLLM have it; the
+    Chunks that were in the store already count as stored. That the connector reports them, too, has to be declared: recorded
+    contents cannot replace it. That nobody was seen to store a block hash says that the store lacks it only of a connector
+    that declares that nothing else comes into its store. And whether another request has stored it is known in the order of
+    the engine's events, and not after a loss of any: a hole would be a drift or none by the order of arrival, and a loss
+    elsewhere would make one. Source: prefix lookup, as all connectors of vLLM have it; the
     incidents are LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012) and vLLM #47235
     (https://github.com/vllm-project/vllm/pull/47235). Needs the capability `reports_all_stores`
     (OffloadConnector, LMCache), and every event of the epoch.

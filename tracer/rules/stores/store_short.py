@@ -16,11 +16,12 @@ class StoreShort(RequestRule[RequestEnd]):
     epoch, where h is the matched prefix, P the prompt, n the first token of the last step and k the chunk size.
 
     Tokens of the last step may be rejected or come too late to be stored; output is stored only on request; a connector
-    may be configured to store nothing of a request, and may say, by a plan of 0 tokens, that it has no room. Source:
-    prefix lookup, as all connectors of vLLM have it; the incidents are vLLM #53498
-    (https://github.com/vllm-project/vllm/issues/53498), where 112 of 217 blocks were stored, and LMCache #3012
-    (https://github.com/LMCache/LMCache/pull/3012). Needs the capability `reports_all_stores` (OffloadConnector,
-    LMCache), and every event of the epoch.
+    may be configured to store nothing of a request, and may say, by a plan of 0 tokens, that it has no room. Recorded
+    contents of the store cannot replace the declaration, for the reasons that `store-gap` gives, and since a chunk that
+    nobody has stored may be one that the connector was told not to. Source: prefix lookup, as all connectors of vLLM have
+    it; the incidents are vLLM #53498 (https://github.com/vllm-project/vllm/issues/53498), where 112 of 217 blocks were
+    stored, and LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012). Needs the capability
+    `reports_all_stores` (OffloadConnector, LMCache), and every event of the epoch.
     """
 
     id = "store-short"
