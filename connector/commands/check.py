@@ -44,20 +44,6 @@ if TYPE_CHECKING:
 @click.option(
     "--fake-workers", is_flag=True, help="Do not run the connector's own workers, even if they would run on this CPU."
 )
-@click.option(
-    "--workloads",
-    type=click.Choice(("random", "coverage")),
-    default="random",
-    show_default=True,
-    help="How they are chosen: each by its profile and seed alone, or every other as a mutation of one that reached something"
-    " new.",
-)
-@click.option(
-    "--scenario",
-    "scenario_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Run only this scenario, which an earlier session wrote beside its report.",
-)
 @click.option("--first", is_flag=True, help="Stop at the first failure.")
 @click.option(
     "-o",
@@ -79,8 +65,6 @@ def check(
     runs: int | None,
     seconds: float | None,
     fake_workers: bool,
-    workloads: str,
-    scenario_file: Path | None,
     first: bool,
     output: Path,
     as_json: bool,
@@ -105,24 +89,13 @@ def check(
     """
     vllm_ready("kvtrail check")
     from kvtrail.connector.simulate.check import report
-    from kvtrail.connector.simulate.check.session import STEPS, check_one
+    from kvtrail.connector.simulate.check.session import STEPS
     from kvtrail.connector.simulate.check.session import check as torture
-    from kvtrail.connector.simulate.check.workload import Workload, Workloads
 
-    workload = None
-    if scenario_file is not None:
-        if profiles or config is not None:
-            raise click.UsageError("--scenario names the profile and the configuration itself")
-        try:
-            workload = Workload.from_dict(json.loads(scenario_file.read_text(encoding="utf-8")))
-        except ValueError as wrong:
-            raise click.BadParameter(f"{scenario_file}: {wrong}", param_hint="--scenario") from wrong
     if seconds is None and steps is None and runs is None:
         steps = STEPS
 
     def session(on_progress: OnProgress) -> Checked:
-        if workload is not None:
-            return check_one(connector, workload, fake_workers=fake_workers, on_progress=on_progress)
         return torture(
             connector,
             config=config,
@@ -133,7 +106,6 @@ def check(
             runs=runs,
             fake_workers=fake_workers,
             stop_at_first=first,
-            workloads=Workloads(workloads),
             on_progress=on_progress,
         )
 
@@ -141,6 +113,6 @@ def check(
         checked, interrupted = watched(session, steps=steps)
     with output_file.or_exit(output):
         written = report.write(checked, output)
-    click.echo(json.dumps(report.as_dict(checked, output), indent=2) if as_json else report.as_text(checked, output))
+    click.echo(json.dumps(report.as_dict(checked), indent=2) if as_json else report.as_text(checked))
     code = 1 if checked.found else INCONCLUSIVE if checked.inconclusive else 0
     end(context, written, interrupted=interrupted, code=code)

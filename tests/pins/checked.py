@@ -7,12 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.append(str(Path(__file__).parents[1] / "connector/simulate/check"))  # where vLLM imports `planted` from
 
+from kvtrail.connector.simulate.check import session
 from kvtrail.connector.simulate.check.profiles import scenario_of
-from kvtrail.connector.simulate.check.session import check_one
-from kvtrail.connector.simulate.check.workload import Workload
 
 CLOCK = re.compile(r"\d\d:\d\d:\d\d\.\d{3}")
 """A time of day, which is that of the run."""
@@ -32,7 +32,10 @@ def check() -> dict[str, Any]:
 def _found(bug: str, profile: str, requests: int, tries: int) -> dict[str, Any]:
     scenario = scenario_of(profile, 0)
     few = replace(scenario, arrivals=scenario.arrivals[:requests])
-    checked = check_one(f"planted.bugs:{bug}", Workload(few, profile, 0), shrink_tries=tries)
+    with mock.patch.object(session, "scenario_of", return_value=few):
+        checked = session.check(
+            f"planted.bugs:{bug}", config={}, profiles=[profile], runs=1, steps=None, shrink_tries=tries
+        )
     return {
         "steps": checked.steps.total(),
         "lookups": f"{checked.lookups}, {checked.hits} hits",

@@ -6,7 +6,6 @@ import json
 import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,11 @@ from kvtrail.tracer.model.words import count, some
 
 NOT_REACHED = "the session ended before it came to this profile"
 _DESCRIBED = {name: draw.__doc__ for name, draw in (*PROFILES.items(), *PAIR_PROFILES.items())}
-HERE = Path()
 JUNIT, MARKDOWN = "junit.xml", "report.md"
 
 
-def as_text(checked: Checked, folder: Path = HERE) -> str:
-    """For a terminal. `folder` is where `write` has put its files."""
+def as_text(checked: Checked) -> str:
+    """For a terminal."""
     parts = [_summary(checked), *_limits(checked)]
     if not checked.found:
         return "\n".join([*parts, *_verdict(checked)])
@@ -36,15 +34,15 @@ def as_text(checked: Checked, folder: Path = HERE) -> str:
         more = checked.repeated[each.failure.id]
         parts.append(
             f"\n{each.failure.id}\n  {_size(each)}{f' Seen {more + 1} times.' if more else ''}\n  {each.failure.text}\n"
-            f"  again: {again(each, folder)}"
+            f"  again: {again(each)}"
         )
         if each.failure.details:
             parts.append(textwrap.indent(each.failure.details, "  "))
     return "\n".join(parts)
 
 
-def as_dict(checked: Checked, folder: Path = HERE) -> dict[str, Any]:
-    """JSON-ready data. `folder` is where `write` has put its files."""
+def as_dict(checked: Checked) -> dict[str, Any]:
+    """JSON-ready data."""
     return {
         "connector": checked.connector,
         "seed": checked.seed,
@@ -72,9 +70,8 @@ def as_dict(checked: Checked, folder: Path = HERE) -> dict[str, Any]:
                 "times": checked.repeated[each.failure.id] + 1,
                 "profile": each.profile,
                 "seed": each.seed,
-                "mutated": each.workload.is_mutated,
                 "config": dict(each.subject.extra),
-                "again": again(each, folder),
+                "again": again(each),
                 "scenario": each.small.scenario.as_dict(),
             }
             for each in checked.found
@@ -140,8 +137,7 @@ def as_junit(checked: Checked) -> str:
 
 
 def write(checked: Checked, folder: Path) -> list[Path]:
-    """Write the Markdown and JUnit reports, and the trace and the test of each failure, and its scenario where no seed gives
-    it again; returns the files.
+    """Write the Markdown and JUnit reports, and the trace and the test of each failure; returns the files.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -167,17 +163,13 @@ def names_of(found: Found) -> tuple[str, str]:
 
 
 def texts_of(found: Found) -> dict[str, str]:
-    """A failure's files, under their names: its trace, its test, and its scenario where no seed gives it again."""
+    """A failure's files, under their names: its trace and its test."""
     trace, test = names_of(found)
     small = found.small
-    texts = {
+    return {
         trace: "".join(otlp_json.spans_to_json_lines(small.played.spans)),
         test: as_pytest(small.scenario, connector=found.subject, failure=found.failure),
     }
-    if found.workload.is_mutated:
-        workload = replace(found.workload, scenario=small.scenario)
-        texts[_scenario_file(found)] = json.dumps(workload.as_dict(), indent=1) + "\n"
-    return texts
 
 
 def _summary(checked: Checked) -> str:
@@ -229,25 +221,18 @@ def _verdict(checked: Checked) -> list[str]:
 def _size(found: Found) -> str:
     small = found.small
     again = f" FLAKY: run again, it failed in {small.seen} of {small.runs} runs." if small.is_flaky else ""
-    drawn = f"{'a mutation of ' if found.workload.is_mutated else ''}profile {found.profile}, seed {found.seed}"
     return (
         f"With {some(len(small.scenario.arrivals), 'request')} in {some(small.played.steps, 'step')};"
-        f" found first after {some(found.after, 'step')}, with {count(len(found.original.arrivals))}, {drawn}.{again}"
+        f" found first after {some(found.after, 'step')}, with {count(len(found.original.arrivals))}, profile"
+        f" {found.profile}, seed {found.seed}.{again}"
     )
 
 
-def again(found: Found, folder: Path = HERE) -> str:
-    """The command that shows a failure again. `folder` is where `write` has put its files."""
+def again(found: Found) -> str:
+    """The command that shows a failure again."""
     fakes = " --fake-workers" if found.fakes_asked_for else ""
-    command = f"kvtrail check '{found.subject.name}'"
-    if found.workload.is_mutated:
-        return f"{command} --scenario '{folder / _scenario_file(found)}'{fakes}"
     config = "" if not found.subject.extra else f" --config '{json.dumps(dict(found.subject.extra), sort_keys=True)}'"
-    return f"{command} --profile {found.profile} --seed {found.seed} --runs 1{config}{fakes}"
-
-
-def _scenario_file(found: Found) -> str:
-    return f"{slug(found.failure.what)}.scenario.json"
+    return f"kvtrail check '{found.subject.name}' --profile {found.profile} --seed {found.seed} --runs 1{config}{fakes}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

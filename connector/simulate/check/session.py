@@ -11,15 +11,14 @@ from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check import rehearsal
-from kvtrail.connector.simulate.check.corpus import Corpus
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.ran import Ran
-from kvtrail.connector.simulate.check.reached import moments, reached
+from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.store_profiles import SMALL
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
-from kvtrail.connector.simulate.check.workload import Workload, Workloads
+from kvtrail.connector.simulate.check.workload import Workload
 from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.run import Played, Unbuildable
 from kvtrail.connector.simulate.scenario import Scenario
@@ -70,7 +69,7 @@ class Found:
 
     @property
     def profile(self) -> str:
-        """The profile that drew it, or drew what it is a mutation of."""
+        """The profile that drew it."""
         return self.workload.profile
 
     @property
@@ -95,7 +94,6 @@ class Checked:
         blocks_compared: blocks with bytes that were compared before a step that reads them.
         reached: how often each of the `points` was reached.
         runs: what each run has reached, and who has looked at it.
-        situations: in how many runs each of their situations was seen.
         fake_workers: why its own workers did not run; None if they did.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
         profiles: those that were asked for.
@@ -118,7 +116,6 @@ class Checked:
     blocks_compared: int = 0
     reached: Counter[str] = field(default_factory=Counter)
     runs: list[Ran] = field(default_factory=list)
-    situations: Counter[str] = field(default_factory=Counter)
     fake_workers: str | None = None
     unprobed: str | None = None
     seconds: float = 0.0
@@ -170,7 +167,6 @@ def check(
     stop_at_first: bool = False,
     shrink_tries: int | None = SHRINK_TRIES,
     known: Known = NONE_KNOWN,
-    workloads: Workloads = Workloads.RANDOM,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
     """Stress a connector, profile after profile, seed after seed, until `steps`, `runs` or `seconds` are spent; None sets no
@@ -184,7 +180,6 @@ def check(
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
         known: small scenarios of earlier sessions, by the ids of the failures that they show; what they show again is not
             shrunk again.
-        workloads: how they are chosen.
 
     Raises:
         Unbuildable: the connector cannot be built; the text says why.
@@ -197,8 +192,7 @@ def check(
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
     session = _Session(checked, config, shrink_tries, on_progress, known)
     session.rehearse(fake_workers)
-    chosen_from = session.corpus if workloads is Workloads.COVERAGE else None
-    for workload in turns(checked, connector, config, chosen_from):
+    for workload in turns(checked, connector, config):
         session.play(workload)
         trials = checked.trials.total()
         made = max(checked.steps.total(), LEAST_STEPS * trials)
@@ -208,56 +202,20 @@ def check(
     return session.ended()
 
 
-def check_one(
-    connector: str,
-    workload: Workload,
-    *,
-    fake_workers: bool = False,
-    shrink_tries: int | None = SHRINK_TRIES,
-    on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
-) -> Checked:
-    """Stress a connector with one workload.
-
-    Raises:
-        Unbuildable: the connector cannot be built; the text says why.
-        NothingRecorded: it is not traced.
-    """
-    checked = Checked(connector=connector, seed=workload.seed, profiles=(workload.profile,))
-    session = _Session(checked, dict(workload.extra), shrink_tries, on_progress)
-    session.rehearse(fake_workers)
-    session.play(workload)
-    return session.ended()
-
-
-def turns(
-    checked: Checked, connector: str, config: Mapping[str, Any] | None, corpus: Corpus | None
-) -> Iterator[Workload]:
-    """The workloads of a session, without end: profile after profile, seed after seed. With a corpus, once each profile had
-    its turn, mutations alternate with whichever profile has lately shown the most that is new."""
-    profiles, drawn = checked.profiles, Counter[str]()
-    for number in count():
-        possible = [profile for profile in profiles if profile not in checked.refused]
-        if not possible:
+def turns(checked: Checked, connector: str, config: Mapping[str, Any] | None) -> Iterator[Workload]:
+    """The workloads of a session, without end: profile after profile, seed after seed."""
+    for seed in count(checked.seed):
+        if checked.refused.keys() >= set(checked.profiles):
             return
-        profile = profiles[number % len(profiles)]
-        if corpus is not None and number >= len(profiles):
-            if corpus.kept:
-                yield corpus.choose()
-            profile = corpus.best_profile(possible)
-        seed = checked.seed + drawn[profile]
-        drawn[profile] += 1
-        if profile in possible:
-            extra = varied(connector, in_turn(profile, seed), full=profile in SMALL) if config is None else config
-            draw = pair_of if profile in PAIR_PROFILES else scenario_of
-            yield Workload(draw(profile, seed), profile, seed, extra)
+        for profile in checked.profiles:
+            if profile not in checked.refused:
+                extra = varied(connector, in_turn(profile, seed), full=profile in SMALL) if config is None else config
+                draw = pair_of if profile in PAIR_PROFILES else scenario_of
+                yield Workload(draw(profile, seed), profile, seed, extra)
 
 
 class _Session:
-    """One session, as it goes on.
-
-    Attributes:
-        corpus: the runs that reached something new.
-    """
+    """One session, as it goes on."""
 
     def __init__(
         self,
@@ -269,7 +227,6 @@ class _Session:
     ) -> None:
         self._checked, self._config, self._shrink_tries, self._on_progress = checked, config, shrink_tries, on_progress
         self._known = known
-        self.corpus = Corpus(checked.seed, seen=checked.situations)
         self._started = time.monotonic()
 
     def _announce(self, doing: str) -> None:
@@ -308,20 +265,14 @@ class _Session:
             checked.fake_workers = rehearsal.NO_BYTES
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)
-        known = list(moments(played))
-        _count(checked, profile, played, reached(played, known), failures)
-        self.corpus.show(
-            replace(workload, scenario=scenario), known, steps=played.steps, may_keep=not _is_cut_short(failures)
-        )
+        _count(checked, profile, played, reached(played), failures)
         for failure in failures:
             self._note(failure, failures, played, subject, replace(workload, scenario=scenario))
         self._announce(profile)
 
     def _refused(self, workload: Workload, subject: Subject, refused: Unbuildable) -> None:
-        """A profile, or the connector itself, cannot be driven. What only a mutation asks for is nobody's failure."""
+        """A profile, or the connector itself, cannot be driven."""
         checked, profile = self._checked, workload.profile
-        if workload.is_mutated:
-            return
         if profile not in NOT_FOR_ALL:
             raise refused
         checked.refused[profile] = str(refused).splitlines()[0]
@@ -355,11 +306,6 @@ class _Session:
         if checked.trials and not checked.lookups:
             raise NothingRecorded(f"{checked.connector}: no lookup was recorded in {checked.trials.total()} trials")
         return checked
-
-
-def _is_cut_short(failures: Sequence[Failure]) -> bool:
-    """Whether a run did not come to its end: what is made of it would not either."""
-    return any(failure.kind in (CRASH, HANG) for failure in failures)
 
 
 def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Checked) -> bool:

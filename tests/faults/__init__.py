@@ -1,0 +1,53 @@
+"""Known bugs: one for each rule, which it proves, and those of copies, of which `kvtrail check` sees the bytes.
+
+Whoever imports this package makes them known as `Faulty:<fault>:<connector>`, like the four in the wheel. Most are for the
+OffloadConnector, some for vLLM's OffloadingConnector.
+"""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any
+
+from faults import copies, lookups, plans, reports, transfers, variants
+from kvtrail.connector import faults as of_wheel
+
+
+def _of(*modules: ModuleType) -> dict[str, Any]:
+    return {
+        re.sub(r"\B(?=[A-Z])", "-", name).lower(): cls
+        for module in modules
+        for name, cls in vars(module).items()
+        if isinstance(cls, type)
+        and issubclass(cls, of_wheel.Fault)
+        and cls.__module__ == module.__name__
+        and name[0] != "_"
+    }
+
+
+BY_RULE = {"byte-drift": "blocks-exchanged", "byte-early": "late-load", "byte-rot": "stray-write"}
+"""Which of them the rules about bytes are proven by."""
+OF_COPIES = {"blocks-exchanged": of_wheel.BlocksExchanged} | _of(copies)
+"""Faults that change bytes and no count, under their names: no rule about counts sees them."""
+FAULTS = {name: of_wheel.FAULTS[name] for name in ("stale-lookup", "over-report", "under-report")} | _of(
+    lookups, plans, transfers, reports
+)
+"""The faults under their names: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
+OF_PAIRS = {
+    "altered-handoff": "altered", "ambiguous-handoff": "named alike", "crossed-handoff": "exchanged",
+    "dead-pair": "all loads fail", "miscounted-readers": "a report comes twice", "second-handoff": "twice",
+    "short-handoff": "short", "stale-handoff": "overdue", "unacknowledged-handoff": "a report is lost",
+}  # fmt: skip
+"""What goes wrong between two engines, by the rule that finds it: a router's `Mistake`, or the network's
+(`connector/simulate/pairs/pair_scenario.py`). No connector has such a fault by itself."""
+VARIANTS = _of(variants)
+"""Other faults that the rule in their attribute `rule` finds, under their names."""
+
+NATIVE = (
+    "block-reuse", "callers-gave-up", "load-store-overlap", "null-block", "second-load", "stale-block",
+    "stalled-transfers", "state-boundary", "store-under-load", "stray-completion", "stuck-load", "stuck-promotion",
+    "unloaded-hit",
+)  # fmt: skip
+"""Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""
+of_wheel.FAULTS.update(FAULTS | VARIANTS | OF_COPIES)
