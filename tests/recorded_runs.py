@@ -35,7 +35,7 @@ from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Scenario, When
-from kvtrail.connector.simulate.stages import BareScheduler, Stage
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.events.semconv import Kind, Level
 
@@ -205,7 +205,7 @@ def play(
 
         on_step(0)
         try:
-            run.drive(scenario, cast(Stage, timed), on_step)
+            run.drive(scenario, cast(BareScheduler, timed), on_step)
         except Exception as died:  # a faulty connector may kill the engine in any way
             error = f"{type(died).__name__}: {died}"
         _flush(recorders)

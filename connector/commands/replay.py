@@ -23,6 +23,8 @@ from kvtrail.tracer.reports import json_lines, output_file, screen, terminal
 MANY = 20_000
 """Events from which on judging them gets a progress bar."""
 _LINES_AT_ONCE = 256
+RECORDED = "recorded"
+"""The recorded connector, where another one might be named."""
 
 
 @click.command()
@@ -52,29 +54,18 @@ _LINES_AT_ONCE = 256
     "as_json",
     is_flag=True,
     envvar="KVTRAIL_REPLAY_JSON",
-    help="Print every step as a line of JSON, for machines; with --engine or --against, one JSON document.",
-)
-@click.option(
-    "--engine",
-    is_flag=True,
-    envvar="KVTRAIL_REPLAY_ENGINE",
-    help="Drive the recorded load again on vLLM's real scheduler: same lengths, arrivals and shared prefixes, no model.",
+    help="Print every step as a line of JSON, for machines; with --against, one JSON document.",
 )
 @click.option(
     "--against",
     metavar="CONNECTOR",
-    help="Do the same with this connector, and compare each of its answers with the recorded one.",
-)
-@click.option(
-    "--expect",
-    type=click.Choice(["fixed", "same"]),
-    help="With --against, for CI: `fixed` if the recorded faults must be gone and there must be no new ones, `same` if every"
-    " answer must be the recorded one. The last line and the exit code report whether that is so.",
+    help="Drive the recorded load again on vLLM's real scheduler, with this connector or with the `recorded` one, and compare"
+    " each of its answers with the recorded one: same lengths, arrivals and shared prefixes, no model.",
 )
 @CONFIG
 @RECORDER
 @output_option(
-    "With --engine or --against: write what the new run recorded, a trace file; - is the standard output.",
+    "With --against: write what the new run recorded, a trace file; - is the standard output.",
     required=False,
 )
 @FORCE
@@ -87,9 +78,7 @@ def replay(
     end: str | None,
     plain: bool,
     as_json: bool,
-    engine: bool,
     against: str | None,
-    expect: str | None,
     config: dict[str, Any] | None,
     recorder: str | None,
     output: Path | None,
@@ -100,40 +89,35 @@ def replay(
     A TRACE may also be the log of a vLLM server with LMCache. On a terminal single keys move through it, and ? lists them;
     elsewhere every step is a line. Findings appear where they are made.
 
-    With --engine the history is not shown: its load is driven again on vLLM's real scheduler, with the recorded connector.
+    With --against the history is not shown: its load is driven again on vLLM's real scheduler, with the recorded connector
+    (--against recorded), or with another one or another version of it: a name that vLLM knows, or module:Class for one of
+    your own. Every lookup and every allocation is compared with the recorded one.
 
-    With --against it is driven with another connector, or another version of it: a name that vLLM knows, or module:Class for
-    one of your own. Both compare every lookup and every allocation with the recorded one.
-
-    Exit code 0: no drift in what is shown, or in the new run; with --against, the same answers or only fixes, or what
-    --expect asks for; 1: drift, or with --against any other difference; 2: a file or the connector cannot be used, or there
-    is nothing to show; 3: with --against, too little could be compared.
+    Exit code 0: no drift in what is shown, or in the new run; 1: drift, or a new run with a dead engine or a request without
+    an end; 2: a file or the connector cannot be used, or there is nothing to show; 3: with --against, no drift, but no
+    answer could be compared.
 
     Example: kvtrail replay trace.jsonl
 
     Example: kvtrail replay trace.jsonl --request chatcmpl-7 --plain
 
-    Example: kvtrail replay trace.jsonl --engine
+    Example: kvtrail replay trace.jsonl --against recorded
 
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
-
-    Example: kvtrail replay trace.jsonl --against my_module:Mine --expect fixed
     """
-    drives = engine or against is not None
+    drives = against is not None
     if plain and as_json:
         raise click.UsageError("--plain and --json exclude each other")
-    if expect is not None and against is None:
-        raise click.UsageError("--expect goes with --against")
     if drives and (plain or any(each is not None for each in (request, begin, end))):
         raise click.UsageError(
-            "--engine and --against drive the whole history; --request, --from, --to and --plain show a part of it"
+            "--against drives the whole history; --request, --from, --to and --plain show a part of it"
         )
     if not drives and any(each is not None for each in (config, recorder, output)):
-        raise click.UsageError("--config, --recorder and --output go with --engine or --against")
+        raise click.UsageError("--config, --recorder and --output go with --against")
     if output is not None:
         output_file.check(output, sources=traces, force=force)
     if drives:
-        vllm_ready(f"kvtrail replay --{'engine' if against is None else 'against'}")
+        vllm_ready("kvtrail replay --against")
     by_keys = not (drives or plain or as_json) and terminal.is_interactive()
     if by_keys:
         from kvtrail.tracer.reports.console import buffered_keys
@@ -143,8 +127,8 @@ def replay(
     ):
         with terminal.progress(traces) as on_bytes:
             history = load(traces, on_bytes=on_bytes)
-        if drives:
-            code = _drive_again(history, against, expect, config, recorder, output, as_json)
+        if against is not None:
+            code = _drive_again(history, against, config, recorder, output, as_json)
         else:
             code = _step_through(history, request, begin, end, as_json=as_json, by_keys=by_keys)
     context.exit(code)
@@ -183,8 +167,7 @@ def _print(lines: Iterable[str]) -> None:
 
 def _drive_again(
     history: History,
-    against: str | None,
-    expect: str | None,
+    against: str,
     config: dict[str, Any] | None,
     recorder: str | None,
     output: Path | None,
@@ -192,7 +175,6 @@ def _drive_again(
 ) -> int:
     """Drive the history again, and write the run's own trace to `output`; returns the exit code."""
     from kvtrail.connector.simulate.redrive import report
-    from kvtrail.connector.simulate.redrive.comparison import Expected
     from kvtrail.connector.simulate.redrive.redrive import redrive
     from kvtrail.connector.simulate.redrive.workload import NotDrivable
     from kvtrail.connector.simulate.run import Unbuildable
@@ -200,7 +182,7 @@ def _drive_again(
     with output_file.or_exit(output, NotDrivable, Unbuildable, doing="the replay"), terminal.status() as say:
         driven = redrive(
             history,
-            connector=against,
+            connector=None if against == RECORDED else against,
             config=config,
             recorder=recorder,
             progress=lambda step, last: say(f"driving again: step {step:,} of about {last:,}"),
@@ -208,21 +190,13 @@ def _drive_again(
     if output is not None:
         with output_file.opened(output) as file:
             file.writelines(otlp_json.spans_to_json_lines(driven.played.spans))
-    expected = None if expect is None else Expected(expect)
     if as_json:
-        terminal.echo(json.dumps(report.as_dict(driven, expected), indent=2))
+        terminal.echo(json.dumps(report.as_dict(driven), indent=2))
     else:
         terminal.echo(report.as_text(driven, columns=terminal.width()))
-        if against is not None:
-            last_line = report.as_compared(driven) if expected is None else report.as_expected(driven, expected)
-            terminal.echo(f"\n{last_line}")
     for file_name, line, reason in history.unreadable:
         click.echo(f"{file_name}:{line}: not read: {reason}", err=True)
-    compared, played = driven.comparison, driven.played
-    if expected is not None:
-        return {True: 0, False: 1, None: INCONCLUSIVE}[compared.meets(expected)]
-    if against is None:
-        return 1 if played.findings or played.error or played.unfinished else 0
-    if compared.differs:
+    played = driven.played
+    if played.findings or played.error or played.unfinished:
         return 1
-    return 0 if compared.has_compared else INCONCLUSIVE
+    return 0 if driven.comparison.has_compared else INCONCLUSIVE

@@ -25,7 +25,7 @@ from kvtrail.connector.simulate.judges import room
 from kvtrail.connector.simulate.judges.coverage import left_out
 from kvtrail.connector.simulate.judges.observer import Observation, Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
-from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.slow_threads import slow_threads
 from kvtrail.connector.tracing import traced
 from kvtrail.tracer.detect.detector import Detector
@@ -119,7 +119,6 @@ def play(
     scenario: Scenario,
     connector: Mapping[str, Any] | None,
     *,
-    whole_engine: bool = False,
     own_workers: bool = False,
     child: int = 0,
     observed: bool = False,
@@ -130,8 +129,7 @@ def play(
 
     Args:
         connector: vLLM's `kv_transfer_config`; without one nothing is recorded.
-        whole_engine: run vLLM's CPU engine, with a model and the connector's workers, instead of the bare scheduler.
-        own_workers: on the bare scheduler, run the connector's own worker side on KV caches in memory.
+        own_workers: run the connector's own worker side on KV caches in memory, instead of a fake.
         child: the connector under test: 0 for the whole, n for the n-th child of a MultiConnector.
         observed: also judge by what was computed.
         at_rest: and by what is left in the end; that takes some more requests.
@@ -145,11 +143,10 @@ def play(
         in_memory.exporters() as exporters,
         slow_threads(scenario.workers) if own_workers else nullcontext() as threads,
     ):
-        build = WholeEngine if whole_engine else partial(BareScheduler, own_workers=own_workers, copies=observed)
 
-        def built() -> Stage:
-            stage = _build(Path(folder), scenario, connector, build)
-            if threads is not None and isinstance(stage, BareScheduler):
+        def built() -> BareScheduler:
+            stage = _build(Path(folder), scenario, connector, own_workers=own_workers, copies=observed)
+            if threads is not None:
                 stage.observers.append(lambda output, report: threads.step())
             return stage
 
@@ -161,14 +158,13 @@ def play(
             nonlocal steps_when_new
             with in_memory.exporters():
                 new = built()
-                assert isinstance(new, BareScheduler), "as the one that is compared with it"
                 try:
                     return room.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
                 finally:
                     new.close()
                     steps_when_new += new.steps
 
-        if isinstance(stage, BareScheduler) and stage.connectors:
+        if stage.connectors:
             tested = getattr(stage.connectors[child], "_kvtrail", None)
             if observed and tested is not None:
                 observer = Observer(stage, stage.connectors[child])
@@ -182,15 +178,11 @@ def play(
         for each in exporters:
             each.seal(later_s=MUCH_LATER_S if error is None else 0)
         unfinished = {r: _state(stage, request) for r, request in stage.scheduler.requests.items()}
-        worker = stage.worker if isinstance(stage, BareScheduler) else None
-        model = None if worker is None else worker.model
+        model = None if stage.worker is None else stage.worker.model
         unprobed = None if tested is None else tested.unprobed
         with suppress(Exception):  # a dead engine may not end well either
             stage.close()
     events = [event for each in exporters for event in each.events()]
-    if whole_engine:
-        for event in events:
-            event.request = event.external  # the engine appends a suffix to the scenario's ids
     schedulers = list(dict.fromkeys(event.connector_id for event in events if event.role == SCHEDULER))
     alone = schedulers[child - 1] if 0 < child <= len(schedulers) else None
     detector, checks = judged_alone(events, alone)
@@ -220,7 +212,7 @@ def play(
     )
 
 
-def run_more(stage: Stage, scenario: Scenario, arrivals: Sequence[Arrival]) -> None:
+def run_more(stage: BareScheduler, scenario: Scenario, arrivals: Sequence[Arrival]) -> None:
     """Run some more requests, until all of their transfers have ended."""
     more = replace(scenario, arrivals=tuple(arrivals), aborts=(), resets=(), most_steps=stage.steps + 2000)
     drive(more, stage)
@@ -228,7 +220,7 @@ def run_more(stage: Stage, scenario: Scenario, arrivals: Sequence[Arrival]) -> N
         stage.step()
 
 
-def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lambda steps: None) -> None:
+def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], None] = lambda steps: None) -> None:
     """Run a scenario step by step until nothing is left to do."""
     arrivals = sorted(scenario.arrivals, key=lambda a: a.at_step)[::-1]  # the next one last
     aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
@@ -276,7 +268,7 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
             return
 
 
-def _happens(each: Abort | CachesReset, stage: Stage, ids: Iterable[str]) -> bool:
+def _happens(each: Abort | CachesReset, stage: BareScheduler, ids: Iterable[str]) -> bool:
     """Abort or reset, if it is time; returns whether it was."""
     asked = (each.id,) if isinstance(each, Abort) else ids
     if each.when is not None and not any(stage.is_in(request_id, each.when) for request_id in asked):
@@ -319,13 +311,13 @@ def _as_imported(file: str) -> str:
     return os.path.relpath(file, max(folders, key=len)) if folders else file
 
 
-def _state(stage: Stage, request: Any) -> str:
+def _state(stage: BareScheduler, request: Any) -> str:
     """What a request that has not ended waits for; empty if it has ended."""
     if request.is_finished():
         return ""
     held = sum(map(len, stage.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
     text = f"{request.status.name}, {request.num_computed_tokens} of {request.num_tokens} tokens computed, {held} blocks held"
-    calls = stage.calls if isinstance(stage, BareScheduler) else None
+    calls = stage.calls
     if calls is not None and (answer := calls.answers.get(request.request_id)):
         tokens, how = answer
         said = "'ask me later'" if tokens is None else f"{tokens} tokens{', asynchronously' if how else ''}"
@@ -359,14 +351,18 @@ def _build(
     folder: Path,
     scenario: Scenario,
     connector: Mapping[str, Any] | None,
-    stage: Callable[..., Stage],
-) -> Stage:
+    *,
+    own_workers: bool,
+    copies: bool,
+) -> BareScheduler:
     try:
         if connector is not None and connector.get("kv_connector_module_path") == "kvtrail.connector":
             registration.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
-        return stage(
+        return BareScheduler(
             folder,
             None if connector is None else of_its_own(connector, scenario),
+            own_workers=own_workers,
+            copies=copies,
             num_blocks=scenario.num_blocks,
             block_size=scenario.block_size,
             seed=scenario.seed,

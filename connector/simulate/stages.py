@@ -1,8 +1,7 @@
-"""The two stages on which a scenario is played: vLLM's bare scheduler, and vLLM's whole CPU engine.
+"""The stage on which a scenario is played: vLLM's bare scheduler.
 
-On both, the scheduler, its prefix cache, its preemptions and the connector's scheduler side are real. `BareScheduler`
-fakes the model and the workers, and runs thousands of steps a second. `WholeEngine` has a tiny model and the connector's
-own workers.
+The scheduler, its prefix cache, its preemptions and the connector's scheduler side are real. The model and the workers are
+fakes, so that it runs thousands of steps a second.
 """
 
 from __future__ import annotations
@@ -256,68 +255,6 @@ class BareScheduler:
         return [*given, *sampled[len(given) :]]
 
 
-class WholeEngine:
-    """A `vllm.LLM` with a tiny model of random weights, and the connector's own workers, driven like a `BareScheduler`. The
-    outputs, failing loads and late transfers of a scenario are not played here."""
-
-    def __init__(
-        self,
-        folder: Path,
-        connector: Mapping[str, Any] | None,
-        *,
-        num_blocks: int,
-        block_size: int,
-        seed: int,
-        drafts: int,
-        groups: Sequence[CacheGroup],
-        workers: Workers,
-        **overrides: Any,
-    ) -> None:
-        """As for `BareScheduler`; `seed` and `workers` have no effect.
-
-        Raises:
-            ValueError: vLLM's CPU attention cannot have such blocks, or the tiny model such long requests.
-        """
-        if block_size % tiny_model.BLOCK_SIZE:
-            raise ValueError(
-                f"vLLM's CPU attention needs blocks of a multiple of {tiny_model.BLOCK_SIZE} tokens, not {block_size}"
-            )
-        if overrides.get("max_model_len", 0) > tiny_model.POSITIONS:
-            raise ValueError(f"the tiny model ends at {tiny_model.POSITIONS} tokens, not {overrides['max_model_len']}")
-        if drafts:
-            raise ValueError("speculative tokens are not run in the whole engine")
-        if groups:
-            raise ValueError("the tiny model's layers see all tokens in the whole engine")
-        options = {"num_gpu_blocks_override": num_blocks, "block_size": block_size, **overrides}
-        self._engine = tiny_model.build(folder, connector, seed=0, **options).llm_engine
-        self.scheduler = self._engine.engine_core.engine_core.scheduler
-        self.steps = 0
-
-    def arrive(self, arrival: Arrival) -> None:
-        from vllm import SamplingParams
-
-        params = SamplingParams(temperature=0, max_tokens=arrival.max_tokens, ignore_eos=True, detokenize=False)
-        prompt = {"prompt_token_ids": tokens(arrival.prompt)}
-        self._engine.add_request(arrival.id, prompt, params, priority=arrival.priority)
-
-    def abort(self, request_id: str) -> None:
-        self._engine.abort_request([request_id])
-
-    def is_in(self, request_id: str, when: When) -> bool:
-        """Nobody asks: what is driven again has aborts at steps only."""
-        return False
-
-    def step(self) -> int:
-        """Run one scheduling step; returns how many requests it ran."""
-        running = len(self.scheduler.running)
-        self._engine.step()
-        self.steps += 1
-        return max(running, len(self.scheduler.running))
-
-    def close(self) -> None:
-        self._engine.engine_core.shutdown()
-
-
 def _hold_states(config: Any, kv_cache: Any, drafts: int) -> None:
     """Configure vLLM for recurrent layers, if there are any, as it does itself when prefixes are cached.
 
@@ -339,7 +276,3 @@ def _block_sizes(kv_cache: Any, config: Any) -> tuple[int, int]:
         return config.cache_config.block_size, config.cache_config.block_size
     sizes: tuple[int, int] = resolve_kv_cache_block_sizes(kv_cache, config)
     return sizes
-
-
-Stage = BareScheduler | WholeEngine
-"""An engine in this process, driven step by step."""

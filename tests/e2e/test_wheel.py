@@ -336,7 +336,7 @@ def test_the_tracer_alone_needs_neither_vllm_nor_torch(wheel: Path, tmp_path: Pa
         ("demo",): "the demo runs vLLM",
         ("dashboard",): "needs streamlit: pip install 'kvtrail[dashboard]'",
         ("check", "OffloadConnector"): "install kvtrail where vLLM is installed",
-        ("replay", "--engine", trace): "install kvtrail where vLLM is installed",
+        ("replay", "--against", "recorded", trace): "install kvtrail where vLLM is installed",
     }
     for text, output in zip(missing.values(), refused(python, *missing), strict=True):
         assert text in output

@@ -35,7 +35,7 @@ COLUMNS = {
     "answers": "`Traced<X>` answers as X does",
     "offload": "`kvtrail check OffloadConnector`",
     "offloading": "`kvtrail check OffloadingConnector`",
-    "replayed": "`kvtrail replay --engine`",
+    "replayed": "`kvtrail replay --against recorded`",
     "engine": "whole engine with the OffloadConnector",
 }
 SUITE_S = 3600

@@ -52,8 +52,9 @@ def checked(connector: str) -> str:
 def replayed() -> str:
     """How much of two golden traces, recorded from vLLM 0.32, this vLLM's scheduler does again."""
     recorded = same = 0
-    for trace in ("preempted", "loaded-again"):
-        out = _run("-m", "kvtrail", "replay", "--engine", "--json", str(ROOT / "tests" / "golden" / f"{trace}.jsonl"))
+    for name in ("preempted", "loaded-again"):
+        trace = ROOT / "tests" / "golden" / f"{name}.jsonl"
+        out = _run("-m", "kvtrail", "replay", "--against", "recorded", "--json", str(trace))
         if (begin := out.find("{\n")) < 0:
             return f"**{out.strip().splitlines()[-1][:120]}**"
         driven, _ = json.JSONDecoder().raw_decode(out[begin:])
@@ -65,21 +66,33 @@ def replayed() -> str:
 
 def engine() -> str:
     """Whether a whole engine of this version, with the OffloadConnector, loads what it has stored, and nothing is found."""
-    from kvtrail.connector.registration import configuration
-    from kvtrail.connector.simulate.run import Unbuildable, play
-    from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
+    from vllm import SamplingParams
 
-    arrivals = tuple(Arrival(f"r-{n}", (("head", 256), (f"tail-{n % 3}", 40)), 4, at_step=30 * n) for n in range(6))
-    resets = tuple(CachesReset(30 * n - 1) for n in range(1, 6))
-    scenario = Scenario(arrivals=arrivals, resets=resets, num_blocks=64)
-    try:
-        played = play(scenario, configuration("OffloadConnector", {"chunk_size": 64}), whole_engine=True)
-    except Unbuildable as reason:
-        return f"scheduler only: {_foreign_binaries() or str(reason).splitlines()[0]}"
-    hits = sum(bool(lookup.returned) for lookup in played.lookups)
-    if played.error or played.findings or not hits:
-        return f"**{played.error or [f.rule for f in played.findings] or 'no hit'}**"
-    return f"runs, {hits} hits"
+    from kvtrail.connector.registration import configuration
+    from kvtrail.connector.simulate import in_memory, tiny_model
+    from kvtrail.connector.simulate.run import judged
+    from kvtrail.connector.simulate.scenario import tokens
+    from kvtrail.tracer.events.events import Lookup
+
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+    with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters:
+        connector = configuration("OffloadConnector", {"chunk_size": 64})
+        try:
+            llm = tiny_model.build(Path(folder), connector, num_gpu_blocks_override=64)
+        except Exception as reason:  # this version may refuse in any way
+            return f"scheduler only: {_foreign_binaries() or str(reason).splitlines()[0]}"
+        for number in range(6):
+            prompt = tokens((("head", 256), (f"tail-{number % 3}", 40)))
+            try:
+                llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+            except Exception as error:
+                return f"**{type(error).__name__}: {error}**"
+            llm.reset_prefix_cache()
+        in_memory.flush()
+    events = [event for each in exporters for event in each.events()]
+    found = [finding.rule for held in judged(events).findings.values() for finding in held.values()]
+    hits = sum(bool(event.returned) for event in events if isinstance(event, Lookup))
+    return f"runs, {hits} hits" if hits and not found else f"**{found or 'no hit'}**"
 
 
 def _in_short(failure: Failure) -> str:

@@ -1,6 +1,6 @@
 """Compares a run with the recording that it drives again: every lookup, every allocation, and the findings.
 
-Only answers to the same question are compared. What a difference means, the rules say: a fix, a new fault, or another answer.
+Only answers to the same question are compared, and each is shown with the rules that it breaks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from kvtrail.tracer.events.events import Alloc, Event, Lookup
 from kvtrail.tracer.history.judging import judge
 from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.model.findings import Finding, by_weight
-from kvtrail.tracer.rules import DeadlineRule, all_rules
 
 LOOKUP, ALLOCATION = "lookup", "allocation"
 Facts = Mapping[str, Any]
 Broken = Mapping[str, Mapping[str, str]]
 """The rules that each event broke, by its span id, with their explanations."""
-_DEADLINES = frozenset(rule.id for rule in all_rules() if isinstance(rule, DeadlineRule))
 
 
 class Outcome(StrEnum):
@@ -35,26 +33,6 @@ class Outcome(StrEnum):
     SAME = "same"
     DIFFERENT = "different"
     NOT_COMPARABLE = "not comparable"
-
-
-class Meaning(StrEnum):
-    """What a different answer means, by the rules."""
-
-    FIX = "fix"
-    """The recorded answer broke a rule, or was an error; this one does not and is not."""
-    NEW_FAULT = "new fault"
-    """This answer breaks a rule, or is an error; the recorded one did not and was not."""
-    OTHER = "another answer"
-    """Neither is a fault, or both are: another policy, or another form of the same fault."""
-
-
-class Expected(StrEnum):
-    """What a comparison is expected to show."""
-
-    FIXED = "fixed"
-    """The recorded faults are gone, and there are no new ones. Another policy is no fault."""
-    SAME = "same"
-    """All answers that can be compared are the recorded ones, faults included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +49,9 @@ class Answer:
             recorded, or of this run where nothing was recorded.
         recorded, driven: the answers; None where there was no such call. That to an allocation is empty, if it is no error.
         outcome: how they compare.
-        meaning: of a difference; None where there is none.
         reason: why they cannot be compared; empty where they can.
         recorded_breaks, driven_breaks: the rules that the answers broke.
-        explanation: of these rules: of the new fault's, else of those that the recorded answer broke.
+        explanation: of the rules that only this run's answer broke, or else of those that the recorded one did.
     """
 
     number: int
@@ -86,21 +63,10 @@ class Answer:
     recorded: Facts | None
     driven: Facts | None
     outcome: Outcome
-    meaning: Meaning | None = None
     reason: str = ""
     recorded_breaks: tuple[str, ...] = ()
     driven_breaks: tuple[str, ...] = ()
     explanation: str = ""
-
-    @property
-    def was_fault(self) -> bool:
-        """Whether the recorded answer broke a rule, or was an error."""
-        return bool(self.recorded_breaks) or "error" in (self.recorded or ())
-
-    @property
-    def is_fault(self) -> bool:
-        """Whether this run's answer breaks a rule, or is an error."""
-        return bool(self.driven_breaks) or "error" in (self.driven or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +78,7 @@ class Comparison:
         preemptions, driven_preemptions: of all requests.
         hits, driven_hits: external tokens that lookups answered; only the last answer before each admission counts.
         findings, driven_findings: (rule, request), of the recording and of the run.
-        incomparable: the rules of recorded findings that no re-drive can show: what a worker reported, or what did not end in
-            time.
-        error, driven_error: what the engine died of; None if it lived.
-        unfinished: how many requests had not ended when the run did, although the engine lived.
+        error: what the engine died of when it was recorded; None if it lived.
         doubts: why a difference may be due to the re-drive and not to the connector, in sentences.
     """
 
@@ -126,10 +89,7 @@ class Comparison:
     driven_hits: int
     findings: tuple[tuple[str, str], ...]
     driven_findings: tuple[tuple[str, str], ...]
-    incomparable: frozenset[str]
     error: str | None
-    driven_error: str | None
-    unfinished: int
     doubts: tuple[str, ...]
 
     @property
@@ -148,16 +108,6 @@ class Comparison:
         return Counter(each.outcome for each in self.answers)
 
     @property
-    def meanings(self) -> Counter[Meaning]:
-        """How many differences meant what."""
-        return Counter(each.meaning for each in self.answers if each.meaning is not None)
-
-    @property
-    def reproduced(self) -> Sequence[Answer]:
-        """The recorded faults that are answered in the same way."""
-        return [each for each in self.answers if each.outcome is Outcome.SAME and each.is_fault]
-
-    @property
     def same_findings(self) -> tuple[tuple[str, str], ...]:
         """The findings of both, for the same request."""
         return tuple(each for each in self.findings if each in self.driven_findings)
@@ -168,47 +118,9 @@ class Comparison:
         return tuple(sorted(_rules(self.findings) & _rules(self.driven_findings)))
 
     @property
-    def fixed_rules(self) -> tuple[str, ...]:
-        """The rules with findings in the recording only. None where the run may have lacked the occasion."""
-        gone = _rules(self.findings) - _rules(self.driven_findings) - self.incomparable
-        return () if self.doubts else tuple(sorted(gone))
-
-    @property
-    def new_rules(self) -> tuple[str, ...]:
-        """The rules with findings in the run only."""
-        return tuple(sorted(_rules(self.driven_findings) - _rules(self.findings)))
-
-    @property
-    def dies_again(self) -> bool:
-        """Whether the engine died of the same error as when it was recorded."""
-        return self.driven_error is not None and self.error is not None and same_error(self.error, self.driven_error)
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether the run shows a fault that the recording does not."""
-        dies = self.driven_error is not None and not self.dies_again
-        return bool(self.meanings[Meaning.NEW_FAULT] or self.new_rules or dies or self.unfinished)
-
-    @property
-    def differs(self) -> bool:
-        """Whether there is a difference that is not a fix."""
-        return self.is_worse or bool(self.meanings[Meaning.OTHER])
-
-    @property
     def has_compared(self) -> bool:
         """Whether any answer could be compared."""
         return bool(self.outcomes[Outcome.SAME] or self.outcomes[Outcome.DIFFERENT])
-
-    def meets(self, expected: Expected) -> bool | None:
-        """Whether it is as expected; None if too little could be compared to tell."""
-        fixes = bool(self.meanings[Meaning.FIX] or self.fixed_rules)
-        if expected is Expected.SAME:
-            if self.differs or fixes:
-                return False
-            return True if self.has_compared else None
-        if self.is_worse or self.same_rules or self.dies_again:
-            return False
-        return True if fixes else None
 
 
 def compare(
@@ -227,25 +139,16 @@ def compare(
     """
     findings, broken = _judged(events)
     _, broken_now = _judged(played.events if played.findings else ())
-    of_workers = {event.span_id for event in events if event.role not in (SCHEDULER, "")}
-    incomparable = {
-        finding.rule
-        for finding in findings
-        if finding.rule in _DEADLINES or any(each.span_id in of_workers for each in finding.witness)
-    }
     answers = _answers(_pairs(recorded, driven), played, doubts)
     return Comparison(
-        answers=tuple(_meant(answer, one, other, broken, broken_now) for answer, one, other in answers),
+        answers=tuple(_judged_too(answer, one, other, broken, broken_now) for answer, one, other in answers),
         preemptions=sum(len(request.preemptions) for request in recorded.values()),
         driven_preemptions=sum(len(request.preemptions) for request in driven.values()),
         hits=sum(map(_hits, recorded.values())),
         driven_hits=sum(map(_hits, driven.values())),
         findings=_named(findings),
         driven_findings=_named(played.findings),
-        incomparable=frozenset(incomparable),
         error=next((e.error for e in events if e.error is not None and e.role == SCHEDULER), None),
-        driven_error=played.error,
-        unfinished=0 if played.error else len(played.unfinished),
         doubts=tuple(doubts),
     )
 
@@ -365,16 +268,17 @@ def _found_the_same(one: Call, other: Call) -> bool:
     return one.matched == other.matched
 
 
-def _meant(answer: Answer, one: Call | None, other: Call | None, broken: Broken, broken_now: Broken) -> Answer:
+def _judged_too(answer: Answer, one: Call | None, other: Call | None, broken: Broken, broken_now: Broken) -> Answer:
     """The answer with what the rules say of it."""
     was = broken.get(one.span_id, {}) if one is not None else {}
     now = broken_now.get(other.span_id, {}) if other is not None else {}
-    answer = replace(answer, recorded_breaks=tuple(sorted(was)), driven_breaks=tuple(sorted(now)))
-    if answer.outcome is Outcome.DIFFERENT:
-        meaning = Meaning.FIX if answer.was_fault else Meaning.NEW_FAULT
-        answer = replace(answer, meaning=Meaning.OTHER if answer.was_fault == answer.is_fault else meaning)
-    texts = now if answer.meaning is Meaning.NEW_FAULT else was
-    return replace(answer, explanation=" ".join(texts[rule] for rule in sorted(texts)))
+    shown = {rule: text for rule, text in now.items() if rule not in was} or was
+    return replace(
+        answer,
+        recorded_breaks=tuple(sorted(was)),
+        driven_breaks=tuple(sorted(now)),
+        explanation=" ".join(shown[rule] for rule in sorted(shown)),
+    )
 
 
 def _judged(events: Sequence[Event]) -> tuple[list[Finding], Broken]:

@@ -44,7 +44,6 @@ def redrive(
     connector: str | None = None,
     config: Mapping[str, Any] | None = None,
     recorder: str | None = None,
-    whole_engine: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Redriven:
     """Make a scenario of a history, play it, and compare each answer of the connector with the recorded one.
@@ -54,7 +53,6 @@ def redrive(
             vLLM knows it by its name.
         config: its `kv_connector_extra_config`; overrides the recorded numbers and what the recording shows of the store.
         recorder: one of several in the history, or its engine.
-        whole_engine: run the CPU engine, with a tiny model and the connector's own workers, instead of the bare scheduler.
         progress: called with the steps so far, and the step in which the last request arrives; the run ends some time after.
 
     Raises:
@@ -71,7 +69,6 @@ def redrive(
     played = play(
         workload.scenario,
         configuration(name, settings),
-        whole_engine=whole_engine,
         on_step=lambda step: progress(step, last),
     )
     doubts = (*workload.notes, *notes)

@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvtrail.connector.simulate.redrive.comparison import (
-    LOOKUP,
-    Answer,
-    Comparison,
-    Expected,
-    Facts,
-    Meaning,
-    Outcome,
-)
+from kvtrail.connector.simulate.redrive.comparison import LOOKUP, Answer, Comparison, Facts, Outcome
 from kvtrail.connector.simulate.redrive.redrive import Redriven
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import count, run, some
@@ -25,12 +17,6 @@ from kvtrail.tracer.reports.terminal import plain, wrapped
 MAX_LISTED = 12
 """Numbers of answers that are listed one by one."""
 _INDENT = "  "
-_MEANT = {
-    Meaning.FIX: "A fix",
-    Meaning.NEW_FAULT: "A new fault",
-    Meaning.OTHER: "Another answer, by the rules no better and no worse",
-}
-_PLURALS = {Meaning.FIX: "fixes", Meaning.NEW_FAULT: "new faults", Meaning.OTHER: "other answers"}
 
 
 def as_text(driven: Redriven, *, columns: int | None = None) -> str:
@@ -50,53 +36,16 @@ def as_text(driven: Redriven, *, columns: int | None = None) -> str:
         parts.append(f"The engine died after {some(played.steps, 'step')}: {plain(played.error)}")
     elif played.unfinished:
         parts.append(f"{some(len(played.unfinished), 'request')} had not ended after {some(played.steps, 'step')}.")
+    if not compared.has_compared:
+        parts.append("Inconclusive: no answer could be compared.")
     return "\n\n".join(parts)
 
 
-def as_compared(driven: Redriven) -> str:
-    """One sentence: how the connector's answers compare with the recorded ones."""
-    compared, name = driven.comparison, driven.connector
-    fixes = compared.first is not None or compared.fixed_rules
-    if compared.is_worse:
-        return f"{name} shows faults that the recording does not show: {', '.join(_worse(compared))}."
-    if compared.differs:
-        return f"{name} answers differently."
-    if fixes:
-        return f"{name} fixes what the recording shows, and is otherwise the same as far as can be compared."
-    if not compared.has_compared:
-        return "Inconclusive: no answer could be compared."
-    faults = ", the recorded faults included" if compared.same_rules or compared.dies_again else ""
-    return f"{name} answers the same{faults}, as far as can be compared."
-
-
-def as_expected(driven: Redriven, expected: Expected) -> str:
-    """One line: whether the result is as expected, and what shows that."""
-    compared = driven.comparison
-    outcome = {True: "as expected", False: "not as expected", None: "inconclusive"}[compared.meets(expected)]
-    faulty = [each for each in compared.answers if each.was_fault]
-    left = sum(each.is_fault for each in faulty)
-    new = ", ".join(_worse(compared)) or "none"
-    faults = f"{some(len(faulty), 'recorded fault')}: {compared.meanings[Meaning.FIX]} fixed, {left} not; new: {new}"
-    return f"--expect {expected.value}: {outcome}. {faults}; answers: {_outcomes(compared)}."
-
-
-def _worse(compared: Comparison) -> list[str]:
-    """The faults that the recording does not show."""
-    broken = {rule for each in compared.answers if each.meaning is Meaning.NEW_FAULT for rule in each.driven_breaks}
-    faults = sorted(broken.union(compared.new_rules))
-    if compared.driven_error is not None and not compared.dies_again:
-        faults.append("the death of the engine")
-    if compared.unfinished:
-        faults.append("requests that never end")
-    return faults
-
-
-def as_dict(driven: Redriven, expected: Expected | None = None) -> dict[str, Any]:
+def as_dict(driven: Redriven) -> dict[str, Any]:
     """JSON-ready data."""
     compared, played = driven.comparison, driven.played
     lookups = [each for each in compared.answers if each.call == LOOKUP]
     return {
-        **({} if expected is None else {"expected": expected.value, "met": compared.meets(expected)}),
         "connector": driven.connector,
         "recorded_connector": driven.workload.connector,
         "notes": list(compared.doubts),
@@ -112,13 +61,10 @@ def as_dict(driven: Redriven, expected: Expected | None = None) -> dict[str, Any
         "preemptions": {"recorded": compared.preemptions, "driven": compared.driven_preemptions},
         "hits": {"recorded": compared.hits, "driven": compared.driven_hits},
         "outcomes": {outcome.value: compared.outcomes[outcome] for outcome in Outcome},
-        "meanings": {meaning.value: compared.meanings[meaning] for meaning in Meaning},
         "first_difference": None if compared.first is None else compared.first.number,
         "recorded_findings": [list(each) for each in compared.findings],
         "findings": [finding.as_dict() for finding in played.findings],
         "same_findings": [list(each) for each in compared.same_findings],
-        "fixed_rules": list(compared.fixed_rules),
-        "new_rules": list(compared.new_rules),
         "answers": [asdict(each) for each in compared.answers],
         "scenario": driven.workload.scenario.as_dict(),
     }
@@ -163,16 +109,8 @@ def _differences(compared: Comparison, columns: int | None) -> list[list[str]]:
         parts.append(["Here the run takes another course:", *_answer(parting, columns)])
     if first is not None:
         parts.append(["The first difference:", *_answer(first, columns)])
-        listed = ["All differences:"]
-        for meaning in Meaning:
-            if numbers := [each.number for each in compared.answers if each.meaning is meaning]:
-                what = meaning.value if len(numbers) == 1 else _PLURALS[meaning]
-                listed += wrapped(f"{len(numbers)} {what}: {_list(numbers)}", columns, first=_INDENT)
-        parts.append(listed)
-    if compared.reproduced:
-        broken = Counter(rule for each in compared.reproduced for rule in each.driven_breaks or ("an error",))
-        said = ", ".join(f"{rule} in {some(number, 'answer')}" for rule, number in sorted(broken.items()))
-        parts.append(wrapped(f"Reproduced: {said}.", columns))
+        numbers = [each.number for each in compared.answers if each.outcome is Outcome.DIFFERENT]
+        parts.append(wrapped(f"All differences: {_list(numbers)}", columns))
     reasons = Counter(each.reason for each in compared.answers if each.outcome is Outcome.NOT_COMPARABLE)
     if reasons:
         parts.append(["Not comparable:"])
@@ -192,9 +130,9 @@ def _answer(answer: Answer, columns: int | None) -> list[str]:
     ):
         first = f"{_INDENT * 2}{name:<11}"
         lines += wrapped(text, columns, first=first, rest=" " * len(first))
-    if answer.meaning is None:
+    if answer.outcome is Outcome.NOT_COMPARABLE:
         return lines + wrapped(f"Not comparable: {answer.reason}.", columns, first=_INDENT * 2)
-    lines += wrapped(f"{_MEANT[answer.meaning]}{_why(answer)}", columns, first=_INDENT * 2)
+    lines += wrapped(_by_the_rules(answer), columns, first=_INDENT * 2)
     return lines + (wrapped(plain(answer.explanation), columns, first=_INDENT * 3) if answer.explanation else [])
 
 
@@ -218,16 +156,14 @@ def _answered(facts: Facts | None) -> str:
     return f"{matched}answered {'ask me later' if returned is None else count(returned)}{how}"
 
 
-def _why(answer: Answer) -> str:
+def _by_the_rules(answer: Answer) -> str:
     def fault(breaks: Sequence[str], facts: Facts | None) -> str:
         if breaks:
             return f"breaks {', '.join(breaks)}"
         return "is an error" if "error" in (facts or ()) else "breaks no rule"
 
-    if answer.meaning is Meaning.OTHER:
-        return "."
     then, now = fault(answer.recorded_breaks, answer.recorded), fault(answer.driven_breaks, answer.driven)
-    return f": the recorded answer {then}, this one {now}."
+    return f"The recorded answer {then}, this one {now}."
 
 
 def _list(numbers: Sequence[int]) -> str:

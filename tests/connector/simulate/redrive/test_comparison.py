@@ -1,4 +1,4 @@
-"""What a difference means: a run beside its recording, both written by hand, without vLLM."""
+"""A run beside its recording, both written by hand, without vLLM."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from history import history
 from kvtrail.connector.known.offload.recorded import room
 from kvtrail.connector.simulate.redrive.comparison import (
     Comparison,
-    Expected,
-    Meaning,
     Outcome,
     compare,
     same_error,
@@ -43,54 +41,31 @@ def played(events: list[Event], error: str | None) -> Played:
 def test_the_same_answers_are_the_same_with_their_faults() -> None:
     result = compared(STALE + "A 256", STALE + "A 256")
     assert set(result.outcomes) == {Outcome.SAME}
-    assert [each.driven_breaks for each in result.reproduced if each.call == "lookup"] == [("stale-lookup",)]
+    breaks = [(each.recorded_breaks, each.driven_breaks) for each in result.answers if each.driven_breaks]
+    assert set(breaks) == {(("stale-lookup",), ("stale-lookup",))}
     assert result.same_rules == ("stale-lookup",)
-    assert not result.differs
-    assert result.meets(Expected.SAME) is True
-    assert result.meets(Expected.FIXED) is False
 
 
-def test_a_fix_and_the_other_way_round_a_new_fault() -> None:
+def test_a_difference_shows_what_either_answer_breaks() -> None:
     fixed, worse = compared(STALE + "A 256", FIXED + "A 0"), compared(FIXED + "A 0", STALE + "A 256")
-    for result, meaning, breaks in (
-        (fixed, Meaning.FIX, (("stale-lookup",), ())),
-        (worse, Meaning.NEW_FAULT, ((), ("stale-lookup",))),
-    ):
+    for result, breaks in ((fixed, (("stale-lookup",), ())), (worse, ((), ("stale-lookup",)))):
         assert result.first is not None
-        assert (result.first.meaning, (result.first.recorded_breaks, result.first.driven_breaks)) == (meaning, breaks)
-        assert "256" in result.first.explanation
-        assert result.meanings == {meaning: 1}
-        alloc = result.answers[-1]
-        assert (alloc.call, alloc.outcome) == ("allocation", Outcome.NOT_COMPARABLE)
-        assert alloc.reason == "the scheduler asked something else this time"
-    assert (fixed.differs, worse.differs) == (False, True)
-    assert (fixed.fixed_rules, worse.new_rules) == (("stale-lookup",), ("stale-lookup",))
-    assert (fixed.meets(Expected.FIXED), worse.meets(Expected.FIXED)) == (True, False)
-    assert (fixed.meets(Expected.SAME), worse.meets(Expected.SAME)) == (False, False)
+        assert (result.first.recorded_breaks, result.first.driven_breaks) == breaks
+        assert "vLLM already had" in result.first.explanation
+    assert (fixed.driven_findings, worse.findings) == ((), ())
 
 
-def test_another_policy_is_neither() -> None:
-    result = compared("L 749 c0 h256 -> 256", "L 749 c0 h512 -> 512")
-    assert result.meanings == {Meaning.OTHER: 1}
-    assert result.differs
-    assert result.meets(Expected.FIXED) is None
-    assert result.meets(Expected.SAME) is False
+def test_later_or_asynchronously_is_a_different_answer() -> None:
+    for now in ("L 749 c0 -> later", "L 749 c0 h256 -> 256 async", "L 749 c0 h512 -> 512"):
+        assert [each.outcome for each in compared("L 749 c0 h256 -> 256", now).answers] == [Outcome.DIFFERENT], now
 
 
-def test_later_or_asynchronously_is_another_answer() -> None:
-    for now in ("L 749 c0 -> later", "L 749 c0 h256 -> 256 async"):
-        assert compared("L 749 c0 h256 -> 256", now).meanings == {Meaning.OTHER: 1}, now
-
-
-def test_an_error_is_a_fault() -> None:
-    died = "L 749 c0 h256 -> 256\nA 256 !AssertionError: 256 vs 0"
-    worse = compared("L 749 c0 h256 -> 256\nA 256", died, error="AssertionError: 256 vs 0")
-    assert (worse.answers[-1].meaning, worse.differs) == (Meaning.NEW_FAULT, True)
+def test_an_error_is_the_same_or_different() -> None:
+    died, lived = "L 749 c0 h256 -> 256\nA 256 !AssertionError: 256 vs 0", "L 749 c0 h256 -> 256\nA 256"
     again = compared(died, died, error="AssertionError: 256 vs 0")
-    assert (again.dies_again, again.differs, again.meets(Expected.SAME)) == (True, False, True)
-    other = compared(died, died, error="KeyError: 7")
-    assert (other.dies_again, other.differs) == (False, True)
-    assert compared(died, "L 749 c0 h256 -> 256\nA 256").answers[-1].meaning is Meaning.FIX
+    assert (set(again.outcomes), again.error) == ({Outcome.SAME}, "AssertionError: 256 vs 0")
+    assert compared(lived, died, error="AssertionError: 256 vs 0").answers[-1].outcome is Outcome.DIFFERENT
+    assert compared(died, lived).answers[-1].outcome is Outcome.DIFFERENT
 
 
 def test_after_a_difference_only_what_the_store_held_alike_is_compared() -> None:
@@ -108,16 +83,12 @@ def test_after_a_difference_only_what_the_store_held_alike_is_compared() -> None
 
 
 def test_what_is_missing_is_not_held_against_the_connector() -> None:
-    """A finding that is gone is no fix then; one that comes is there all the same."""
+    """Only where the store held the same is a difference the connector's."""
     result = compared("L 749 c0 h256 -> 256", "L 749 c0 h512 -> 512", doubts=[DOUBT])
     assert (result.answers[0].outcome, result.answers[0].reason) == (Outcome.NOT_COMPARABLE, DOUBT)
     assert not result.has_compared
-    assert result.meets(Expected.SAME) is None
-    gone = compared(STALE, "L 749 c0 h0 -> 0", doubts=[DOUBT])
-    assert (gone.fixed_rules, gone.meets(Expected.FIXED)) == ((), None)
-    assert compared("L 749 c0 h0 -> 0", STALE, doubts=[DOUBT]).new_rules == ("stale-lookup",)
     alike = compared(STALE, FIXED, doubts=[DOUBT])
-    assert alike.meanings == {Meaning.FIX: 1}, "the store held the same, so it is the connector's"
+    assert alike.outcomes[Outcome.DIFFERENT] == 1
 
 
 def test_a_recording_that_ends_before_the_request_does_asks_no_more() -> None:
@@ -127,16 +98,6 @@ def test_a_recording_that_ends_before_the_request_does_asks_no_more() -> None:
     assert ended.answers[-1].reason == "the recording has no such call"
     died = compared(longer, "L 749 c0 h0 -> 0\nA 0", error="KeyError: 7")
     assert died.answers[-1].reason == "there was no such call this time; the engine had died"
-
-
-def test_what_a_re_drive_cannot_show_is_not_called_fixed() -> None:
-    """Its workers are fakes: what only real ones report, and what does not end in time, is not comparable."""
-    bytes_ = "L 100 c0 h64 -> 64\nA 64 [1-4]\ncheck loaded 2 wrong drift 2@32 holds zeros\nend"
-    stuck = "L 100 c0 h64 -> 64 async\nA 64\nwait 2000"
-    for recorded in (bytes_, stuck):
-        result = compared(recorded, "L 100 c0 h64 -> 64\nend")
-        assert result.findings, recorded
-        assert result.fixed_rules == (), recorded
 
 
 @pytest.mark.parametrize(
