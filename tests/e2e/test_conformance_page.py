@@ -26,8 +26,6 @@ TEXTS = (
     ".source",
     ".why",
     ".result",
-    ".names div",
-    ".legend span",
 )
 
 
@@ -51,21 +49,3 @@ def test_it_is_read_on_any_screen(page: playwright.Page, file: Path, scheme: str
     assert page.evaluate("document.documentElement.scrollWidth") == width, "what is wide is scrolled within the page"
     assert not unreadable(page, TEXTS)
     assert said == [], "the policy refuses nothing that the page needs"
-    bars = page.locator("svg rect").evaluate_all("bars => bars.map(bar => getComputedStyle(bar).fill)")
-    assert len(bars) > 3
-    assert "rgb(0, 0, 0)" not in bars, "each phase has a colour"
-
-
-def test_a_button_copies_the_test(page: playwright.Page, file: Path) -> None:
-    page.goto(file.as_uri())
-    code = page.locator(".code", has_text="def test_stale_lookup")
-    code.get_by_role("button").click()
-    playwright.expect(code.get_by_role("button")).to_have_text("Copied")
-
-
-def test_without_scripts_there_is_no_button(file: Path, chromium: playwright.Browser) -> None:
-    with chromium.new_context(java_script_enabled=False) as context:
-        page = context.new_page()
-        page.goto(file.as_uri())
-        playwright.expect(page.get_by_text("def test_stale_lookup")).to_be_visible()
-        assert page.locator("button").evaluate_all("all => all.filter(each => !each.hidden).length") == 0

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from typing import Any
 
-from kvtrail.connector.simulate.conformance.html import element
+from kvtrail.tracer.reports.terminal import plain
 
 NAME = "junit.xml"
 
@@ -17,39 +17,42 @@ def as_junit(report: Mapping[str, Any]) -> str:
     requirements, found = report["requirements"], {each["id"]: each for each in report["failures"]}
     name = report["connector"]["name"]
     results = [each["result"] for each in requirements]
-    suite = element(
+    suite = ET.Element(
         "testsuite",
-        name=f"kvtrail conformance {name}",
-        tests=len(results),
-        failures=results.count("failed"),
-        errors=0,
-        skipped=results.count("not exercised"),
+        name=printable(f"kvtrail conformance {name}"),
+        tests=str(len(results)),
+        failures=str(results.count("failed")),
+        errors="0",
+        skipped=str(results.count("not exercised")),
         time=f"{report['seconds']:.3f}",
-        timestamp=report["at"],
+        timestamp=printable(report["at"]),
     )
-    properties = element("properties")
+    properties = ET.SubElement(suite, "properties")
     for key, value in (
         ("suite", report["suite"]["version"]),
         ("vllm", report["vllm"]),
-        ("seed", report["seed"]),
+        ("seed", str(report["seed"])),
         ("verdict", report["verdict"]),
         *(("inconclusive", reason) for reason in report["inconclusive"]),
     ):
-        properties.append(element("property", name=key, value=str(value)))
-    suite.append(properties)
+        ET.SubElement(properties, "property", name=key, value=printable(value))
     for each in requirements:
-        case = element("testcase", classname=name, name=each["id"])
+        case = ET.SubElement(suite, "testcase", classname=printable(name), name=printable(each["id"]))
         if each["why"] is not None:
-            case.append(element("skipped", message=each["why"]))
+            ET.SubElement(case, "skipped", message=printable(each["why"]))
         if each["failures"]:
             text = "\n\n".join(failure_text(found[id_]) for id_ in each["failures"] if id_ in found)
-            case.append(element("failure", text, message="; ".join(each["failures"])))
-        case.append(
-            element("system-out", f"{each['sentence']}\nSource: {each['source']}\nReached {each['reached']} times.")
-        )
-        suite.append(case)
+            failure = ET.SubElement(case, "failure", message=printable("; ".join(each["failures"])))
+            failure.text = printable(text)
+        said = f"{each['sentence']}\nSource: {each['source']}\nReached {each['reached']} times."
+        ET.SubElement(case, "system-out").text = printable(said)
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def printable(text: str) -> str:
+    """Untrusted text as XML and HTML can hold it: control characters but line breaks are escaped."""
+    return "\n".join(map(plain, text.split("\n")))
 
 
 def failure_text(failure: Mapping[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -16,7 +14,6 @@ from conformance_reports import TEST, failure, folder_with_files, report, requir
 from kvtrail.connector.simulate.conformance import page
 from kvtrail.connector.simulate.conformance.junit import as_junit
 from kvtrail.connector.simulate.pairs import pair_scenario
-from kvtrail.dashboard.content import palette
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>\"'&amp;\x1b[31m\x00\ud800]]> `<b>code</b>`"
 VOID = {"meta", "br", "img", "link"}
@@ -25,7 +22,7 @@ INLINE = {"code", "a", "span", "i"}
 
 
 class Read(HTMLParser):
-    """A page as a browser takes it: its elements, its texts in order, and what scripts and style sheets hold."""
+    """A page as a browser takes it: its elements, its texts in order, and what style sheets hold."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -55,7 +52,7 @@ class Read(HTMLParser):
             self.texts.append(" ")
 
     def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] in ("script", "style"):
+        if self._open and self._open[-1] == "style":
             self.raw[self._open[-1]] = self.raw.get(self._open[-1], "") + data
         else:
             self.texts.append(data)
@@ -115,10 +112,10 @@ def test_each_requirement_has_its_sentence_source_result_and_counts(tmp_path: Pa
 
 def test_a_failure_has_its_timeline_its_test_and_its_command(tmp_path: Path) -> None:
     shown = read(report(), tmp_path)
-    rows = [attributes for tag, attributes in shown.elements if tag == "polygon" and attributes["class"] == "proof"]
-    assert len(rows) == 3, "two lookups prove it, and the legend says what the mark means"
+    rows = [attributes for tag, attributes in shown.elements if tag == "tr" and attributes.get("class") == "proof"]
+    assert len(rows) == 2, "two lookups prove it"
     for said in (
-        "bug-02", "arrival", "lookup", "preemption", "L1", "L2", "12. bug-02, lookup (L1): ", "max(0, 256 - 288) = 0",
+        "bug-02", "arrival", "lookup", "preemption", "12 bug-02 lookup (L1) ", "max(0, 256 - 288) = 0",
         " ".join(TEST.split()), failure()["again"], "256 of head-0 + 40 of 1", "It was seen 3 times", "Usually: ",
         "64 KV blocks of 32 tokens, the null block included.", "It was found after 1,219 scheduling steps.",
     ):  # fmt: skip
@@ -129,10 +126,7 @@ def test_it_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
     shown = read(report(), tmp_path)
     policy = next(each["content"] or "" for _, each in shown.elements if each.get("http-equiv") == POLICY)
     assert policy.startswith("default-src 'none'; ")
-    for tag in ("style", "script"):
-        digest = base64.b64encode(hashlib.sha256(shown.raw[tag].encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy
-    assert {tag for tag, _ in shown.elements}.isdisjoint({"link", "img", "iframe", "object"})
+    assert {tag for tag, _ in shown.elements}.isdisjoint({"link", "img", "iframe", "object", "script"})
     for tag, attributes in shown.elements:
         assert "src" not in attributes, tag
         assert "style" not in attributes, f"{tag}: the policy forbids it"
@@ -154,7 +148,6 @@ def test_no_text_is_taken_for_an_element(tmp_path: Path) -> None:
     plain, attacked = read(report(), tmp_path), read(hostile(report()), tmp_path)
     allowed = {tag for tag, _ in plain.elements} | {"code"}
     assert {tag for tag, _ in attacked.elements} <= allowed
-    assert sum(tag == "script" for tag, _ in attacked.elements) == 1
     assert attacked.raw == plain.raw
     names = {name for _, attributes in plain.elements for name in attributes}
     assert {name for _, attributes in attacked.elements for name in attributes} <= names
@@ -194,19 +187,22 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert "# It cannot be read: " in text
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_phase_has_the_dashboard_s_colour(dark: bool, tmp_path: Path) -> None:
-    style = read(report(), tmp_path).raw["style"]
-    light, _, rest = style.partition("@media (prefers-color-scheme: dark)")
-    values = dict(re.findall(r"--([\w-]+): (#\w{6})", rest.partition("}\n}")[0] if dark else light))
-    used = dict(re.findall(r"\.phase-([\w-]+) { fill: var\(--([\w-]+)\)", style))
-    assert {name: values[used[name.lower().replace(" ", "-")]] for name in palette.PHASE} == {
-        name: meaning.colour.on(dark=dark) for name, meaning in palette.PHASE.items()
-    }
-
-
 def test_the_requests_of_two_engines_are_listed_with_what_each_is_asked_besides(tmp_path: Path) -> None:
     scenario = pair_scenario.drawn(0).as_dict()
     text = read(report(failures=[failure(scenario=scenario)]), tmp_path).text
     assert all(each["id"] in text for name in ("requests", "prefills", "decodes") for each in scenario[name])
     assert scenario["requests"]
+
+
+def test_of_a_long_history_the_last_events_of_the_named_requests_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read(report(), tmp_path)
+    monkeypatch.setattr(page, "MOST_EVENTS", 5)
+    part = read(report(), tmp_path)
+    assert "Not shown: " in part.text
+    assert "Not shown: " not in whole.text
+    assert len([each for each in part.elements if each[0] == "tr"]) < len(
+        [each for each in whole.elements if each[0] == "tr"]
+    )
+    assert "bug-02 lookup (L2)" in part.text
