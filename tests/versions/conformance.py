@@ -5,8 +5,8 @@
     make conformance ARGS="--page"                          only the pages, from the reports that are there
 
 Each cell is `kvtrail conformance` in a process of its own; those with one vLLM and one LMCache are
-children of one process, which has imported vLLM. A cell's report is a file under `docs/conformance/reports`; the pages are
-made from these files, so a run may be ended and continued at any time.
+children of one process, which has imported vLLM. A cell's report is a line of its vLLM's file under
+`docs/conformance/reports`; the pages are made from these files, so a run may be ended and continued at any time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing
@@ -31,8 +32,9 @@ import matrix
 from connectors import LMCACHES, ROWS, VLLMS, WITH_VLLM, Row
 from real_lmcache import DEPENDENCIES, INSTALLED, fetch
 
-REPORTS = conformance_pages.REPORTS
 CELL_S = 1800
+_WRITES = threading.Lock()
+"""Held while a file of reports is read and written."""
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "CRITICAL", "LMCACHE_LOG_LEVEL": "CRITICAL", "LMCACHE_TRACK_USAGE": "false"}
 BUILT = (0, 1, 3)
 """Exit codes of `kvtrail conformance` with a report: passed, failed, inconclusive."""
@@ -51,8 +53,8 @@ class Cell:
         return f"vllm-{self.vllm}" if self.lmcache in (None, LMCACHES[-1]) else f"lmcache-{self.lmcache}"
 
     @property
-    def path(self) -> Path:
-        return REPORTS / self.column / f"{self.row.id}.json"
+    def name(self) -> str:
+        return conformance_pages.name(self.row.id, self.lmcache)
 
     def __str__(self) -> str:
         return f"{self.row.id} with vLLM {self.vllm}" + (f" and LMCache {self.lmcache}" if self.lmcache else "")
@@ -92,12 +94,12 @@ class Prepared:
         arguments = ["conformance", cell.row.connector, "--level", cell.row.level, "--out", "."]
         if steps is not None:
             arguments += ["--steps", str(steps)]
-        for known in (*sorted(REPORTS.glob(f"*/{cell.row.id}.json")), *sorted(cell.path.parent.glob("*.json"))):
-            if json.loads(known.read_text("utf-8")).get("failures"):
-                arguments += ["--known", str(known)]  # with other versions and rows the same failure looks the same
         if cell.row.config is not None:
             arguments += ["--config", json.dumps(cell.row.config)]
         with tempfile.TemporaryDirectory() as home:
+            known = Path(home) / "known.json"
+            known.write_text(json.dumps({"failures": _known(cell)}), "utf-8")
+            arguments += ["--known", str(known)]
             asked = {
                 "arguments": arguments,
                 "environment": dict(cell.row.environment),
@@ -109,8 +111,7 @@ class Prepared:
                 return {"refused": f"it had not ended after {CELL_S} s"}
             written = Path(home) / "report.json"
             if code in BUILT and written.exists():  # Python's own exit code after an exception is 1, too
-                report: dict[str, Any] = json.loads(written.read_text("utf-8"))
-                return report
+                return conformance_pages.in_short(json.loads(written.read_text("utf-8")))
             said = (Path(home) / "stderr").read_text("utf-8", "replace")
         lines = [line for line in said.strip().splitlines() if line.strip()] or [f"exit code {code}"]
         said = lines[-1].removeprefix("Error: ")
@@ -130,6 +131,18 @@ class Prepared:
     def close(self) -> None:
         """Its input ends, and so does the process."""
         self._process.communicate()
+
+
+def _known(cell: Cell) -> list[dict[str, Any]]:
+    """The failures of this row with other versions, and then those of other rows with this one: the same failure looks the
+    same."""
+    reports = [
+        (version != cell.vllm, each)
+        for version in VLLMS
+        for name, each in conformance_pages.read(version).items()
+        if version == cell.vllm or name.split(" ")[0] == cell.row.id
+    ]
+    return [failure for _, each in sorted(reports, key=lambda of: not of[0]) for failure in each.get("failures", ())]
 
 
 def _lmcache(version: str) -> list[str]:
@@ -156,11 +169,9 @@ def made(same: Iterable[Cell], folder: Path, steps: int | None, on_verdict: Call
             except (subprocess.SubprocessError, OSError, json.JSONDecodeError) as error:
                 on_verdict(cell, f"not tried: {type(error).__name__}: {error}")
                 continue
-            report |= {"made": datetime.datetime.now(datetime.UTC).date().isoformat(), "lmcache": cell.lmcache}
-            if "refused" in report:
-                report |= {"vllm": cell.vllm}
-            cell.path.parent.mkdir(parents=True, exist_ok=True)
-            cell.path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            made_on = {"made": datetime.datetime.now(datetime.UTC).date().isoformat(), "lmcache": cell.lmcache}
+            with _WRITES:
+                conformance_pages.save(cell.vllm, {**conformance_pages.read(cell.vllm), cell.name: made_on | report})
             on_verdict(cell, str(report.get("verdict") or f"refused: {report['refused']}"))
 
 
@@ -179,7 +190,7 @@ def main() -> None:
         for cell in cells()
         if (not arguments.row or cell.row.id in arguments.row)
         and (not arguments.column or cell.column in arguments.column)
-        and (arguments.again or not cell.path.exists())
+        and (arguments.again or cell.name not in conformance_pages.read(cell.vllm))
     ]
     if not arguments.page:
         numbers = count(1)

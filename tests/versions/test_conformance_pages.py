@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import conformance_pages as pages
+import conformance_reports
 import matrix
 import pytest
 import upstream_causes
 from connectors import ROWS, VLLMS
 
 
-def report(version: str, **results: str) -> dict[str, object]:
+def report(**results: str) -> dict[str, object]:
     """A report of these requirements."""
-    requirements = [{"id": name, "result": result} for name, result in results.items()]
-    failed = "failed" in results.values()
-    return {"made": "2026-11-26", "vllm": version, "steps": 6000, "suite": {"version": "1"}, "failures": [],
-            "requirements": requirements, "verdict": "failed" if failed else "passed"}  # fmt: skip
+    by_result = {kind: [name for name, result in results.items() if result == kind] for kind in ("passed", "failed")}
+    verdict = "failed" if by_result["failed"] else "passed"
+    return {"made": "2026-11-26", "steps": 6000, "suite": "1", "failures": [], **by_result, "verdict": verdict}
 
 
 def columns(*history: str) -> list[pages.Column]:
@@ -22,7 +24,7 @@ def columns(*history: str) -> list[pages.Column]:
     row = ROWS[0].id
     versions = [f"0.{20 + number}.0" for number in range(len(history))]
     return [
-        pages.Column(version, f"vllm-{version}", {row: report(version, lookup=result, abort="passed")})
+        pages.Column(version, f"{version}.json", {row: report(lookup=result, abort="passed")})
         for version, result in zip(versions, history, strict=True)
     ]
 
@@ -71,8 +73,25 @@ def test_a_regression_is_where_a_requirement_that_passed_fails(
 
 def test_a_cell_says_how_much_failed_and_how_much_was_reached() -> None:
     page = pages.matrix(ROWS[:1], columns("passed", "failed", "not exercised"), [])
-    folder = "reports/vllm-0.2{}.0/OffloadConnector.json"
-    assert f"[✓ 1]({folder.format(2)}) | [✗ 1 of 2]({folder.format(1)}) | [✓ 2]({folder.format(0)})" in page
+    heads = " | ".join(f"[0.2{number}.0](reports/0.2{number}.0.json)" for number in (2, 1, 0))
+    assert f"| connector | {heads} |" in page
+    assert "| OffloadConnector | ✓ 1 | ✗ 1 of 2 | ✓ 2 |" in page
+
+
+def test_a_report_of_the_suite_is_a_line_of_its_versions_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "REPORTS", tmp_path)
+    short = pages.in_short(conformance_reports.report())
+    assert (len(short["passed"]), short["failed"]) == (3, ["core.lookup.beyond-computed"])
+    assert short["not_exercised"]["it was refused"] == ["extended.groups.hit"]
+    (failure,) = short["failures"]
+    assert {"again", "scenario", "text"} <= failure.keys()
+    cells = {pages.name("OffloadConnector", None): short, pages.name("LMCacheConnectorV1", "0.5.5"): short}
+    pages.save("0.20.0", cells)
+    assert pages.read("0.20.0") == cells
+    assert [line.partition('":')[0] for line in (tmp_path / "0.20.0.json").read_text("utf-8").splitlines()] == [
+        "{", '"LMCacheConnectorV1 with LMCache 0.5.5', '"OffloadConnector', "}",
+    ]  # fmt: skip
+    assert pages.read("0.21.0") == {}
 
 
 def test_each_version_of_the_readme_has_a_column() -> None:
