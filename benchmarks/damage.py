@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import loss_injection
 from damages import S, damaged, mixture, sent
+from faults import FAULTS
 from loss_injection import Caught
 from recall import MARK, PAGE
 from recorded_runs import CONNECTORS
 from sidecars import Name, live, read, stored
 
-from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.tracer.rules import EngineRule, all_rules
 

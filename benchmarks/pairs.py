@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from kvtrail.connector.faults import OF_PAIRS
+from faults import OF_PAIRS
+
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.registration import configuration

@@ -13,13 +13,13 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from faults import BY_RULE, FAULTS, OF_PAIRS, VARIANTS
 from history import heartbeats, rules_found
 from incidents.classes import CLASSES
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.holdout import FIRST, HOLDOUT, Holdout
 from incidents.incident import Incident, Scenario
 
-from kvtrail.connector.faults import BY_RULE, FAULTS, OF_PAIRS, VARIANTS
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.rules import KnownBy, all_rules, as_markdown
 
@@ -174,9 +174,9 @@ def rules_page() -> str:
     """docs/rules.md: the rules' own pages, and which rule has which proof."""
     lines = [
         "\n## Proofs\n",
-        "Each rule's fault is found on vLLM's real scheduler (`tests/connector/faults/test_faults.py`); its incidents are"
-        " found, and its look-alikes are silent, in `tests/incidents`. Rules about bytes find theirs, which change no"
-        " count, on real engines (`tests/connector/fingerprints/test_rules_about_bytes.py`).\n",
+        "Each rule's fault (`tests/faults`) is found on vLLM's real scheduler (`tests/connector/faults/test_faults.py`); its"
+        " incidents are found, and its look-alikes are silent, in `tests/incidents`. Rules about bytes find theirs, which"
+        " change no count, on real engines (`tests/connector/fingerprints/test_rules_about_bytes.py`).\n",
         "| rule | classes | injected fault | incidents | look-alikes |",
         "| --- | --- | --- | --- | ---: |",
     ]
@@ -186,7 +186,7 @@ def rules_page() -> str:
         name = rule.id if rule.id in FAULTS else BY_RULE.get(rule.id)
         names = [*filter(None, [name]), *[variant for variant, cls in VARIANTS.items() if cls.rule == rule.id]]
         between = f"between two engines: {OF_PAIRS[rule.id]}" if rule.id in OF_PAIRS else "none"
-        fault = ", ".join(f"`Faulty:{each}`" for each in names) or between
+        fault = ", ".join(f"`{each}`" for each in names) or between
         lines.append(f"| `{rule.id}` | {', '.join(rule.classes)} | {fault} | {found} | {alike} |")
     return as_markdown() + "\n".join(lines) + "\n"
 

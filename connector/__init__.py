@@ -7,7 +7,7 @@ Importing this package needs OpenTelemetry only. Classes that need vLLM are made
 - `<X>`: the same class under its plain name, for `kv_connector: "<X>"` with `kv_connector_module_path: "kvtrail.connector"`.
   vLLM compares the names of some connectors (MultiConnector, Nixl, Mooncake, MoRIIO, HiSparse); those want this form.
 - `Traced:<module>:<X>`: class X of a module, traced, for connectors that vLLM finds by module path.
-- `Faulty:<fault>:<X>`: X (any of the names above) with a known bug of `kvtrail.connector.faults`
+- `Faulty:<fault>:<X>`: X (any of the names above) with a known bug of `faults.py`
   injected; for tests and demos.
 
 With the package installed, vLLM knows the names of the first two. The others need `kv_connector_module_path:

@@ -41,10 +41,9 @@ def resolve(name: str) -> Any:
 
     if name.startswith("Faulty:"):
         fault_name, _, plain = name.removeprefix("Faulty:").partition(":")
-        known = faults.FAULTS | faults.VARIANTS | faults.OF_COPIES
-        fault = known.get(fault_name)
+        fault = faults.FAULTS.get(fault_name)
         if fault is None:
-            raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(known)}")
+            raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(faults.FAULTS)}")
         return traced(faults.inject(fault, _plain(plain)))
     cls = _plain(plain_name)
     return cls if name == PLAIN_OFFLOAD else traced(cls)

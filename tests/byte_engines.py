@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import faults  # noqa: F401 - makes them known
 import forks
 import torch
 from recording import recording

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
+import faults  # noqa: F401 - makes them known
 from msgspec import structs
 from once_a_session import once_a_session
 

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from faults import FAULTS, OF_COPIES
 
-from kvtrail.connector.faults import FAULTS, OF_COPIES
 from kvtrail.connector.settings import Settings
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.rules import all_rules, as_markdown

@@ -41,9 +41,8 @@ PORT = click.IntRange(1, 65535)
 @click.option(
     "--bug",
     type=click.Choice([*FAULTS, driver.STALE_HANDOFF]),
-    metavar="FAULT",
-    help="Inject a known bug into the connector: `stale-lookup` kills the engine; docs/rules.md has the others. With --pd"
-    " `stale-handoff`: blocks are given away before they are read.",
+    help="Inject a known bug into the connector: `stale-lookup` kills the engine. With --pd `stale-handoff`: blocks are given"
+    " away before they are read.",
 )
 @click.option(
     "--guard",

@@ -64,8 +64,8 @@ def save(vllm: str, cells: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def in_short(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the matrix keeps of a report of the suite: results, what was not exercised by reason, and of a failure what it takes
-    to show it again."""
+    """What the matrix keeps of a report of the suite: results, what was not exercised by reason, and of a failure what it
+    takes to show it again."""
     results: dict[str, list[str]] = {"passed": [], "failed": []}
     not_exercised: dict[str, list[str]] = {}
     for each in report["requirements"]:

@@ -1,7 +1,7 @@
 """The rules, one file each, and the rule set that applies them.
 
 A rule file defines one rule. Its docstring begins with its title, states the invariant as a formula and names its source. To
-add a rule, add such a file, an incident and two look-alikes (tests/incidents), and a fault (connector/faults).
+add a rule, add such a file, an incident and two look-alikes (tests/incidents), and a fault (tests/faults).
 """
 
 from __future__ import annotations
@@ -327,8 +327,9 @@ def as_markdown() -> str:
         " otherwise. `ok` says that the recorded numbers of the connector and the scheduler agree with each other, as far as"
         " these rules look. It says nothing of the request's outcome: one that failed with HTTP 500, was aborted, or was slow"
         " may be `ok`. Nor does it say that the answer is right: bytes are judged only where they were compared.\n\n"
-        "For tests and demos, a known bug can be"
-        " injected into any connector as `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the"
-        " same name. Rules about bytes judge what the engine's workers found when they compared blocks (`kv.block_check`).\n"
+        "For tests and demos, a known bug can be injected into any connector as `Faulty:<fault>:<connector>`. Four come with"
+        " kvtrail: `stale-lookup`, `over-report` and `under-report`, which the rules of the same names find, and"
+        " `blocks-exchanged`, which `byte-drift` finds; the tests have one for each rule. Rules about bytes judge what the"
+        " engine's workers found when they compared blocks (`kv.block_check`).\n"
     ]
     return "\n".join(parts + [page(rule) for rule in all_rules()])

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from bare_scheduler import scheduler, storm
 from downloads import Sidecar
+from faults import FAULTS, NATIVE, OF_PAIRS, VARIANTS
+from faults.transfers import StuckStep
 from history import heartbeats, loaded
 from minimal import assert_minimal
 from recorded_runs import faulty
 from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
-from kvtrail.connector.faults import FAULTS, NATIVE, OF_PAIRS, VARIANTS
-from kvtrail.connector.faults.transfers import StuckStep
 from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pairs.pair_scenario import drawn

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from byte_engines import EXCHANGE, found, judged, offload, sharing, two_rounds
+from faults import BY_RULE
 
-from kvtrail.connector.faults import BY_RULE
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 from kvtrail.tracer.events.events import BlockCheck
 from kvtrail.tracer.events.semconv import Kind

@@ -17,9 +17,9 @@ import pytest
 pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector")
 
 from history import judge
+from mooncake_stand_in import TransferEngines, installed
 from processes import SLOW_S, free_port
 
-from kvtrail.connector.known.mooncake.stand_in import TransferEngines, installed
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.run import of_its_own
 from kvtrail.connector.simulate.stages import BareScheduler

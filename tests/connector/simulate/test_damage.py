@@ -18,12 +18,12 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 import loss_injection
 from damages import DAMAGES, S, by_recorder, damaged, mixture, sent
+from faults import FAULTS, OF_PAIRS
 from loss_injection import CORRECT_PAIRS, FAULTY_PAIRS
 from naming import naming
 from recorded_runs import CONNECTORS, Run
 from sidecars import live, read, stored
 
-from kvtrail.connector.faults import FAULTS, OF_PAIRS
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, groups_of
 from kvtrail.tracer.events.events import Event, Heartbeat

@@ -15,9 +15,9 @@ from history import judge
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
+from faults import OF_PAIRS
 from recorded_runs import play_pair_once
 
-from kvtrail.connector.faults import OF_PAIRS
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.known.nixl.stand_in.network import Network, Schedule, Transfer
 from kvtrail.connector.registration import configuration

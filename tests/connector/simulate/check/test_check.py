@@ -13,11 +13,11 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from faults import FAULTS, NATIVE, OF_COPIES
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
-from kvtrail.connector.faults import FAULTS, NATIVE, OF_COPIES
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES

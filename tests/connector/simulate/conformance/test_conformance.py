@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("vllm")
 
+import faults  # noqa: F401 - makes them known
+
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.conformance import LEVELS, conformance
 from kvtrail.connector.simulate.check import trial

@@ -102,7 +102,7 @@ def test_no_connector_claims_what_it_inherits() -> None:
     ("name", "expected"),
     [
         ("OffloadConnector", [Feature.FAILURES, Feature.GROUPS, Feature.PROBE]),
-        ("Faulty:flipped-bit:OffloadConnector", [Feature.FAILURES, Feature.GROUPS, Feature.PROBE]),
+        ("Faulty:blocks-exchanged:OffloadConnector", [Feature.FAILURES, Feature.GROUPS, Feature.PROBE]),
         ("ExampleConnector", [Feature.LAYERS]),
         ("NixlPushConnector", [Feature.FAILURES, Feature.GROUPS, Feature.PUSH, Feature.PROBE]),
         ("NixlConnector", [Feature.FAILURES, Feature.GROUPS, Feature.PULL, Feature.PROBE]),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.connector.faults.base import Fault
+from kvtrail.connector.faults import Fault
 
 LATE_STEPS = 3
 """How much later a late store runs."""
@@ -36,13 +36,6 @@ class LayerLeftOut(Fault):
         left_out = memory._of_group[0].pop()
         super().load_chunks(copies)
         memory._of_group[0].append(left_out)
-
-
-class BlocksExchanged(Fault):
-    """A load puts the first two blocks of each chunk into each other's place."""
-
-    def load_chunks(self, copies: Sequence[Any]) -> None:
-        super().load_chunks([replace(copy, blocks=copy.blocks[1::-1] + copy.blocks[2:]) for copy in copies])
 
 
 class ForeignChunk(Fault):

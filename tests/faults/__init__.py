@@ -1,9 +1,7 @@
-"""Known bugs, to be injected into a connector: each rule is proven by the bug that it finds, and `kvtrail check` by those of
-copies. For tests and demos only.
+"""Known bugs: one for each rule, which it proves, and those of copies, of which `kvtrail check` sees the bytes.
 
-In comes a connector class and the name of a fault, `Faulty:<fault>:<connector>`, so that no setting can switch one on by
-accident; out comes the class with the fault in front of it. Most are for the OffloadConnector, some for vLLM's
-OffloadingConnector.
+Whoever imports this package makes them known as `Faulty:<fault>:<connector>`, like the four in the wheel. Most are for the
+OffloadConnector, some for vLLM's OffloadingConnector.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ import re
 from types import ModuleType
 from typing import Any
 
-from kvtrail.connector.faults import copies, lookups, plans, reports, transfers, variants
-from kvtrail.connector.faults.base import Fault
+from faults import copies, lookups, plans, reports, transfers, variants
+from kvtrail.connector import faults as of_wheel
 
 
 def _of(*modules: ModuleType) -> dict[str, Any]:
@@ -21,11 +19,20 @@ def _of(*modules: ModuleType) -> dict[str, Any]:
         re.sub(r"\B(?=[A-Z])", "-", name).lower(): cls
         for module in modules
         for name, cls in vars(module).items()
-        if isinstance(cls, type) and issubclass(cls, Fault) and cls.__module__ == module.__name__ and name[0] != "_"
+        if isinstance(cls, type)
+        and issubclass(cls, of_wheel.Fault)
+        and cls.__module__ == module.__name__
+        and name[0] != "_"
     }
 
 
-FAULTS = _of(lookups, plans, transfers, reports)
+BY_RULE = {"byte-drift": "blocks-exchanged", "byte-early": "late-load", "byte-rot": "stray-write"}
+"""Which of them the rules about bytes are proven by."""
+OF_COPIES = {"blocks-exchanged": of_wheel.BlocksExchanged} | _of(copies)
+"""Faults that change bytes and no count, under their names: no rule about counts sees them."""
+FAULTS = {name: of_wheel.FAULTS[name] for name in ("stale-lookup", "over-report", "under-report")} | _of(
+    lookups, plans, transfers, reports
+)
 """The faults under their names: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
 OF_PAIRS = {
     "altered-handoff": "altered", "ambiguous-handoff": "named alike", "crossed-handoff": "exchanged",
@@ -33,13 +40,9 @@ OF_PAIRS = {
     "short-handoff": "short", "stale-handoff": "overdue", "unacknowledged-handoff": "a report is lost",
 }  # fmt: skip
 """What goes wrong between two engines, by the rule that finds it: a router's `Mistake`, or the network's
-(`simulate/pairs/pair_scenario.py`). No connector has such a fault by itself."""
+(`connector/simulate/pairs/pair_scenario.py`). No connector has such a fault by itself."""
 VARIANTS = _of(variants)
 """Other faults that the rule in their attribute `rule` finds, under their names."""
-OF_COPIES = _of(copies)
-"""Faults that change bytes and no count, under their names: no rule about counts sees them."""
-BY_RULE = {"byte-drift": "blocks-exchanged", "byte-early": "late-load", "byte-rot": "stray-write"}
-"""Which of them the rules about bytes are proven by."""
 
 NATIVE = (
     "block-reuse", "callers-gave-up", "load-store-overlap", "null-block", "second-load", "stale-block",
@@ -47,8 +50,4 @@ NATIVE = (
     "unloaded-hit",
 )  # fmt: skip
 """Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""
-
-
-def inject(fault: type, cls: type) -> type:
-    """A subclass of a connector class with the fault in front of it."""
-    return type(cls.__name__, (fault, cls), {"__module__": "kvtrail.connector", "__doc__": fault.__doc__})
+of_wheel.FAULTS.update(FAULTS | VARIANTS | OF_COPIES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from kvtrail.connector.faults.base import Fault
-from kvtrail.connector.faults.reports import ShortLoad
+from faults.reports import ShortLoad
+from kvtrail.connector.faults import Fault
 from kvtrail.tracer.events.capabilities import Capability
 
 

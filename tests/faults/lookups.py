@@ -5,45 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from kvtrail.connector.faults.base import Answer, Fault
-from kvtrail.connector.known.probe import probe_for
-
-
-class StaleLookup(Fault):
-    """LMCache #2158: after the first lookup of an epoch the matched length is remembered and handed out as it is.
-
-    The first answer subtracts the computed tokens; the remembered one
-    does not, so that the second lookup of a request that waits after a preemption promises tokens vLLM already has.
-    """
-
-    def prepare(self) -> None:
-        self._remembered: dict[str, tuple[int, int]] = {}
-
-    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
-        epoch, remembered = self._remembered.get(request.request_id, (-1, 0))
-        self.answered_from_memory = epoch == request.num_preemptions
-        if self.answered_from_memory:
-            return remembered, False  # the connector's own state is up to date all the same, as LMCache's was
-        matched, _ = probe_for(type(self)).lookup(self, request)
-        if matched is None and returned is not None:
-            matched = computed + returned
-        if matched is not None:
-            self._remembered[request.request_id] = (request.num_preemptions, matched)
-        return returned, is_async
-
-
-class OverReport(Fault):
-    """A hit is padded to the next block, whether or not the store holds it."""
-
-    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
-        return (returned + 32 if returned else returned), is_async
-
-
-class UnderReport(Fault):
-    """LMCache #1969: a request that comes back after a preemption is taken for one that was served already."""
-
-    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
-        return (0 if request.num_preemptions else returned), is_async
+from kvtrail.connector.faults import Answer, Fault
 
 
 class EndlessDeferral(Fault):
