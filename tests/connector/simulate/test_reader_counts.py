@@ -3,8 +3,6 @@ twice, and of a number that is too small. The settings are kvtrail's defaults.""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
@@ -14,8 +12,9 @@ from recorded_runs import play_pair_once
 from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
 from kvtrail.connector.simulate.pairs.pairs import DECODE, PlayedPair, play_pair
+from kvtrail.connector.simulate.scenario import Mistake
 from kvtrail.tracer.events.events import Xfer
 
 NIXL = configuration("NixlConnector", {})
@@ -27,7 +26,8 @@ def played(
     seed: int, *, repeated: float = 0.0, mistakes: tuple[Mistake, ...] = (), ranks: tuple[int, int] = (1, 2)
 ) -> PlayedPair:
     return play_pair_once(
-        replace(drawn(seed, repeated=repeated, mistakes=mistakes), prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL
+        with_pair(drawn(seed, repeated=repeated, mistakes=mistakes), prefill_ranks=ranks[0], decode_ranks=ranks[1]),
+        NIXL,
     )
 
 
@@ -63,7 +63,7 @@ def test_two_requests_that_share_a_hand_off_report_for_each_other() -> None:
 def test_a_number_of_readers_that_lacks_a_dimension_is_named_where_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each report says that it is the only one, as if both engines had as many ranks: all that read are named."""
     monkeypatch.setattr(TransferTopology, "dcp_consumer_count", lambda *_: 1)
-    pair = play_pair(replace(drawn(0), prefill_ranks=1, decode_ranks=2), NIXL)
+    pair = play_pair(with_pair(drawn(0), prefill_ranks=1, decode_ranks=2), NIXL)
     reads = [each for each in pair.recorded[DECODE] if isinstance(each, Xfer) and each.xfer_state == "posted"]
     assert {each.rank for each in reads} == {0, 1}
     assert pair.found() == pair.found(RULE) == {pair.names[each.request or ""] for each in reads}
