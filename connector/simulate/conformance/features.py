@@ -36,7 +36,7 @@ _SEEN: Mapping[Feature, tuple[str, ...]] = {
     Feature.EVENTS: ("events/stored",),
     Feature.PROBE: ("probe/seen",),
 }
-"""The coverage points at which a feature was seen. Failures are injected, so that seeing them says nothing."""
+"""The points at which a feature was seen. Failures are injected, so that seeing them says nothing."""
 _NOTHING = frozenset({"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"})
 """What `pass`, a docstring or `return` compile to."""
 
