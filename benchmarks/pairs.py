@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -29,8 +29,9 @@ from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pairs import pairs
-from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, PairScenario, drawn
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
 from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
+from kvtrail.connector.simulate.scenario import Mistake, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Handoff
 from kvtrail.tracer.events.semconv import Kind
@@ -114,8 +115,8 @@ def faults(seeds: Sequence[int]) -> bool:
     return right
 
 
-def _with_ranks(scenario: PairScenario, ranks: tuple[int, int]) -> PairScenario:
-    return replace(scenario, prefill_ranks=ranks[0], decode_ranks=ranks[1])
+def _with_ranks(scenario: Scenario, ranks: tuple[int, int]) -> Scenario:
+    return with_pair(scenario, prefill_ranks=ranks[0], decode_ranks=ranks[1])
 
 
 def sound(events: int, first: int) -> bool:

@@ -121,4 +121,5 @@ change are found by `byte-drift`."""
 
 def inject(fault: type, cls: type) -> type:
     """A subclass of a connector class with the fault in front of it."""
-    return type(cls.__name__, (fault, cls), {"__module__": "kvtrail.connector", "__doc__": fault.__doc__})
+    own = {"__module__": "kvtrail.connector", "__doc__": fault.__doc__, "_kvtrail_without_fault": cls}
+    return type(cls.__name__, (fault, cls), own)

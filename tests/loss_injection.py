@@ -18,8 +18,8 @@ from sidecars import FORGET_NS, Name, live, moments
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
-from kvtrail.connector.simulate.scenario import Arrival, Scenario
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
+from kvtrail.connector.simulate.scenario import Arrival, Mistake, Scenario
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import Level
@@ -263,7 +263,7 @@ def pair(seed: int, kind: str = "") -> tuple[Event, ...]:
     )
     scenario = drawn(seed, mistakes=mistakes, lost=lost, repeated=repeated, failing=failing, dies=kind == "dies")
     if kind in (TWO_RANKS, TWICE_FROM_ONE):
-        scenario = replace(scenario, decode_ranks=2)
+        scenario = with_pair(scenario, decode_ranks=2)
     events = recorded_runs.play_pair_once(scenario, configuration("NixlConnector", {})).events
     # Recorders name themselves at random, and a damage chooses one of them by its name: the same one in each session.
     names = {name: f"{number:016x}" for number, name in enumerate(dict.fromkeys(event.recorder for event in events), 1)}

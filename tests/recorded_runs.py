@@ -33,7 +33,6 @@ from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
 from kvtrail.connector.simulate import in_memory, run
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler
@@ -223,7 +222,7 @@ def play(
 
 
 @once_a_session
-def play_pair_once(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:
+def play_pair_once(scenario: Scenario, connector: Mapping[str, Any]) -> PlayedPair:
     """The simulator's `play_pair`, once a session for each scenario and connector: without the network's agents, which hold
     the engines' memory."""
     pair = play_pair(scenario, connector)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -147,7 +146,8 @@ def plain_name(cls: type) -> str:
 
 def importable_as(cls: type) -> str:
     """An untraced connector class as `module:Class`; of one with an injected fault, the class without it."""
-    plain = next(base for base in cls.__mro__ if not re.match(r"kvtrail\.connector($|\.faults)", base.__module__))
+    cls = getattr(cls, "_kvtrail_without_fault", cls)
+    plain = next(base for base in cls.__mro__ if base.__module__ != "kvtrail.connector")
     return f"{plain.__module__}:{plain.__qualname__}"
 
 

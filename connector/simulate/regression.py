@@ -14,7 +14,6 @@ from typing import Any
 from kvtrail.connector.known.fake import SETTINGS
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import Failure, failures, shrunk
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.history.history import History
@@ -43,7 +42,7 @@ pytest.importorskip("vllm")
 
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import run
-from {module} import {kind}
+from kvtrail.connector.simulate.scenario import Scenario
 
 CONNECTOR = {connector}
 CONFIGURATION = json.loads({extra})
@@ -59,7 +58,7 @@ SCENARIO = {scenario}
 
 def test_{name}():
     subject = Subject(os.environ.get("{variable}", CONNECTOR), CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
-    played, failures = run(subject, {kind}.from_dict(SCENARIO))
+    played, failures = run(subject, Scenario.from_dict(SCENARIO))
     assert played.events, "nothing was recorded"
     for each in failures:
         print(f"{{each.id}}\\n{{each.text}}\\n")
@@ -118,7 +117,6 @@ def regression(
     if not small.seen:
         raise DoesNotAppear(f"{failure.id} appears only with what the store held when it was recorded")
     source = as_pytest(small.scenario, connector=subject, failure=small.failure)
-    assert isinstance(small.scenario, Scenario)
     return Regression(source=source, failure=small.failure, scenario=small.scenario, original=original)
 
 
@@ -137,7 +135,7 @@ def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure
     raise DoesNotAppear(f"{asked} does not appear when the recording is driven again with {driven.connector}: {there}")
 
 
-def as_pytest(scenario: Scenario | PairScenario, *, connector: Subject, failure: Failure) -> str:
+def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> str:
     """The file's text; `failure` is what the scenario shows with the connector."""
     return _TEMPLATE.format(
         title=_quotable(f"{connector.name}: {failure.id}"),
@@ -149,8 +147,6 @@ def as_pytest(scenario: Scenario | PairScenario, *, connector: Subject, failure:
         beside=connector.beside,
         own_workers=connector.own_workers,
         fault=repr(failure.id),
-        module=type(scenario).__module__,
-        kind=type(scenario).__name__,
         scenario=pprint.pformat(scenario.as_dict(), width=_WIDTH, sort_dicts=False),
         name=slug(failure.what).replace("-", "_"),
     )

@@ -22,8 +22,8 @@ from typing import Any
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.judges import room
-from kvtrail.connector.simulate.judges.coverage import left_out
 from kvtrail.connector.simulate.judges.observer import Observation, Observer
+from kvtrail.connector.simulate.judges.plans import left_out
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.slow_threads import slow_threads

@@ -7,11 +7,12 @@ thousands of tokens stays readable.
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
+from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, VOCABULARY
 from kvtrail.tracer.events.cache_groups import CacheGroup, declared
 
@@ -127,12 +128,103 @@ def wait(request_id: str, number: int) -> str:
     return f"{request_id}/{number}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """A workload, the scheduler's settings, and how the workers behave.
+class Point(StrEnum):
+    """Where a request is when its client disconnects."""
+
+    PREFILLING = "prefilling"
+    HANDED_OVER = "handed over"
+    """The engine that prefills has ended it, and the router has not yet asked the other one."""
+    QUEUED = "queued"
+    """In the other engine's queue."""
+    LOADING = "loading"
+    DECODING = "decoding"
+
+
+class Mistake(StrEnum):
+    """What a router does wrong with what an engine hands over."""
+
+    EXCHANGED = "exchanged"
+    """It gives two requests each other's."""
+    TWICE = "twice"
+    """It asks the engine that decodes twice with the same."""
+    SHORT = "short"
+    """The engine that prefills got a part of the prompt, which ends in the same block."""
+    CUT = "cut"
+    """The engine that prefills got a part of the prompt, which ends in an earlier block."""
+    ALTERED = "altered"
+    """It changes the last block id."""
+    NAMED_ALIKE = "named alike"
+    """It gives two requests one `transfer_id`, and keeps them at the same time."""
+    OVERDUE = "overdue"
+    """It keeps it until the lease has run out and the blocks are another request's."""
+
+
+class Return(StrEnum):
+    """How an engine that was killed comes back, at its old address."""
+
+    SAME = "same"
+    """With the engine id that it had, as where that is configured."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client's request, to both engines.
 
     Attributes:
-        arrivals, aborts, resets: what happens, by scheduling step.
+        id: the client's; engines append a suffix of their own.
+        at_tick: the router asks the engine that prefills before this tick.
+        kept_ticks: how long it then keeps what that engine returns.
+        leaves: where its client disconnects, if it does.
+    """
+
+    id: str
+    prompt: tuple[Segment, ...]
+    max_tokens: int = 4
+    at_tick: int = 0
+    kept_ticks: int = 0
+    leaves: Point | None = None
+    mistake: Mistake | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What a scenario of two engines has besides: the one that prefills hands over to one that decodes.
+
+    Attributes:
+        requests: of clients, to both engines.
+        decodes: what else the engine that decodes is asked; steps are ticks.
+        prefill_every, decode_every: how many ticks there are for one step of each.
+        decode_blocks: of the pool of the engine that decodes.
+        prefill_dies_at, decode_dies_at: the tick in which that engine is killed; None if it lives.
+        prefill_returns: how the engine that prefills comes back after that, `RETURNS_TICKS` later; None if it does not.
+        tick_s: seconds of a tick, for leases.
+        lease_s: the lease of what is handed over.
+        prefill_ranks, decode_ranks: tensor-parallel ranks of each engine.
+        network: between them.
+    """
+
+    requests: tuple[Request, ...]
+    decodes: tuple[Arrival, ...] = ()
+    prefill_every: int = 1
+    decode_every: int = 1
+    decode_blocks: int = 48
+    prefill_dies_at: int | None = None
+    prefill_returns: Return | None = None
+    decode_dies_at: int | None = None
+    tick_s: float = 0.1
+    lease_s: int = 30
+    prefill_ranks: int = 1
+    decode_ranks: int = 1
+    network: Schedule = field(default_factory=Schedule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A workload of one engine or of two, the scheduler's settings, and how the workers behave.
+
+    Attributes:
+        arrivals, aborts, resets: what happens, by scheduling step; of two engines, in the one that prefills.
         num_blocks: KV blocks of the pool, the null block included.
         block_size: tokens per block.
         drafts: speculative tokens per step; a random part of them is rejected.
@@ -143,6 +235,7 @@ class Scenario:
         recompute: vLLM's `kv_load_failure_policy`: it computes what could not be loaded, or ends the request.
         seed: of the model's tokens.
         most_steps: the run ends here, even if requests are unfinished.
+        pair: the second engine, and what lies between both; None if there is one.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -157,6 +250,12 @@ class Scenario:
     recompute: bool = True
     seed: int = 0
     most_steps: int = 20_000
+    pair: Pair | None = None
+
+    @property
+    def everybody(self) -> tuple[Request | Arrival, ...]:
+        """All requests: of two engines, first those that one of them hands over."""
+        return self.arrivals if self.pair is None else (*self.pair.requests, *self.arrivals, *self.pair.decodes)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data, without fields that have their default."""
@@ -171,11 +270,12 @@ class Scenario:
         """
         try:
             known = dict(data)
-            known["arrivals"] = tuple(arrival_of(each) for each in known["arrivals"])
+            known["arrivals"] = _arrivals(known.get("arrivals", ()))
             known["aborts"] = tuple(Abort(**_timed(each)) for each in known.get("aborts", ()))
             known["resets"] = tuple(CachesReset(**_timed(each)) for each in known.get("resets", ()))
             known["groups"] = tuple(CacheGroup(**each) for each in known.get("groups", ()))
             known["workers"] = _workers(known.get("workers", {}))
+            known["pair"] = _pair(known["pair"]) if known.get("pair") else None
             _refuse_texts(known.get("settings", {}))
             return cls(**known)
         except (TypeError, KeyError, ValueError) as wrong:
@@ -208,12 +308,30 @@ def tokens(segments: Iterable[Segment]) -> list[int]:
     return drawn
 
 
-def arrival_of(data: Mapping[str, Any]) -> Arrival:
-    """A request from data."""
-    known = dict(data)
-    for name in ("prompt", "output"):
-        known[name] = tuple((str(seed), int(count)) for seed, count in known.get(name, ()))
-    return Arrival(**known)
+def _arrivals(data: Iterable[Mapping[str, Any]]) -> tuple[Arrival, ...]:
+    named = ((each, {name: _segments(each.get(name, ())) for name in ("prompt", "output")}) for each in data)
+    return tuple(Arrival(**{**each, **segments}) for each, segments in named)
+
+
+def _segments(data: Iterable[Sequence[Any]]) -> tuple[Segment, ...]:
+    return tuple((str(seed), int(count)) for seed, count in data)
+
+
+def _pair(data: Mapping[str, Any]) -> Pair:
+    return Pair(
+        **{
+            **data,
+            "requests": tuple(map(_request, data["requests"])),
+            "decodes": _arrivals(data.get("decodes", ())),
+            "network": Schedule(**data.get("network", {})),
+            "prefill_returns": Return(data["prefill_returns"]) if "prefill_returns" in data else None,
+        }
+    )
+
+
+def _request(data: Mapping[str, Any]) -> Request:
+    named = {name: kind(data[name]) for name, kind in (("leaves", Point), ("mistake", Mistake)) if name in data}
+    return Request(**{**data, "prompt": _segments(data["prompt"]), **named})
 
 
 def _timed(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,8 +355,10 @@ def _sparse(thing: Any) -> dict[str, Any]:
         elif isinstance(value, Workers):
             if value != Workers():
                 kept[each.name] = {name: each for name, each in asdict(value).items() if each or name == "latest_steps"}
+        elif isinstance(value, Pair | Schedule):
+            kept[each.name] = _sparse(value)
         elif value != each.default and value not in ((), {}):
             kept[each.name] = (
-                dict(value) if isinstance(value, Mapping) else str(value) if isinstance(value, When) else value
+                dict(value) if isinstance(value, Mapping) else str(value) if isinstance(value, StrEnum) else value
             )
     return kept

@@ -1,4 +1,4 @@
-"""Shrinks a failing scenario: fewer requests, aborts and resets, shorter prompts, simpler workers.
+"""Shrinks a failing scenario: fewer requests, aborts and resets, shorter prompts, simpler workers, a simpler network.
 
 Delta debugging over the lists of a scenario, then over its numbers. Every candidate is run; the result fails in the same way.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Segment, Workers
 from kvtrail.tracer.history.shrink import minimal
 
@@ -33,10 +35,34 @@ def shrink(
 
     while True:
         before = smallest
-        for part in (_fewer_arrivals, _fewer_happenings, _simpler_world, _shorter, _sooner):
+        for part in (_simpler_pair, _fewer_arrivals, _fewer_happenings, _simpler_world, _shorter, _sooner):
             smallest = part(smallest, fails_in_time)
         if smallest == before or tried == tries:
             return _plain_names(smallest, fails)
+
+
+def _simpler_pair(scenario: Scenario, fails: Fails) -> Scenario:
+    """Of two engines: fewer requests, a simpler network, engines that are never busy."""
+    if scenario.pair is None:
+        return scenario
+    pair = scenario.pair
+
+    def fails_with(**changes: Any) -> bool:
+        nonlocal pair
+        candidate = replace(pair, **changes)
+        if candidate == pair or not fails(replace(scenario, pair=candidate)):
+            return False
+        pair = candidate
+        return True
+
+    minimal(pair.requests, lambda kept: bool(kept) and fails_with(requests=tuple(kept)))
+    minimal(pair.decodes, lambda kept: fails_with(decodes=tuple(kept)))
+    prompt = Schedule(transfer_ticks=0, message_ticks=0, handshake_ticks=0)
+    fails_with(prefill_every=1, decode_every=1)
+    if not fails_with(network=prompt):
+        fails_with(network=replace(prompt, failing=pair.network.failing, seed=pair.network.seed))
+    fails_with(requests=tuple(replace(each, at_tick=0, kept_ticks=0) for each in pair.requests))
+    return replace(scenario, pair=pair)
 
 
 def _fewer_arrivals(scenario: Scenario, fails: Fails) -> Scenario:
@@ -45,7 +71,7 @@ def _fewer_arrivals(scenario: Scenario, fails: Fails) -> Scenario:
         aborts = tuple(abort for abort in scenario.aborts if abort.id in ids)
         return replace(scenario, arrivals=tuple(arrivals), aborts=aborts)
 
-    kept = minimal(scenario.arrivals, lambda arrivals: bool(arrivals) and fails(without(arrivals)))
+    kept = minimal(scenario.arrivals, lambda arrivals: bool(arrivals or scenario.pair) and fails(without(arrivals)))
     return without(kept)
 
 
@@ -86,6 +112,8 @@ def _shorter(scenario: Scenario, fails: Fails) -> Scenario:
 
 def _sooner(scenario: Scenario, fails: Fails) -> Scenario:
     """All requests at once, or everything earlier."""
+    if not scenario.arrivals:
+        return scenario
     at_once = tuple(replace(arrival, at_step=0) for arrival in scenario.arrivals)
     by = min(each.at_step for each in scenario.arrivals)
     by = min([by, *(each.at_step for each in scenario.resets), *(each.at_step for each in scenario.aborts)])

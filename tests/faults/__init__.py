@@ -40,7 +40,7 @@ OF_PAIRS = {
     "short-handoff": "short", "stale-handoff": "overdue", "unacknowledged-handoff": "a report is lost",
 }  # fmt: skip
 """What goes wrong between two engines, by the rule that finds it: a router's `Mistake`, or the network's
-(`connector/simulate/pairs/pair_scenario.py`). No connector has such a fault by itself."""
+(`connector/simulate/scenario.py`). No connector has such a fault by itself."""
 VARIANTS = _of(variants)
 """Other faults that the rule in their attribute `rule` finds, under their names."""
 

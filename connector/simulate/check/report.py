@@ -222,8 +222,8 @@ def _size(found: Found) -> str:
     small = found.small
     again = f" FLAKY: run again, it failed in {small.seen} of {small.runs} runs." if small.is_flaky else ""
     return (
-        f"With {some(len(small.scenario.arrivals), 'request')} in {some(small.played.steps, 'step')};"
-        f" found first after {some(found.after, 'step')}, with {count(len(found.original.arrivals))}, profile"
+        f"With {some(len(small.scenario.everybody), 'request')} in {some(small.played.steps, 'step')};"
+        f" found first after {some(found.after, 'step')}, with {count(len(found.original.everybody))}, profile"
         f" {found.profile}, seed {found.seed}.{again}"
     )
 

@@ -19,7 +19,6 @@ from kvtrail.connector.simulate.check.store_profiles import SMALL
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
 from kvtrail.connector.simulate.check.workload import Workload
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.run import Played, Unbuildable
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.model.findings import Verdict
@@ -34,7 +33,7 @@ SHRINK_TRIES = 300
 """Runs for shrinking one failure."""
 ASKED_FOR = "that was asked for"
 """Why fake workers run where the user wants them."""
-Known = Mapping[str, Sequence[Scenario | PairScenario]]
+Known = Mapping[str, Sequence[Scenario]]
 NONE_KNOWN: Known = {}
 FEW_STEPS, FEW_HITS = 1000, 20
 """Fewer than these prove nothing."""
@@ -63,7 +62,7 @@ class Found:
         return self.small.failure
 
     @property
-    def original(self) -> Scenario | PairScenario:
+    def original(self) -> Scenario:
         """The scenario that failed first."""
         return self.workload.scenario
 
@@ -233,8 +232,8 @@ class _Session:
         self._checked.seconds = time.monotonic() - self._started
         self._on_progress(self._checked, doing)
 
-    def _announce_shrinking(self, failure: Failure, smallest: Scenario | PairScenario) -> None:
-        self._announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
+    def _announce_shrinking(self, failure: Failure, smallest: Scenario) -> None:
+        self._announce(f"{failure.what}: shrinking, {len(smallest.everybody)} requests")
 
     def rehearse(self, fake_workers: bool) -> None:
         """Find out whether the connector's own workers run, unless fakes are asked for."""
@@ -252,8 +251,7 @@ class _Session:
         own_workers = checked.fake_workers is None
         subject = Subject(checked.connector, extra, beside=profile == "multi", own_workers=own_workers)
         scenario = workload.scenario
-        paired = isinstance(scenario, PairScenario)
-        if isinstance(scenario, Scenario) and not subject.loads_may_fail:
+        if not subject.loads_may_fail:
             scenario = replace(scenario, workers=replace(scenario.workers, load_failures=0.0, fails=()))
         self._announce(profile)
         try:
@@ -261,7 +259,7 @@ class _Session:
         except Unbuildable as refused:
             self._refused(workload, subject, refused)
             return
-        if subject.own_workers and not paired and played.loads_read and not played.loads_copied:
+        if subject.own_workers and scenario.pair is None and played.loads_read and not played.loads_copied:
             checked.fake_workers = rehearsal.NO_BYTES
             subject = replace(subject, own_workers=False)
             played, failures = run(subject, scenario)

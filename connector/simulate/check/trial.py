@@ -9,9 +9,7 @@ from typing import Any
 
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.judges.observer import BYTES
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.pairs.pairs import play_pair
-from kvtrail.connector.simulate.pairs.shrink_pair import shrink_pair
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.shrink import shrink
@@ -61,7 +59,7 @@ class Shrunk:
             that is not flaky both are equal.
     """
 
-    scenario: Scenario | PairScenario
+    scenario: Scenario
     played: Played
     failure: Failure
     seen: int
@@ -94,10 +92,10 @@ def failures(played: Played) -> list[Failure]:
     return list(found.values())
 
 
-def run(subject: Subject, scenario: Scenario | PairScenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:
+def run(subject: Subject, scenario: Scenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:
     """Play a scenario with the connector, and look at what is left `at_rest`. What also happens without any connector is not
     its failure."""
-    if isinstance(scenario, PairScenario):
+    if scenario.pair is not None:
         pair = play_pair(scenario, subject.configuration())
         return pair, failures(pair)
     child = 2 if subject.beside else 0
@@ -120,10 +118,10 @@ def shrunk(
     failure: Failure,
     played: Played,
     subject: Subject,
-    scenario: Scenario | PairScenario,
+    scenario: Scenario,
     *,
     tries: int | None,
-    known: Sequence[Scenario | PairScenario] = (),
+    known: Sequence[Scenario] = (),
     on_try: Callable[[Any], None] = lambda smallest: None,
 ) -> Shrunk:
     """Run a scenario that has failed again; if it always fails in the same way, shrink it in `tries` tries, as long as it
@@ -134,7 +132,7 @@ def shrunk(
     best = scenario, played, failure
     at_rest, steps = False, 0
 
-    def fails(candidate: Scenario | PairScenario) -> bool:
+    def fails(candidate: Scenario) -> bool:
         nonlocal best, steps
         played, found = run(subject, candidate, at_rest=at_rest)
         steps += played.steps
@@ -143,11 +141,11 @@ def shrunk(
             best = candidate, played, same
         return same is not None
 
-    def fails_in_time(candidate: Scenario | PairScenario) -> bool:
+    def fails_in_time(candidate: Scenario) -> bool:
         return (tries is None or steps < SHRINK_STEPS) and fails(candidate)
 
     again = fails(scenario)
-    at_rest = isinstance(scenario, Scenario) and not again  # what is left takes longer to look at than a small scenario
+    at_rest = scenario.pair is None and not again  # what is left takes longer to look at than a small scenario
     for small in known:
         on_try(small)
         if all(fails(small) for _ in range(CONFIRMATIONS)):
@@ -155,11 +153,7 @@ def shrunk(
     best = scenario, played, failure
     seen = again + sum(fails(scenario) for _ in range(CONFIRMATIONS if at_rest else CONFIRMATIONS - 1))
     if seen == CONFIRMATIONS:
-        smallest: Scenario | PairScenario
-        if isinstance(scenario, PairScenario):
-            smallest = shrink_pair(scenario, fails_in_time, tries=tries, on_try=on_try)
-        else:
-            smallest = shrink(scenario, fails_in_time, tries=tries, on_try=on_try)
+        smallest = shrink(scenario, fails_in_time, tries=tries, on_try=on_try)
         seen = sum(fails(smallest) for _ in range(CONFIRMATIONS))
     return Shrunk(*best, seen, CONFIRMATIONS)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.scenario import Scenario
 
 
@@ -20,7 +19,7 @@ class Workload:
         extra: the connector's configuration.
     """
 
-    scenario: Scenario | PairScenario
+    scenario: Scenario
     profile: str
     seed: int
     extra: Mapping[str, Any] = field(default_factory=dict)

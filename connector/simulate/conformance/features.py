@@ -12,7 +12,6 @@ from typing import Any, cast
 from kvtrail.connector.known import by_class, capabilities_declared, importable_as, overrides, part_of, plain_name
 from kvtrail.connector.registration import configuration, resolve
 from kvtrail.connector.simulate.conformance.requirement import Feature
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.events.capabilities import Capability, of_connector
 
@@ -37,7 +36,7 @@ _SEEN: Mapping[Feature, tuple[str, ...]] = {
     Feature.EVENTS: ("events/stored",),
     Feature.PROBE: ("probe/seen",),
 }
-"""The coverage points at which a feature was seen. Failures are injected, so that seeing them says nothing."""
+"""The points at which a feature was seen. Failures are injected, so that seeing them says nothing."""
 _NOTHING = frozenset({"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"})
 """What `pass`, a docstring or `return` compile to."""
 
@@ -77,10 +76,10 @@ def detected(reached: Counter[str]) -> list[Feature]:
     return [each for each in Feature if any(reached[point] for point in _SEEN.get(each, ()))]
 
 
-def worlds(scenario: Scenario | PairScenario, present: Sequence[Feature]) -> frozenset[Feature]:
+def worlds(scenario: Scenario, present: Sequence[Feature]) -> frozenset[Feature]:
     """The features that a scenario needs in order to be played: a failure in it is one of theirs."""
     handed_over = frozenset({Feature.PULL, Feature.PUSH}.intersection(present) or {Feature.PULL})
-    if isinstance(scenario, PairScenario):
+    if scenario.pair is not None:
         return handed_over
     here = {
         Feature.FAILURES: bool(scenario.workers.load_failures or scenario.workers.fails),

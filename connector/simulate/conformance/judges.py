@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
-from kvtrail.connector.simulate.judges.coverage import PLANS
 from kvtrail.connector.simulate.judges.observer import BYTES, EVENTS, HITS, REST
+from kvtrail.connector.simulate.judges.plans import PLANS
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.rules import DeadlineRule, all_rules
 

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from kvtrail.connector.simulate.conformance.circumstances import circumstances
 from kvtrail.connector.simulate.conformance.junit import printable
-from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.connector.simulate.scenario import Request, Scenario
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import ROOTS, Kind
 from kvtrail.tracer.history.history import load
@@ -87,17 +87,23 @@ def _group(requirement: Report) -> str:
 
 def _failure(of: Report, folder: Path) -> dict[str, Any]:
     """A failure, with what the page shows of its rule, its trace, its test and its workload."""
-    scenario = of["scenario"]
+    scenario = Scenario.from_dict(of["scenario"])
     rule = next((rule for rule in all_rules() if f"rule: {rule.id}" == of["id"]), None)
-    one_engine = "arrivals" in scenario
-    arrivals = (each for name in ("requests", "prefills", "decodes") for each in scenario[name])
     return {
         **of,
         **_events(of, rule, folder),
         "rule": rule,
         "source": _read(folder / of["test"]),
-        "arrivals": scenario["arrivals"] if one_engine else list(arrivals),
-        "circumstances": list(circumstances(Scenario.from_dict(scenario))) if one_engine else [],
+        "arrivals": [
+            {
+                "id": each.id,
+                "at": each.at_tick if isinstance(each, Request) else each.at_step,
+                "prompt": each.prompt,
+                "max_tokens": each.max_tokens,
+            }
+            for each in scenario.everybody
+        ],
+        "circumstances": list(circumstances(scenario)) if scenario.pair is None else [],
     }
 
 

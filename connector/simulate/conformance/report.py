@@ -16,7 +16,6 @@ from kvtrail.connector.simulate.check.session import Found, Known
 from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION
 from kvtrail.connector.simulate.conformance.suite import Asked, Conformance
 from kvtrail.connector.simulate.conformance.verdict import Judged, likeliest_first
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.scenario import Scenario
 
 SCHEMA_VERSION = 1
@@ -136,12 +135,11 @@ def known_from(reports: Iterable[Mapping[str, Any]]) -> Known:
     Raises:
         ValueError: one is no report; the text says why.
     """
-    known: dict[str, list[Scenario | PairScenario]] = {}
+    known: dict[str, list[Scenario]] = {}
     try:
         for report in reports:
             for failure in report["failures"]:
-                data, same = failure["scenario"], known.setdefault(failure["id"], [])
-                small = PairScenario.from_dict(data) if "requests" in data else Scenario.from_dict(data)
+                small, same = Scenario.from_dict(failure["scenario"]), known.setdefault(failure["id"], [])
                 if not failure["flaky"] and small not in same:
                     same.append(small)
     except (TypeError, KeyError) as wrong:

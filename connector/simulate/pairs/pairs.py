@@ -24,10 +24,9 @@ from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
 from kvtrail.connector.simulate.judges import leftovers
 from kvtrail.connector.simulate.judges.observer import BYTES, REST, Observation
-from kvtrail.connector.simulate.pairs.pair_scenario import RETURNS_TICKS, PairScenario, Point, Return
 from kvtrail.connector.simulate.pairs.router import Router
 from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, Played, judged_alone, of_its_own, where
-from kvtrail.connector.simulate.scenario import Arrival, Workers
+from kvtrail.connector.simulate.scenario import Arrival, Pair, Point, Return, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.contents import Shared
 from kvtrail.connector.simulate.workers.model import Model
@@ -36,6 +35,8 @@ from kvtrail.tracer.events.events import Event, Free, Lookup, Read, Sent
 from kvtrail.tracer.model.findings import by_weight
 
 MOST_TICKS = 4000
+RETURNS_TICKS = 5
+"""How many ticks an engine that was killed is away."""
 QUIET_TICKS = 30
 """Nothing happens for so long when all is done: the last messages have arrived."""
 LEASES = 3
@@ -208,31 +209,33 @@ def hands_over(name: str) -> bool:
     return any(base.__name__ in names for base in cls.__mro__) and can_be_installed()
 
 
-def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPair:
+def play_pair(scenario: Scenario, connector: Mapping[str, Any]) -> PlayedPair:
     """Run a scenario on two engines with this `kv_transfer_config`, and judge what both record.
 
     Raises:
         ValueError, ImportError: vLLM refuses a setting or the connector.
     """
-    network, clock, shared = Network(scenario.network), Clock(), Shared()
+    pair = scenario.pair
+    assert pair is not None
+    network, clock, shared = Network(pair.network), Clock(), Shared()
     with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters, installed(network, clock):
 
         def made(name: str, engine_id: str | None = None) -> Engine:
             return _engine(name, Path(folder), scenario, connector, shared, exporters, engine_id)
 
         both = [made(PREFILL), made(DECODE)]
-        (prefill, decode), router = both, Router(scenario, *both)
+        (prefill, decode), router = both, Router(pair.requests, *both, seed=scenario.seed)
         quiet = still = 0
         state: object = None
         for tick in range(MOST_TICKS):
-            clock.now_s += scenario.tick_s
+            clock.now_s += pair.tick_s
             network.tick()
-            if tick == scenario.prefill_dies_at:
+            if tick == pair.prefill_dies_at:
                 prefill.kill()
-            elif tick == scenario.decode_dies_at:
+            elif tick == pair.decode_dies_at:
                 decode.kill()
-            elif _returns(scenario, tick) and decode.error is None:
-                both.append(made(AGAIN, prefill.id if scenario.prefill_returns is Return.SAME else None))
+            elif _returns(pair, tick) and decode.error is None:
+                both.append(made(AGAIN, prefill.id if pair.prefill_returns is Return.SAME else None))
                 router.prefill_with(both[-1])
             router.tick(tick)
             for engine in both:
@@ -242,7 +245,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
             quiet = quiet + 1 if router.is_idle and all(engine.is_idle for engine in both) else 0
             before, state = state, [engine.state for engine in both]
             still = still + 1 if state == before else 0
-            if quiet > QUIET_TICKS or still > scenario.longest_ticks + LEASES * scenario.lease_s / scenario.tick_s:
+            if quiet > QUIET_TICKS or still > _longest_ticks(scenario, pair) + LEASES * pair.lease_s / pair.tick_s:
                 break
         in_memory.flush()
         for engine in both:
@@ -259,7 +262,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
     # Both have one clock here, so that a sidecar would have heard them in this order.
     events = sorted((event for each in recorded.values() for event in each), key=lambda event: event.end_ns)
     detector, checks = judged_alone(events, None)
-    wrong = _wrong(both, router.names | {each.id: each.id for each in (*scenario.prefills, *scenario.decodes)})
+    wrong = _wrong(both, router.names | {each.id: each.id for each in (*scenario.arrivals, *pair.decodes)})
     dead = next((engine for engine in both if engine.error not in (None, KILLED)), None)
     return PlayedPair(
         exporters=exporters,
@@ -281,7 +284,7 @@ def play_pair(scenario: PairScenario, connector: Mapping[str, Any]) -> PlayedPai
         loads_copied=True,  # by the network, at any time
         blocks_compared=sum(engine.model.compared for engine in both),
         unprobed=next((each._kvtrail.unprobed for each in decode.stage.connectors if hasattr(each, "_kvtrail")), None),
-        ranks=max(scenario.prefill_ranks, scenario.decode_ranks),
+        ranks=max(pair.prefill_ranks, pair.decode_ranks),
         recorded=recorded,
         wrong=wrong,
         errors={engine.name: f"{engine.error}\n{engine.trace}" for engine in both if engine.error is not None},
@@ -312,13 +315,15 @@ def _observations(wrong: Mapping[str, str], remembered: Mapping[str, Sequence[st
 def _engine(
     name: str,
     folder: Path,
-    scenario: PairScenario,
+    scenario: Scenario,
     connector: Mapping[str, Any],
     shared: Shared,
     exporters: Sequence[InMemoryExporter],
     engine_id: str | None,
 ) -> Engine:
     """An engine; without an `engine_id` it has one that no other has."""
+    pair = scenario.pair
+    assert pair is not None
     prefills = name != DECODE
     own = of_its_own(connector)
     own["engine_id"] = engine_id or f"{name.partition(' ')[0]}-{own['engine_id']}"
@@ -327,27 +332,36 @@ def _engine(
     for each in (own, *own["kv_connector_extra_config"].get("connectors", ())):
         if hands_over(each["kv_connector"]):
             each["kv_buffer_device"] = "cpu"
-            each["kv_connector_extra_config"]["kv_lease_duration"] = scenario.lease_s
+            each["kv_connector_extra_config"]["kv_lease_duration"] = pair.lease_s
     with mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=PORTS[name]):
         stage = BareScheduler(
             folder,
             own,
             own_workers=True,
-            num_blocks=scenario.prefill_blocks if prefills else scenario.decode_blocks,
+            num_blocks=scenario.num_blocks if prefills else pair.decode_blocks,
             seed=scenario.seed,
             groups=scenario.groups,
-            workers=Workers(latest_steps=scenario.latest_steps, seed=scenario.seed),
+            workers=scenario.workers,
             shared=shared,
-            tensor_parallel_size=scenario.prefill_ranks if prefills else scenario.decode_ranks,
+            tensor_parallel_size=pair.prefill_ranks if prefills else pair.decode_ranks,
         )
-    every = scenario.prefill_every if prefills else scenario.decode_every
-    beside = {PREFILL: scenario.prefills, DECODE: scenario.decodes}.get(name, ())
+    every = pair.prefill_every if prefills else pair.decode_every
+    beside = {PREFILL: scenario.arrivals, DECODE: pair.decodes}.get(name, ())
     return Engine(name, own["engine_id"], stage, exporters[-1], every, beside)
 
 
-def _returns(scenario: PairScenario, tick: int) -> bool:
-    died = scenario.prefill_dies_at
-    return scenario.prefill_returns is not None and died is not None and tick == died + RETURNS_TICKS
+def _returns(pair: Pair, tick: int) -> bool:
+    died = pair.prefill_dies_at
+    return pair.prefill_returns is not None and died is not None and tick == died + RETURNS_TICKS
+
+
+def _longest_ticks(scenario: Scenario, pair: Pair) -> int:
+    """If nothing happens for so long, what the scenario itself still has to do or to wait for is over."""
+    begin = [each.at_tick for each in pair.requests] + [each.at_step for each in (*scenario.arrivals, *pair.decodes)]
+    died = [each + RETURNS_TICKS for each in (pair.prefill_dies_at, pair.decode_dies_at) if each is not None]
+    kept = [each.kept_ticks for each in pair.requests]
+    network = pair.network.transfer_ticks + pair.network.message_ticks + pair.network.handshake_ticks
+    return max([*begin, *died, *kept], default=0) + network
 
 
 def _wrong(both: Sequence[Engine], names: Mapping[str, str]) -> dict[str, str]:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, PairScenario, Point, Request
-from kvtrail.connector.simulate.scenario import When, tokens
+from kvtrail.connector.simulate.scenario import Mistake, Point, Request, When, tokens
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 
@@ -74,14 +73,14 @@ class Router:
         left: where each client disconnected that did, by its id.
     """
 
-    def __init__(self, scenario: PairScenario, prefill: Server, decode: Server) -> None:
+    def __init__(self, requests: Sequence[Request], prefill: Server, decode: Server, *, seed: int) -> None:
         self.answered: set[str] = set()
         self.names: dict[str, str] = {}
         self.planted: set[str] = set()
         self.left: dict[str, Point] = {}
         self._prefill, self._decode, self._tick = prefill, decode, 0
-        self._rng = random.Random(f"router {scenario.seed}")
-        self._served = [_Served(each, tokens(each.prompt)) for each in scenario.requests]
+        self._rng = random.Random(f"router {seed}")
+        self._served = [_Served(each, tokens(each.prompt)) for each in requests]
         self._later: list[tuple[int, Callable[[], None]]] = []
         prefill.stage.on_outputs.append(self._prefilled)
         decode.stage.on_outputs.append(self._decoded)

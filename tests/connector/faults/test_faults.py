@@ -10,7 +10,6 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from recording import recording
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
 from kvtrail.connector.simulate.pairs.pairs import DECODE, play_pair
 from kvtrail.connector.simulate.stages import HANDED_ON, BareScheduler
 from kvtrail.tracer.detect.detector import Detector
@@ -288,7 +287,7 @@ def play(fault: str, level: Level, folder: Path) -> History:
     if fault == "unread-load":
         network = Schedule(transfer_ticks=6)
         own = configuration(f"Faulty:{fault}:NixlConnector", {"kvtrail": {"level": level}})
-        return loaded(play_pair(replace(drawn(0, requests=4), network=network), own).recorded[DECODE])
+        return loaded(play_pair(with_pair(drawn(0, requests=4), network=network), own).recorded[DECODE])
     trace = folder / "trace.jsonl"
     # Many kill the engine, as in real life.
     with recording(trace), contextlib.suppress(AssertionError, KeyError, IndexError, RuntimeError, ValueError):

@@ -14,8 +14,9 @@ from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.known.probe import ProbeEvent
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario, Request
+from kvtrail.connector.simulate.pairs.pair_scenario import paired
 from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.connector.simulate.scenario import Request
 from kvtrail.tracer.events.events import Alloc, Lease, Notification, Read, Xfer, XferState
 from kvtrail.tracer.events.semconv import Kind
 
@@ -27,7 +28,7 @@ REQUESTS = tuple(
 
 
 def played(name: str, level: str = "detailed", *requests: Request, **schedule: float) -> PlayedPair:
-    scenario = PairScenario(requests=requests or REQUESTS, network=Schedule(**{"seed": 3, **schedule}))  # type: ignore[arg-type]
+    scenario = paired(requests=requests or REQUESTS, network=Schedule(**{"seed": 3, **schedule}))  # type: ignore[arg-type]
     return play_pair(scenario, configuration(name, {"kvtrail": {"level": level}}))
 
 
@@ -116,7 +117,7 @@ def test_who_is_written_to_registers_and_hears_of_the_end() -> None:
 
 def test_a_handshake_that_fails_is_recorded_with_its_reason() -> None:
     kept = Request("r-0", REQUESTS[0].prompt, kept_ticks=10)
-    pair = play_pair(PairScenario(requests=(kept,), prefill_dies_at=8), configuration(PULL, {}))
+    pair = play_pair(paired(requests=(kept,), prefill_dies_at=8), configuration(PULL, {}))
     (handshake,) = [event for event in notifications(pair, DECODE) if event.notification == "handshake"]
     assert handshake.reason is not None
     assert handshake.reason.startswith("Again:"), "there is no answer"
@@ -127,7 +128,7 @@ def test_a_handshake_that_fails_is_recorded_with_its_reason() -> None:
 def test_the_first_heartbeat_of_a_request_is_recorded() -> None:
     waits = Request("waits", (("waits", 200),), max_tokens=2)
     slow = Schedule(seed=1, transfer_ticks=200)
-    pair = play_pair(PairScenario(requests=(waits,), tick_s=0.5, network=slow), configuration(PULL, {}))
+    pair = play_pair(paired(requests=(waits,), tick_s=0.5, network=slow), configuration(PULL, {}))
     (sent,) = [event for event in notifications(pair, DECODE) if event.notification == "heartbeat"]
     leases = [event for event in pair.recorded[PREFILL] if isinstance(event, Lease)]
     assert {sent.peer_request} == {event.request for event in leases}

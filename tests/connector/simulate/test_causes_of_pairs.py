@@ -15,8 +15,9 @@ pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 from recorded_runs import play_pair_once
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn
 from kvtrail.connector.simulate.pairs.pairs import DECODE, PlayedPair
+from kvtrail.connector.simulate.scenario import Mistake
 from kvtrail.tracer.events.events import Handoff, Received, Schedule
 from kvtrail.tracer.model.causes import PEER, REUSED, Cause, Part
 

@@ -18,10 +18,21 @@ from bare_scheduler import scheduler, storm
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.pairs import pairs
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario, Point, Request, Return
+from kvtrail.connector.simulate.pairs.pair_scenario import paired
 from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, play_pair
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers, tokens
+from kvtrail.connector.simulate.scenario import (
+    Abort,
+    Arrival,
+    CachesReset,
+    Point,
+    Request,
+    Return,
+    Scenario,
+    When,
+    Workers,
+    tokens,
+)
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
@@ -161,7 +172,7 @@ def test_the_offloading_connector_stores_stale_blocks_of_a_window(
 def test_a_sliding_window_lacks_a_block_after_a_whole_prompt_was_loaded(tokens_of_prompt: int) -> None:
     """vLLM computes the last token again, which sees one token more than the blocks that it kept."""
     groups = (CacheGroup(FULL), CacheGroup(SLIDING, window=64))
-    scenario = PairScenario(requests=(Request("r-0", (("own", tokens_of_prompt),)),), groups=groups)
+    scenario = paired(requests=(Request("r-0", (("own", tokens_of_prompt),)),), groups=groups)
     pair = play_pair(scenario, configuration("NixlConnector", {}))
     assert pair.loads_read == 1
     assert {finding.rule for finding in pair.findings} == ({"null-block"} if tokens_of_prompt == 127 else set())
@@ -176,7 +187,7 @@ def test_a_failed_write_is_not_reported(seed: int, monkeypatch: pytest.MonkeyPat
     """At the post, in flight, or after its bytes have moved: unless these have, the request waits forever, and its heartbeats
     keep the blocks of the engine that prefilled as long."""
     monkeypatch.setattr(pairs, "MOST_TICKS", 400)
-    scenario = PairScenario(requests=(Request("r-0", (("own", 200),)),), network=Schedule(seed=seed, failing=1.0))
+    scenario = paired(requests=(Request("r-0", (("own", 200),)),), network=Schedule(seed=seed, failing=1.0))
     pushed, pulled = play_pair(scenario, PUSH), play_pair(scenario, PULL)
     assert not pulled.left
     assert pulled.answered == {"r-0"}
@@ -187,7 +198,7 @@ def test_a_failed_write_is_not_reported(seed: int, monkeypatch: pytest.MonkeyPat
 
 def test_a_registration_after_the_lease_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "MOST_TICKS", 400)
-    scenario = PairScenario(requests=(Request("r-0", (("own", 200),), kept_ticks=100),), lease_s=6)
+    scenario = paired(requests=(Request("r-0", (("own", 200),), kept_ticks=100),), lease_s=6)
     pair = play_pair(scenario, PUSH)
     assert pair.left.keys() == {DECODE}
     assert {finding.rule for finding in pair.findings} == {"stuck-load"}
@@ -195,7 +206,7 @@ def test_a_registration_after_the_lease_is_not_answered(monkeypatch: pytest.Monk
 
 
 def test_the_writing_engine_does_not_hear_of_a_request_that_left_the_queue() -> None:
-    scenario = PairScenario(requests=(Request("r-0", (("own", 200),), leaves=Point.QUEUED),), decode_every=3)
+    scenario = paired(requests=(Request("r-0", (("own", 200),), leaves=Point.QUEUED),), decode_every=3)
     pushed, pulled = play_pair(scenario, PUSH), play_pair(scenario, PULL)
     assert pushed.disconnected == pulled.disconnected == {"r-0": Point.QUEUED}
     expired = [[event for event in pair.events if isinstance(event, Free)] for pair in (pushed, pulled)]
@@ -206,7 +217,7 @@ def test_the_writing_engine_does_not_hear_of_a_request_that_left_the_queue() -> 
 
 def test_two_clients_with_one_id_get_each_others_kv_where_it_is_written() -> None:
     one, two = Request("same", (("one", 200),), kept_ticks=8), Request("same", (("two", 200),), at_tick=1)
-    scenario = PairScenario(requests=(one, two), network=AT_ONCE)
+    scenario = paired(requests=(one, two), network=AT_ONCE)
     pushed, pulled = play_pair(scenario, PUSH), play_pair(scenario, PULL)
     assert (dict(pulled.wrong), pulled.findings) == ({}, [])
     assert pushed.wrong
@@ -219,11 +230,11 @@ def test_two_clients_with_one_id_get_each_others_kv_where_it_is_written() -> Non
 def test_who_writes_gives_the_blocks_back_while_it_does() -> None:
     """The lease ends while the write is in flight, and the next prompt overwrites the blocks."""
     beside = tuple(Arrival(f"p-{n}", ((f"p {n}", 300),), 1, at_step=30 + 8 * n) for n in range(30))
-    scenario = PairScenario(
+    scenario = paired(
         requests=(Request("r-0", (("own", 200),)),),
-        prefills=beside,
+        arrivals=beside,
         lease_s=6,
-        prefill_blocks=28,
+        num_blocks=28,
         network=Schedule(transfer_ticks=200, message_ticks=0, heartbeats_lost=1.0),
     )
     pair = play_pair(scenario, PUSH)
@@ -239,7 +250,7 @@ def test_who_writes_gives_the_blocks_back_while_it_does() -> None:
 @pytest.mark.parametrize("returns", Return)
 def test_an_engine_that_is_started_again_with_its_id_is_read_as_if_it_were_the_first(returns: Return) -> None:
     """With another id, the handshake fails and the prompt is computed."""
-    scenario = PairScenario(
+    scenario = paired(
         requests=(Request("r-0", (("own", 200),), kept_ticks=20),), prefill_dies_at=8, prefill_returns=returns
     )
     pair = play_pair(scenario, PULL)
@@ -255,7 +266,7 @@ def test_an_engine_that_is_started_again_with_its_id_is_read_as_if_it_were_the_f
 
 def test_a_decoding_engine_that_dies_leaves_nothing_behind() -> None:
     requests = tuple(Request(f"r-{number}", ((f"own {number}", 200),), at_tick=3 * number) for number in range(4))
-    pair = play_pair(PairScenario(requests=requests, decode_dies_at=10, lease_s=6), PULL)
+    pair = play_pair(paired(requests=requests, decode_dies_at=10, lease_s=6), PULL)
     assert pair.errors.keys() == {DECODE}
     assert (pair.findings, dict(pair.unfinished), dict(pair.remembered)) == ([], {}, {})
     assert any(isinstance(event, Free) and event.lease_expired for event in pair.events)

@@ -21,10 +21,10 @@ from recorded_runs import play_pair_once
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.known.nixl.stand_in.network import Network, Schedule, Transfer
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, PairScenario, Point, Request, drawn
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn, paired, with_pair
 from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
 from kvtrail.connector.simulate.pairs.router import Router
-from kvtrail.connector.simulate.scenario import Arrival
+from kvtrail.connector.simulate.scenario import Arrival, Mistake, Point, Request
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import BlockCheck, Handoff
@@ -120,7 +120,7 @@ def test_nothing_is_found_whatever_the_tensor_parallel_sizes(seeds: range) -> No
     loads = 0
     for seed in seeds:
         prefill, decode = RANKS[seed % len(RANKS)]
-        scenario = replace(drawn(seed, failing=0.2 * (seed % 2)), prefill_ranks=prefill, decode_ranks=decode)
+        scenario = with_pair(drawn(seed, failing=0.2 * (seed % 2)), prefill_ranks=prefill, decode_ranks=decode)
         pair = play_pair_once(scenario, NIXL)
         assert not pair.findings, (seed, [(each.rule, each.explanation) for each in pair.findings])
         assert (dict(pair.wrong), dict(pair.errors), dict(pair.left)) == ({}, {}, {}), seed
@@ -144,7 +144,7 @@ def test_nothing_is_found_where_an_offload_stands_beside_it(seeds: range) -> Non
 
 def test_a_prompt_of_one_token_is_loaded_and_computed_all_the_same() -> None:
     """vLLM computes the last token again, so that none counts as computed, and asks the connector a second time."""
-    pair = play_pair_once(PairScenario(requests=(Request("r-0", (("one", 1),)),)), NIXL)
+    pair = play_pair_once(paired(requests=(Request("r-0", (("one", 1),)),)), NIXL)
     assert (pair.loads_read, sorted(pair.answered)) == (1, ["r-0"])
     assert not pair.findings, [each.explanation for each in pair.findings]
 
@@ -232,7 +232,7 @@ def one_by_one(count: int) -> tuple[Request, ...]:
 
 
 def test_a_pair_with_only_failed_loads_is_found_once() -> None:
-    scenario = PairScenario(requests=one_by_one(11), network=Schedule(failing=1.0))
+    scenario = paired(requests=one_by_one(11), network=Schedule(failing=1.0))
     pair = play_pair_once(scenario, NIXL)
     (found,) = pair.findings
     assert (found.rule, found.numbers["failed"], found.numbers["gone"]) == ("dead-pair", 8, None)
@@ -241,14 +241,14 @@ def test_a_pair_with_only_failed_loads_is_found_once() -> None:
 
 
 def test_a_pair_with_one_good_load_is_not_dead() -> None:
-    pair = play_pair_once(PairScenario(requests=one_by_one(20), network=Schedule(failing=0.6, seed=1)), NIXL)
+    pair = play_pair_once(paired(requests=one_by_one(20), network=Schedule(failing=0.6, seed=1)), NIXL)
     assert len(pair.network.failed) >= 8
     assert not pair.findings, [each.explanation for each in pair.findings]
 
 
 def test_what_is_to_be_read_from_an_engine_that_was_killed_fails_and_is_found_once() -> None:
     requests = tuple(Request(f"r-{n}", ((f"own {n}", 70),), at_tick=n * 4, kept_ticks=100 + n * 40) for n in range(10))
-    pair = play_pair_once(PairScenario(requests=requests, prefill_dies_at=90, prefill_blocks=96), NIXL)
+    pair = play_pair_once(paired(requests=requests, prefill_dies_at=90, num_blocks=96), NIXL)
     assert pair.found("dead-pair") == {"r-7"}
     assert pair.found() == {"r-7"}
 
@@ -333,9 +333,7 @@ def test_without_a_guard_an_engine_adds_nothing_to_what_it_returns(monkeypatch: 
 def exchanged(*decodes: Arrival, groups: tuple[CacheGroup, ...] = (), ranks: tuple[int, int] = (1, 1)) -> PlayedPair:
     """Two requests get each other's KV; beside them the engine that decodes is asked for these."""
     requests = tuple(Request(f"r-{n}", ((text, 150),), mistake=Mistake.EXCHANGED) for n, text in enumerate("ab"))
-    scenario = PairScenario(
-        requests=requests, decodes=decodes, groups=groups, prefill_ranks=ranks[0], decode_ranks=ranks[1]
-    )
+    scenario = paired(requests=requests, decodes=decodes, groups=groups, prefill_ranks=ranks[0], decode_ranks=ranks[1])
     return play_pair(scenario, NIXL)
 
 
@@ -389,7 +387,7 @@ def test_who_comes_when_others_have_written_the_blocks_is_not_named(between: tup
 def test_each_rank_is_compared_with_the_same_rank_of_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rank of the engine that decodes reads the first two blocks of each transfer into each other's places."""
     requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(3))
-    sound = play_pair(PairScenario(requests=requests, prefill_ranks=2, decode_ranks=2), NIXL)
+    sound = play_pair(paired(requests=requests, prefill_ranks=2, decode_ranks=2), NIXL)
     assert not sound.findings, [each.explanation for each in sound.findings]
     checked = Counter(
         each.rank for each in sound.events if isinstance(each, BlockCheck) and each.check_look == "loaded"
@@ -407,7 +405,7 @@ def test_each_rank_is_compared_with_the_same_rank_of_the_other_engine(monkeypatc
         move(network, transfer)
 
     monkeypatch.setattr(Network, "_move", exchange)
-    pair = play_pair(PairScenario(requests=requests, prefill_ranks=2, decode_ranks=2), NIXL)
+    pair = play_pair(paired(requests=requests, prefill_ranks=2, decode_ranks=2), NIXL)
     found = drifts(pair)
     assert found.keys() == pair.wrong.keys() == {"r-0", "r-1", "r-2"}
     for name, finding in found.items():
@@ -419,7 +417,7 @@ def test_each_rank_is_compared_with_the_same_rank_of_the_other_engine(monkeypatc
 @pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids=str)
 def test_engines_of_different_tensor_parallel_sizes_are_compared_by_a_head(ranks: tuple[int, int]) -> None:
     requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(3))
-    scenario = PairScenario(requests=requests, prefill_ranks=ranks[0], decode_ranks=ranks[1])
+    scenario = paired(requests=requests, prefill_ranks=ranks[0], decode_ranks=ranks[1])
     sound = play_pair(scenario, NIXL)
     assert (sound.findings, dict(sound.wrong), sound.loads_read) == ([], {}, 3)
     first = SharedReferences()
@@ -447,7 +445,7 @@ def test_a_network_that_reads_every_address_off_by_some_bytes_is_named(
 
     monkeypatch.setattr(Network, "_move", shifted)
     requests = tuple(Request(f"r-{n}", ((f"{n}", 150),), at_tick=20 * n) for n in range(10))
-    pair = play_pair(PairScenario(requests=requests, prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
+    pair = play_pair(paired(requests=requests, prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
     found = drifts(pair)
     assert found.keys() == pair.wrong.keys() == {each.id for each in requests} == pair.found()
     for name, each in found.items():

@@ -5,7 +5,6 @@ defaults."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import Mistake, drawn
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
 from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
+from kvtrail.connector.simulate.scenario import Mistake
 from kvtrail.tracer.events.events import Free, Read, Xfer
 
 NIXL = configuration("NixlConnector", {})
@@ -37,7 +37,7 @@ def played(
     ranks: tuple[int, int] = (1, 2),
 ) -> PlayedPair:
     scenario = drawn(seed, repeated=repeated, lost=lost, mistakes=mistakes)
-    return play_pair_once(replace(scenario, prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
+    return play_pair_once(with_pair(scenario, prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=LONG)], ids=str)
@@ -72,7 +72,7 @@ def test_two_requests_that_share_a_hand_off_report_for_each_other() -> None:
 def test_a_number_of_readers_that_lacks_a_dimension_is_named_where_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each report says that it is the only one, as if both engines had as many ranks: all that read are named."""
     monkeypatch.setattr(TransferTopology, "dcp_consumer_count", lambda *_: 1)
-    pair = play_pair(replace(drawn(0), prefill_ranks=1, decode_ranks=2), NIXL)
+    pair = play_pair(with_pair(drawn(0), prefill_ranks=1, decode_ranks=2), NIXL)
     reads = [each for each in pair.recorded[DECODE] if isinstance(each, Xfer) and each.xfer_state == "posted"]
     assert {each.rank for each in reads} == {0, 1}
     assert pair.found() == pair.found(RULE) == {pair.names[each.request or ""] for each in reads}

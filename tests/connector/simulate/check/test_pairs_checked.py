@@ -13,9 +13,9 @@ from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, pair_of
 from kvtrail.connector.simulate.check.profiles import OF_PAIRS
 from kvtrail.connector.simulate.check.session import Checked, check
-from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario
 from kvtrail.connector.simulate.regression import as_pytest
 from kvtrail.connector.simulate.run import Unbuildable
+from kvtrail.connector.simulate.scenario import Scenario
 
 
 def checked(connector: str, runs: int, tries: int = 0, stop_at_first: bool = False) -> Checked:
@@ -29,7 +29,7 @@ def test_the_profiles_of_pairs_have_their_names() -> None:
 def test_a_scenario_of_two_engines_survives_json() -> None:
     for seed in range(20):
         scenario = pair_of("handoffs", seed)
-        assert PairScenario.from_dict(scenario.as_dict()) == scenario
+        assert Scenario.from_dict(scenario.as_dict()) == scenario
 
 
 @pytest.mark.parametrize("runs", [4, pytest.param(100, marks=pytest.mark.long)])
@@ -48,10 +48,10 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 def test_a_failure_is_shrunk_and_written_down_as_a_test() -> None:
     (found, *_) = checked("planted.hand_offs:ReadsWithoutAReport", 1, tries=60).found
-    assert len(found.small.scenario.arrivals) == 1
+    assert len(found.small.scenario.everybody) == 1
     assert not found.small.is_flaky
     source = as_pytest(found.small.scenario, connector=found.subject, failure=found.failure)
-    assert "from kvtrail.connector.simulate.pairs.pair_scenario import PairScenario" in source
+    assert "from kvtrail.connector.simulate.scenario import Scenario" in source
     compile(source, "test", "exec")
 
 

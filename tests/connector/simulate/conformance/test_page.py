@@ -188,10 +188,11 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 
 def test_the_requests_of_two_engines_are_listed_with_what_each_is_asked_besides(tmp_path: Path) -> None:
-    scenario = pair_scenario.drawn(0).as_dict()
-    text = read(report(failures=[failure(scenario=scenario)]), tmp_path).text
-    assert all(each["id"] in text for name in ("requests", "prefills", "decodes") for each in scenario[name])
-    assert scenario["requests"]
+    scenario = pair_scenario.drawn(0)
+    text = read(report(failures=[failure(scenario=scenario.as_dict())]), tmp_path).text
+    assert scenario.pair is not None
+    assert {*scenario.pair.requests, *scenario.arrivals, *scenario.pair.decodes} == {*scenario.everybody}
+    assert all(each.id in text for each in scenario.everybody)
 
 
 def test_of_a_long_history_the_last_events_of_the_named_requests_are_shown(
