@@ -105,7 +105,7 @@ def test_an_engine_that_heeds_no_report_is_named(ranks: tuple[int, int], monkeyp
         self.consumer_notification_counts_by_req = defaultdict(lambda: 10)
 
     monkeypatch.setattr(NixlPullConnectorWorker, "__init__", miscounts)
-    pair = play_pair(replace(drawn(0), prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
+    pair = play_pair(with_pair(drawn(0), prefill_ranks=ranks[0], decode_ranks=ranks[1]), NIXL)
     reports = Counter(each.request for each in pair.recorded[PREFILL] if isinstance(each, Read))
     kept = {each.request for each in pair.recorded[PREFILL] if isinstance(each, Free) and each.lease_expired}
     reported = {pair.names[name or ""] for name, number in reports.items() if number == ranks[1] and name in kept}
