@@ -31,10 +31,6 @@ COMMANDS = {
         "kvtrail.tracer.commands.export:export",
         "Write a history as a timeline for ui.perfetto.dev and chrome://tracing.",
     ),
-    "savings": (
-        "kvtrail.tracer.commands.savings:savings",
-        "Estimate the hit rate at other cache sizes.",
-    ),
     "import": ("kvtrail.tracer.commands.import_log:import_log", "Turn the log of a vLLM server into a trace file."),
     "minimize": (
         "kvtrail.tracer.commands.minimize:minimize",

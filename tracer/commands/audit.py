@@ -17,6 +17,7 @@ from kvtrail.tracer.history.audit import Audit, audit_stored
 from kvtrail.tracer.history.audit import audit as judge
 from kvtrail.tracer.reports import findings, output_file, terminal
 from kvtrail.tracer.reports.causes import as_text as causes_text
+from kvtrail.tracer.reports.savings import as_text as savings_text
 from kvtrail.tracer.rules import Rule
 from kvtrail.tracer.store import StoreError
 
@@ -80,6 +81,12 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     " caller's. With --store, the answer is what its tracer found out, whatever --since says.",
 )
 @click.option(
+    "--savings",
+    is_flag=True,
+    envvar="KVTRAIL_AUDIT_SAVINGS",
+    help="Instead of an audit, print what the offload saved, and what a larger or smaller store would have given.",
+)
+@click.option(
     "--explain",
     metavar="RULE",
     is_eager=True,
@@ -97,6 +104,7 @@ def audit(
     store: Any,
     since: timedelta,
     why: str | None,
+    savings: bool,
 ) -> None:
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every contradiction.
 
@@ -107,7 +115,7 @@ def audit(
 
     Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule; 3: no drift, but inconclusive:
     no kvtrail spans, no hit, missing events, damaged lines, an engine that died or has no end record, or a request
-    without an end.
+    without an end. With --savings: 0, or 3 if nothing is known of other store sizes.
 
     Example: kvtrail audit trace.jsonl
 
@@ -116,6 +124,8 @@ def audit(
     Example: kvtrail audit --store /var/lib/kvtrail/kvtrail.db --since 24h
 
     Example: kvtrail audit --why chatcmpl-1 trace.jsonl
+
+    Example: kvtrail audit --savings trace.jsonl
 
     Example: kvtrail audit --explain stale-lookup
     """
@@ -127,12 +137,14 @@ def audit(
         if store is not None and why is not None:
             _explain_request(context, _stored_causes(store, why), why, as_json=as_json)
         if store is not None:
-            result = _judge_stored(store, since, rules)
+            result = _judge_stored(store, since, rules, savings=savings)
         else:
             with terminal.progress(files) as on_bytes:
-                result = judge(files, rules=rules, why=why, on_bytes=on_bytes)
+                result = judge(files, rules=rules, why=why, savings=savings, on_bytes=on_bytes)
         if why is not None:
             _explain_request(context, result.explained, why, as_json=as_json)
+        if savings:
+            _print_savings(context, result, as_json=as_json)
         if as_json:
             text = json.dumps(result.as_dict(), indent=2)
         else:
@@ -154,6 +166,23 @@ def _explain_request(context: click.Context, explained: Explained, why: str, *, 
     context.exit(0)
 
 
+def _print_savings(context: click.Context, result: Audit, *, as_json: bool) -> NoReturn:
+    """Print what the offload saved, and exit."""
+    if as_json:
+        terminal.echo(json.dumps({"savings": [each.as_dict(result.engine_names) for each in result.saved]}, indent=2))
+    elif result.saved:
+        terminal.echo(savings_text(result.saved, result.engine_names, columns=terminal.width()))
+    for file, line, reason in result.unreadable:
+        click.echo(terminal.plain(f"not read: {file}:{line}: {reason}"), err=True)
+    is_known = any(each.memory for each in result.saved)
+    if not is_known:
+        click.echo(
+            "Nothing is known of other store sizes: no admission has block hashes. Record with KVTRAIL_LEVEL=detailed.",
+            err=True,
+        )
+    context.exit(0 if is_known else INCONCLUSIVE)
+
+
 def _stored_causes(store: Path | Address, why: str) -> Explained:
     """The stored causes of the requests with this id. Raises StoreError if none can be read."""
     from kvtrail.tracer.store.opening import reader_of
@@ -164,11 +193,13 @@ def _stored_causes(store: Path | Address, why: str) -> Explained:
     return {(row["engine"], row["request"]): row["causes"] for row in rows if why in (row["request"], row["external"])}
 
 
-def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None) -> Audit:
+def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None, *, savings: bool) -> Audit:
     """Judge what was stored since so long ago. Raises StoreError if it cannot be read."""
     from kvtrail.tracer.store.opening import reader_of
 
     until_ns = time.time_ns()
     since_ns = max(0, until_ns - int(since.total_seconds() * 1e9))
     reader = reader_of(store)
-    return audit_stored(lambda: reader.spans(since_ns=since_ns, until_ns=until_ns), str(store), rules=rules)
+    return audit_stored(
+        lambda: reader.spans(since_ns=since_ns, until_ns=until_ns), str(store), rules=rules, savings=savings
+    )
