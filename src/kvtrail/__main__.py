@@ -27,11 +27,6 @@ COMMANDS = {
         "kvtrail.connector.commands.replay:replay",
         "Step through a recorded history, with the account at each step.",
     ),
-    "export": (
-        "kvtrail.tracer.commands.export:export",
-        "Write a history as a timeline for ui.perfetto.dev and chrome://tracing.",
-    ),
-    "import": ("kvtrail.tracer.commands.import_log:import_log", "Turn the log of a vLLM server into a trace file."),
     "minimize": (
         "kvtrail.tracer.commands.minimize:minimize",
         "Reduce a trace with drift to the fewest requests and events that still show it.",

@@ -261,7 +261,7 @@ def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path, content: byte
 
 
 @pytest.mark.parametrize(
-    "command", ["audit", "replay --plain", "export", "minimize -o small.jsonl", "import -o trace.jsonl"]
+    "command", ["audit", "audit --export perfetto", "audit --export trace", "replay --plain", "minimize -o small.jsonl"]
 )
 def test_ctrl_c_is_no_verdict(tmp_path: Path, command: str) -> None:
     """While it reads from a named pipe that does not end."""
