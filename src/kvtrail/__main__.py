@@ -28,12 +28,8 @@ COMMANDS = {
         "Step through a recorded history, with the account at each step.",
     ),
     "minimize": (
-        "kvtrail.tracer.commands.minimize:minimize",
-        "Reduce a trace with drift to the fewest requests and events that still show it.",
-    ),
-    "test": (
-        "kvtrail.connector.commands.write_test:write_test",
-        "Turn a recorded fault into a self-contained pytest file.",
+        "kvtrail.connector.commands.minimize:minimize",
+        "Reduce a trace with drift to the fewest requests and events that still show it, or to a pytest file.",
     ),
     "check": (
         "kvtrail.connector.commands.check:check",

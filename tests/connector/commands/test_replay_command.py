@@ -302,7 +302,11 @@ def test_the_reading_of_a_big_file_shows_its_progress(trace: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "command",
-    [("check", "OffloadConnector"), ("replay", "--engine", str(RECORDED)), ("test", str(RECORDED), "-o", "test_it.py")],
+    [
+        ("check", "OffloadConnector"),
+        ("replay", "--engine", str(RECORDED)),
+        ("minimize", str(RECORDED), "--pytest", "test_it.py"),
+    ],
 )
 def test_without_vllm_nothing_is_judged_and_the_exit_code_says_so(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
