@@ -21,7 +21,6 @@ COMMANDS = {
         "kvtrail.tracer.commands.serve:serve",
         "Run the tracer: receive spans, judge them, and serve the API and the metrics.",
     ),
-    "api": ("kvtrail.tracer.commands.api:api", "Serve the API over a fleet of tracers that store in one ClickHouse."),
     "audit": ("kvtrail.tracer.commands.audit:audit", "Judge trace files and logs, and explain every contradiction."),
     "replay": (
         "kvtrail.connector.commands.replay:replay",

@@ -19,6 +19,7 @@ from kvtrail.tracer.serve import limits
 
 if TYPE_CHECKING:
     from kvtrail.tracer.serve.access import Tls
+    from kvtrail.tracer.store.clickhouse.connection import Address
 
 PORT = click.IntRange(0, 65535)
 """0 is any that is free; the log names it."""
@@ -66,6 +67,12 @@ def _bounded(command: F) -> F:
     show_default=True,
     help="SQLite file for spans, accounts and findings; created if it does not exist. Or the ClickHouse of a fleet,"
     " `clickhouse://user:password@host:port/database`, which is sent what the file of --spool has.",
+)
+@click.option(
+    "--read-only",
+    is_flag=True,
+    help="Receive nothing: serve the API, and with it the dashboard, over all that the tracers of a fleet have stored in the"
+    " ClickHouse of --store.",
 )
 @click.option(
     "--spool",
@@ -162,6 +169,8 @@ def serve(
     /,
     grpc_port: int,
     http_port: int,
+    store: Path | Address,
+    read_only: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -174,6 +183,8 @@ def serve(
     SIGHUP reads --retain-hours, --retain-gib and --allow-host from the file of `kvtrail --config` again.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
+
+    Example: kvtrail serve --read-only --store clickhouse://kvtrail@clickhouse:8123/kvtrail
     """
     from kvtrail.tracer.serve.bind_address import Unsafe
     from kvtrail.tracer.serve.forward.target import BadTarget
@@ -183,12 +194,15 @@ def serve(
     from kvtrail.tracer.serve.tenants import BadTenants
     from kvtrail.tracer.store import StoreError
 
+    tls = _tls_of(tls_cert, tls_key, tls_client_ca)
+    if read_only:
+        _serve_fleet(store, http_port=http_port, tls=tls, **options)
+        return
     if grpc_port == http_port != 0:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
     forward = forwarding.settings(options)
     if forward is not None and forwarding.is_own(forward.target, str(options["host"]), (grpc_port, http_port)):
         raise click.UsageError("--forward-to is this sidecar itself")
-    tls = tls_of(tls_cert, tls_key, tls_client_ca)
     bounds = limits.Limits(**{each.name: options.pop(each.name) for each in fields(limits.Limits)})
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
     signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
@@ -196,6 +210,7 @@ def serve(
         run(
             grpc_port=grpc_port,
             http_port=http_port,
+            store=store,
             changeable=changeable,
             limits=bounds,
             tls=tls,
@@ -208,7 +223,26 @@ def serve(
         raise click.ClickException(str(error)) from error
 
 
-def tls_of(certificate: Path | None, key: Path | None, client_authorities: Path | None) -> Tls | None:
+def _serve_fleet(store: Path | Address, *, http_port: int, tls: Tls | None, **options: Any) -> None:
+    """Serve the API over a fleet. What of the options is about receiving has no meaning there."""
+    from kvtrail.tracer.serve.bind_address import Unsafe
+    from kvtrail.tracer.serve.fleet import serve as run
+    from kvtrail.tracer.serve.receive.receivers import PortTaken
+    from kvtrail.tracer.serve.tenants import BadTenants
+    from kvtrail.tracer.store import StoreError
+
+    if isinstance(store, Path):
+        raise click.UsageError("--read-only needs a --store that is the address of a ClickHouse")
+    shared = ("host", "allow_host", "token_file", "tenants", "insecure", "log_format")
+    try:
+        run(store=store, http_port=http_port, tls=tls, **{name: options[name] for name in shared})
+    except (BadTenants, Unsafe) as error:
+        raise Refused(str(error)) from error
+    except (PortTaken, StoreError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _tls_of(certificate: Path | None, key: Path | None, client_authorities: Path | None) -> Tls | None:
     """The TLS files, if TLS is configured.
 
     Raises:
