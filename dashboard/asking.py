@@ -21,7 +21,12 @@ def tracer_options(tokens: str) -> Callable[[Any], Any]:
     """The options `--tracer`, `--token-file` and `--tracer-ca`; `tokens` says which token the file holds."""
     options = (
         click.option(
-            "--tracer", default=DEFAULT_URL, show_default=True, metavar="URL", help="The tracer's HTTP address."
+            "--tracer",
+            default=DEFAULT_URL,
+            show_default=True,
+            show_envvar=True,
+            metavar="URL",
+            help="The tracer's HTTP address.",
         ),
         click.option(
             "--token-file", type=FILE, help=f"File with {tokens} in its first line (`kvtrail serve --token-file`)."
