@@ -74,7 +74,7 @@ def minimize(
 
     Example: kvtrail minimize trace.jsonl --rule stale-lookup -o small.jsonl
 
-    Example: kvtrail minimize trace.jsonl --connector my_module:Mine --pytest test_it.py
+    Example: kvtrail minimize trace.jsonl --pytest test_it.py
     """
     if (output is None) == (test is None):
         raise click.UsageError("say where to write: a trace with -o, or a test with --pytest")

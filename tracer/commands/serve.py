@@ -184,7 +184,7 @@ def serve(
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
 
-    Example: kvtrail serve --read-only --store clickhouse://kvtrail@clickhouse:8123/kvtrail
+    Example: kvtrail serve --read-only --store clickhouse://clickhouse/kvtrail
     """
     from kvtrail.tracer.serve.bind_address import Unsafe
     from kvtrail.tracer.serve.forward.target import BadTarget
