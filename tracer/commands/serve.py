@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 PORT = click.IntRange(0, 65535)
 """0 is any that is free; the log names it."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
-F = TypeVar("F", bound=Callable[..., Any])
 MAX_HOURS = 10**6
 MAX_GIB = 10**6
 """More than a century."""
@@ -34,18 +32,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     if not math.isfinite(value):
         raise click.BadParameter("it must be a number of hours")
     return value
-
-
-def _bounded(command: F) -> F:
-    """The options of `Limits`."""
-    texts = limits.texts()
-    for each in reversed(fields(limits.Limits)):
-        option = f"--{each.name.replace('_', '-')}"
-        text = texts[each.name]
-        command = click.option(option, default=each.default, show_default=True, type=click.IntRange(1), help=text)(
-            command
-        )
-    return command
 
 
 @click.command()
@@ -118,7 +104,13 @@ def _bounded(command: F) -> F:
     help="How many requests to hold in memory. What comes late of one that was evicted is judged with what the store still"
     " has of it.",
 )
-@_bounded
+@click.option(
+    "--max-request-mib",
+    default=limits.DEFAULTS.max_request_mib,
+    show_default=True,
+    type=click.IntRange(1),
+    help="MiB of one OTLP request, as it comes and unpacked.",
+)
 @click.option(
     "--nice",
     default=5,
@@ -171,6 +163,7 @@ def serve(
     http_port: int,
     store: Path | Address,
     read_only: bool,
+    max_request_mib: int,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -203,7 +196,6 @@ def serve(
     forward = forwarding.settings(options)
     if forward is not None and forwarding.is_own(forward.target, str(options["host"]), (grpc_port, http_port)):
         raise click.UsageError("--forward-to is this sidecar itself")
-    bounds = limits.Limits(**{each.name: options.pop(each.name) for each in fields(limits.Limits)})
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
     signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
     try:
@@ -212,7 +204,7 @@ def serve(
             http_port=http_port,
             store=store,
             changeable=changeable,
-            limits=bounds,
+            limits=limits.Limits(max_request_mib=max_request_mib),
             tls=tls,
             forward=forward,
             **options,
