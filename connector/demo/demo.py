@@ -113,7 +113,7 @@ def _play(options: Options, engines: Engines, watched: Sequence[Child]) -> None:
     if death is not None:
         _report_death(death)
     elif options.once:
-        engines.end(PREFILL, DECODE, BOTH)
+        engines.end(DECODE, PREFILL, BOTH)
     if not options.once:
         _go_on(watched, engines, is_dead=death is not None)
 
@@ -214,7 +214,7 @@ def _named(options: Options, late: set[str]) -> dict[str, bool]:
         named.update({each["request"]: each["healed"] == each["count"] for each in found})
         return late <= named.keys()
 
-    waited_for(are_named)
+    _waited_for(are_named)
     return named
 
 
@@ -228,7 +228,7 @@ def _report_findings(options: Options) -> None:
     def found() -> list[dict[str, Any]]:
         return httpx.get(f"{options.api}/api/findings").json()  # type: ignore[no-any-return]
 
-    if not (findings := waited_for(found)):
+    if not (findings := _waited_for(found)):
         raise DemoError(f"the tracer has no finding: this workload does not bring the bug {options.bug!r} out")
     for rule, of_rule in _by_rule(findings).items():
         finding, *others = of_rule
@@ -259,7 +259,7 @@ def _death(options: Options, engines: Engines) -> dict[str, Any]:
         (known,) = httpx.get(f"{options.api}/api/fleet").json()["engines"]
         return known if known["state"] == "died" else None
 
-    if (death := waited_for(ended)) is None:
+    if (death := _waited_for(ended)) is None:
         engines.check()
     assert death is not None
     click.echo("The engine raised")
@@ -285,7 +285,7 @@ def _wrapped(text: str, *, indent: str = "") -> str:
     return "\n".join(terminal.wrapped(text, min(terminal.width() or WIDEST, WIDEST), first=indent))
 
 
-def waited_for(answer: Callable[[], T]) -> T:
+def _waited_for(answer: Callable[[], T]) -> T:
     """The tracer's answer once there is one; else its last one."""
     deadline = time.monotonic() + JUDGED_WITHIN_S
     while not (answered := answer()) and time.monotonic() < deadline:

@@ -163,6 +163,8 @@ def audit(
     if output is not None or force:
         raise click.UsageError("--output and --force go with --export")
     why = why and bounded(why)
+    if savings:
+        rules = []  # nothing is judged
     with output_file.or_exit(None, StoreError, doing="the audit"):
         if store is not None and why is not None:
             _explain_request(context, _stored_causes(store, why), why, as_json=as_json)
