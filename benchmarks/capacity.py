@@ -1,7 +1,6 @@
-"""Hit rates estimated from the accesses recorded with a store of one size, beside runs with stores of other sizes, and the
-offline optimum.
+"""Hit rates that the miss-ratio curve of a run with a store of one size gives, beside runs with stores of other sizes.
 
-    python benchmarks/capacity.py [--connector LMCache] [--seed 5]
+    python benchmarks/capacity.py [--connector LMCache]
 
 With the OffloadConnector on the bare scheduler; with a real LMCache in a whole engine on the CPU. All are shares of the
 tokens that were asked for.
@@ -20,10 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tracer" / "capacity"))
 
 import real_lmcache
-from test_savings_command import played
-
-from kvtrail.tracer.capacity.estimate import estimate
-from kvtrail.tracer.capacity.stream import streams_of
+from saved import given, saved_of
+from test_audit_savings import played
 
 LMCACHE = "0.5.6"
 SIZES = (20, 40, 60, 90, 130, 180, 260)
@@ -33,48 +30,42 @@ RECORDED = 60
 
 
 class Run(NamedTuple):
-    """What a run gave, and what it says of other sizes: what they would give, and could give at most."""
+    """What a run gave, and what it says that other sizes would give."""
 
     given: float
-    others: Mapping[int, tuple[float, float]]
+    others: Mapping[int, float]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connector", action="append", choices=sorted(RUNS))
-    parser.add_argument("--seed", type=int, default=5)
     options = parser.parse_args()
-    print(f"| connector | chunks | predicted from {RECORDED} | measured | difference | bound |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print(f"| connector | chunks | predicted from {RECORDED} | measured | difference |")
+    print("| --- | ---: | ---: | ---: | ---: |")
     for connector in options.connector or RUNS:
         run = RUNS[connector]
-        recorded = run(RECORDED, SIZES, options.seed)
+        recorded = run(RECORDED, SIZES)
         for size in SIZES:
-            measured = recorded.given if size == RECORDED else run(size, (size,), options.seed).given
-            predicted, bound = recorded.others[size]
+            measured = recorded.given if size == RECORDED else run(size, (size,)).given
+            predicted = recorded.others[size]
             difference = f"{(predicted - measured) * 100:+.2f}"
-            print(
-                f"| {connector} | {size} | {predicted:.2%} | {measured:.2%} | {difference} | {bound:.2%} |", flush=True
-            )
+            print(f"| {connector} | {size} | {predicted:.2%} | {measured:.2%} | {difference} |", flush=True)
 
 
-def with_offload(chunks: int, sizes: Sequence[int], seed: int) -> Run:
+def with_offload(chunks: int, sizes: Sequence[int]) -> Run:
     """The OffloadConnector."""
-    (stream,) = streams_of(played(chunks, seed=seed).events)
-    points = estimate(stream, sizes=sizes).points
-    others = {each.chunks: (each.hits / stream.asked, each.bound / stream.asked) for each in points}
-    return Run(stream.taken / stream.asked, others)
+    (saved,) = saved_of(played(chunks, 250).events)
+    return Run(saved.worth.hit_share or 0, {size: given(saved, size) for size in sizes})
 
 
-def with_lmcache(chunks: int, sizes: Sequence[int], seed: int) -> Run:
+def with_lmcache(chunks: int, sizes: Sequence[int]) -> Run:
     """LMCache."""
     with tempfile.TemporaryDirectory() as folder:
-        ran = real_lmcache.capacity(Path(folder), LMCACHE, chunks=chunks, sizes=sizes, seed=seed)
-    asked = ran["asked"]
-    return Run(ran["taken"] / asked, {size: (hits / asked, bound / asked) for size, hits, bound in ran["points"]})
+        ran = real_lmcache.capacity(Path(folder), LMCACHE, chunks=chunks, sizes=sizes, seed=5)
+    return Run(ran["given"], dict(ran["points"]))
 
 
-RUNS: Mapping[str, Callable[[int, Sequence[int], int], Run]] = {
+RUNS: Mapping[str, Callable[[int, Sequence[int]], Run]] = {
     "OffloadConnector": with_offload,
     "LMCache": with_lmcache,
 }

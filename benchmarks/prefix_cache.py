@@ -1,9 +1,9 @@
 """What the causes of misses cost: recording, taking in and storing block hashes and the changes of vLLM's own prefix cache.
 
 For each number of requests at a time, in turns in one process: CPU of the scheduler's thread for a step of the bare
-scheduler, at level `detailed` with both, with block hashes alone and with neither, and untraced with vLLM's own KV events on
-and off (nobody is subscribed to them). Then a sidecar takes in what the three have recorded of the same requests, in turns
-again: its CPU, and the bytes of its file.
+scheduler, at level `detailed` with block hashes and without, and untraced with vLLM's own KV events on and off (nobody is
+subscribed to them). Then a sidecar takes in what the two have recorded of the same requests, in turns again: its CPU, and
+the bytes of its file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,9 @@ from pathlib import Path
 import rounds
 from throughput import SIDES, STEPS, Busy, MeasuringExporter
 
-TRACED = {
-    "both": {},
-    "hashes": {"cache_events": "off"},
-    "neither": {"cache_events": "off", "block_hashes": "off"},
-}
+TRACED = {"hashes": {}, "none": {"block_hashes": "off"}}
 UNTRACED = ("KV events", "untraced")
-PAIRS = (("both", "hashes"), ("hashes", "neither"), ("both", "neither"))
+PAIRS = (("hashes", "none"),)
 
 
 class KeepingExporter(MeasuringExporter):
@@ -79,7 +75,7 @@ def record(folder: Path, count: int, at_a_time: int) -> dict[str, list[bytes]]:
                 for each in exporters:
                     each.events = each.bytes = 0
         gc.enable()
-    for one, other in (*PAIRS, UNTRACED, ("both", "untraced")):
+    for one, other in (*PAIRS, UNTRACED, ("hashes", "untraced")):
         more = statistics.median([a - b for a, b in zip(spent[one], spent[other], strict=True)])
         rounds.print_ratio(f"  recording, {more:+.1f} us", spent[one], spent[other], "us/step", (one, other))
     kept = {name: list(each.payloads) for name, each in zip(TRACED, exporters, strict=True)}

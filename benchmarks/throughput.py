@@ -261,7 +261,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
     llm.llm_engine.engine_core.shutdown()
 
 
-def looking(folder: Path, count: int, layers: int, rate: str, slim: str) -> None:
+def looking(folder: Path, count: int, layers: int, rate: str) -> None:
     """Generated tokens a second, by the clock and of the processor, of one traced engine that looks at the bytes of this
     share of its blocks in every other round; and the share of the thread's CPU that its looks take, by timers."""
     from kvtrail.connector.demo import workload
@@ -291,7 +291,7 @@ def looking(folder: Path, count: int, layers: int, rate: str, slim: str) -> None
     BlockChecks._before = lambda self, call, do: before(self, call, timed(do))  # type: ignore[method-assign]
     connector = {
         "kv_connector": SIDES[0],
-        "kv_connector_extra_config": {"kvtrail": {"fingerprints": rate, "fingerprint_slim": slim}},
+        "kv_connector_extra_config": {"kvtrail": {"fingerprints": rate}},
     }
     llm = tiny_model.build(folder / "model", connector, layers=layers)
     objects: list[Any] = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
@@ -343,9 +343,6 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=2, help="layers of the engine's model")
     parser.add_argument("--fingerprints", default="all", help="of `bytes`: all, or a share")
-    parser.add_argument(
-        "--slim", choices=["on", "off"], default="on", help="of `bytes`: some bytes of every block, too"
-    )
     parser.add_argument("--tracer", choices=["running", "absent", "hung"], default="running")
     arguments = parser.parse_args()
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = f"http://127.0.0.1:{GRPC_PORT}"
@@ -364,7 +361,7 @@ def main() -> None:
         if arguments.what == "engine":
             engine(folder, arguments.rounds, arguments.layers)
         elif arguments.what == "bytes":
-            looking(folder, arguments.rounds, arguments.layers, arguments.fingerprints, arguments.slim)
+            looking(folder, arguments.rounds, arguments.layers, arguments.fingerprints)
         elif arguments.what == "running":
             for at_a_time in arguments.at_a_time:
                 sides = OFFLOADING if arguments.offloading else SIDES

@@ -93,13 +93,10 @@ class Settings:
         first connector of an engine decides for its process.
     heartbeats: whether heartbeats are sent: `auto` (default), `spans` or `off`. The first connector decides here, too.
     fingerprints: which blocks have full fingerprints: `off`, `all`, or the share of block hashes (0.01). By default
-        0.01 at level `detailed`, and `off` at `basic`.
-    fingerprint_slim: whether every block has a slim fingerprint: `on` or `off`. By default `on` at level `detailed`, unless
-        `fingerprints` is `off` or `all`.
+        0.01 at level `detailed`, and `off` at `basic`. With a share, every block has a slim fingerprint at level `detailed`.
     fingerprint_store: who writes to the connector's store: `auto` (default), `own` or `shared`.
-    block_hashes: whether requests' block hashes are recorded, at level `detailed`: `on` (default) or `off`.
-    cache_events: whether it is recorded, at level `detailed`, what vLLM's own prefix cache stores and removes, and a
-        connector's store where its probe follows it: `on` (default) or `off`.
+    block_hashes: whether block hashes are recorded, at level `detailed`: those of requests, and what vLLM's own prefix cache
+        stores and removes, and a connector's store where its probe follows it: `on` (default) or `off`.
     fingerprint_held: which held blocks are checked in each step: `one` of a request (default) or `all`.
     queue_mib: MiB that events may take while they wait to be sent, in each process of the engine, the batch that is being
         sent included: 1 to 4096 (64). The first connector of an engine decides for its process.
@@ -111,9 +108,7 @@ class Settings:
     unsampled: Unsampled = Unsampled.RECORD
     heartbeats: Heartbeats = Heartbeats.AUTO
     block_hashes: Switch = Switch.ON
-    cache_events: Switch = Switch.ON
     fingerprints: str | float | None = None
-    fingerprint_slim: Switch | None = None
     fingerprint_store: FingerprintStore = FingerprintStore.AUTO
     fingerprint_held: HeldBlocks = HeldBlocks.ONE
     queue_mib: int = QUEUE_MIB
@@ -128,9 +123,7 @@ class Settings:
     @property
     def slim(self) -> bool:
         """Whether every block has a slim fingerprint."""
-        if self.fingerprint_slim is None:
-            return self.level is Level.DETAILED and 0 < self.rate < 1
-        return self.fingerprint_slim is Switch.ON
+        return self.level is Level.DETAILED and 0 < self.rate < 1
 
     @classmethod
     def read(cls, given: object, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -157,8 +150,6 @@ class Settings:
             ("unsampled", Unsampled),
             ("heartbeats", Heartbeats),
             ("block_hashes", Switch),
-            ("cache_events", Switch),
-            ("fingerprint_slim", Switch),
             ("fingerprint_store", FingerprintStore),
             ("fingerprint_held", HeldBlocks),
         ):

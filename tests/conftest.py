@@ -138,8 +138,8 @@ def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
     """Starts real tracers, and ends each of them with the test, however that ends."""
     started: list[Tracer] = []
 
-    def start(*arguments: str, store: Path | None = None, grpc_port: int | None = None) -> Tracer:
-        started.append(serve(tmp_path, *arguments, store=store, grpc_port=grpc_port))
+    def start(*arguments: str, **settings: Any) -> Tracer:
+        started.append(serve(tmp_path, *arguments, **settings))
         return started[-1]
 
     yield start

@@ -28,16 +28,24 @@ from typing import IO, Any, NoReturn
 class Forked:
     """A command that runs, or has ended: what the tests use of `subprocess.Popen`."""
 
-    def __init__(self, words: Sequence[str | Path], *, out: Path, error: Path | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str | Path],
+        *,
+        out: Path,
+        error: Path | None = None,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
         """Start `kvtrail WORDS...` with this process's environment and folder; what it prints is added to files.
 
         Args:
             error: where its standard error goes, if not to `out`.
+            limits: what of a sidecar's `Limits` is other than it is.
         """
         self.args = [*map(str, words)]
         places = os.getcwd(), str(out), str(error or out)
         out.touch()  # so that it can be read at once
-        self.pid: int = _forking().ask("start", self.args, dict(os.environ), *places)
+        self.pid: int = _forking().ask("start", self.args, dict(os.environ), *places, dict(limits or {}))
         self.returncode: int | None = None
         """As of `subprocess.Popen`: negative if a signal ended it."""
         self._ends = os.pidfd_open(self.pid)
@@ -123,8 +131,13 @@ def _fork_on_demand(questions: IO[bytes], answers: IO[bytes]) -> None:
         os.waitpid(pid, 0)
 
 
-def _run(words: list[str], environment: Mapping[str, str], folder: str, out: str, error: str) -> NoReturn:
+def _run(
+    words: list[str], environment: Mapping[str, str], folder: str, out: str, error: str, limits: Mapping[str, int]
+) -> NoReturn:
     """`python -m kvtrail WORDS...` in a fork."""
+    from kvtrail.tracer.serve import limits as of_sidecars
+
+    of_sidecars.Limits = functools.partial(of_sidecars.Limits, **limits)  # type: ignore[misc, assignment]
     for path, number in ((os.devnull, 0), (out, 1), (error, 2)):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, number)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,15 +106,17 @@ def listening(
     store: Path | None = None,
     grpc_port: int | None = None,
     http_port: int | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> Tracer:
-    """Start a tracer and wait until it listens over HTTP; `config` is the file of `kvtrail --config`."""
+    """Start a tracer and wait until it listens over HTTP; `config` is the file of `kvtrail --config`, and `limits` are what
+    of its `Limits` is other than it is."""
     grpc_port, http_port = grpc_port or free_port(), http_port or free_port()
     store = store or folder / "kvtrail.db"
     log = folder / f"tracer-{http_port}.log"
     ports = ["--host", host, "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     before = [] if config is None else ["--config", str(config)]
     log.unlink(missing_ok=True)
-    process = Forked([*before, "serve", "--store", str(store), *ports, *arguments], out=log)
+    process = Forked([*before, "serve", "--store", str(store), *ports, *arguments], out=log, limits=limits)
     tracer = Tracer(process, grpc_port, http_port, store, log)
 
     def listens() -> bool:
@@ -135,10 +137,13 @@ def serve(
     store: Path | None = None,
     grpc_port: int | None = None,
     http_port: int | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> Tracer:
     """Start a tracer and wait until it answers. The histories of the tests are of last year: retained nevertheless."""
     retained = ("--retain-hours", "1e6")
-    tracer = listening(folder, *retained, *arguments, store=store, grpc_port=grpc_port, http_port=http_port)
+    tracer = listening(
+        folder, *retained, *arguments, store=store, grpc_port=grpc_port, http_port=http_port, limits=limits
+    )
     _wait_for(lambda: alive(tracer), tracer)
     return tracer
 

@@ -208,8 +208,8 @@ def causes(
 
 
 def capacity(folder: Path, version: str, *, chunks: int, sizes: Sequence[int], seed: int) -> dict[str, Any]:
-    """The same prompts, few at a time, so that none is preempted: the tokens that were `asked` for and `taken`, and for
-    each of these sizes, in chunks, what it would have given and what it could have given at most (`points`)."""
+    """The same prompts, few at a time, so that none is preempted: what the store has `given`, as a share of the tokens asked
+    for, and what each of these sizes, in chunks, would have (`points`)."""
     task = {"folder": str(folder / "model"), "chunks": chunks, "sizes": list(sizes), "seed": seed, "extra": {}}
     return _ran("random_prompts.py", task | {"requests": 200, "blocks": 64, "at_a_time": 2, "generate": 3}, version)
 

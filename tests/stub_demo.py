@@ -1,17 +1,18 @@
 """`kvtrail` with a demo whose engines are stubs: `python tests/stub_demo.py ENDLESS demo ...`.
 
-Each says at once that its round of no requests is over, but for the one of the name ENDLESS. They wait for the demo's end.
+Each says at once that its requests are over, but for the one of the name ENDLESS. They wait for the demo's end.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from kvtrail.__main__ import main
 from kvtrail.connector.demo.children import Child, Children
+from kvtrail.connector.demo.engine_process import End, Pipes, RanAll, Ready, RunAll
 
 START = Children.start
 
@@ -25,10 +26,12 @@ def start(children: Children, name: str, arguments: Sequence[str], **options: An
 
 def engine(kind: str) -> None:
     """A stub."""
-    print(json.dumps({"kind": "ready", "requests": 0}), flush=True)
-    if kind != "endless":
-        print(json.dumps({"kind": "round", "tokens": {}}), flush=True)
-    sys.stdin.read()
+    channel = Pipes(0, 1)
+    channel.send(Ready())
+    with suppress(EOFError):
+        while not isinstance(asked := channel.recv(), End):
+            if isinstance(asked, RunAll) and kind != "endless":
+                channel.send(RanAll(asked.id, {job.id: () for job in asked.jobs}))
 
 
 if __name__ == "__main__":

@@ -122,14 +122,13 @@ def written() -> Iterator[Path]:
             "import kvtrail.tracer.commands.serve, kvtrail.tracer.commands.audit",
             ["fastapi", "uvicorn", "grpc", "sqlite3"],
         ),
-        (
-            "import kvtrail.tracer.commands.minimize",
-            ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"],
-        ),
         ("import kvtrail.__main__", ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"]),
         ("import kvtrail.connector.pytest_plugin", ["vllm", "torch", "opentelemetry", "click", "kvtrail.tracer"]),
         ("import kvtrail.connector.simulate.conformance.page", ["vllm", "torch", "streamlit", "fastapi"]),
-        ("import kvtrail.connector.commands.replay", ["vllm", "torch", "fastapi", "streamlit"]),
+        (
+            "import kvtrail.connector.commands.replay, kvtrail.connector.commands.minimize",
+            ["vllm", "torch", "fastapi", "grpc", "streamlit"],
+        ),
         (
             "import kvtrail.dashboard.client, kvtrail.dashboard.content.request_charts, kvtrail.dashboard.live.view",
             ["vllm", "torch", "kvtrail.connector", "grpc", "fastapi", "streamlit"],

@@ -43,7 +43,7 @@ OTHERS_VARIABLES = {
     "LMCACHE_USE_UPSTREAM_MP",
 }  # fmt: skip
 OF_TESTS = {"KVTRAIL_CONNECTOR"}
-"""Read by the files that `kvtrail test` writes."""
+"""Read by the files that `kvtrail minimize --pytest` writes."""
 _VARIABLE = re.compile(r"\b(?:KVTRAIL|OTEL|VLLM|LMCACHE)_[A-Z0-9_]*[A-Z0-9]\b")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import click
 import httpx
 from click.core import ParameterSource
 
-from kvtrail.connector.demo import demo as driver
 from kvtrail.connector.demo.children import ChildDied, Children
+from kvtrail.connector.demo.options import HYBRID, OPT, STALE_HANDOFF, Options
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Guard
 from kvtrail.tracer.commands.refusal import Refused
@@ -33,14 +33,14 @@ PORT = click.IntRange(1, 65535)
 )
 @click.option(
     "--model",
-    type=click.Choice([driver.OPT, driver.HYBRID]),
-    default=driver.OPT,
+    type=click.Choice([OPT, HYBRID]),
+    default=OPT,
     show_default=True,
     help="The tiny model: an OPT, or a Gemma 3 with two KV cache groups, since half of its layers have a sliding window.",
 )
 @click.option(
     "--bug",
-    type=click.Choice([*FAULTS, driver.STALE_HANDOFF]),
+    type=click.Choice([*FAULTS, STALE_HANDOFF]),
     help="Inject a known bug into the connector: `stale-lookup` kills the engine. With --pd `stale-handoff`: blocks are given"
     " away before they are read.",
 )
@@ -103,6 +103,8 @@ def demo(context: click.Context, /, **options: Any) -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         raise Refused("the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU")
+    from kvtrail.connector.demo import demo as driver  # needs what vLLM brings with it
+
     _require_what_fits(options)
     for name in ("grpc_port", "http_port", "dashboard_port"):
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
@@ -112,7 +114,7 @@ def demo(context: click.Context, /, **options: Any) -> None:
     children = Children()
     children.stop_at(signal.SIGINT, signal.SIGTERM)  # also where a shell started us with Ctrl-C ignored
     try:
-        driver.run(driver.Options(**options), children, _play(options))
+        driver.run(Options(**options), children)
     except Exception as error:
         if not children.stopped:
             if isinstance(error, httpx.HTTPError):
@@ -129,24 +131,15 @@ def demo(context: click.Context, /, **options: Any) -> None:
         raise SystemExit(130 if options["once"] else 0)  # without --once, Ctrl-C is how the demo ends
 
 
-def _play(options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The demo of one engine, or that of two, which needs what vLLM brings with it."""
-    if not options["pd"]:
-        return driver.play
-    from kvtrail.connector.demo import pair_demo
-
-    return pair_demo.play
-
-
 def _require_what_fits(options: Mapping[str, Any]) -> None:
     """Raises Refused where options exclude each other, or two engines cannot hand over here."""
     if not options["pd"]:
-        if options["bug"] == driver.STALE_HANDOFF:
+        if options["bug"] == STALE_HANDOFF:
             raise Refused(f"the bug {options['bug']!r} needs two engines: add --pd")
         return
-    if options["bug"] not in (None, driver.STALE_HANDOFF):
-        raise Refused(f"--pd has the bug {driver.STALE_HANDOFF!r} only")
-    if options["model"] != driver.OPT or options["metrics_port"]:
+    if options["bug"] not in (None, STALE_HANDOFF):
+        raise Refused(f"--pd has the bug {STALE_HANDOFF!r} only")
+    if options["model"] != OPT or options["metrics_port"]:
         raise Refused("--pd runs the tiny OPT, and serves no metrics of vLLM's")
     if importlib.util.find_spec("nixl") is None:
         raise Refused(

@@ -1,23 +1,22 @@
-"""The demo: tracer, dashboard and a real engine, started together, watched, and ended together."""
+"""The demo: tracer, dashboard and real engines, started together, watched, and ended together."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 import httpx
 
 from kvtrail.connector.demo.children import Child, Children
-from kvtrail.connector.demo.engine import Order
+from kvtrail.connector.demo.engines import BOTH, Engines, Served
+from kvtrail.connector.demo.options import STALE_HANDOFF, Options
+from kvtrail.connector.demo.pair import ALONE, DECODE, PREFILL, EngineDied
+from kvtrail.connector.settings import Guard
 from kvtrail.tracer.model import words
 from kvtrail.tracer.reports import terminal
 
@@ -27,10 +26,9 @@ WIDEST = 100
 """Columns of a line, however wide the terminal is."""
 OTHER_PORTS = 20
 """Ports that are tried where one is taken."""
-OPT, HYBRID = "opt", "hybrid"
-"""The tiny models."""
-STALE_HANDOFF = "stale-handoff"
-"""The bug of the demo of two engines, and the rule that finds it."""
+GENTLY_S = 5.0
+"""Pause between two rounds."""
+SAME_TOKENS = "  The generated tokens are the same as those of an engine without a connector."
 T = TypeVar("T")
 
 
@@ -38,43 +36,8 @@ class DemoError(RuntimeError):
     """The demo cannot go on; the text says why, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of `kvtrail demo`; see its --help."""
-
-    once: bool
-    pd: bool
-    model: str
-    bug: str | None
-    guard: str
-    trace_file: Path | None
-    folder: Path
-    grpc_port: int
-    http_port: int
-    dashboard_port: int
-    metrics_port: int | None
-
-    @property
-    def api(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}"
-
-    @property
-    def page(self) -> str:
-        return f"http://127.0.0.1:{self.dashboard_port}"
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether the model has several KV cache groups."""
-        return self.model == HYBRID
-
-    @property
-    def is_safe(self) -> bool:
-        """Whether the engine must neither die nor generate other tokens than one without a connector."""
-        return not self.bug or self.guard == "heal"
-
-
-def run(options: Options, children: Children, play: Callable[[Options, Children], None]) -> None:
-    """Run a demo to its end, or until its children are stopped: `play` with what it needs reserved.
+def run(options: Options, children: Children) -> None:
+    """Run a demo to its end, or until its children are stopped.
 
     Raises:
         DemoError, ChildDied: see there; of children that are stopped, any error. All have ended when this returns or raises.
@@ -96,77 +59,80 @@ def run(options: Options, children: Children, play: Callable[[Options, Children]
             ) from None
         for old in options.folder.glob("kvtrail.db*"):
             old.unlink()
-        play(options, children)
+        _start(options, children)
 
 
-def play(options: Options, children: Children) -> None:
-    """The demo of one engine.
+def _start(options: Options, children: Children) -> None:
+    """Run the demo to its end, or until its children are stopped.
 
     Raises:
         DemoError, ChildDied: see there.
     """
     with children:
-        tracer, dashboard = start_servers(options, children)
-        watched = [tracer, dashboard]
-        plain = _engine(options, children, watched, plain=True) if options.is_safe else None
-        engine = _engine(options, children, watched)
-        tokens = engine.one_round()
-        if tokens is None and options.is_safe:
-            _died(engine)
-        death = _death(options, engine) if tokens is None else None
-        summarize(options)
-        if plain is not None and tokens is not None:
-            _compare(tokens, plain)
-        if options.bug:
-            report_findings(options)
-        report_addresses(options)
-        if options.metrics_port and death is None:
-            click.echo(f"vLLM's metrics: http://127.0.0.1:{options.metrics_port}/metrics")
-        if not options.once:
-            click.echo(f"The {'workload repeats gently' if death is None else 'dashboard stays'} until Ctrl-C.")
-        if death is not None:
-            _report_death(death)
-        if not options.once:
-            _go_on(watched, engine if death is None else None)
-
-
-class _Engine:
-    """The engine's process, and the lines that it reports."""
-
-    def __init__(self, child: Child, watched: list[Child], *, quiet: bool) -> None:
-        self.child = child
-        self._watched = watched
-        self._quiet = quiet
-        assert child.process.stdout is not None
-        self._lines: Iterator[bytes] = iter(child.process.stdout)
-
-    def one_round(self) -> dict[str, list[int]] | None:
-        """Wait for a round, and say how far it is; the tokens that it generated, or None if the engine died."""
-        ready = self._next("ready")
-        if ready is None:
-            return None
-        if self._quiet:
-            ended = self._next("round")
+        watched = _start_servers(options, children)
+        bug = f" and the bug {options.bug!r} (guard: {options.guard})" if options.bug else ""
+        if options.pd:
+            what = f"two real vLLM engines on the CPU with vLLM's NixlConnector{bug}: {PREFILL}, {DECODE}"
         else:
-            with terminal.status() as say:
-                ended = self._next("round", lambda done: say(f"  serving: {done} of {ready['requests']} requests"))
-            if ended is not None:
-                click.echo(f"  {words.some(ready['requests'], 'request')} served.")
-        return None if ended is None else ended["tokens"]
-
-    def _next(self, kind: str, progress: Callable[[int], None] | None = None) -> dict[str, Any] | None:
-        for line in self._lines:
-            for other in self._watched:
-                other.check()
-            report: dict[str, Any] = json.loads(line)
-            if report["kind"] == kind:
-                return report
-            if report["kind"] == "progress" and progress is not None:
-                progress(report["done"])
-        return None
+            hybrid = ", a hybrid model" if options.is_hybrid else ""
+            what = f"a real vLLM engine on the CPU{hybrid} with the OffloadConnector{bug}"
+        click.echo(f"Starting {what} ...")
+        engines = Engines(options, children)
+        try:
+            _play(options, engines, watched)
+        except EngineDied as died:
+            engines.check()
+            raise DemoError(str(died)) from died
 
 
-def start_servers(options: Options, children: Children) -> tuple[Child, Child]:
+def _play(options: Options, engines: Engines, watched: Sequence[Child]) -> None:
+    served, death = _first_round(options, engines)
+    wrong: set[str] = set()
+    if served and (options.pd or options.is_safe):
+        sound = engines.alone(served)
+        wrong = {
+            each.engine_id or each.job.id for each, tokens in zip(served, sound, strict=True) if each.tokens != tokens
+        }
+        engines.end(ALONE)
+    late = {each.engine_id for each in served if each.late}
+    named = _named(options, late) if late else {}
+    _summarize(options, len(wrong), len(served))
+    if late:
+        _compare(options, wrong, late, named)
+    elif wrong:
+        raise DemoError("the generated tokens differ from those of an engine without a connector")
+    elif served and options.is_safe:
+        click.echo(SAME_TOKENS)
+    if options.bug:
+        _report_findings(options)
+    _report_addresses(options)
+    if options.metrics_port and death is None:
+        click.echo(f"vLLM's metrics: http://127.0.0.1:{options.metrics_port}/metrics")
+    if not options.once:
+        click.echo(f"The {'workload repeats gently' if death is None else 'dashboard stays'} until Ctrl-C.")
+    if death is not None:
+        _report_death(death)
+    elif options.once:
+        engines.end(DECODE, PREFILL, BOTH)
+    if not options.once:
+        _go_on(watched, engines, is_dead=death is not None)
+
+
+def _first_round(options: Options, engines: Engines) -> tuple[list[Served], dict[str, Any] | None]:
+    """Serve it; returns what was served, and what the tracer knows of the engine's death, if its bug has killed it."""
+    try:
+        with terminal.status() as say:
+            served = engines.one_round(0, lambda count: say(f"  served: {words.some(count, 'request')}"))
+    except EngineDied:
+        if options.pd or options.is_safe:
+            raise
+        return [], _death(options, engines)
+    how = ": each prefilled by one engine, decoded by the other" if options.pd else ""
+    click.echo(f"  {words.some(len(served), 'request')} served{how}.")
+    return served, None
+
+
+def _start_servers(options: Options, children: Children) -> list[Child]:
     """Start the tracer and the dashboard, and wait until both answer."""
     folder = options.folder
     click.echo("Starting the tracer and the dashboard ...")
@@ -187,78 +153,72 @@ def start_servers(options: Options, children: Children) -> tuple[Child, Child]:
     _wait_for(f"{options.api}/api/health", tracer)
     _wait_for(f"{options.page}/_stcore/health", dashboard)
     click.echo(f"The dashboard is at {options.page}")
-    return tracer, dashboard
+    return [tracer, dashboard]
 
 
-def _engine(options: Options, children: Children, watched: list[Child], *, plain: bool = False) -> _Engine:
-    if not plain:
-        bug = f" and the bug {options.bug!r} (guard: {options.guard})" if options.bug else ""
-        hybrid = ", a hybrid model" if options.is_hybrid else ""
-        click.echo(f"Starting a real vLLM engine on the CPU{hybrid} with the OffloadConnector{bug} ...")
-    name = "plain engine" if plain else "engine"
-    order = Order(
-        model=str(options.folder / "model"),
-        hybrid=options.is_hybrid,
-        bug=options.bug or "",
-        guard=options.guard,
-        plain=plain,
-        once=plain or options.once,
-        metrics_port=0 if plain else options.metrics_port or 0,
-    )
-    env = {
-        **os.environ,
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://127.0.0.1:{options.grpc_port}",
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc",
-        "OTEL_SERVICE_NAME": os.environ.get("OTEL_SERVICE_NAME", "vllm-demo"),
-    }
-    child = children.start(
-        name,
-        ["-m", "kvtrail.connector.demo.engine", json.dumps(asdict(order))],
-        log=options.folder / f"{name.replace(' ', '-')}.log",
-        env=env,
-        piped=True,
-    )
-    return _Engine(child, watched, quiet=plain)
-
-
-def report_addresses(options: Options) -> None:
+def _report_addresses(options: Options) -> None:
     """Say where to look."""
     click.echo(f"\nThe dashboard:  {options.page}")
     click.echo(f"The api:        {options.api}/docs")
     click.echo(f"The metrics:    {options.api}/metrics")
 
 
-def summarize(options: Options) -> None:
-    """Say what the tracer has counted."""
+def _summarize(options: Options, wrong: int, served: int) -> None:
+    """Say what the tracer has counted, and how many of the answers of two engines are wrong."""
     totals = httpx.get(f"{options.api}/api/overview").json()["totals"]
-    click.echo(
-        "\nSummary\n"
-        f"  requests            {totals['requests']:>9,}\n"
-        f"  lookups             {totals['lookups']:>9,}\n"
-        f"  tokens matched      {totals['matched']:>9,}   longest match of each request\n"
-        f"  tokens loaded       {totals['loaded']:>9,}   from host memory into KV blocks\n"
-        f"  tokens stored       {totals['stored']:>9,}   from KV blocks into host memory\n"
-        f"  preemptions         {totals['preemptions']:>9,}\n"
-        f"  findings            {totals['findings']:>9,}"
-    )
+    rows = [("requests", totals["requests"], "of both engines" if options.pd else "")]
+    if not options.pd:
+        rows += [
+            ("lookups", totals["lookups"], ""),
+            ("tokens matched", totals["matched"], "longest match of each request"),
+            ("tokens loaded", totals["loaded"], "from host memory into KV blocks"),
+            ("tokens stored", totals["stored"], "from KV blocks into host memory"),
+            ("preemptions", totals["preemptions"], ""),
+        ]
+    rows.append(("findings", totals["findings"], ""))
+    if options.pd:
+        rows.append(("wrong answers", wrong, f"of {served}: other tokens than those of an engine without a connector"))
+    click.echo("\nSummary")
+    for name, count, text in rows:
+        click.echo(f"  {name:<18}  {count:>9,}   {text}".rstrip())
 
 
-def _compare(tokens: dict[str, list[int]], plain: _Engine) -> None:
-    expected = plain.one_round()
-    if expected is None:
-        _died(plain)
-    if tokens != expected:
-        raise DemoError("the generated tokens differ from those of an engine without a connector")
-    click.echo("  The generated tokens are the same as those of an engine without a connector.")
+def _compare(options: Options, wrong: set[str], late: set[str], found: Mapping[str, bool]) -> None:
+    """Say which of the wrong answers were named. `found` are those that were, and whether they were healed.
+
+    Raises:
+        DemoError: not all of them, or of those that were asked too `late` some were not healed.
+    """
+    click.echo(f"  named by kvtrail    {len(found):>9,}   as {STALE_HANDOFF}, {sum(found.values())} of them healed")
+    if harmless := [each for each, healed in found.items() if each not in wrong and not healed]:
+        click.echo(f"  {words.some(len(harmless), 'request')} of these came before anybody had overwritten the blocks.")
+    if options.guard == Guard.HEAL:
+        if wrong or not all(found.get(each) for each in late):
+            raise DemoError("the bug was not healed")
+        click.echo(SAME_TOKENS)
+        return
+    if not wrong:
+        raise DemoError(f"this workload does not bring the bug {options.bug!r} out")
+    if unnamed := wrong - found.keys():
+        raise DemoError(f"wrong answers were not named: {sorted(unnamed)}")
+    click.echo("  Each request with a wrong answer is named, though both engines called it a success.")
 
 
-def _died(engine: _Engine) -> None:
-    """Raise the ChildDied of an engine that stopped reporting before its round had ended."""
-    engine.child.process.wait(READY_WITHIN_S)
-    engine.child.check()
+def _named(options: Options, late: set[str]) -> dict[str, bool]:
+    """The requests that the rule about stale hand-offs names, and whether they were healed: when these are among them, or
+    after a while."""
+    named: dict[str, bool] = {}
+
+    def are_named() -> bool:
+        found = httpx.get(f"{options.api}/api/findings", params={"rule": STALE_HANDOFF, "limit": 1000}).json()
+        named.update({each["request"]: each["healed"] == each["count"] for each in found})
+        return late <= named.keys()
+
+    _waited_for(are_named)
+    return named
 
 
-def report_findings(options: Options) -> None:
+def _report_findings(options: Options) -> None:
     """Say what was found, one finding of each rule, with the addresses of its requests.
 
     Raises:
@@ -268,7 +228,7 @@ def report_findings(options: Options) -> None:
     def found() -> list[dict[str, Any]]:
         return httpx.get(f"{options.api}/api/findings").json()  # type: ignore[no-any-return]
 
-    if not (findings := waited_for(found)):
+    if not (findings := _waited_for(found)):
         raise DemoError(f"the tracer has no finding: this workload does not bring the bug {options.bug!r} out")
     for rule, of_rule in _by_rule(findings).items():
         finding, *others = of_rule
@@ -292,15 +252,15 @@ def _by_rule(findings: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return by_rule
 
 
-def _death(options: Options, engine: _Engine) -> dict[str, Any]:
+def _death(options: Options, engines: Engines) -> dict[str, Any]:
     """What the tracer knows of the engine, which has died. Raises ChildDied if it does not know of what."""
 
     def ended() -> dict[str, Any] | None:
         (known,) = httpx.get(f"{options.api}/api/fleet").json()["engines"]
         return known if known["state"] == "died" else None
 
-    if (death := waited_for(ended)) is None:
-        _died(engine)
+    if (death := _waited_for(ended)) is None:
+        engines.check()
     assert death is not None
     click.echo("The engine raised")
     click.echo(_wrapped(death["ended_by"], indent="  "))
@@ -325,7 +285,7 @@ def _wrapped(text: str, *, indent: str = "") -> str:
     return "\n".join(terminal.wrapped(text, min(terminal.width() or WIDEST, WIDEST), first=indent))
 
 
-def waited_for(answer: Callable[[], T]) -> T:
+def _waited_for(answer: Callable[[], T]) -> T:
     """The tracer's answer once there is one; else its last one."""
     deadline = time.monotonic() + JUDGED_WITHIN_S
     while not (answered := answer()) and time.monotonic() < deadline:
@@ -333,17 +293,18 @@ def waited_for(answer: Callable[[], T]) -> T:
     return answered
 
 
-def _go_on(watched: list[Child], engine: _Engine | None) -> None:
-    """Watch these, and the engine if it has not died, until one of them ends, or is stopped. An engine that has died may take
-    a while to be gone."""
-    if engine is not None:
-        # Nobody needs its progress any more, but a full pipe would block it.
-        threading.Thread(target=lambda: [None for _ in engine._lines], daemon=True).start()
-        watched = [*watched, engine.child]
+def _go_on(watched: Sequence[Child], engines: Engines, *, is_dead: bool) -> None:
+    """Serve further rounds, if the engine has not died, until one of all these ends, or is stopped."""
+    number = 0
     while True:
-        for child in watched:
-            child.check()
-        time.sleep(0.5)
+        pause_ends_s = time.monotonic() + GENTLY_S
+        while time.monotonic() < pause_ends_s:
+            for child in watched if is_dead else (*watched, *engines.children):
+                child.check()
+            time.sleep(0.5)
+        if not is_dead:
+            number += 1
+            engines.one_round(number)
 
 
 def free_port(port: int) -> int:

@@ -1,6 +1,6 @@
-"""Two real vLLM engines, one prefilling for the other, seen from the router between them.
+"""Real vLLM engines, as who asks them sees them: one alone, or two, one prefilling for the other, with a router between them.
 
-The connector is vLLM's own, unmodified: by default the NixlConnector, over UCX on loopback.
+The connector of two is vLLM's own, unmodified: by default the NixlConnector, over UCX on loopback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvtrail.connector.demo.paired_engine import Answer, Ask, AskKept, Channel, End, Forget, Kept, Ready
+from kvtrail.connector.demo.engine_process import (
+    Answer,
+    Ask,
+    AskKept,
+    Channel,
+    End,
+    Forget,
+    Kept,
+    Progress,
+    RanAll,
+    Ready,
+    RunAll,
+)
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate.pairs.router import ASKED_TO_PREFILL
 
@@ -46,8 +58,8 @@ class EngineDied(RuntimeError):
     """The engine's process has ended before it answered."""
 
 
-class PairedEngine:
-    """An engine's process, `paired_engine`, asked over a channel."""
+class AskedEngine:
+    """An engine's process, `engine_process`, asked over a channel."""
 
     def __init__(self, name: str, channel: Channel, log: Path) -> None:
         """`log` is the file to which the process writes."""
@@ -55,6 +67,7 @@ class PairedEngine:
         self._channel = channel
         self._changes = threading.Lock()
         self._died = False
+        self._on_progress: dict[str, Callable[[int], None]] = {}
         self._awaited: dict[object, Future[Any]] = {}
         self._ready = self._answer_of(Ready)
         threading.Thread(target=self._read, daemon=True).start()
@@ -80,6 +93,16 @@ class PairedEngine:
         answer: Future[Answer] = self._answer_of(job.id)
         self._send(Ask(job.id, external_id or job.id, job.prompt, job.max_tokens, params, aborted_after))
         return answer
+
+    def run_all(
+        self, jobs: Sequence[DemoRequest], on_progress: Callable[[int], None] = lambda done: None
+    ) -> Future[Any]:
+        """Have it run these to their ends, and nothing beside them: their generated tokens, by id. `on_progress` is called
+        with how many have ended."""
+        self._on_progress[jobs[0].id] = on_progress
+        ran: Future[Any] = self._answer_of(jobs[0].id)
+        self._send(RunAll(jobs[0].id, jobs))
+        return ran
 
     def forget(self) -> None:
         """Empty its prefix cache."""
@@ -115,16 +138,19 @@ class PairedEngine:
                 answer = self._channel.recv()
             except (EOFError, OSError):
                 break
+            if isinstance(answer, Progress):
+                self._on_progress[answer.id](answer.done)
+                continue
             with self._changes:
-                future = self._awaited.pop(answer.id if isinstance(answer, Answer) else type(answer))
-            future.set_result(answer)
+                future = self._awaited.pop(answer.id if isinstance(answer, Answer | RanAll) else type(answer))
+            future.set_result(answer.tokens if isinstance(answer, RanAll) else answer)
         with self._changes:
             self._died = True
             for future in self._awaited.values():
                 future.set_exception(EngineDied(f"{self.name}: {self.log.read_text(errors='replace')[-3000:]}"))
 
 
-def prefilled(engine: PairedEngine, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
+def prefilled(engine: AskedEngine, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
     """Have a request prefilled; the params for the engine that decodes it."""
     one_token = replace(job, max_tokens=1)
     params = engine.ask(one_token, ASKED_TO_PREFILL, external_id=external_id).result(SLOW_S).params

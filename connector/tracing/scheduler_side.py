@@ -67,7 +67,6 @@ class SchedulerInstrumentation(Instrumentation):
         unannounced: bool = False,
         has_groups: bool = False,
         records_hashes: bool = True,
-        records_caches: bool = True,
     ) -> None:
         """`lease` says how long the connector keeps an ended request's blocks, in seconds; `guard`, what to do with a
         lookup's answer that breaks the contract; `unannounced`, whether this vLLM has no `on_new_request`; `has_groups`,
@@ -91,7 +90,7 @@ class SchedulerInstrumentation(Instrumentation):
         """Requests that vLLM has ended with an error: before it says which blocks could not be loaded."""
         self._reset_step = -1
         """The first step after the last reset of vLLM's cache."""
-        self._has_groups, self._records_caches = has_groups, records_caches
+        self._has_groups, self._records_caches = has_groups, records_hashes
         self._prefix_cache: PrefixCacheEvents | None = None
         self._store: StoreEvents | None = None
         self.forced_misses: set[str] = set()

@@ -305,7 +305,6 @@ def _instrumentation(
         unannounced=unannounced,
         has_groups=len(getattr(kv_cache_config, "kv_cache_groups", (0, 0))) > 1,
         records_hashes=settings.block_hashes is Switch.ON,
-        records_caches=settings.cache_events is Switch.ON,
     )
 
 

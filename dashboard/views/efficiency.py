@@ -167,7 +167,7 @@ def more_memory(savings: Row, engines: list[Row]) -> None:
         dot = "; the dot is this store's measured share" if memory.today(curve, limit) else ""
         st.caption(
             f"The line is an estimate for a store with LRU eviction{dot}."
-            " From a recorded trace, `kvtrail savings` compares other policies, and gives the bound of all policies."
+            " `kvtrail audit --savings` makes the same of a recorded trace."
             f"{memory.counted_since(curve)}"
         )
 

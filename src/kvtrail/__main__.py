@@ -16,53 +16,58 @@ from kvtrail import __version__
 from kvtrail.tracer.commands import configuration
 from kvtrail.tracer.commands.refusal import Refused
 
-COMMANDS = {
-    "serve": (
-        "kvtrail.tracer.commands.serve:serve",
-        "Run the tracer: receive spans, judge them, and serve the API and the metrics.",
-    ),
-    "api": ("kvtrail.tracer.commands.api:api", "Serve the API over a fleet of tracers that store in one ClickHouse."),
-    "audit": ("kvtrail.tracer.commands.audit:audit", "Judge trace files and logs, and explain every contradiction."),
-    "replay": (
-        "kvtrail.connector.commands.replay:replay",
-        "Step through a recorded history, with the account at each step.",
-    ),
-    "export": (
-        "kvtrail.tracer.commands.export:export",
-        "Write a history as a timeline for ui.perfetto.dev and chrome://tracing.",
-    ),
-    "savings": (
-        "kvtrail.tracer.commands.savings:savings",
-        "Estimate the hit rate at other cache sizes.",
-    ),
-    "import": ("kvtrail.tracer.commands.import_log:import_log", "Turn the log of a vLLM server into a trace file."),
-    "minimize": (
-        "kvtrail.tracer.commands.minimize:minimize",
-        "Reduce a trace with drift to the fewest requests and events that still show it.",
-    ),
-    "test": (
-        "kvtrail.connector.commands.write_test:write_test",
-        "Turn a recorded fault into a self-contained pytest file.",
-    ),
-    "check": (
-        "kvtrail.connector.commands.check:check",
-        "Stress a connector on vLLM's scheduler, with the rules as the judge.",
-    ),
-    "conformance": (
-        "kvtrail.connector.commands.conformance:conformance",
-        "Say of each requirement of vLLM's connector interface whether a connector passes it.",
-    ),
-    "config": (
-        "kvtrail.tracer.commands.configuration:config",
-        "Show the options that a command would run with, and where they come from.",
-    ),
-    "store": (
-        "kvtrail.tracer.commands.store:store",
-        "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",
-    ),
-    "dashboard": ("kvtrail.dashboard.command:dashboard", "Show requests, findings and savings in the browser, live."),
-    "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
+GROUPS = {
+    "To try it": {
+        "demo": (
+            "kvtrail.connector.commands.demo:demo",
+            "Run a real vLLM engine with the OffloadConnector, traced live.",
+        ),
+    },
+    "Beside running engines": {
+        "serve": (
+            "kvtrail.tracer.commands.serve:serve",
+            "Run the tracer: receive spans, judge them, and serve the API and the metrics.",
+        ),
+        "dashboard": (
+            "kvtrail.dashboard.command:dashboard",
+            "Show requests, findings and savings in the browser, live.",
+        ),
+        "store": (
+            "kvtrail.tracer.commands.store:store",
+            "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",
+        ),
+        "config": (
+            "kvtrail.tracer.commands.configuration:config",
+            "Show the options that a command would run with, and where they come from.",
+        ),
+    },
+    "With a recording": {
+        "audit": (
+            "kvtrail.tracer.commands.audit:audit",
+            "Judge trace files and logs, and explain every contradiction; sum up savings, or export.",
+        ),
+        "replay": (
+            "kvtrail.connector.commands.replay:replay",
+            "Print the steps of a recorded history, with the account at each; or drive its load again.",
+        ),
+        "minimize": (
+            "kvtrail.connector.commands.minimize:minimize",
+            "Reduce a trace with drift to the fewest requests and events that still show it, or to a pytest file.",
+        ),
+    },
+    "With a connector": {
+        "check": (
+            "kvtrail.connector.commands.check:check",
+            "Stress a connector on vLLM's scheduler, with the rules as the judge.",
+        ),
+        "conformance": (
+            "kvtrail.connector.commands.conformance:conformance",
+            "Say of each requirement of vLLM's connector interface whether a connector passes it.",
+        ),
+    },
 }
+"""The commands as help groups them: the place of each, and what it does."""
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 EXTRAS = {"dashboard": "dashboard", "demo": "tracer,dashboard"}
 """The extras that a command needs; of any other command it is `tracer`."""
 INTERRUPTED = 130
@@ -107,8 +112,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
 
 
 def _needs(command: str, missing: ImportError) -> Refused:

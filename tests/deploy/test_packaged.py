@@ -35,7 +35,7 @@ OF_OPERATORS = {
     "Issuer": "cert-manager.io/v1",
 }
 """Kinds without a schema from Kubernetes, with their versions."""
-COMMANDS = {"kvtrail": ["kvtrail", "serve"], "api": ["kvtrail", "api"], "dashboard": ["kvtrail", "dashboard"]}
+COMMANDS = {"kvtrail": ["kvtrail", "serve"], "api": ["kvtrail", "serve"], "dashboard": ["kvtrail", "dashboard"]}
 """By container: the command of ours that it runs."""
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_open_to_all(manifests: list[Any]) -> None:
     )
     assert variables["dashboard"]["KVTRAIL_DASHBOARD_LOGIN_TOKEN_FILE"] == "/etc/kvtrail/tokens/login"
     if "api" in variables:
-        assert variables["api"]["KVTRAIL_API_TOKEN_FILE"] == "read=/etc/kvtrail/tokens/read"
+        assert variables["api"]["KVTRAIL_SERVE_TOKEN_FILE"] == "read=/etc/kvtrail/tokens/read"
     assert "insecure" not in yaml.safe_dump(manifests).lower()
     closed = [each["spec"]["podSelector"]["matchLabels"] for each in manifests if each["kind"] == "NetworkPolicy"]
     assert sorted(each["app.kubernetes.io/name"] for each in closed) == sorted(pods)

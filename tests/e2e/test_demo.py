@@ -22,7 +22,8 @@ from processes import free_port, until
 
 from kvtrail.connector.demo import demo as demo_process
 from kvtrail.connector.demo.children import Children
-from kvtrail.connector.demo.demo import OPT, DemoError, Options
+from kvtrail.connector.demo.demo import DemoError
+from kvtrail.connector.demo.options import OPT, Options
 from kvtrail.tracer.events.cache_groups import groups_of
 from kvtrail.tracer.history.history import load
 
@@ -52,7 +53,7 @@ def test_once_ends_on_its_own_with_a_summary(tmp_path: Path, model: str, groups:
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, after: str) -> None:
     with demo(tmp_path) as run:
         run.wait_for_output(after)
-        program = "serve" if after == "Starting the tracer" else "kvtrail.connector.demo.engine"
+        program = "serve" if after == "Starting the tracer" else "kvtrail.connector.demo.engine_process"
         until(lambda: any(program in child.cmdline() for child in run.children()), why=run.output)
         run.interrupt()
         assert children_left(tmp_path) == []
@@ -80,7 +81,7 @@ def test_a_killed_engine_is_reported_and_fails_the_demo(tmp_path: Path) -> None:
 def test_a_killed_child_is_reported(tmp_path: Path, name: str) -> None:
     """Its engines are stubs; the plain one never ends its round where it is killed."""
     with demo(tmp_path, program=[STUB, name]) as run:
-        run.wait_for_output("0 requests served." if name == "plain engine" else "until Ctrl-C")
+        run.wait_for_output("48 requests served." if name == "plain engine" else "until Ctrl-C")
         killed = run.tracer().pid if name == "tracer" else engines(run, plain=True)[0]
         os.kill(killed, signal.SIGKILL)
         assert run.finish() == 1
@@ -90,8 +91,8 @@ def test_a_killed_child_is_reported(tmp_path: Path, name: str) -> None:
 def engines(run: Demo, plain: bool) -> list[int]:
     """The ids of its engines with a connector, or of those without."""
     commands = {child.pid: child.cmdline() for child in run.children()}
-    ours = {pid: command for pid, command in commands.items() if "kvtrail.connector.demo.engine" in command}
-    return [pid for pid, command in ours.items() if json.loads(command[-1])["plain"] == plain]
+    ours = {pid: command for pid, command in commands.items() if "kvtrail.connector.demo.engine_process" in command}
+    return [pid for pid, command in ours.items() if (json.loads(command[-1])[1] is None) == plain]
 
 
 @pytest.fixture
@@ -118,4 +119,5 @@ def test_a_port_in_use_is_named(tmp_path: Path, taken: int, name: str) -> None:
     )  # fmt: skip
     option = f"--{name.replace('_', '-')}"
     with pytest.raises(DemoError, match=rf"port {taken} on 127\.0\.0\.1 is taken .*; choose another with {option}$"):
-        demo_process.run(options, Children(), lambda *_: pytest.fail("it has begun"))
+        demo_process.run(options, Children())
+    assert not list(tmp_path.iterdir()), "nothing has begun"

@@ -3,8 +3,8 @@
 Takes one argument, JSON: `folder` for the model, `extra` (the connector's configuration), `chunks` (how many LMCache has
 room for), `seed`, `requests`, `blocks` (of vLLM's pool), `at_a_time` (requests), `generate` (tokens), and `sizes`. Prints
 one line of JSON at the end. Without sizes, each admission is looked at: tokens by the reference's cause and what was said
-of them, for each thing that may be left out of a recording. With sizes, in chunks: what was asked for and taken, and what
-each would have given, and could have at most.
+of them, for each thing that may be left out of a recording. With sizes, in chunks: what the store gave, and what each of
+these would have given.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import cpu
 from causes_not_recorded import NOT_RECORDED, heard
 from causes_reference import Reference, StoreView, compare, number_them
+from saved import given, saved_of
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.simulate import in_memory, tiny_model
-from kvtrail.tracer.capacity.estimate import estimate
-from kvtrail.tracer.capacity.stream import streams_of
 from kvtrail.tracer.events.events import Event
 
 CHUNK = 64
@@ -119,11 +118,10 @@ def watched(llm: Any) -> Reference:
     return reference
 
 
-def estimated(events: Iterable[Event], sizes: Sequence[int]) -> dict[str, Any]:
-    """What the run asked for and took, and what stores of these sizes would have given and could have given at most."""
-    (stream,) = streams_of(events)
-    points = [[each.chunks, each.hits, each.bound] for each in estimate(stream, sizes=sizes).points]
-    return {"asked": stream.asked, "taken": stream.taken, "points": points}
+def estimated(events: Sequence[Event], sizes: Sequence[int]) -> dict[str, Any]:
+    """What the run gave, and what stores of these sizes would have given: shares of the tokens asked for."""
+    (saved,) = saved_of(events)
+    return {"given": saved.worth.hit_share or 0, "points": [[size, given(saved, size)] for size in sizes]}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import forks
 from processes import Tracer, free_port, until
 from processes import serve as start_sidecar
 
+from kvtrail.connector.demo.engine_process import serve
 from kvtrail.connector.demo.pair import (
     ALONE,
     AT_KVTRAIL,
@@ -27,11 +28,10 @@ from kvtrail.connector.demo.pair import (
     ENVIRONMENT,
     PREFILL,
     SLOW_S,
-    PairedEngine,
+    AskedEngine,
     nixl,
     prefilled,
 )  # fmt: skip
-from kvtrail.connector.demo.paired_engine import serve
 from kvtrail.connector.demo.workload import DemoRequest
 
 ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
@@ -71,7 +71,7 @@ def _of_one_role(name: str) -> dict[str, Any]:
     return {"kv_connector": name, "kv_connector_module_path": AT_KVTRAIL, "kv_role": None}
 
 
-class Engine(PairedEngine):
+class Engine(AskedEngine):
     """An engine's process, which is a fork of one that has imported vLLM."""
 
     def __init__(

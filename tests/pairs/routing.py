@@ -21,8 +21,8 @@ from pair import Engine, Pair, alone, beside_offload, example, mooncake, pair
 from processes import SLOW_S
 
 from kvtrail.connector.demo import workload
+from kvtrail.connector.demo.engine_process import Answer
 from kvtrail.connector.demo.pair import DECODE, PREFILL, EngineDied, at_once, nixl
-from kvtrail.connector.demo.paired_engine import Answer
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate.pairs.router import ASKED_TO_PREFILL
 from kvtrail.connector.simulate.tiny_model import VOCABULARY

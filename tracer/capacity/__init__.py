@@ -1,1 +1,1 @@
-"""Hit tokens as a function of a store's capacity: its miss-ratio curve, and the offline optimum (Belady)."""
+"""Hit tokens as a function of a store's capacity: its miss-ratio curve."""

@@ -13,7 +13,7 @@ from kvtrail.tracer.events.hash_chains import Chain
 
 LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
 """LMCache's connectors. They store the tokens that a request has at its admission, not those that it generates, and a prefix
-in token order, so that its head is evicted first (`lmcache_order`)."""
+in token order, so that its head is evicted first."""
 
 
 class Access(NamedTuple):

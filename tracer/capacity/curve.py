@@ -12,11 +12,7 @@ from math import inf, sqrt
 from statistics import stdev
 from typing import NamedTuple
 
-from kvtrail.tracer.capacity.accesses import Access
-from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
-
-GROUPS = 32
-"""Into which the chunks of a sample are sorted."""
+from kvtrail.tracer.capacity.reuse_distance import GROUPS, WHOLE, ReuseDistance
 
 
 class Share(NamedTuple):
@@ -34,9 +30,8 @@ class Curve:
         sampled: those of them that were wanted while only a sample was followed.
     """
 
-    def __init__(self, *, groups: int = GROUPS) -> None:
+    def __init__(self) -> None:
         self.wanted = self.sampled = 0
-        self._groups = groups
         self._tokens: defaultdict[int, dict[float, float]] = defaultdict(dict)
         """By group: the smallest capacity at which tokens are hits, and how many tokens."""
 
@@ -54,7 +49,7 @@ class Curve:
         if not self.wanted:
             return [Share(0.0, 0.0) for _ in capacities]
         whole = _up_to(self._tokens.get(WHOLE, {}), capacities)
-        groups = [self._tokens.get(group, {}) for group in range(self._groups)]
+        groups = [self._tokens.get(group, {}) for group in range(GROUPS)]
         followed = [sum(group.values()) for group in groups]
         by_group = [_up_to(group, capacities) for group in groups]
         shares = []
@@ -88,19 +83,3 @@ def _up_to(group: Mapping[float, float], capacities: Sequence[float]) -> list[fl
             held += left.pop()[1]
         hits[n] = held
     return hits
-
-
-def curve_of(
-    accesses: Iterable[Access | None], *, evicts_tails_first: bool = True, most_chunks: int | None = None
-) -> Curve:
-    """The curve of a whole history; None stands for a reset of the store."""
-    distances, curve = (
-        ReuseDistances(evicts_tails_first=evicts_tails_first, most_chunks=most_chunks, groups=GROUPS),
-        Curve(),
-    )
-    for access in accesses:
-        if access is None:
-            distances.reset()
-        else:
-            curve.enter(sum(access.wanted), distances.enter(access), is_sample=distances.is_sample)
-    return curve

@@ -8,9 +8,9 @@ would; a restart of this process forgets all of them, and `memory:begun` marks i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil, inf, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvtrail.tracer.capacity.accesses import LMCACHE, Access, RequestPrefix, room_of
 from kvtrail.tracer.capacity.curve import Curve
@@ -18,14 +18,12 @@ from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDi
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Alloc, Reset, Store
 from kvtrail.tracer.events.hash_chains import Chain, split_hashes
-from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
+from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
 
 MAX_FOLLOWED = 4096
 """Chunks of one connector that are followed at a time; about 300 bytes each."""
 MAX_CONNECTORS = 256
 """Connectors that are followed at a time; the least recently used is dropped first, and starts again if it comes back."""
-GROUPS = 16
-"""Into which the chunks of a sample are sorted, to estimate its error."""
 STEPS = 8
 """Capacities in an octave."""
 PREFIX = "memory:"
@@ -93,6 +91,11 @@ class OnlineMissRatioCurve:
                 measures += self._computed(running, self._ahead.pop(owner).computed)
         return measures
 
+    def enter(self, fact: Fact) -> Mapping[str, int]:
+        """Enter a fact; most say nothing about a store."""
+        follow = _FOLLOW.get(type(fact))
+        return follow(self, fact) if follow else {}
+
     def ran(self, fact: Ran) -> Counter[str]:
         """A step runs a request: what it computes can be stored."""
         event = fact.event
@@ -151,7 +154,7 @@ class OnlineMissRatioCurve:
         if distances is None:
             measures[BEGUN] = 1
             distances = self._distances[owner] = ReuseDistances(
-                evicts_tails_first=event.connector not in LMCACHE, most_chunks=self._most_followed, groups=GROUPS
+                evicts_tails_first=event.connector not in LMCACHE, most_chunks=self._most_followed
             )
         self._distances.move_to_end(owner)
         for distance in distances.enter(access):
@@ -163,9 +166,16 @@ class OnlineMissRatioCurve:
         return measures
 
 
+_FOLLOW: Mapping[type[Fact], Callable[[OnlineMissRatioCurve, Any], Counter[str]]] = {
+    Ran: OnlineMissRatioCurve.ran,
+    Ended: OnlineMissRatioCurve.ended,
+    Copied: OnlineMissRatioCurve.copied,
+}
+
+
 def curve_of_measures(measures: Mapping[str, int]) -> Curve:
     """The curve from sums of measures; measures of other things are ignored."""
-    curve = Curve(groups=GROUPS)
+    curve = Curve()
     sampled = measures.get(SAMPLED, 0)
     distances = [
         _distance(name, tokens) for name, tokens in measures.items() if name.startswith(PREFIX) and name.count(":") == 2

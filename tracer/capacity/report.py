@@ -50,6 +50,11 @@ class MemoryCurve:
     since_s: int | None
     points: list[CurvePoint]
 
+    def given(self, chunks: float) -> CurvePoint:
+        """What a store of this capacity gives: the largest point up to it."""
+        smaller = [point for point in self.points if point.chunks <= chunks]
+        return smaller[-1] if smaller else CurvePoint(chunks=0, share=0.0, error=0.0)
+
 
 def memory_curves(rows: Iterable[SavingsRow]) -> list[MemoryCurve]:
     """The curves of the connectors in these rows, those that wanted most tokens first."""

@@ -23,6 +23,8 @@ SPACE = 1 << 32
 """Hashed keys are below this number."""
 WHOLE = -1
 """The group of all chunks, where nothing is sampled."""
+GROUPS = 16
+"""Into which the chunks of a sample are sorted, to estimate its error."""
 
 
 class ReuseDistance(NamedTuple):
@@ -37,20 +39,18 @@ class ReuseDistance(NamedTuple):
 class ReuseDistances:
     """Follows accesses to chunks, in order."""
 
-    def __init__(self, *, evicts_tails_first: bool = True, most_chunks: int | None = None, groups: int) -> None:
+    def __init__(self, *, most_chunks: int, evicts_tails_first: bool = True) -> None:
         """
         Args:
+            most_chunks: follow at most this many chunks at a time.
             evicts_tails_first: the store counts a prefix's first chunk as used last, so prefixes are evicted from their ends.
-            most_chunks: follow at most this many chunks at a time; None follows all.
-            groups: into which the chunks of a sample are sorted.
         """
         self._heads_stay = evicts_tails_first
         self._most_chunks = most_chunks
-        self._groups = groups
         self._threshold = SPACE
         self._stack = _Stack()
         self._by_hash: list[tuple[int, bytes]] = []
-        """The followed chunks, largest hash first, where their number is bounded."""
+        """The followed chunks, largest hash first."""
 
     @property
     def rate(self) -> float:
@@ -75,17 +75,15 @@ class ReuseDistances:
             distance = self._stack.distance(key)
             largest = max(largest, inf if distance is None else (distance - 1) / rate + 1)
             if n < len(wanted) and wanted[n]:
-                distances.append(
-                    ReuseDistance(hashed % self._groups if is_sample else WHOLE, largest, wanted[n] / rate)
-                )
+                distances.append(ReuseDistance(hashed % GROUPS if is_sample else WHOLE, largest, wanted[n] / rate))
         for hashed, key in reversed(followed) if self._heads_stay else followed:
-            if self._stack.use(key) and self._most_chunks is not None:
+            if self._stack.use(key):
                 heappush(self._by_hash, (-hashed, key))
         return distances
 
     def _make_room(self) -> None:
         """Lower the threshold while too many chunks are followed."""
-        while self._most_chunks is not None and len(self._stack) > self._most_chunks:
+        while len(self._stack) > self._most_chunks:
             self._threshold = -self._by_hash[0][0]
             while self._by_hash and -self._by_hash[0][0] >= self._threshold:
                 self._stack.forget(heappop(self._by_hash)[1])

@@ -1,26 +1,33 @@
-"""`kvtrail audit`: judge trace files and logs."""
+"""`kvtrail audit`: judge trace files and logs, and what else can be said of them."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kvtrail.tracer.commands.options import INCONCLUSIVE, Duration, Store, rule_named
+from kvtrail.tracer.commands.options import FORCE, INCONCLUSIVE, Duration, Store, output_option, rule_named
 from kvtrail.tracer.events.ids import bounded
 from kvtrail.tracer.history.audit import Audit, audit_stored
 from kvtrail.tracer.history.audit import audit as judge
+from kvtrail.tracer.history.export import ENDINGS, Form, write
+from kvtrail.tracer.history.history import load, of_spans
+from kvtrail.tracer.ingest.files import STDIN
+from kvtrail.tracer.model import words
 from kvtrail.tracer.reports import findings, output_file, terminal
 from kvtrail.tracer.reports.causes import as_text as causes_text
+from kvtrail.tracer.reports.output_file import STDOUT
+from kvtrail.tracer.reports.savings import as_text as savings_text
 from kvtrail.tracer.rules import Rule
 from kvtrail.tracer.store import StoreError
 
 if TYPE_CHECKING:
+    from kvtrail.tracer.events.spans import Span
     from kvtrail.tracer.store.clickhouse.connection import Address
 
 
@@ -80,6 +87,25 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     " caller's. With --store, the answer is what its tracer found out, whatever --since says.",
 )
 @click.option(
+    "--savings",
+    is_flag=True,
+    help="Instead of an audit, print what the offload saved, and what a larger or smaller store would have given.",
+)
+@click.option(
+    "--export",
+    "form",
+    type=click.Choice([each.value for each in Form]),
+    envvar="KVTRAIL_AUDIT_EXPORT",
+    help="Instead of an audit, write the history as a file: a timeline for ui.perfetto.dev, or one trace file of all the logs"
+    " and traces.",
+)
+@output_option(
+    "With --export: the file to write; - is the standard output. [default: the first file's name with"
+    f" {' or '.join(ENDINGS.values())}, in this folder]",
+    required=False,
+)
+@FORCE
+@click.option(
     "--explain",
     metavar="RULE",
     is_eager=True,
@@ -97,6 +123,10 @@ def audit(
     store: Any,
     since: timedelta,
     why: str | None,
+    savings: bool,
+    form: str | None,
+    output: Path | None,
+    force: bool,
 ) -> None:
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every contradiction.
 
@@ -107,7 +137,7 @@ def audit(
 
     Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule; 3: no drift, but inconclusive:
     no kvtrail spans, no hit, missing events, damaged lines, an engine that died or has no end record, or a request
-    without an end.
+    without an end. With --savings: 0, or 3 if nothing is known of other store sizes.
 
     Example: kvtrail audit trace.jsonl
 
@@ -117,22 +147,36 @@ def audit(
 
     Example: kvtrail audit --why chatcmpl-1 trace.jsonl
 
+    Example: kvtrail audit --savings trace.jsonl
+
+    Example: kvtrail audit --export perfetto trace.jsonl
+
     Example: kvtrail audit --explain stale-lookup
     """
     if (store is None) != bool(files):
         both = "name either files to judge or a store with --store, not both"
         raise click.UsageError("name the files to judge, or a store with --store" if store is None else both)
+    if (why is not None) + savings + (form is not None) > 1:
+        raise click.UsageError("--why, --savings and --export exclude each other")
+    if form is not None:
+        _export(context, files, store, since, Form(form), output, force=force)
+    if output is not None or force:
+        raise click.UsageError("--output and --force go with --export")
     why = why and bounded(why)
+    if savings:
+        rules = []  # nothing is judged
     with output_file.or_exit(None, StoreError, doing="the audit"):
         if store is not None and why is not None:
             _explain_request(context, _stored_causes(store, why), why, as_json=as_json)
         if store is not None:
-            result = _judge_stored(store, since, rules)
+            result = _judge_stored(store, since, rules, savings=savings)
         else:
             with terminal.progress(files) as on_bytes:
-                result = judge(files, rules=rules, why=why, on_bytes=on_bytes)
+                result = judge(files, rules=rules, why=why, savings=savings, on_bytes=on_bytes)
         if why is not None:
             _explain_request(context, result.explained, why, as_json=as_json)
+        if savings:
+            _print_savings(context, result, as_json=as_json)
         if as_json:
             text = json.dumps(result.as_dict(), indent=2)
         else:
@@ -154,6 +198,23 @@ def _explain_request(context: click.Context, explained: Explained, why: str, *, 
     context.exit(0)
 
 
+def _print_savings(context: click.Context, result: Audit, *, as_json: bool) -> NoReturn:
+    """Print what the offload saved, and exit."""
+    if as_json:
+        terminal.echo(json.dumps({"savings": [each.as_dict(result.engine_names) for each in result.saved]}, indent=2))
+    elif result.saved:
+        terminal.echo(savings_text(result.saved, result.engine_names, columns=terminal.width()))
+    for file, line, reason in result.unreadable:
+        click.echo(terminal.plain(f"not read: {file}:{line}: {reason}"), err=True)
+    is_known = any(each.memory for each in result.saved)
+    if not is_known:
+        click.echo(
+            "Nothing is known of other store sizes: no admission has block hashes. Record with KVTRAIL_LEVEL=detailed.",
+            err=True,
+        )
+    context.exit(0 if is_known else INCONCLUSIVE)
+
+
 def _stored_causes(store: Path | Address, why: str) -> Explained:
     """The stored causes of the requests with this id. Raises StoreError if none can be read."""
     from kvtrail.tracer.store.opening import reader_of
@@ -164,11 +225,56 @@ def _stored_causes(store: Path | Address, why: str) -> Explained:
     return {(row["engine"], row["request"]): row["causes"] for row in rows if why in (row["request"], row["external"])}
 
 
-def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None) -> Audit:
+def _export(
+    context: click.Context,
+    files: tuple[Path, ...],
+    store: Path | Address | None,
+    since: timedelta,
+    form: Form,
+    output: Path | None,
+    *,
+    force: bool,
+) -> NoReturn:
+    """Write the history as a file, and exit."""
+    output = output or Path(_stem(files) + ENDINGS[form])
+    output_file.check(output, sources=files, force=force)
+    with output_file.or_exit(output, StoreError):
+        if store is not None:
+            history = of_spans((str(store), span) for spans in _stored(store, since)() for span in spans)
+        else:
+            with terminal.progress(files) as on_bytes:
+                history = load(files, on_bytes=on_bytes)
+        with output_file.opened(output) as file:
+            wrote = write(history, form, file)
+    for name, line, reason in history.unreadable:
+        click.echo(terminal.plain(f"not read: {name}:{line}: {reason}"), err=True)
+    for name, number in {**history.unknown, **history.unknown_attributes}.items():
+        click.echo(
+            terminal.plain(f"not understood: {name}, {words.ending(number)}: a newer kvtrail wrote it"), err=True
+        )
+    if output != STDOUT:
+        click.echo(f"{output}: {wrote}", err=True)
+    context.exit(0)
+
+
+def _stem(files: Sequence[Path]) -> str:
+    """The name of the first file without its endings: `run.jsonl.gz` gives `run`."""
+    name = "kvtrail" if not files or files[0] == STDIN else files[0].absolute().name
+    for ending in (".gz", ".zst", ".jsonl", ".json", ".log"):
+        name = name.removesuffix(ending)
+    return name
+
+
+def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None, *, savings: bool) -> Audit:
     """Judge what was stored since so long ago. Raises StoreError if it cannot be read."""
+    return audit_stored(_stored(store, since), str(store), rules=rules, savings=savings)
+
+
+def _stored(store: Path | Address, since: timedelta) -> Callable[[], Iterator[list[Span]]]:
+    """Reads the spans that were stored since so long ago. Raises StoreError if they cannot be read."""
     from kvtrail.tracer.store.opening import reader_of
 
     until_ns = time.time_ns()
     since_ns = max(0, until_ns - int(since.total_seconds() * 1e9))
     reader = reader_of(store)
-    return audit_stored(lambda: reader.spans(since_ns=since_ns, until_ns=until_ns), str(store), rules=rules)
+    return lambda: reader.spans(since_ns=since_ns, until_ns=until_ns)

@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 VARIABLE = "KVTRAIL_CONFIG"
 """Names the file; so does `kvtrail --config`."""
-LASTING = ("serve", "api", "dashboard")
+LASTING = ("serve", "dashboard")
 """The commands that run until they are stopped."""
 _SOURCES = {
     ParameterSource.COMMANDLINE: "the command line",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,11 +87,13 @@ def rule_named(name: str) -> Rule:
     """The rule with this id.
 
     Raises:
-        click.BadParameter: there is none; the text lists the rules.
+        click.BadParameter: there is none; the text has those with the nearest names.
     """
     known = {rule.id: rule for rule in all_rules()}
     if name not in known:
-        raise click.BadParameter(f"there is no rule {name!r}. The rules are: {', '.join(known)}")
+        near = get_close_matches(name, known, n=4, cutoff=0.5)
+        hint = f"The nearest: {', '.join(near)}" if near else "docs/rules.md has all of them"
+        raise click.BadParameter(f"there is no rule {name!r}. {hint}")
     return known[name]
 
 

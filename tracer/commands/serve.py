@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,11 +18,11 @@ from kvtrail.tracer.serve import limits
 
 if TYPE_CHECKING:
     from kvtrail.tracer.serve.access import Tls
+    from kvtrail.tracer.store.clickhouse.connection import Address
 
 PORT = click.IntRange(0, 65535)
 """0 is any that is free; the log names it."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
-F = TypeVar("F", bound=Callable[..., Any])
 MAX_HOURS = 10**6
 MAX_GIB = 10**6
 """More than a century."""
@@ -33,18 +32,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     if not math.isfinite(value):
         raise click.BadParameter("it must be a number of hours")
     return value
-
-
-def _bounded(command: F) -> F:
-    """The options of `Limits`."""
-    texts = limits.texts()
-    for each in reversed(fields(limits.Limits)):
-        option = f"--{each.name.replace('_', '-')}"
-        text = texts[each.name]
-        command = click.option(option, default=each.default, show_default=True, type=click.IntRange(1), help=text)(
-            command
-        )
-    return command
 
 
 @click.command()
@@ -72,6 +59,12 @@ def _bounded(command: F) -> F:
     show_default=True,
     help="SQLite file for spans, accounts and findings; created if it does not exist. Or the ClickHouse of a fleet,"
     " `clickhouse://user:password@host:port/database`, which is sent what the file of --spool has.",
+)
+@click.option(
+    "--read-only",
+    is_flag=True,
+    help="Receive nothing: serve the API, and with it the dashboard, over all that the tracers of a fleet have stored in the"
+    " ClickHouse of --store.",
 )
 @click.option(
     "--spool",
@@ -117,7 +110,13 @@ def _bounded(command: F) -> F:
     help="How many requests to hold in memory. What comes late of one that was evicted is judged with what the store still"
     " has of it.",
 )
-@_bounded
+@click.option(
+    "--max-request-mib",
+    default=limits.DEFAULTS.max_request_mib,
+    show_default=True,
+    type=click.IntRange(1),
+    help="MiB of one OTLP request, unpacked; over gRPC 1 MiB as it comes.",
+)
 @click.option(
     "--nice",
     default=5,
@@ -173,6 +172,9 @@ def serve(
     /,
     grpc_port: int,
     http_port: int,
+    store: Path | Address,
+    read_only: bool,
+    max_request_mib: int,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -185,6 +187,8 @@ def serve(
     SIGHUP reads --retain-hours, --retain-gib and --allow-host from the file of `kvtrail --config` again.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
+
+    Example: kvtrail serve --read-only --store clickhouse://clickhouse/kvtrail
     """
     from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
     from kvtrail.tracer.serve.reloaded import Unusable
@@ -192,18 +196,21 @@ def serve(
     from kvtrail.tracer.serve.server import serve as run
     from kvtrail.tracer.store import StoreError
 
+    tls = _tls_of(tls_cert, tls_key, tls_client_ca)
+    if read_only:
+        _serve_fleet(store, http_port=http_port, tls=tls, **options)
+        return
     if grpc_port == http_port != 0:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
-    tls = tls_of(tls_cert, tls_key, tls_client_ca)
-    bounds = limits.Limits(**{each.name: options.pop(each.name) for each in fields(limits.Limits)})
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
     signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
     try:
         run(
             grpc_port=grpc_port,
             http_port=http_port,
+            store=store,
             changeable=changeable,
-            limits=bounds,
+            limits=limits.Limits(max_request_mib=max_request_mib),
             tls=tls,
             **options,
         )
@@ -213,7 +220,25 @@ def serve(
         raise click.ClickException(str(error)) from error
 
 
-def tls_of(certificate: Path | None, key: Path | None, client_authorities: Path | None) -> Tls | None:
+def _serve_fleet(store: Path | Address, *, http_port: int, tls: Tls | None, **options: Any) -> None:
+    """Serve the API over a fleet. What of the options is about receiving has no meaning there."""
+    from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
+    from kvtrail.tracer.serve.fleet import serve as run
+    from kvtrail.tracer.serve.reloaded import Unusable
+    from kvtrail.tracer.store import StoreError
+
+    if isinstance(store, Path):
+        raise click.UsageError("--read-only needs a --store that is the address of a ClickHouse")
+    shared = ("host", "allow_host", "token_file", "tenants", "known_findings", "insecure", "log_format")
+    try:
+        run(store=store, http_port=http_port, tls=tls, **{name: options[name] for name in shared})
+    except (Unsafe, Unusable) as error:
+        raise Refused(str(error)) from error
+    except (PortTaken, StoreError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _tls_of(certificate: Path | None, key: Path | None, client_authorities: Path | None) -> Tls | None:
     """The TLS files, if TLS is configured.
 
     Raises:

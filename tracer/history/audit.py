@@ -17,6 +17,7 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.offline import OfflineDetector, TooLate
 from kvtrail.tracer.history.part import Parts, Recorded
+from kvtrail.tracer.history.savings import RecordedSavings, Saved
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
@@ -70,6 +71,7 @@ class Audit:
         explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
         recorded: requests, by engine and id, with only a part read that does not decide by itself: their findings are those
             that their tracer recorded.
+        saved: if it was asked for, what each connector of each engine saved; without what is there of single requests only.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -101,6 +103,7 @@ class Audit:
     asked: Sequence[str] = ()
     explained: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     recorded: Sequence[tuple[str, str]] = ()
+    saved: Sequence[Saved] = ()
 
     def engine_name(self, engine: str) -> str:
         """The engine's name for people."""
@@ -228,22 +231,23 @@ def audit(
     *,
     rules: Sequence[Rule] | None = None,
     why: str | None = None,
+    savings: bool = False,
     on_bytes: Callable[[int], None] | None = None,
 ) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
     a server's log; a folder means the trace files in it.
 
-    With `rules`, only these judge. `why` is a request to give the causes of. `on_bytes` is called with how many bytes of
-    the files were read since the last call.
+    With `rules`, only these judge. `why` is a request to give the causes of; with `savings`, what was saved is summed up
+    too. `on_bytes` is called with how many bytes of the files were read since the last call.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
     with _uncollected():
         try:
-            return _audit(paths, rules, why, on_bytes, patience_ns=GRACE_NS)
+            return _audit(paths, rules, why, savings, on_bytes, patience_ns=GRACE_NS)
         except TooLate:
-            return _audit(paths, rules, why, on_bytes, patience_ns=None)
+            return _audit(paths, rules, why, savings, on_bytes, patience_ns=None)
 
 
 def audit_stored(
@@ -251,14 +255,15 @@ def audit_stored(
     place: str,
     *,
     rules: Sequence[Rule] | None = None,
+    savings: bool = False,
 ) -> Audit:
     """Judge stored spans as one history, which `read` gives from its beginning, about in the order of time. `place` names
     where they are stored."""
     with _uncollected():
         try:
-            return _audit_stored(read(), place, rules, patience_ns=GRACE_NS)
+            return _audit_stored(read(), place, rules, savings, patience_ns=GRACE_NS)
         except TooLate:
-            return _audit_stored(read(), place, rules, patience_ns=None)
+            return _audit_stored(read(), place, rules, savings, patience_ns=None)
 
 
 def _named_cause(cause: Finding | None) -> dict[str, str] | None:
@@ -283,13 +288,15 @@ def _audit(
     paths: Sequence[Path],
     rules: Sequence[Rule] | None,
     why: str | None,
+    savings: bool,
     on_bytes: Callable[[int], None] | None,
     *,
     patience_ns: int | None,
 ) -> Audit:
     traces, logs, skipped = readers(paths, on_bytes=on_bytes)
     # The numbers of a log include events that no line records.
-    detector = OfflineDetector(rules=rules, patience_ns=None if logs else patience_ns, why=why)
+    sums = RecordedSavings() if savings else None
+    detector = OfflineDetector(rules=rules, patience_ns=None if logs else patience_ns, why=why, savings=sums)
     parts = Parts(rules, why)
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
@@ -311,21 +318,23 @@ def _audit(
             detector.settle()  # every request of a log waits for its number 0, which would hold all of the log in memory
             detector.forget_idle(log.engine, MOST_IN_A_LOG)
             _count(batch, log.path, result, foreign)
-        result.stories += log.stories.digest()
+        result.stories += [*log.stories.digest(), log.summary]
         result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
     result.unreadable += skipped
     result.skipped = len(skipped)
-    return _concluded(result, detector, resources, rules, parts)
+    return _concluded(result, detector, resources, rules, parts, sums)
 
 
 def _audit_stored(
     lists: Iterable[Sequence[Span]],
     place: str,
     rules: Sequence[Rule] | None,
+    savings: bool,
     *,
     patience_ns: int | None,
 ) -> Audit:
-    detector = OfflineDetector(rules=rules, patience_ns=patience_ns)
+    sums = RecordedSavings() if savings else None
+    detector = OfflineDetector(rules=rules, patience_ns=patience_ns, savings=sums)
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
     resources: dict[Any, Mapping[str, Any]] = {}
@@ -336,7 +345,7 @@ def _audit_stored(
             batch.add(span)
         detector.feed(batch.events)
         _count(batch, Path(place), result, foreign)
-    return _concluded(result, detector, resources, rules, Parts(rules))
+    return _concluded(result, detector, resources, rules, Parts(rules), sums)
 
 
 def _concluded(
@@ -345,6 +354,7 @@ def _concluded(
     resources: Mapping[Any, Mapping[str, Any]],
     rules: Sequence[Rule] | None,
     parts: Parts,
+    savings: RecordedSavings | None,
 ) -> Audit:
     """The result, with the detector's conclusions after the last event."""
     detector.close()
@@ -361,6 +371,7 @@ def _concluded(
     result.silent, result.joined_late, probes_off = detector.silent, detector.joined_late, detector.probes_off
     undecided = detector.undecided
     result.explained = detector.explained
+    result.saved = savings.saved(resources.values()) if savings else ()
     for part, recorded in parts.closed():
         result.events += part.events
         result.repeated += part.repeated

@@ -15,6 +15,7 @@ from typing import Any
 from kvtrail.tracer.detect.detector import MAX_REQUESTS, Detector
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
+from kvtrail.tracer.history.savings import RecordedSavings
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoff_flows import Flow
 from kvtrail.tracer.ledger.ordering import SeenNumbers
@@ -33,8 +34,13 @@ class TooLate(Exception):
 class _Detector(Detector):
     """Refuses to open an account that was forgotten."""
 
-    def __init__(self, rules: Sequence[Rule] | None, forgotten: Container[int]) -> None:
-        super().__init__(rules=rules)
+    def __init__(
+        self, rules: Sequence[Rule] | None, forgotten: Container[int], savings: RecordedSavings | None
+    ) -> None:
+        if savings is None:
+            super().__init__(rules=rules)
+        else:
+            super().__init__(rules=rules, on_fact=savings.sum_up, on_causes=savings.explain, on_reset=savings.reset)
         self._forgotten = forgotten
 
     def _open_account(self, key: Key) -> Account:
@@ -67,10 +73,11 @@ class OfflineDetector:
         patience_ns: int | None = None,
         why: str | None = None,
         about: Key | None = None,
+        savings: RecordedSavings | None = None,
     ) -> None:
         """`why` is a request that is asked about, by the engine's id or the caller's. `patience_ns` is how long to wait
         before anything is given up, by the times of the events that come; None waits for ever. `about` is the only request,
-        by engine and id, that is spoken of: the events of others are evidence."""
+        by engine and id, that is spoken of: the events of others are evidence. `savings` sums up what was saved."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
         self.outcomes: dict[Key, tuple[str, str | None, str | None]] = {}
@@ -87,7 +94,7 @@ class OfflineDetector:
         self._forgotten: dict[int, None] = {}
         """Hashes of the requests that were forgotten."""
         self._deaths = Deaths()
-        self._detector = _Detector(rules, self._forgotten)
+        self._detector = _Detector(rules, self._forgotten, savings)
         self._patience_ns = patience_ns
         self._numbers: dict[str, SeenNumbers] = {}
         self._untidy = 0

@@ -89,7 +89,7 @@ _KINDS = (
     ),
     _Kind(
         "a timeline for Perfetto or chrome://tracing",
-        f"{_NO_SPANS} `kvtrail export` writes such timelines of traces, not the other way round.",
+        f"{_NO_SPANS} `kvtrail audit --export` writes such timelines of traces, not the other way round.",
         _json(b"traceEvents"),
     ),
     _Kind("a timeline for Perfetto or chrome://tracing", _NO_SPANS, _json(b"ph", b"pid", b"ts")),

@@ -180,7 +180,7 @@ class TraceReader:
                 return
             raise UnusableTrace(
                 f"{self.path}: no OTLP in it ({why}). A trace is OTLP as JSON Lines or in binary form, see docs/traces.md."
-                " The log of a server is read by `kvtrail audit` and `kvtrail import`."
+                " `kvtrail audit` reads the log of a server, too."
             )
 
 

@@ -28,7 +28,7 @@ _UNKNOWN_REASONS = {
     "block_hashes": "the hashes of its blocks were not recorded: `block_hashes` is off, or the level is `basic`",
     "chain": "its prompt begins like an earlier one, and the hashes of that one were lost or forgotten",
     "cache_events": (
-        "what vLLM's own cache gains and loses was not recorded: `cache_events` is off, the level is `basic`, or this vLLM"
+        "what vLLM's own cache gains and loses was not recorded: `block_hashes` is off, the level is `basic`, or this vLLM"
         " cannot"
     ),
     "groups": (

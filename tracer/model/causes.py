@@ -59,7 +59,7 @@ class NotRecorded(StrEnum):
     CHAIN = "chain"
     """The request's prompt begins like another's, and the hashes of that one were lost or forgotten."""
     CACHE_EVENTS = "cache_events"
-    """What vLLM's own cache gains and loses was not recorded, by the setting `cache_events`, at level `basic`, or because
+    """What vLLM's own cache gains and loses was not recorded, by the setting `block_hashes`, at level `basic`, or because
     this vLLM cannot."""
     GROUPS = "groups"
     """The model has several KV cache groups, and what a hit needs of one of them, or what the connector holds of each, is not

@@ -1,4 +1,4 @@
-"""The process of `kvtrail api`: the api and the dashboard's answers over a fleet, and nothing that receives."""
+"""The process of `kvtrail serve --read-only`: the api and the dashboard's answers over a fleet, and nothing that receives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serve(
     tls: Tls | None,
     log_format: str,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. The arguments are the options of `kvtrail api`.
+    """Serve until SIGINT or SIGTERM. The arguments are options of `kvtrail serve`.
 
     Raises:
         Unusable: the file of tenants, or that of known findings, cannot be used.
@@ -66,5 +66,5 @@ def serve(
         ending=ending,
     )
     http = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
-    logger.info(f"kvtrail api: over {store}, on {http}/docs. Press Ctrl-C to stop.")
+    logger.info(f"kvtrail tracer: only the API, over {store}, on {http}/docs. Press Ctrl-C to stop.")
     HttpServer(app, limits=Limits(), drain_s=DRAIN_S, on_exit=ending.set, tls=tls).serve_on(listener)

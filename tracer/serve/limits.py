@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,11 +14,6 @@ MAX_REQUESTS = 25_000
 RETRY_S = 6
 """After how many seconds a sender is asked to try again. An exporter of OpenTelemetry's SDK for Python tries six times: so it
 lasts 30 seconds where its own timeout is as long, and with its default of 10 seconds it still tries twice."""
-
-
-def _limit(default: int, text: str) -> int:
-    """An option of `kvtrail serve`, with its text."""
-    return field(default=default, metadata={"help": text})
 
 
 MAX_DESCRIPTORS = 65_536
@@ -32,14 +27,17 @@ ARENAS = 2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The options of `kvtrail serve` that bound what it takes in."""
+    """What bounds what the sidecar takes in.
 
-    max_request_mib: int = _limit(4, "MiB of one OTLP request, unpacked; over gRPC 1 MiB as it comes.")
-    max_connections: int = _limit(500, "Connections over HTTP.")
-    max_readers: int = _limit(200, "Readers of /api/tail at a time.")
-    receive_seconds: int = _limit(
-        30, "Seconds that a body over HTTP may take to arrive, and a connection to ask for something."
-    )
+    Attributes:
+        max_request_mib: MiB of one OTLP request, unpacked; `kvtrail serve --max-request-mib`.
+        max_connections: connections over HTTP.
+        receive_seconds: how long a body over HTTP may take to arrive, and a connection to ask for something.
+    """
+
+    max_request_mib: int = 4
+    max_connections: int = 500
+    receive_seconds: int = 30
 
     @property
     def request_bytes(self) -> int:
@@ -60,9 +58,6 @@ def raise_descriptors() -> int:
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
-def texts() -> dict[str, str]:
-    """What each option means, by its name."""
-    return {each.name: each.metadata["help"] for each in fields(Limits)}
 
 
 def configure_heap() -> None:

@@ -91,7 +91,7 @@ def _recorded(workload: Workload) -> str:
         raise NotDrivable(
             f"the connector was recorded as {workload.connector}, which vLLM does not know by a name, and no file chooses"
             f" what is imported. If you trust this module, name it: `kvtrail replay --against {workload.connector}`"
-            f" or `kvtrail test --connector {workload.connector}`"
+            f" or `kvtrail minimize --connector {workload.connector}`"
         )
     return workload.connector
 

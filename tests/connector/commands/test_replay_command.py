@@ -199,7 +199,7 @@ def test_the_reading_of_a_big_file_shows_its_progress(trace: Path, tmp_path: Pat
     [
         ("check", "OffloadConnector"),
         ("replay", "--against", "recorded", str(RECORDED)),
-        ("test", str(RECORDED), "-o", "test_it.py"),
+        ("minimize", str(RECORDED), "--pytest", "test_it.py"),
     ],
 )
 def test_without_vllm_nothing_is_judged_and_the_exit_code_says_so(

@@ -12,10 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from kvtrail.connector.commands.demo import demo
-from kvtrail.connector.demo import pair_demo
+from kvtrail.connector.demo import demo as driver
+from kvtrail.connector.demo import engines
 from kvtrail.connector.demo.children import Children
-from kvtrail.connector.demo.demo import OPT, STALE_HANDOFF, DemoError, Options
-from kvtrail.connector.demo.pair import ALONE, EngineDied, PairedEngine
+from kvtrail.connector.demo.demo import DemoError
+from kvtrail.connector.demo.options import OPT, STALE_HANDOFF, Options
+from kvtrail.connector.demo.pair import ALONE, AskedEngine, EngineDied
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.settings import Guard
 
@@ -27,13 +29,13 @@ OPTIONS = Options(
 
 def test_an_engine_answers_over_its_pipes_and_ends_with_them(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="an engine runs vLLM")
-    order = json.dumps([str(tmp_path / "model"), None, False])
+    order = json.dumps([str(tmp_path / "model"), None, False, 0])
     with Children() as children:
         child = children.start(
-            "engine", ["-m", "kvtrail.connector.demo.paired_engine", order], log=tmp_path / "log", env=os.environ,
+            "engine", ["-m", "kvtrail.connector.demo.engine_process", order], log=tmp_path / "log", env=os.environ,
             piped=True,
         )  # fmt: skip
-        engine = PairedEngine(ALONE, pair_demo._channel(child), child.log)
+        engine = AskedEngine(ALONE, engines._channel(child), child.log)
         engine.wait_until_ready()
         job = DemoRequest("job", tuple(range(3, 103)), 8)
         one, other = engine.ask(job), engine.ask(replace(job, id="other"))
@@ -41,6 +43,10 @@ def test_an_engine_answers_over_its_pipes_and_ends_with_them(tmp_path: Path) -> 
         assert one.result().tokens == other.result().tokens
         assert (one.result().id, one.result().reason) == ("job", "length")
         assert engine.kept() == 0
+        done: list[int] = []
+        engine.forget()
+        ran = engine.run_all([replace(job, id="first"), replace(job, id="second")], done.append).result()
+        assert (done[-1], [*map(tuple, ran.values())]) == (2, [one.result().tokens] * 2)
         engine.ask_to_end()
         assert child.process.wait() == 0
         with pytest.raises(EngineDied):
@@ -78,7 +84,7 @@ def test_it_fails_where_a_wrong_answer_is_not_named_or_not_healed(
     guard: Guard, wrong: set[str], found: dict[str, bool], says: str
 ) -> None:
     with pytest.raises(DemoError, match=says):
-        pair_demo._compare(replace(OPTIONS, guard=guard), wrong, {"a", "b"}, found)
+        driver._compare(replace(OPTIONS, guard=guard), wrong, {"a", "b"}, found)
 
 
 @pytest.mark.parametrize(
@@ -93,5 +99,5 @@ def test_it_fails_where_a_wrong_answer_is_not_named_or_not_healed(
 def test_it_says_what_was_named_and_healed(
     guard: Guard, wrong: set[str], found: dict[str, bool], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair_demo._compare(replace(OPTIONS, guard=guard), wrong, {"a", "b"}, found)
+    driver._compare(replace(OPTIONS, guard=guard), wrong, {"a", "b"}, found)
     assert says in capsys.readouterr().out

@@ -30,7 +30,8 @@ from kvtrail.connector.fingerprints.mismatch import Origin
 pytest_plugins = ["engines"]
 Layers = list[np.ndarray[Any, Any]]
 DEFAULT: dict[str, Any] = {}
-SLIM = {"fingerprints": "off", "fingerprint_slim": "on"}
+SLIM = {"fingerprints": 1e-9}
+"""A share of which no block here is."""
 
 
 def shifted(rng: random.Random, layers: Layers, blocks: list[int]) -> None:

@@ -114,7 +114,7 @@ def in_order(events: Iterable[Event]) -> list[Event]:
 
 
 def test_a_setting_turns_it_off(watched: list[Held]) -> None:
-    events = play(scenario_of("crowd", 1), connector(cache_events="off", block_hashes="off")).events
+    events = play(scenario_of("crowd", 1), connector(block_hashes="off")).events
     assert any(isinstance(event, Lookup) for event in events)
     assert not any(isinstance(event, Recorded) for event in events)
     assert not any(getattr(event, "block_hashes", None) for event in events)

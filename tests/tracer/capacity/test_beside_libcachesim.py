@@ -1,4 +1,4 @@
-"""The curve and the bound beside the stores of libCacheSim, where each access is of one chunk."""
+"""The curve beside the stores of libCacheSim, where each access is of one chunk."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 import libcachesim
 import pytest
+from test_curve import curve_of
 
 from kvtrail.tracer.capacity.accesses import Access
-from kvtrail.tracer.capacity.belady import reuse_intervals, upper_bound
-from kvtrail.tracer.capacity.curve import curve_of
 
 CAPACITIES = (1, 2, 5, 20, 80, 320)
-NEVER = 2**60
 
 
 def uses(seed: int, count: int = 3000) -> list[int]:
@@ -24,17 +22,11 @@ def uses(seed: int, count: int = 3000) -> list[int]:
 
 
 def hits(store: Any, chunks: Sequence[int]) -> int:
-    """How many uses a store of libCacheSim answers; it is given the next use of each chunk."""
-    following: dict[int, int] = {}
-    following_of = [0] * len(chunks)
-    for at in range(len(chunks) - 1, -1, -1):
-        following_of[at] = following.get(chunks[at], NEVER)
-        following[chunks[at]] = at + 1
+    """How many uses a store of libCacheSim answers."""
     given = 0
     for at, chunk in enumerate(chunks):
         request = libcachesim.Request()
         request.obj_id, request.obj_size, request.clock_time = chunk, 1, at
-        request.next_access_vtime = following_of[at]
         given += store.get(request)
     return given
 
@@ -46,13 +38,3 @@ def test_the_curve_is_that_of_its_least_recently_used_stores(seed: int) -> None:
     ours = [round(share.value * curve.wanted) for share in curve.hits(CAPACITIES)]
     assert ours == [hits(libcachesim.LRU(cache_size=capacity), chunks) for capacity in CAPACITIES]
     assert 0 < ours[1] < ours[-1]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_bound_is_that_of_beladys_store_which_must_take_each_chunk(seed: int) -> None:
-    """Ours may pass a chunk by, which is worth one place at most."""
-    chunks = uses(seed)
-    held = reuse_intervals([Access([chunk.to_bytes(8)], [1]) for chunk in chunks])
-    for capacity in CAPACITIES:
-        of_belady, with_one_more = (hits(libcachesim.Belady(cache_size=capacity + n), chunks) for n in (0, 1))
-        assert of_belady <= upper_bound(held, capacity) <= with_one_more

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from itertools import combinations, takewhile
 from math import sqrt
 from statistics import fmean
 
 import pytest
 
 from kvtrail.tracer.capacity.accesses import Access, wanted_of
-from kvtrail.tracer.capacity.belady import reuse_intervals, upper_bound
-from kvtrail.tracer.capacity.curve import curve_of
+from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.reuse_distance import ReuseDistances
 
 CAPACITIES = (1, 2, 5, 10, 20, 40, 80, 160, 400)
+ALL = 10**6
+"""More chunks than any history here has."""
 
 
 def hashed(name: str) -> bytes:
@@ -39,6 +39,17 @@ def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list
         wanted = wanted_of(len(keys), 64, computed=min(computed, total), total=total)
         accesses.append(None if rng.random() < 0.005 else Access(keys, wanted if rng.random() < 0.8 else ()))
     return accesses
+
+
+def curve_of(accesses: Iterable[Access | None], *, evicts_tails_first: bool = True, most_chunks: int = ALL) -> Curve:
+    """The curve of a whole history; None stands for a reset of the store."""
+    distances, curve = ReuseDistances(most_chunks=most_chunks, evicts_tails_first=evicts_tails_first), Curve()
+    for access in accesses:
+        if access is None:
+            distances.reset()
+        else:
+            curve.enter(sum(access.wanted), distances.enter(access), is_sample=distances.is_sample)
+    return curve
 
 
 def hits_of_a_store(accesses: Sequence[Access | None], capacity: int, *, evicts_tails_first: bool) -> int:
@@ -72,7 +83,7 @@ def test_the_curve_has_the_hits_of_a_store_of_each_capacity(seed: int, evicts_ta
     assert {share.error for share in curve.hits(CAPACITIES)} == {0.0}
     enough = curve.saturates_at()
     most, less = (hits_of_a_store(accesses, int(enough) - n, evicts_tails_first=evicts_tails_first) for n in (0, 1))
-    assert most == hits_of_a_store(accesses, 10**6, evicts_tails_first=evicts_tails_first) > less
+    assert most == hits_of_a_store(accesses, ALL, evicts_tails_first=evicts_tails_first) > less
 
 
 def test_tails_first_is_better_than_heads_first() -> None:
@@ -109,7 +120,7 @@ def test_samples_are_within_two_errors_nine_times_in_ten(shape: dict[str, int]) 
 
 
 def test_the_number_of_followed_chunks_is_bounded() -> None:
-    distances, most = ReuseDistances(most_chunks=200, groups=8), 0
+    distances, most = ReuseDistances(most_chunks=200), 0
     for n in range(5000):
         distances.enter(Access([hashed(f"{n}/{chunk}") for chunk in range(10)], [64] * 10))
         most = max(most, len(distances._stack))
@@ -123,82 +134,3 @@ def test_an_empty_history_has_no_hits() -> None:
     assert [share.value for share in curve_of([]).hits((1, 2))] == [0.0, 0.0]
     once = curve_of([Access((b"a", b"b"), (64, 64))])
     assert (once.hits((9,))[0].value, once.saturates_at()) == (0.0, 0.0)
-
-
-def most_by_trying(held: Sequence[tuple[int, int, int]], capacity: int) -> int:
-    """The most that can be kept, by trying everything."""
-    best, count = 0, len(held)
-    for choice in range(1 << count):
-        kept = [held[n] for n in range(count) if choice >> n & 1]
-        if all(sum(begin <= at < end for begin, end, _ in kept) <= capacity for at, _, _ in kept):
-            best = max(best, sum(tokens for _, _, tokens in kept))
-    return best
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_bound_is_the_best_that_can_be_kept(seed: int) -> None:
-    rng = random.Random(seed)
-    accesses = [Access((rng.choice((b"a", b"b", b"c", b"d", b"e")),), (64,)) for _ in range(14)]
-    held = reuse_intervals(accesses)
-    for capacity in (1, 2, 3):
-        assert upper_bound(held, capacity) == most_by_trying(held, capacity)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_bound_holds_where_chunks_are_worth_less(seed: int) -> None:
-    rng = random.Random(seed)
-    held = reuse_intervals(
-        [Access((rng.choice((b"a", b"b", b"c", b"d")),), (rng.choice((0, 7, 64)),)) for _ in range(14)]
-    )
-    for capacity in (1, 2, 3):
-        best = most_by_trying([each for each in held if each[2]], capacity)
-        assert best <= upper_bound(held, capacity) <= sum(tokens for _, _, tokens in held)
-
-
-def most_of_all_policies(accesses: Sequence[Access | None], capacity: int) -> int:
-    """The most that any policy could give, by following what each of them may hold after each access."""
-    best: dict[frozenset[bytes], int] = {frozenset(): 0}
-    for access in accesses:
-        if access is None:
-            best = {frozenset(): max(best.values())}
-            continue
-        after: dict[frozenset[bytes], int] = {}
-        for held, given in best.items():
-            there = len(list(takewhile(held.__contains__, access.keys)))
-            gained = given + sum(access.wanted[:there])
-            may_hold = held.union(access.keys[: access.used])
-            for count in range(min(capacity, len(may_hold)) + 1):
-                for kept in map(frozenset, combinations(sorted(may_hold), count)):
-                    after[kept] = max(after.get(kept, 0), gained)
-        best = after
-    return max(best.values())
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_of_all_policies_none_is_above_the_bound(seed: int) -> None:
-    """Prefixes that branch, with parts of some in vLLM's own cache, and a store that is emptied now and then."""
-    rng = random.Random(seed)
-    prefixes = [(b"a",), (b"a", b"ab"), (b"a", b"ab", b"abc"), (b"a", b"ac"), (b"d",), (b"d", b"de")]
-    accesses: list[Access | None] = []
-    for _ in range(14):
-        keys = rng.choice(prefixes)
-        wanted = wanted_of(len(keys), 64, computed=rng.choice((0, 0, 32, 64)), total=len(keys) * 64 + 1)
-        used = rng.choice((None, None, rng.randrange(len(keys) + 1)))
-        accesses.append(None if rng.random() < 0.05 else Access(keys, wanted, used))
-    held = reuse_intervals(accesses)
-    for capacity in (1, 2, 3, 4):
-        assert most_of_all_policies(accesses, capacity) <= upper_bound(held, capacity)
-    whole = [each and Access(each.keys[:1], (64,)) for each in accesses]
-    for capacity in (1, 2):  # of single chunks it is what the best of them gives
-        assert most_of_all_policies(whole, capacity) == upper_bound(reuse_intervals(whole), capacity)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_no_policy_is_above_the_bound(seed: int) -> None:
-    accesses = prefixes(seed, 1500)
-    held = reuse_intervals(accesses)
-    for capacity in CAPACITIES:
-        given = hits_of_a_store(accesses, capacity, evicts_tails_first=True)
-        assert given <= upper_bound(held, capacity)
-    all_that_comes_again = hits_of_a_store(accesses, 10**6, evicts_tails_first=True)
-    assert all_that_comes_again == upper_bound(held, 10**6)

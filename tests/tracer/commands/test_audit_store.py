@@ -48,6 +48,27 @@ def test_a_file_and_clickhouse_are_judged_as_they_were(tracer: FleetTracer) -> N
     assert (again.events, again.missing) == (said["events"], 0)
 
 
+def test_what_is_stored_becomes_a_trace_file_and_is_summed_up(tracer: FleetTracer, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    assert run("--export", "trace", "--store", str(tracer.path), "-o", str(trace)).exit_code == 0
+    stored, written = (json.loads(run("--json", *of).output) for of in (("--store", str(tracer.path)), (str(trace),)))
+    assert [finding["id"] for finding in written["findings"]] == [finding["id"] for finding in stored["findings"]]
+    said = json.loads(run("--savings", "--json", "--store", str(tracer.path)).stdout)["savings"]
+    assert [each["worth"]["admissions"] > 0 for each in said] == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--savings", "--export", "trace"], "--why, --savings and --export exclude each other"),
+        (["--force"], "--output and --force go with --export"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: list[str], said: str) -> None:
+    result = run(*arguments, "t.jsonl")
+    assert (result.exit_code, said in result.output) == (2, True)
+
+
 def test_a_rule_that_came_later_finds_what_it_would_have_found(
     tracer: FleetTracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from history import history
 from processes import SLOW_S
 from wire import encoded
 
-from kvtrail.__main__ import COMMANDS
+from kvtrail.__main__ import COMMANDS, GROUPS
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.rules import Rule, all_rules, page
@@ -173,11 +173,12 @@ def test_explain_says_what_the_documentation_says(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("option", ["--explain", "--rule"])
-def test_an_unknown_rule_is_reported_with_the_known_ones(option: str, tmp_path: Path) -> None:
-    result = run("audit", option, "stale", str(write(tmp_path / "t.jsonl", DRIFT)))
+def test_an_unknown_rule_is_reported_with_the_nearest(option: str, tmp_path: Path) -> None:
+    result = run("audit", option, "stale-lokup", str(write(tmp_path / "t.jsonl", DRIFT)))
     assert result.exit_code == 2
-    assert f"'{option}': there is no rule 'stale'" in result.output
-    assert all(rule.id in result.output for rule in all_rules())
+    assert f"'{option}': there is no rule 'stale-lokup'. The nearest: stale-lookup" in result.output
+    assert sum(rule.id in result.output for rule in all_rules()) <= 4
+    assert "docs/rules.md has all of them" in run("audit", option, "xyzzy", "t.jsonl").output
 
 
 def test_audit_needs_a_file() -> None:
@@ -260,7 +261,9 @@ def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path, content: byte
     assert said in result.output
 
 
-@pytest.mark.parametrize("command", ["audit", "replay", "export", "minimize -o small.jsonl", "import -o trace.jsonl"])
+@pytest.mark.parametrize(
+    "command", ["audit", "audit --export perfetto", "audit --export trace", "replay", "minimize -o small.jsonl"]
+)
 def test_ctrl_c_is_no_verdict(tmp_path: Path, command: str) -> None:
     """While it reads from a named pipe that does not end."""
     endless = tmp_path / "endless.jsonl"
@@ -299,8 +302,16 @@ def test_an_unknown_command_is_reported_with_the_nearest() -> None:
     assert "There is no command 'adit'. Did you mean 'audit'?" in result.output
 
 
-def test_the_list_of_commands_loads_none_of_them() -> None:
-    assert run("--help").exit_code == 0
+def test_the_list_of_commands_is_grouped_and_loads_none_of_them() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    headings = re.findall(r"^(\S.*):$", result.output, flags=re.MULTILINE)
+    assert headings == ["Options", *GROUPS]
+    assert re.findall(r"^  ([a-z]+)  ", result.output, flags=re.MULTILINE) == list(COMMANDS)
+
+
+def test_help_names_the_variable_that_remembers_the_tracer() -> None:
+    assert "[env var: KVTRAIL_DASHBOARD_TRACER; default:" in " ".join(run("dashboard", "--help").output.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -46,8 +46,8 @@ def test_of_what_may_be_given_several_times_one_needs_no_list(tmp_path: Path) ->
     path = written(tmp_path, "serve:\n  token-file: /a b\n  allow-host: one\n")
     said = yaml.safe_load(run("--config", path, "config", "serve").output)["serve"]
     assert (said["token-file"], said["allow-host"]) == (["/a b"], ["one"])
-    result = run("config", "api", KVTRAIL_API_TOKEN_FILE="write=/a b:/c", KVTRAIL_API_STORE="clickhouse://host/kvtrail")
-    assert yaml.safe_load(result.output)["api"]["token-file"] == ["write=/a b", "/c"]
+    result = run("config", "serve", KVTRAIL_SERVE_TOKEN_FILE="write=/a b:/c")
+    assert yaml.safe_load(result.output)["serve"]["token-file"] == ["write=/a b", "/c"]
 
 
 def test_a_command_runs_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_command_runs_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("text", "said"),
     [
         ("serve:\n  no-such: 1\n", "serve has no option 'no-such'; known: allow-host, "),
-        ("sevre:\n  host: x\n", "there is no command 'sevre'; known: api, audit, "),
+        ("sevre:\n  host: x\n", "there is no command 'sevre'; known: audit, check, "),
         ("- serve\n", "must have a section for each command"),
         ("serve: 4318\n", "serve must have options with values"),
         ("serve: {host: [\n", "is no YAML: while parsing"),
@@ -87,4 +87,4 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_command_that_is_not_there() -> None:
     result = run("config", "sevre")
-    assert (result.exit_code, "'sevre' is not one of 'serve', 'api', 'dashboard'" in result.output) == (2, True)
+    assert (result.exit_code, "'sevre' is not one of 'serve', 'dashboard'" in result.output) == (2, True)

@@ -26,7 +26,7 @@ Data = dict[str, Any]
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["export", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(main, ["audit", "--export", "perfetto", *map(str, arguments)], catch_exceptions=False)
 
 
 def exported(tmp_path: Path, *texts: str, foreign: int = 0) -> list[Data]:

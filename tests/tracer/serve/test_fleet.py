@@ -65,12 +65,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def start_api(tmp_path: Path, server: Server) -> Iterator[Callable[[], str]]:
-    """Starts `kvtrail api` over the server, and returns its address."""
+    """Starts `kvtrail serve --read-only` over the server, and returns its address."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> str:
         port = free_port()
-        command = [sys.executable, "-m", "kvtrail", "api", "--store", server.address, "--http-port", str(port)]
+        command = [sys.executable, "-m", "kvtrail", "serve", "--read-only", "--store", server.address]
+        command += ["--http-port", str(port)]
         with (tmp_path / "api.log").open("wb") as log:
             started.append(subprocess.Popen(command, stdout=log, stderr=log, env=os.environ))
         url = f"http://127.0.0.1:{port}"
@@ -190,16 +191,16 @@ def test_what_waits_is_sent_when_the_tracer_ends(tmp_path: Path, start_tracer: S
     assert '"missing": 0' in result.output
 
 
-@pytest.mark.parametrize("command", ["api", "audit"])
-def test_a_clickhouse_that_is_not_there_is_said_in_a_sentence(command: str, server: Server) -> None:
-    result = CliRunner().invoke(main, [command, "--store", server.address])
-    assert result.exit_code == {"api": 1, "audit": 2}[command]
+@pytest.mark.parametrize(("command", "code"), [(["serve", "--read-only"], 1), (["audit"], 2)])
+def test_a_clickhouse_that_is_not_there_is_said_in_a_sentence(command: list[str], code: int, server: Server) -> None:
+    result = CliRunner().invoke(main, [*command, "--store", server.address])
+    assert result.exit_code == code
     assert f"cannot open the store clickhouse://127.0.0.1:{server.port}/fleet" in result.output
     assert "a-secret" not in result.output
     assert "Traceback" not in result.output
 
 
 def test_an_api_over_a_file_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["api", "--store", str(tmp_path / "s.db")])
+    result = CliRunner().invoke(main, ["serve", "--read-only", "--store", str(tmp_path / "s.db")])
     assert result.exit_code == 2
-    assert "must be the address of a ClickHouse" in result.output
+    assert "needs a --store that is the address of a ClickHouse" in result.output

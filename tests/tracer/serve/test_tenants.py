@@ -56,7 +56,7 @@ def test_a_bad_file_is_refused_with_its_name_and_the_reason(tmp_path: Path, text
 
 def test_the_sidecar_does_not_start_with_a_bad_file(tmp_path: Path) -> None:
     path = written(tmp_path / "tenants.yaml", "5a17: acme\n")
-    for command in (["serve"], ["api", "--store", "clickhouse://nowhere.invalid/x"]):
+    for command in (["serve"], ["serve", "--read-only", "--store", "clickhouse://nowhere.invalid/x"]):
         result = CliRunner().invoke(main, [*command, "--tenants", str(path)])
         assert result.exit_code == 2
         assert "'5a17' is no digest" in result.output

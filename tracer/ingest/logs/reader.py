@@ -55,7 +55,6 @@ class LogReader:
         path: Path,
         *,
         engine: str | None = None,
-        on_unread: Callable[[Record], None] | None = None,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
         """`on_bytes` hears how many bytes of the file, as it lies on the disk, were read since it was called last."""
@@ -66,7 +65,6 @@ class LogReader:
         self._tracebacks = Tracebacks()
         self._nearest = Nearest()
         self._assembler = Assembler(engine or ("stdin" if path == STDIN else path.name))
-        self._on_unread = on_unread
         self._on_bytes = on_bytes
 
     @property
@@ -75,13 +73,13 @@ class LogReader:
         return self._assembler.engine
 
     @property
-    def stories(self) -> Stories:
-        return self._assembler.stories
+    def summary(self) -> str:
+        """How many of its lines were read, in a sentence."""
+        return f"{self.path}: {self.understood} lines read, {self.unread} unread, {self._assembler.repeated} printed twice."
 
     @property
-    def repeated(self) -> int:
-        """Messages that were printed twice and count once."""
-        return self._assembler.repeated
+    def stories(self) -> Stories:
+        return self._assembler.stories
 
     def spans(self) -> Iterator[Span]:
         """The events as spans, in the order of the log.
@@ -114,8 +112,6 @@ class LogReader:
                         self.unread += 1
                         if not self.understood:
                             self._nearest.enter(record)
-                        if self._on_unread is not None:
-                            self._on_unread(record)
                     if self._on_bytes is not None and (self.understood + self.unread) % _REPORT_EVERY == 0:
                         at = raw.tell()
                         self._on_bytes(at - reported)

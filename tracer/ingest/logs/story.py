@@ -102,7 +102,7 @@ class Stories:
         chosen = sorted(self.all(), key=lambda story: not story.remarkable)[:MAX_REPORTED]
         lines = [line for story in chosen for line in (*story.lines(), "")]
         if left := len(self._stories) + self.forgotten - len(chosen):
-            lines += [f"And of {left} more; `kvtrail import --story` tells of them all.", ""]
+            lines += [f"And of {left} more; `kvtrail replay LOG --request ID` shows any of them.", ""]
         return lines
 
     def _forget(self) -> None:

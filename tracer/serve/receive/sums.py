@@ -3,13 +3,12 @@ is read back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
 from kvtrail.tracer.events.events import Event, Reset
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
+from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.ledger.handoff_flows import HandedOver
 from kvtrail.tracer.savings.counter import SavingsCounter
 from kvtrail.tracer.savings.waste import WastedTokens, wasted_of
@@ -34,11 +33,6 @@ class Sums:
         self.handed_over: list[HandedOver] = []
         self.is_recalling = False
         self._online_curve, self._errors = OnlineMissRatioCurve(), errors
-        self._follow: dict[type[Fact], Callable[[Any], Mapping[str, int]]] = {
-            Ran: self._online_curve.ran,
-            Ended: self._online_curve.ended,
-            Copied: self._online_curve.copied,
-        }
         self._summed_before = dict(summed_before)
         self._read_back: set[tuple[str, int]] = set()
 
@@ -66,14 +60,13 @@ class Sums:
         except Exception as error:
             self._errors.count(Where.PHASES, error, f"a phase of {account.request} is not shown")
         try:
-            follow = self._follow.get(type(fact))
             if self._read_back and (event.recorder, event.sequence) in self._read_back:
                 self.savings.recall(fact, account)
-                if self.is_recalling and follow:
-                    follow(fact)
+                if self.is_recalling:
+                    self._online_curve.enter(fact)
             else:
                 self.savings.enter(fact, account)
-                if follow and (measures := follow(fact)):
+                if measures := self._online_curve.enter(fact):
                     self.savings.cells.add(event, measures, stretch_s=STRETCH_S)
         except Exception as error:
             self._errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")

@@ -71,7 +71,7 @@ def test_its_fault_becomes_a_test(package: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(regression.__kwdefaults__, "shrink_tries", 5)
     output = tmp_path / "test_mine.py"
     trace = str(tmp_path / "trace-None.jsonl")
-    result = CliRunner().invoke(main, ["test", trace, "--connector", NAME, "-o", str(output)])
+    result = CliRunner().invoke(main, ["minimize", trace, "--connector", NAME, "--pytest", str(output)])
     assert result.exit_code == 0, result.output
     assert f"CONNECTOR = '{NAME}'" in output.read_text()
     failing = run_pytest(output, {"PYTHONPATH": str(package)})
@@ -106,14 +106,14 @@ def test_a_recording_never_chooses_what_is_imported(history: History, package: P
     assert not {"evil_payload", "connector_of_my_own.cache"} & {*sys.modules}
 
 
-@pytest.mark.parametrize("command", [["test", "-o", "test_it.py"], ["replay", "--against", "recorded"]])
+@pytest.mark.parametrize("command", [["minimize", "--pytest", "test_it.py"], ["replay", "--against", "recorded"]])
 def test_the_commands_say_how_to_name_a_recorded_module(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, [*command, "trace-None.jsonl"])
     assert result.exit_code == 2
-    assert f"`kvtrail replay --against {NAME}` or `kvtrail test --connector {NAME}`" in result.output
+    assert f"`kvtrail replay --against {NAME}` or `kvtrail minimize --connector {NAME}`" in result.output
 
 
 def test_of_recorded_settings_only_numbers_and_truth_values_are_used(history: History) -> None:

@@ -35,7 +35,7 @@ def test_it_fails_with_the_fault_and_passes_without(
     assert regression.__kwdefaults__ is not None
     monkeypatch.setitem(regression.__kwdefaults__, "shrink_tries", TRIES)
     output = tmp_path / "test_stale.py"
-    result = CliRunner().invoke(main, ["test", str(trace), "--connector", STALE, "-o", str(output)])
+    result = CliRunner().invoke(main, ["minimize", str(trace), "--connector", STALE, "--pytest", str(output)])
     assert result.exit_code == 0, result.output
     assert "rule: stale-lookup" in result.output
     assert "of 11 requests" in result.output, "the others had not come when the engine died"
@@ -55,7 +55,7 @@ def test_it_fails_with_the_fault_and_passes_without(
 
 def test_with_a_sound_connector_there_is_nothing_to_write(trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "test_sound.py"
-    result = CliRunner().invoke(main, ["test", str(trace), "-o", str(output)])
+    result = CliRunner().invoke(main, ["minimize", str(trace), "--pytest", str(output)])
     assert result.exit_code == 1
     assert "stale-lookup) does not appear when the recording is driven again with OffloadConnector" in result.output
     assert not output.exists()
@@ -72,6 +72,7 @@ def test_with_a_sound_connector_there_is_nothing_to_write(trace: Path, tmp_path:
 )
 def test_what_cannot_be_is_said(trace: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
     named = [] if "--connector" in arguments else ["--connector", STALE]
-    result = CliRunner().invoke(main, ["test", str(trace), *named, *arguments, "-o", str(tmp_path / "test_x.py")])
+    output = str(tmp_path / "test_x.py")
+    result = CliRunner().invoke(main, ["minimize", str(trace), *named, *arguments, "--pytest", output])
     assert result.exit_code in (1, 2)
     assert said in result.output

@@ -124,11 +124,12 @@ def test_an_exception_that_is_caught_is_no_death(log: Path, who: str) -> None:
     assert len(document["findings"]) == (who != "a user's words")
 
 
-def test_an_imported_trace_of_a_death_is_judged_as_the_log(log: Path, tmp_path: Path) -> None:
+def test_a_trace_made_of_the_log_of_a_death_is_judged_as_the_log(log: Path, tmp_path: Path) -> None:
     for lines in ([LOOKUP, *RAISES, SAYS[0]], [LOOKUP, *RAISES]):
         document = audited(log, lines)
         trace = tmp_path / "trace.jsonl"
-        CliRunner().invoke(main, ["import", str(log), "-o", str(trace), "--force"], catch_exceptions=False)
+        arguments = ["audit", "--export", "trace", str(log), "-o", str(trace), "--force"]
+        assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
         again = json.loads(CliRunner().invoke(main, ["audit", "--json", str(trace)]).output)
         assert again["deaths"] == document["deaths"]
         assert again["findings"] == document["findings"]

@@ -80,6 +80,11 @@ def run(*arguments: str, text: str | None = None) -> Result:
     return CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
 
 
+def exported(log: Path, trace: Path, *more: str) -> Result:
+    """Writes what a log shows as a trace file."""
+    return run("audit", "--export", "trace", str(log), "-o", str(trace), *more)
+
+
 def test_a_log_becomes_numbered_events(tmp_path: Path) -> None:
     first, store, again = events(tmp_path, INCIDENT)
     assert isinstance(first, Lookup)
@@ -363,7 +368,7 @@ def test_an_audit_shows_few_stories_and_the_remarkable_first(tmp_path: Path) -> 
     report = json.loads(run("audit", "--json", str(write(tmp_path, [*dull, *INCIDENT]))).output)["stories"]
     assert report[0] == f"request {R}"
     assert sum(line.startswith("request ") for line in report) == 5
-    assert "And of 5 more; `kvtrail import --story` tells of them all." in report
+    assert "And of 5 more; `kvtrail replay LOG --request ID` shows any of them." in report
 
 
 def test_an_imported_trace_is_judged_as_the_log_itself(tmp_path: Path) -> None:
@@ -371,9 +376,9 @@ def test_an_imported_trace_is_judged_as_the_log_itself(tmp_path: Path) -> None:
         write(tmp_path, [*INCIDENT, ASSERTION, at(9, "Pin count of MemoryObj 7is negative: -1.")]),
         tmp_path / "t",
     )
-    result = run("import", str(log), "-o", str(trace))
+    result = exported(log, trace)
     assert result.exit_code == 0, result.output
-    assert f"{log}: 6 lines read, 2 unread, 0 printed twice." in result.output
+    assert f"{log}: 6 lines read, 2 unread, 0 printed twice." in run("audit", str(log)).output
     direct, imported = audit([log]).as_dict(), audit([trace]).as_dict()
     assert imported == {**direct, "stories": []}
     assert audit([log, trace, log]).repeated == direct["events"] * 2
@@ -381,18 +386,15 @@ def test_an_imported_trace_is_judged_as_the_log_itself(tmp_path: Path) -> None:
     assert [decode.from_span(s) for s in spans] == [decode.from_span(s) for s in LogReader(log).spans()]
 
 
-def test_several_logs_are_engines_of_their_own_unless_an_option_says_otherwise(tmp_path: Path) -> None:
+def test_several_logs_are_engines_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "d").mkdir()
     logs = [write(tmp_path / room, INCIDENT) for room in ("p", "d")]
 
-    def engines(*more: str) -> set[str]:
-        trace = tmp_path / "t.jsonl"
-        assert run("import", *map(str, logs), "-o", str(trace), "--force", *more).exit_code == 0
-        return {e.engine for e in map(decode.from_span, TraceReader(trace).spans()) if e is not None}
-
-    assert engines() == {str(log) for log in logs}
-    assert engines("--engine", "one") == {"one"}
+    trace = tmp_path / "t.jsonl"
+    assert run("audit", "--export", "trace", *map(str, logs), "-o", str(trace)).exit_code == 0
+    engines = {e.engine for e in map(decode.from_span, TraceReader(trace).spans()) if e is not None}
+    assert engines == {str(log) for log in logs}
 
 
 def test_gzip_and_the_standard_input(tmp_path: Path) -> None:
@@ -400,7 +402,7 @@ def test_gzip_and_the_standard_input(tmp_path: Path) -> None:
     packed = tmp_path / "server.log.1"
     packed.write_bytes(gzip.compress(text.encode()))
     assert "1 request: 0 with drift, 0 ok, 1 unknown; 3 events" in run("audit", str(packed)).output
-    result = run("import", "-", "-o", "-", text=text)
+    result = run("audit", "--export", "trace", "-", "-o", "-", text=text)
     lines = [line for line in result.stdout.splitlines() if line]
     assert [len(list(otlp_json.JsonDecoder().spans(line))) for line in lines] == [3]
     assert "3 events" in run("audit", "-", text=text).output
@@ -431,7 +433,7 @@ def test_a_file_that_holds_nothing_of_ours_is_named(tmp_path: Path, content: str
     if content is not None:
         path.write_text(content)
     trace = tmp_path / "t.jsonl"
-    for result in (run("import", str(path), "-o", str(trace)), run("audit", str(path))):
+    for result in (exported(path, trace), run("audit", str(path))):
         assert result.exit_code == 2
         assert f"Error: {path}: " in result.output
     assert list(tmp_path.glob("*t.jsonl*")) == []
@@ -448,7 +450,7 @@ def test_of_a_file_in_which_nothing_is_read_the_nearest_lines_are_shown(tmp_path
         *["."] * 9,
     ]
     path = write(tmp_path, lines)
-    for result in (run("audit", str(path)), run("import", str(path), "--story")):
+    for result in (run("audit", str(path)), exported(path, tmp_path / "t")):
         assert result.exit_code == 2
         assert (
             f"Error: {path}: none of its 14 lines can be read. Accepted are traces (OTLP, docs/traces.md) and logs"
@@ -460,24 +462,22 @@ def test_of_a_file_in_which_nothing_is_read_the_nearest_lines_are_shown(tmp_path
 
 def test_a_log_without_events_leaves_no_empty_trace(tmp_path: Path) -> None:
     log = write(tmp_path, ["Retrieved 1600 tokens in 0.004 seconds"])
-    result = run("import", str(log), "-o", str(tmp_path / "t.jsonl"))
+    result = exported(log, tmp_path / "t.jsonl")
     assert (result.exit_code, (tmp_path / "t.jsonl").exists()) == (2, False)
-    assert run("import", str(log), "--story").exit_code == 0
     assert run("audit", str(log)).exit_code == 3
 
 
 def test_the_output_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
     log, trace = write(tmp_path, INCIDENT), tmp_path / "t.jsonl"
     trace.write_text("precious")
-    result = run("import", str(log), "-o", str(trace))
+    result = exported(log, trace)
     assert (result.exit_code, trace.read_text()) == (2, "precious")
     assert "--force" in result.output
-    assert run("import", str(log), "-o", str(trace), "--force").exit_code == 0
+    assert exported(log, trace, "--force").exit_code == 0
     before = log.read_text()
-    assert run("import", str(log), "-o", str(log), "--force").exit_code == 2
+    assert exported(log, log, "--force").exit_code == 2
     assert log.read_text() == before
-    assert run("import", str(log)).exit_code == 2
-    assert run("import", str(log), "-o", str(tmp_path / "no" / "t")).exit_code == 2
+    assert exported(log, tmp_path / "no" / "t").exit_code == 2
 
 
 def test_an_interrupted_import_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,14 +487,9 @@ def test_an_interrupted_import_leaves_nothing_behind(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kvtrail.tracer.ingest.logs.assemble.Assembler.close", interrupted)
-    result = run("import", str(log), "-o", str(tmp_path / "t.jsonl"))
+    result = exported(log, tmp_path / "t.jsonl")
     assert result.exit_code == 130
     assert list(tmp_path.iterdir()) == [log]
-
-
-def test_what_was_not_read_can_be_shown(tmp_path: Path) -> None:
-    log = write(tmp_path, INCIDENT)
-    assert f"{log}:1: something else\n{log}:5: ......\n" in run("import", str(log), "--show-unread").output
 
 
 def test_a_log_is_distinguished_from_a_trace_by_its_content(tmp_path: Path) -> None:
@@ -521,8 +516,8 @@ def test_stories_are_forgotten_before_they_fill_the_memory(tmp_path: Path, monke
     monkeypatch.setattr("kvtrail.tracer.ingest.logs.story.MAX_REQUESTS", 3)
     monkeypatch.setattr("kvtrail.tracer.ingest.logs.story.MAX_MOMENTS", 2)
     lines = [looked_up(n, 0, 0, 0, request=f"cmpl-{n % 9}") for n in range(90)]
-    result = run("import", str(write(tmp_path, [*INCIDENT, *lines])), "--story")
-    assert result.output.count("request cmpl-") == 3
+    result = run("audit", str(write(tmp_path, [*INCIDENT, *lines])))
+    assert result.output.partition("What the log shows:")[2].count("\nrequest cmpl-") == 3
     assert f"request {R}\n" in result.output
     assert "... and 1 moments more" in result.output
 
@@ -559,7 +554,7 @@ def test_no_input_crashes_it_and_all_that_it_gives_can_be_read(
     path = tmp_path_factory.mktemp("any") / "x.log"
     path.write_bytes(glue.join(pieces))
     trace = path.with_name("t.jsonl")
-    result = run("import", str(path), "-o", str(trace), "--story", "--show-unread")
+    result = exported(path, trace)
     assert result.exit_code in (0, 2), result.output
     assert run("audit", str(path)).exit_code in (0, 1, 2, 3)
     if result.exit_code == 0:

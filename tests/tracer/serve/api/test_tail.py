@@ -113,7 +113,7 @@ def test_a_slow_reader_learns_what_it_missed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_reader_too_many_is_refused(start_tracer: Start) -> None:
-    tracer = start_tracer("--max-readers", "1")
+    tracer = start_tracer(limits={"max_readers": 1})
     with httpx.stream("GET", f"{tracer.url}/api/tail", timeout=SLOW_S):
         assert "kvtrail_tail_readers 1.0" in tracer.read("/metrics")
         refusal = httpx.get(f"{tracer.url}/api/tail", timeout=SLOW_S)

@@ -168,7 +168,7 @@ def test_descriptors_are_left_for_http() -> None:
 
 def test_calls_that_do_not_come_make_room(start_tracer: Callable[..., Tracer]) -> None:
     """More of them than may wait, each with the beginning of a message."""
-    tracer = start_tracer("--receive-seconds", "600")
+    tracer = start_tracer(limits={"receive_seconds": 600})
     head = b"\x83\x86" + b"\x04" + bytes([len(EXPORT)]) + EXPORT.encode() + b"\x0f\x10\x10application/grpc"
     head += b"\x00\x02te\x08trailers" + b"\x01\x09localhost"
     began = frame(1, 4, head) + frame(0, 0, struct.pack(">BI", 0, 1000) + b"\x0a")

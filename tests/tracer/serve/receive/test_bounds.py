@@ -191,7 +191,7 @@ def half_sent(tracer: Tracer, body: bytes, first: int) -> socket.socket:
 
 def test_over_http_an_exporter_loses_nothing(start_tracer: Start) -> None:
     """Somebody who has sent half of a request has the only place."""
-    tracer = start_tracer("--max-waiting", "1", "--receive-seconds", "600")
+    tracer = start_tracer(limits={"max_waiting": 1, "receive_seconds": 600})
     connection = half_sent(tracer, PAYLOAD, 10)
     until(lambda: 'kvtrail_requests_waiting{transport="http"} 1.0' in tracer.read("/metrics"))
     refusal = httpx.post(f"{tracer.url}/v1/traces", content=PAYLOAD, headers=BODY)
@@ -211,7 +211,7 @@ def test_over_http_an_exporter_loses_nothing(start_tracer: Start) -> None:
 
 def test_of_bodies_that_are_too_much_together_the_longest_is_given_up(start_tracer: Start) -> None:
     """It makes room for the others, which are stored."""
-    tracer = start_tracer("--max-waiting-mib", "1", "--receive-seconds", "600")
+    tracer = start_tracer(limits={"max_waiting_mib": 1, "receive_seconds": 600})
     body = PAYLOAD * (900_000 // len(PAYLOAD))
     with half_sent(tracer, body + b"x", len(body)) as longest:
         until(lambda: 'kvtrail_requests_waiting{transport="http"} 1.0' in tracer.read("/metrics"))
@@ -221,7 +221,7 @@ def test_of_bodies_that_are_too_much_together_the_longest_is_given_up(start_trac
 
 
 def test_a_body_that_does_not_come_gives_its_place_back(start_tracer: Start) -> None:
-    tracer = start_tracer("--max-waiting", "1", "--receive-seconds", "1")
+    tracer = start_tracer(limits={"max_waiting": 1, "receive_seconds": 1})
     with half_sent(tracer, PAYLOAD, 10) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
     tracer.post(PAYLOAD)
@@ -245,7 +245,7 @@ def test_a_request_has_a_size_as_it_comes_and_unpacked(start_tracer: Start) -> N
 
 
 def test_of_too_many_connections_those_that_only_wait_are_closed(start_tracer: Start) -> None:
-    tracer = start_tracer("--max-connections", "3", "--receive-seconds", "600")
+    tracer = start_tracer(limits={"max_connections": 3, "receive_seconds": 600})
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", tracer.http_port), timeout=SLOW_S))
@@ -257,7 +257,7 @@ def test_of_too_many_connections_those_that_only_wait_are_closed(start_tracer: S
 
 def test_connections_that_only_wait_make_room_for_who_asks(start_tracer: Start) -> None:
     """As many as there may be, each with the beginning of a request."""
-    tracer = start_tracer("--max-connections", "3", "--receive-seconds", "600")
+    tracer = start_tracer(limits={"max_connections": 3, "receive_seconds": 600})
     with ExitStack() as stack:
         for _ in range(3):
             silent = socket.create_connection(("127.0.0.1", tracer.http_port), timeout=SLOW_S)
@@ -266,7 +266,7 @@ def test_connections_that_only_wait_make_room_for_who_asks(start_tracer: Start) 
 
 
 def test_of_too_many_bodies_that_do_not_come_the_first_makes_room(start_tracer: Start) -> None:
-    tracer = start_tracer("--max-waiting", "12", "--receive-seconds", "600")
+    tracer = start_tracer(limits={"max_waiting": 12, "receive_seconds": 600})
     most = int(12 * receivers.COMING_SHARE)
     with ExitStack() as stack:
         stalled = [stack.enter_context(half_sent(tracer, PAYLOAD, 10)) for _ in range(most)]

@@ -1,12 +1,14 @@
-"""`kvtrail minimize`: reduces a trace that drifts to one that fits into an issue."""
+"""`kvtrail minimize`: reduces a trace that drifts to one that fits into an issue, or to a pytest file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from kvtrail.connector.commands.options import CONFIG, RECORDER, vllm_ready
 from kvtrail.tracer.commands.options import FORCE, TRACES, known_rule, output_option
 from kvtrail.tracer.history import minimize as minimizing
 from kvtrail.tracer.history.history import History, load
@@ -25,32 +27,66 @@ MAX_NAMED = 10
 
 @click.command()
 @TRACES
-@output_option("Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.")
+@output_option("Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.", required=False)
+@click.option(
+    "--pytest",
+    "test",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="KVTRAIL_MINIMIZE_PYTEST",
+    help="Instead of a trace, write a self-contained pytest file: it fails with the faulty connector, and passes with a fixed"
+    " one. The recording is driven again on vLLM's real scheduler, and shrunk as far as it still fails.",
+)
 @click.option("--rule", callback=known_rule, metavar="RULE", help="Keep a finding of this rule.")
 @click.option("--request", metavar="ID", help="Keep a finding of this request; the engine's id or the caller's.")
 @click.option("--finding", metavar="ID", help="Keep this finding; its id, or the beginning of it.")
+@click.option(
+    "--connector",
+    metavar="CONNECTOR",
+    help="With --pytest: the faulty connector, a name that vLLM knows, or module:Class. [default: as recorded]",
+)
+@CONFIG
+@RECORDER
 @FORCE
 @click.pass_context
 def minimize(
     context: click.Context,
     traces: tuple[Path, ...],
-    output: Path,
+    output: Path | None,
+    test: Path | None,
     rule: str | None,
     request: str | None,
     finding: str | None,
+    connector: str | None,
+    config: dict[str, Any] | None,
+    recorder: str | None,
     force: bool,
 ) -> None:
-    """Reduce a trace that drifts to the fewest requests and events that still show the finding, for a report.
+    """Reduce a trace that drifts to the fewest requests and events that still show the finding, for a report; or, with
+    --pytest, to a test of the connector.
 
     TRACE is what `kvtrail audit` reads; several are one history. Of several findings the worst is kept, and of those the
     earliest, unless one is asked for. The result is not a recording but a part of one, and says so.
 
-    Exit code 0: a smaller trace was written; 1: there is no such finding; 2: a file cannot be used.
+    Exit code 0: a smaller trace, or the test, was written; 1: there is no such finding, or it does not appear again; 2: a
+    file or the connector cannot be used.
 
     Example: kvtrail minimize trace.jsonl -o small.jsonl
 
     Example: kvtrail minimize trace.jsonl --rule stale-lookup -o small.jsonl
+
+    Example: kvtrail minimize trace.jsonl --pytest test_it.py
     """
+    if (output is None) == (test is None):
+        raise click.UsageError("say where to write: a trace with -o, or a test with --pytest")
+    if test is not None:
+        if request is not None or finding is not None:
+            raise click.UsageError("--request and --finding keep a part of the trace; with --pytest, name a --rule")
+        output_file.check(test, sources=traces, force=force)
+        _write_test(context, traces, test, rule, connector=connector, config=config, recorder=recorder)
+        return
+    if connector is not None or config is not None or recorder is not None:
+        raise click.UsageError("--connector, --config and --recorder go with --pytest")
+    assert output is not None
     output_file.check(output, force=force, sources=traces)
     aside = output == STDOUT  # the standard output belongs to the trace
     with output_file.or_exit(output, doing="minimizing"):
@@ -78,6 +114,47 @@ def minimize(
     ]
     text = "\n".join([finding_text(result.finding, columns=columns), "", *lines])
     click.echo(text, err=True) if aside else terminal.echo(text)
+
+
+def _write_test(
+    context: click.Context,
+    traces: tuple[Path, ...],
+    output: Path,
+    rule: str | None,
+    *,
+    connector: str | None,
+    config: dict[str, Any] | None,
+    recorder: str | None,
+) -> None:
+    """Write the pytest file."""
+    vllm_ready("kvtrail minimize --pytest")
+    from kvtrail.connector.simulate.redrive.workload import NotDrivable
+    from kvtrail.connector.simulate.regression import DoesNotAppear, regression
+    from kvtrail.connector.simulate.run import Unbuildable
+
+    with output_file.or_exit(output, NotDrivable, Unbuildable):
+        with terminal.progress(traces) as on_bytes:
+            history = load(traces, on_bytes=on_bytes)
+        try:
+            with terminal.status() as say:
+                made = regression(
+                    history,
+                    connector=connector,
+                    config=config,
+                    recorder=recorder,
+                    rule=rule,
+                    on_try=lambda smallest: say(f"shrinking: {len(smallest.arrivals)} requests"),
+                )
+        except DoesNotAppear as error:
+            click.echo(f"{error}.", err=True)
+            context.exit(1)
+        with output_file.opened(output) as file:
+            file.write(made.source)
+    click.echo(
+        f"{made.failure.id}\n  {made.failure.text}\n{output}: {len(made.scenario.arrivals)} of"
+        f" {len(made.original.arrivals)} requests. Run it with: pytest {output}",
+        err=True,
+    )
 
 
 def _wrapped(line: str, columns: int | None) -> list[str]:

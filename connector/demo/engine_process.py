@@ -1,7 +1,7 @@
-"""One engine of a pair, in a process of its own: steps vLLM's whole engine and answers over a pipe.
+"""An engine in a process of its own: steps vLLM's whole engine and answers over a pipe.
 
-`python -m kvtrail.connector.demo.paired_engine` takes the arguments of `serve` as JSON, is asked over its standard input, and
-answers over its standard output.
+`python -m kvtrail.connector.demo.engine_process` takes the arguments of `serve` as JSON, is asked over its standard input,
+and answers over its standard output.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kvtrail.connector.demo.workload import DemoRequest
 
 PAUSE_S = 0.001
 """Between two steps, as vLLM's own loop pauses after a step that computes nothing. An engine that only keeps blocks goes on
@@ -56,6 +59,31 @@ class Ask:
     max_tokens: int
     params: Mapping[str, Any] | None
     aborted_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunAll:
+    """Run requests to their ends, each from its step on, in an engine that runs no others. It is answered with a `Progress`
+    whenever one has ended, and with a `RanAll`."""
+
+    id: str
+    jobs: Sequence[DemoRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """So many requests of a `RunAll` have ended."""
+
+    id: str
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class RanAll:
+    """All requests of a `RunAll` have ended: the tokens that each generated, by its id."""
+
+    id: str
+    tokens: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +137,17 @@ def serve(
     connector: Mapping[str, Any] | None,
     hybrid: bool,
     step_tokens: int | None = None,
+    metrics_port: int = 0,
 ) -> None:
-    """Run until `End`, or until nobody can ask any more. `folder` is for the model; half of its layers have a sliding
-    window if it is `hybrid`; `step_tokens` is vLLM's `max_num_batched_tokens`, if that is not the model's own."""
+    """Run until `End`, or until nobody can ask any more.
+
+    Args:
+        folder: for the model.
+        connector: the `kv_transfer_config`; None for an engine without any.
+        hybrid: half of the model's layers have a sliding window.
+        step_tokens: vLLM's `max_num_batched_tokens`, if that is not the model's own.
+        metrics_port: serve vLLM's own metrics there, as `vllm serve` does; 0 does not serve them.
+    """
     import torch
 
     from kvtrail.connector.recording.recorder import recorders
@@ -122,7 +158,11 @@ def serve(
     options: dict[str, Any] = {"write": tiny_hybrid.write, **tiny_hybrid.OPTIONS} if hybrid else {}
     if step_tokens is not None:
         options["max_num_batched_tokens"] = step_tokens
-    llm = tiny_model.build(folder, connector, **options)
+    llm = tiny_model.build(folder, connector, disable_log_stats=not metrics_port, **options)
+    if metrics_port:
+        from prometheus_client import start_http_server  # a dependency of vLLM, which counts in its registry
+
+        start_http_server(metrics_port, "127.0.0.1")
     connection.send(Ready())
     with suppress(EOFError):  # whoever asked has ended
         _Served(connection, llm).run()
@@ -173,6 +213,9 @@ class _Served:
     def _obey(self, asked: Any) -> None:
         from vllm import SamplingParams
 
+        from kvtrail.connector.demo import workload
+        from kvtrail.connector.recording.recorder import recorders
+
         match asked:
             case Ask(id, external_id, prompt, max_tokens, params, aborted_after):
                 extra = None if params is None else {"kv_transfer_params": dict(params)}
@@ -183,6 +226,11 @@ class _Served:
                 self._ids[external_id] = id, engine_id
                 if aborted_after is not None:
                     self._to_abort[external_id] = aborted_after
+            case RunAll(id, jobs):
+                tokens = workload.run(self._llm, jobs, lambda done: self._connection.send(Progress(id, done)))
+                for recorder in recorders():
+                    recorder.flush()
+                self._connection.send(RanAll(id, tokens))
             case Forget():
                 self._llm.reset_prefix_cache()
             case AskKept():
@@ -191,15 +239,15 @@ class _Served:
 
 
 def main() -> None:
-    folder, connector, hybrid = json.loads(sys.argv[1])
+    folder, connector, hybrid, metrics_port = json.loads(sys.argv[1])
     channel = Pipes(os.dup(0), os.dup(1))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what else is printed, such as vLLM's log, goes to standard error
-    serve(channel, Path(folder), connector, hybrid)
+    serve(channel, Path(folder), connector, hybrid, metrics_port=metrics_port)
 
 
 if __name__ == "__main__":
     # The messages are those of the module by its name, in this process and in that which asks.
-    from kvtrail.connector.demo import paired_engine
+    from kvtrail.connector.demo import engine_process
 
-    paired_engine.main()
+    engine_process.main()
