@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-import selectors
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -144,28 +142,6 @@ class Watch(threading.Thread):
                 continue
 
 
-class Readers(threading.Thread):
-    """Readers of the tail, as fast as it comes."""
-
-    def __init__(self, port: int, count: int) -> None:
-        super().__init__(daemon=True)
-        self._selector = selectors.DefaultSelector()
-        for _ in range(count):
-            reader = socket.create_connection(("127.0.0.1", port))
-            reader.sendall(b"GET /api/tail HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            self._selector.register(reader, selectors.EVENT_READ, reader)
-        self.read = 0
-        """Bytes, of all of them."""
-
-    def run(self) -> None:
-        while self._selector.get_map():
-            for key, _ in self._selector.select():
-                received = len(key.data.recv(MIB))
-                self.read += received
-                if not received:
-                    self._selector.unregister(key.data)
-
-
 def findings_counted(page: str) -> int:
     """How many findings a page of metrics has counted."""
     return int(sum(float(number) for number in re.findall(r"^kvtrail_findings_total\{.*\} (\S+)", page, re.MULTILINE)))
@@ -213,8 +189,6 @@ class Load:
 def run(options: argparse.Namespace, sidecar: Sidecar) -> int:
     """Load the sidecar, print what it took, and compare what it found. Returns the exit code."""
     engines = [Engine(f"engine-{number}", options.drift_every) for number in range(options.engines)]
-    readers = Readers(sidecar.http_port, options.readers)
-    readers.start()
     load = Load(clients(options, sidecar), engines, rate=options.rate, until_s=time.monotonic() + options.seconds)
     used, ended = sidecar.usage(), threading.Event()
     watch = Watch(sidecar.url, load.senders, ended)
@@ -241,10 +215,6 @@ def run(options: argparse.Namespace, sidecar: Sidecar) -> int:
         f"  memory at most {after.most_rss / MIB:,.0f} MiB; on disk {sidecar.stored() / sent.spans:.0f} of"
         f" {sent.bytes / sent.spans:.0f} bytes a span; {sent.retries} sent again, {kills} times killed"
     )
-    if options.readers:
-        print(
-            f"  {options.readers} readers of the tail got {readers.read / load.took_s / MIB:.1f} MiB a second together"
-        )
     for what, seconds in (("api", watch.latencies.api), ("/metrics", watch.latencies.metrics)):
         if len(seconds) > 1:
             p50, p99 = statistics.median(seconds), statistics.quantiles(seconds, n=100, method="inclusive")[98]
@@ -326,7 +296,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--protocol", choices=["grpc", "http"], default="grpc")
     parser.add_argument("--drift-every", type=int, default=5_000, help="spans of an engine from one drift to the next")
     parser.add_argument("--kill-every", type=float, default=0, help="seconds from one kill -9 to the next; 0: none")
-    parser.add_argument("--readers", type=int, default=0, help="who read the tail meanwhile")
     parser.add_argument("--grpc-port", type=int, default=24317, help="of the sidecar that is started")
     parser.add_argument("--http-port", type=int, default=24318)
     parser.add_argument(

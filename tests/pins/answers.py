@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 
 from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.grouping import OF_REQUESTS
-from kvtrail.tracer.serve.api.tail import span_event
 from kvtrail.tracer.store import Reader, Sort
 from pins import plain, written
 from pins.day import BEGIN_NS, DIGEST, HOUR_NS, MINUTE_NS, NOW_NS, Day
@@ -27,8 +26,6 @@ WHOLE = {"since_ns": BEGIN_NS, "until_ns": NOW_NS}
 LAST_HOUR = {"since_ns": NOW_NS - HOUR_NS, "until_ns": NOW_NS}
 NAMED = ("request", "rule", "engine", "name", "kind", "span_id", "measure", "of", "at_s", "from_ns", "at_ns")
 """Fields that name a record, as far as it has them."""
-STREAM = "/api/tail"
-"""The route whose answer does not end. `span_event` writes it."""
 MACHINE = re.compile(r"^kvtrail_(internal|ingest|store_bytes|received_timestamp|\w*_seconds|\w*_bytes|build)")
 """Metrics of the process itself, and durations on this machine."""
 FILES = ("/api/otlp", "/api/perfetto")
@@ -121,7 +118,6 @@ def routes_not_asked(client: TestClient) -> set[str]:
         if isinstance(route, APIRoute)
         and "GET" in route.methods
         and route.include_in_schema
-        and route.path != STREAM
         and not any(route.path_regex.match(path) for path in asked)
     }
 
@@ -136,8 +132,7 @@ def _answers(
             name = " ".join((path, *(f"{name}={_readable(value)}" for name, value in parameters.items())))
             assert name not in found
             found[name] = {"status": response.status_code, "answer": _content(path, response.text)}
-        numbered = next(iter(reader.tail(after=0, limit=1)))
-    return {**found, STREAM: span_event(*numbered)}
+    return found
 
 
 def _readable(value: Any) -> Any:

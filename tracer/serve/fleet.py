@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,7 +54,6 @@ def serve(
     reader = ClickHouseReader(store, is_first=True)
     metrics = Metrics()
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
-    ending = threading.Event()
     app = application(
         FleetProcess(reader, metrics.internal_errors, known),
         reader,
@@ -63,8 +61,7 @@ def serve(
         hosts=KnownHosts(lambda: (host, *allow_host)),
         tokens=tokens,
         tenants=names,
-        ending=ending,
     )
     http = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
     logger.info(f"kvtrail tracer: only the API, over {store}, on {http}/docs. Press Ctrl-C to stop.")
-    HttpServer(app, limits=Limits(), drain_s=DRAIN_S, on_exit=ending.set, tls=tls).serve_on(listener)
+    HttpServer(app, limits=Limits(), drain_s=DRAIN_S, tls=tls).serve_on(listener)

@@ -31,14 +31,12 @@ class HttpServer(uvicorn.Server):
         *,
         limits: Limits,
         drain_s: float,
-        on_exit: Callable[[], None],
         on_refusal: Callable[[], None] = lambda: None,
         tls: Tls | None = None,
     ) -> None:
         """
         Args:
             drain_s: how long requests that are being answered may still take after the signal.
-            on_exit: called at the signal: answers without an end should end now.
             on_refusal: called when a request is refused because there are too many connections.
         """
         config = uvicorn.Config(
@@ -51,7 +49,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._app, self._limits = app, limits
-        self._on_exit, self._on_refusal = on_exit, on_refusal
+        self._on_refusal = on_refusal
         self._waiting: dict[Any, float] = {}
         """Connections that have not asked anything, or not yet again, and since when."""
 
@@ -60,11 +58,6 @@ class HttpServer(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _nothing_more)
         self.run(sockets=[listener])
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Of uvicorn, at a signal."""
-        self._on_exit()
-        super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
         """Of uvicorn."""

@@ -58,8 +58,6 @@ def raise_descriptors() -> int:
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
-
-
 def configure_heap() -> None:
     """Have large allocations leave no holes in the C library's heap, and threads no arenas of their own. Does nothing where
     the library is not glibc."""

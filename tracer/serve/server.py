@@ -43,7 +43,7 @@ PRUNE_EVERY = 60
 """Rounds of tidying from one pruning of the store to the next."""
 DRAIN_S = 5.0
 """How long requests that are being answered may take, by each protocol, when the process is to end. Kubernetes kills it after
-30 seconds; a tail that somebody reads never ends by itself."""
+30 seconds."""
 HOUR_NS = 3600 * 10**9
 GC_THRESHOLDS = (100_000, 50, 100)
 """Accounts are many objects and few cycles. With CPython's own thresholds, looking for these takes a fifth of the
@@ -137,7 +137,6 @@ def serve(
     if shipper is not None:
         shipper.others = OtherSides(pipeline)
         shipper.start()
-    ending = threading.Event()
     hosts = KnownHosts(lambda: (host, *changeable.allow_host))
     app = application(
         pipeline,
@@ -148,14 +147,12 @@ def serve(
         hosts=hosts,
         tokens=tokens,
         tenants=names,
-        ending=ending,
         limits=limits,
     )
     http_server = HttpServer(
         app,
         limits=limits,
         drain_s=DRAIN_S,
-        on_exit=ending.set,
         on_refusal=partial(metrics.count_rejected, "http", Rejected.CONNECTIONS),
         tls=tls,
     )

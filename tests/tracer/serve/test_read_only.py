@@ -43,7 +43,7 @@ def test_only_sending_spans_is_no_reading(client: TestClient) -> None:
     routes = dict(accepted(client.app.routes))  # type: ignore[attr-defined]  # an ASGI application in general has none
     assert {"/api/findings", "/api/markers", "/metrics"} <= routes.keys()
     others = {path for path, methods in routes.items() if not methods <= READING}
-    is_sidecar = "/api/tail" in routes
+    is_sidecar = "/v1/traces" in routes
     assert others == ({"/v1/traces"} if is_sidecar else set())
 
 

@@ -30,10 +30,11 @@ BODY = {"content-type": "application/x-protobuf"}
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_in_good_order(start_tracer: Start, number: signal.Signals) -> None:
-    """With a connection open, and somebody who reads the tail."""
+    """With a connection open."""
     tracer = start_tracer()
     tracer.post(encoded(history("L 749 c0 h256 -> 256\nA 256")))
-    with httpx.Client(timeout=SLOW_S) as client, client.stream("GET", f"{tracer.url}/api/tail"):
+    with httpx.Client(timeout=SLOW_S) as client:
+        client.get(f"{tracer.url}/api/overview")
         tracer.process.send_signal(number)
         assert tracer.process.wait(SLOW_S) == 0
     said = tracer.log.read_text()
@@ -211,7 +212,7 @@ async def nobody(scope: Any, receive: Any, send: Any) -> None:
 
 def test_a_connection_that_asks_nothing_is_closed() -> None:
     """Also one that has been answered and sends half of its next request; not one with a slow answer."""
-    server = http_server.HttpServer(nobody, limits=Limits(), drain_s=1, on_exit=lambda: None)
+    server = http_server.HttpServer(nobody, limits=Limits(), drain_s=1: None)
     silent, asked_again, busy = (
         Connection(None),
         Connection(Cycle(response_complete=True)),
@@ -231,7 +232,7 @@ def test_uvicorn_still_says_which_connections_wait() -> None:
     """The real server's connections; the test above knows only their names."""
 
     async def served() -> bytes:
-        server = http_server.HttpServer(nobody, limits=Limits(receive_seconds=0), drain_s=1, on_exit=lambda: None)
+        server = http_server.HttpServer(nobody, limits=Limits(receive_seconds=0), drain_s=1: None)
         listener = socket.create_server(("127.0.0.1", 0))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         port = listener.getsockname()[1]

@@ -6,21 +6,18 @@ others.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
-from starlette.types import Receive, Scope, Send
 
 from kvtrail import __version__
+from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
 from kvtrail.tracer.serve.api import (
@@ -39,12 +36,11 @@ from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.requests import Limit
-from kvtrail.tracer.serve.api.tail import EVERY_S, Tail, numbered
 from kvtrail.tracer.serve.api.time_range import MAX_NS
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
-from kvtrail.tracer.serve.limits import DEFAULTS, RETRY_S, Limits
-from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.limits import DEFAULTS, Limits
+from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.http_receiver import http_routes
 from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
@@ -140,12 +136,10 @@ def application(
     hosts: KnownHosts | None = None,
     tokens: Access | None = None,
     tenants: TenantNames | None = None,
-    ending: threading.Event | None = None,
     limits: Limits = DEFAULTS,
 ) -> FastAPI:
     """The ASGI application: API and metrics on one port, and OTLP where there is an `intake`. `hosts` are those that may
-    be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called; `ending` is set when the
-    process is to end."""
+    be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called."""
     app = FastAPIOffline(  # its pages load nothing from anywhere else
         redoc_url=None,
         title="kvtrail tracer",
@@ -186,8 +180,6 @@ def application(
     app.state.reader, app.state.process = reader, process
     api = APIRouter(prefix="/api", tags=["Reading"], dependencies=fresh)
     _add_routes(api, process, shipper, reader)
-    if isinstance(process, Pipeline):
-        _add_tail(api, process, metrics, limits, ending or threading.Event())
     requests.add_routes(api, process, reader)
     names = tenants or TenantNames()
     ranges.add_routes(api, reader, names)
@@ -312,34 +304,10 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
 
     @api.get("/spans", summary="Spans in the order of their arrival")
     def spans(after: Annotated[int, Query(ge=0, le=MAX_NS)] = 0, limit: Limit = 500) -> list[dict[str, Any]]:
-        return [numbered(number, span) for number, span in reader.tail(after=after, limit=limit)]
+        return [_numbered(number, span) for number, span in reader.tail(after=after, limit=limit)]
 
 
-def _add_tail(api: APIRouter, pipeline: Pipeline, metrics: Metrics, limits: Limits, ending: threading.Event) -> None:
-    metrics.watch("tail_readers", "Readers of the tail.", lambda: pipeline.tail.readers)
-
-    @api.get("/tail", summary="Spans as they arrive, as server-sent events")
-    async def tail(request: Request) -> Response:
-        if pipeline.tail.readers >= limits.max_readers:
-            metrics.count_rejected("http", Rejected.READERS)
-            detail = {"detail": f"{limits.max_readers} read already"}
-            return JSONResponse(detail, UNAVAILABLE, {"retry-after": str(RETRY_S)})
-        return _Tailing(pipeline.tail, request, ending)
-
-
-class _Tailing(StreamingResponse):
-    """The answer to one who reads along, until one of both sides ends."""
-
-    def __init__(self, tail: Tail, request: Request, ending: threading.Event) -> None:
-        super().__init__(self._texts(request, ending), media_type="text/event-stream")
-        self._tail = tail
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._tail.reading() as self._reader:  # before the answer begins, so that no later span is missed
-            await super().__call__(scope, receive, send)
-
-    async def _texts(self, request: Request, ending: threading.Event) -> AsyncIterator[str]:
-        while not (ending.is_set() or await request.is_disconnected()):
-            for text in self._reader.texts():
-                yield text
-            await asyncio.sleep(EVERY_S)
+def _numbered(number: int, span: Span) -> dict[str, Any]:
+    """A span, with its number in the order of arrival."""
+    names = ("trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "scope", "error", "attributes")
+    return {"number": number, **{name: getattr(span, name) for name in names}}

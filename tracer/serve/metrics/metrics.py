@@ -85,7 +85,6 @@ class Rejected(StrEnum):
 
     BUSY = "busy"
     CONNECTIONS = "connections"
-    READERS = "readers"
     TOO_LARGE = "too_large"
     SLOW = "slow"
     CUT_OFF = "cut_off"
@@ -247,7 +246,6 @@ class Metrics:
         self.trace_file_lost = counter("trace_file_lost", "Requests that are stored, and missing in the trace file.")
         self.trace_file_waiting = gauge("trace_file_waiting_bytes", "Bytes of requests that wait to be copied.")
         self.log_left_out = counter("log_messages_left_out", "Messages that were too many of their kind for the log.")
-        self.tail_skipped = counter("tail_skipped", "Spans that readers of the tail were not shown.")
         self.ingest_seconds = histogram(
             "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS
         )

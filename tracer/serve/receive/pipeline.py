@@ -21,7 +21,6 @@ from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.findings import Unknown, Verdict
-from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
@@ -229,10 +228,6 @@ class Pipeline:
     @property
     def recorders(self) -> Recorders:
         return self.engines.recorders
-
-    @property
-    def tail(self) -> Tail:
-        return self.storage.tail
 
     @property
     def trouble(self) -> str | None:

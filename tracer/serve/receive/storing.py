@@ -21,7 +21,6 @@ from kvtrail.tracer.ledger.measures import measures_of
 from kvtrail.tracer.liveness import markers
 from kvtrail.tracer.liveness.launches import Launches
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.serve.api.tail import Tail
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.judging import Judge
@@ -55,7 +54,6 @@ class Storage:
         trouble: why nothing could be stored the last time; None while all is well.
         spans: how many were stored since the start.
         last_number: the number of the last span that is stored.
-        tail: gets what is stored, for those who read along.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class Storage:
         self._rows_every_ns, self._most_dirty = rows_every_ns, min(MANY_DIRTY, max_requests // 4)
         self.trouble: str | None = None
         self.spans = 0
-        self.tail = Tail(on_skip=metrics.tail_skipped.inc)
         self.due: dict[Key, None] = {}
         """The requests with rows that are being written: the changed ones of a moment ago."""
         self._due_number = self.last_number = writer.last_number()
@@ -197,8 +194,6 @@ class Storage:
         self._launches.changed.clear()
         self.spans += number - self.last_number
         self.last_number = number
-        if chunk is not None:
-            self.tail.publish(number, chunk.spans, chunk.payload)
 
     def fold(self) -> None:
         """Do in the store what is cheaper for many spans and requests at a time. To be called every second or so."""

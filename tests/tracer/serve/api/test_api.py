@@ -89,14 +89,6 @@ def test_requests_of_an_engine_that_ended_are_abandoned(api: Tracer) -> None:
     assert result["request"]["status"] == "abandoned"
 
 
-def test_the_tail_is_live(api: Tracer) -> None:
-    with httpx.stream("GET", f"{api.url}/api/tail", timeout=SLOW_S) as stream:
-        lines = stream.iter_lines()
-        feed(api, "L 10 c0 h0 -> 0", request="tail-0123abcd", recorder="tail")
-        data = next(line for line in lines if line.startswith("data:") and "tail-0123abcd" in line)
-    assert "kv.request.start" in data or "kv.lookup" in data
-
-
 def test_overview_rules_and_openapi(api: Tracer) -> None:
     feed(api, STORY, request="overview-0123abcd", recorder="overview")
     overview = api.get("/api/overview", window_s=60)
@@ -105,7 +97,7 @@ def test_overview_rules_and_openapi(api: Tracer) -> None:
     assert {"stale-lookup", "over-report", "full-hit", "alloc-mismatch"} <= {rule["id"] for rule in rules}
     assert httpx.get(f"{api.url}/docs", timeout=SLOW_S).status_code == 200
     paths = httpx.get(f"{api.url}/openapi.json", timeout=SLOW_S).json()["paths"]
-    assert {"/api/requests", "/api/requests/{request_id}", "/api/findings", "/api/tail", "/api/health"} <= set(paths)
+    assert {"/api/requests", "/api/requests/{request_id}", "/api/findings", "/api/spans", "/api/health"} <= set(paths)
 
 
 def test_every_metric_is_documented_and_every_documented_metric_exists(api: Tracer) -> None:
