@@ -33,7 +33,14 @@ TRACE_ID = "{trace_id}"
 
 
 @click.command()
-@click.option("--tracer", default=DEFAULT_URL, show_default=True, metavar="URL", help="The tracer's HTTP address.")
+@click.option(
+    "--tracer",
+    default=DEFAULT_URL,
+    show_default=True,
+    show_envvar=True,
+    metavar="URL",
+    help="The tracer's HTTP address.",
+)
 @click.option(
     "--token-file",
     type=FILE,
