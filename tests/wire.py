@@ -52,8 +52,7 @@ def encoded(events: Sequence[Event], about: Mapping[str, str | int] | None = Non
                 event.start_ns, event.end_ns, event.error, values,
             )
         )  # fmt: skip
-    (payload,) = encoder.requests(recorded, len(recorded))
-    return payload
+    return b"".join(encoder.requests(recorded, len(recorded)))  # one after the other they are one request
 
 
 def as_request(events: Sequence[Event]) -> ExportTraceServiceRequest:
