@@ -142,9 +142,9 @@ def application(
     ending: threading.Event | None = None,
     limits: Limits = DEFAULTS,
 ) -> FastAPI:
-    """The ASGI application: API and metrics on one port, and OTLP where there is an `intake`. `hosts` are those that may
-    be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called; `ending` is set when the
-    process is to end."""
+    """The ASGI application: API and metrics on one port, and OTLP for a pipeline, through an `intake` that gRPC may use, too.
+    `hosts` are those that may be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called;
+    `ending` is set when the process is to end."""
     app = FastAPIOffline(  # its pages load nothing from anywhere else
         redoc_url=None,
         title="kvtrail tracer",
@@ -155,9 +155,9 @@ def application(
         app.add_middleware(OnlyWithToken, tokens=tokens)
     app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
     fresh = []
-    if intake is not None:
-        app.include_router(http_routes(intake, metrics, limits))
     if isinstance(process, Pipeline):
+        intake = intake or Intake(process, most_bytes=limits.request_bytes)
+        app.include_router(http_routes(intake, metrics, limits))
         fresh = [Depends(process.storage.catch_up)]
         metrics.watch("store_damaged_rows", "Rows of the store that were met and cannot be read.", damage.rows)
     _add_probes(app, process)
