@@ -254,24 +254,18 @@ def divided(data: bytes, *, most_bytes: int) -> Iterator[bytes]:
     if len(data) <= most_bytes:
         yield data
         return
+    part, size = _Cut(), 0
     for resource, scope in lists:
-        some: list[bytes] = []
-        size = 0
+        within = None
         for span in scope.spans:
-            if some and size + len(span) > most_bytes:
-                yield _part(resource, scope, some)
-                some, size = [], 0
-            some.append(span)
-            size += len(span)
-        if some:
-            yield _part(resource, scope, some)
-
-
-def _part(resource: bytes, scope: Any, spans: Sequence[bytes]) -> bytes:
-    part = _Cut()
-    part.resource_spans.add(resource=resource).scope_spans.add(scope=scope.scope, spans=spans)
-    encoded: bytes = part.SerializeToString()
-    return encoded
+            if size and size + len(span) > most_bytes:
+                yield part.SerializeToString()
+                part, size, within = _Cut(), 0, None
+            if within is None:
+                within = part.resource_spans.add(resource=resource).scope_spans.add(scope=scope.scope)
+            within.spans.append(span)
+            size += len(span) + _SHORTEST
+    yield part.SerializeToString()
 
 
 def cut(data: bytes, marks: Collection[bytes]) -> bytes:
