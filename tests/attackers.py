@@ -155,6 +155,8 @@ def _quotes() -> bytes:
 
 GZIP, JSON = {"content-encoding": "gzip"}, {"content-type": "application/json"}
 ATTACKS: Mapping[str, Attack] = {
+    "200 connections with 7 MiB, no token, gRPC": Attack(200, over_grpc(lambda: _zeros(7), token=False)),
+    "200 connections with 1 MiB, no token, gRPC": Attack(200, over_grpc(lambda: bytes(FULL_GRPC), token=False)),
     "messages of 64 MiB, gRPC": Attack(2, over_grpc(lambda: _zeros(64))),
     "half a million empty attributes, gRPC": Attack(8, over_grpc(lambda: empty_attributes(FULL_GRPC))),
     "256 MiB as a quarter MiB of gzip, gRPC": Attack(8, over_grpc(large_bomb)),
@@ -168,18 +170,11 @@ ATTACKS: Mapping[str, Attack] = {
     "4 MB of quotes, JSON": Attack(8, over_http(_quotes, JSON)),
     "1.4 million empty objects, JSON": Attack(8, over_http(many_objects, JSON)),
 }
-"""By those who hold a token; over HTTP also without one."""
-
-STRANGERS: Mapping[str, Attack] = {
-    "200 connections with 7 MiB, no token, gRPC": Attack(200, over_grpc(lambda: _zeros(7), token=False)),
-    "200 connections with 1 MiB, no token, gRPC": Attack(200, over_grpc(lambda: bytes(FULL_GRPC), token=False)),
-}
-"""By those who hold none, over gRPC: its library receives their messages before it asks who they are."""
 
 
 def _filled(span: bytes, *, scope: bytes = b"kvtrail") -> bytes:
-    """As many of a span as a request may have bytes."""
-    return request_of(span * (FULL // len(span)), scope=scope)
+    """As many of a span as a request may have."""
+    return request_of(span * min(FULL // len(span), 65_000), scope=scope)
 
 
 def _span(attributes: bytes = b"") -> bytes:
@@ -219,16 +214,16 @@ class Cost:
     posts: int = 0
     answers: Counter[str] = field(default_factory=Counter)
 
-    def resident_mib(self) -> int:
-        """Now."""
+    def resident_mib(self, name: str = "VmRSS") -> int:
+        """Now; as `VmHWM` the most since the process began."""
         text = Path(f"/proc/{self.process}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) // 1024  # type: ignore[index]
+        return int(re.search(rf"{name}:\s+(\d+)", text)[1]) // 1024  # type: ignore[index]
 
 
 def attacked(tracer: Tracer, attack: Attack, *, seconds: float | None = None, times: int | None = None) -> Cost:
     """Attack a tracer for a time, or a number of times by each sender, with innocent posts in between."""
     cost = Cost(tracer.process.pid)
-    cost.before_mib = cost.most_mib = cost.resident_mib()
+    cost.before_mib = cost.resident_mib()
     over, counting = threading.Event(), threading.Lock()
 
     def work() -> None:
@@ -258,7 +253,7 @@ def attacked(tracer: Tracer, attack: Attack, *, seconds: float | None = None, ti
             innocent.post(f"{tracer.url}/v1/traces", content=body).raise_for_status()
             cost.longest_wait_s = max(cost.longest_wait_s, time.monotonic() - sent_s)
             cost.posts += 1
-            cost.most_mib = max(cost.most_mib, cost.resident_mib())
             under_attack = any(thread.is_alive() for thread in threads)
             over.wait(0.1)
+    cost.most_mib = cost.resident_mib("VmHWM")
     return cost

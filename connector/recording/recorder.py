@@ -51,7 +51,7 @@ logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its h
 BATCH = 2048
 """Events exported at once, about half a millisecond of work. During each batch the caller waits for the interpreter and
 loses its caches, so a few large batches cost it less than many small ones."""
-MAX_ROWS = 4096
+MAX_ROWS = 2048
 """Of an event: a row takes 200 bytes where ids are as long as they may be, and the blocks that the step adds to it."""
 _EPOCH, _SAMPLED, _NAME, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "name", "sequence"))
 _CUT_OFF = Kind.CUT_OFF.value

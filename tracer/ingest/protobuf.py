@@ -49,8 +49,8 @@ MAX_PARTS = 1_000
 """Attributes of a span or a resource, and events of a span."""
 MAX_ATTRIBUTE_BYTES = 2**20
 """Of one attribute, encoded: a recorder writes lists of 65,536 numbers at most."""
-MAX_LISTS = 10_000
-"""Of spans in one request: resources and scopes."""
+MAX_SPANS = 65_536
+"""Of one request, with its resources and scopes."""
 _SHORTEST = 2
 """Bytes of a part."""
 _LONGEST_NUMBER = 10
@@ -234,41 +234,38 @@ def _event(event: ProtoSpan.Event) -> dict[str, Any]:
     return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": attributes(event.attributes)}
 
 
-def divided(data: bytes, *, most_spans: int, most_bytes: int) -> Iterator[bytes]:
-    """A request in requests of at most so many spans and bytes of spans each; a span that is larger is alone.
+def divided(data: bytes, *, most_bytes: int) -> Iterator[bytes]:
+    """A request in requests of at most so many bytes of spans each; a span that is larger is alone.
 
     Raises:
-        MalformedOtlp: it is too long to be left whole, and is no request; or it has more than `MAX_LISTS` lists of spans.
+        MalformedOtlp: it is long and no request, or has more than `MAX_SPANS` spans and lists of spans.
     """
-    if len(data) <= min(most_spans * _SHORTEST, most_bytes):
+    if len(data) <= min(MAX_SPANS * _SHORTEST, most_bytes):
         yield data
         return
     with _refusal():
         request = _Cut.FromString(data)
-    lists = [(each.resource, scope) for each in request.resource_spans for scope in each.scope_spans]
-    if len(lists) + len(request.resource_spans) > MAX_LISTS:
-        raise MalformedOtlp(f"more than {MAX_LISTS} lists of spans")
-    if len(data) <= most_bytes and sum(len(scope.spans) for _, scope in lists) <= most_spans:
+    parts = len(request.resource_spans)
+    lists = [
+        (each.resource, scope) for each in request.resource_spans[:MAX_SPANS] for scope in each.scope_spans[:MAX_SPANS]
+    ]
+    if parts + len(lists) + sum(len(scope.spans) for _, scope in lists) > MAX_SPANS:
+        raise MalformedOtlp(f"more than {MAX_SPANS} spans and lists of spans in one request: send smaller batches")
+    if len(data) <= most_bytes:
         yield data
         return
+    part, size = _Cut(), 0
     for resource, scope in lists:
-        some: list[bytes] = []
-        size = 0
+        within = None
         for span in scope.spans:
-            if some and (len(some) == most_spans or size + len(span) > most_bytes):
-                yield _part(resource, scope, some)
-                some, size = [], 0
-            some.append(span)
-            size += len(span)
-        if some:
-            yield _part(resource, scope, some)
-
-
-def _part(resource: bytes, scope: Any, spans: Sequence[bytes]) -> bytes:
-    part = _Cut()
-    part.resource_spans.add(resource=resource).scope_spans.add(scope=scope.scope, spans=spans)
-    encoded: bytes = part.SerializeToString()
-    return encoded
+            if size and size + len(span) > most_bytes:
+                yield part.SerializeToString()
+                part, size, within = _Cut(), 0, None
+            if within is None:
+                within = part.resource_spans.add(resource=resource).scope_spans.add(scope=scope.scope)
+            within.spans.append(span)
+            size += len(span) + _SHORTEST
+    yield part.SerializeToString()
 
 
 def cut(data: bytes, marks: Collection[bytes]) -> bytes:

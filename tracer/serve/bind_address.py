@@ -1,7 +1,8 @@
-"""Who can reach an address that a process listens on. Imports nothing, since the dashboard asks, too."""
+"""Addresses that a process listens on, and who can reach them. Imports little, since the dashboard asks, too."""
 
 from __future__ import annotations
 
+import socket
 from ipaddress import ip_address
 
 
@@ -20,10 +21,26 @@ def is_local(host: str) -> bool:
 class PortTaken(RuntimeError):
     """A server could not listen; the text names the address and the option that changes it."""
 
-    def __init__(self, where: str, why: str, option: str) -> None:
-        super().__init__(f"cannot listen on {where} ({why}). Choose another: {option}")
-
 
 def address(host: str, port: int) -> str:
     """An address as it stands in a URL: that of IPv6 has brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bound(host: str, port: int, option: str = "--http-port") -> socket.socket:
+    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind. Port 0 is
+    any that is free.
+
+    Raises:
+        PortTaken: it is in use or does not belong to this machine; the text names the `option` that changes it.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortTaken(
+            f"cannot listen on {address(host, port)} ({error.strerror}). Choose another: {option}"
+        ) from error
+    return listener

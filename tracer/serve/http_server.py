@@ -14,7 +14,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvtrail.tracer.serve.access import OPEN_PATHS, Tls
-from kvtrail.tracer.serve.bind_address import PortTaken, address
 from kvtrail.tracer.serve.limits import RETRY_S, Limits
 
 UNAVAILABLE = 503
@@ -112,20 +111,3 @@ def port_of(listener: socket.socket) -> int:
     """The port that a socket is bound to."""
     port: int = listener.getsockname()[1]
     return port
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind. Port 0 is
-    any that is free.
-
-    Raises:
-        PortTaken: it is in use or does not belong to this machine.
-    """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise PortTaken(address(host, port), str(error.strerror), "--http-port") from error
-    return listener

@@ -14,10 +14,10 @@ from pathlib import Path
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, access, check_bind_address
 from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.bind_address import address
+from kvtrail.tracer.serve.bind_address import address, bound
 from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.hosts import KnownHosts
-from kvtrail.tracer.serve.http_server import HttpServer, bound, port_of
+from kvtrail.tracer.serve.http_server import HttpServer, port_of
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected

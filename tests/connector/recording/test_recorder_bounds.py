@@ -28,6 +28,7 @@ from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS, Heartbeat, Schedul
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import STEP_SPAN, Kind
 from kvtrail.tracer.ingest import protobuf
+from kvtrail.tracer.serve.receive.grpc_receiver import MAX_MESSAGE_BYTES
 
 MIB = 1 << 20
 START = Kind.REQUEST_START.value
@@ -61,7 +62,7 @@ def test_requests_are_cut_by_their_bytes() -> None:
     encoder = Encoder({}, 1, 0)
     events = [an_event(n, 100_000) for n in range(40)]
     sizes = [len(payload) for payload in encoder.requests(events, 512)]
-    assert len(sizes) == 4
+    assert len(sizes) == 8
     assert max(sizes) < MAX_BYTES + 1000
 
 
@@ -80,7 +81,7 @@ def test_a_step_of_very_many_rows_is_sent_in_parts() -> None:
     recorder.record_step(b"", contexts, 1, numbers, numbers, (2,) * count, [[each] for each in blocks], 7, count)
     assert recorder.flush(SLOW_S)
     recorder.close(SLOW_S)
-    assert max(map(len, transport.payloads)) < 2 * MIB, "a receiver may refuse what has more than four"
+    assert max(map(len, transport.payloads)) < MAX_MESSAGE_BYTES, "kvtrail refuses what has more over gRPC"
     rows = [event for event in transport.events() if isinstance(event, Schedule)]
     reported = [
         (row.request, row.computed, row.scheduled, row.drafted, row.blocks_ids, row.scheduler_step) for row in rows

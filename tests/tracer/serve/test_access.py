@@ -204,6 +204,7 @@ def test_this_machine_alone_needs_no_token(host: str) -> None:
     ("options", "said"),
     [
         (("--host", "0.0.0.0"), "give --token-file, or say --insecure"),
+        (("--grpc-host", "0.0.0.0"), "give --token-file, or say --insecure"),
         (("--token-file", "none"), "cannot read the tokens"),
         (("--token-file", os.devnull), "holds no token"),
         (("--token-file", "wirte=tokens"), "'wirte' is no role: write one of write, read"),

@@ -150,9 +150,9 @@ def application(
         app.add_middleware(OnlyWithToken, tokens=tokens)
     app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
     fresh = []
-    if intake is not None:
-        app.include_router(http_routes(intake, metrics, limits))
     if isinstance(process, Pipeline):
+        intake = intake or Intake(process, most_bytes=limits.request_bytes)
+        app.include_router(http_routes(intake, metrics, limits))
         fresh = [Depends(process.storage.catch_up)]
         metrics.watch("store_damaged_rows", "Rows of the store that were met and cannot be read.", damage.rows)
     _add_probes(app, process)

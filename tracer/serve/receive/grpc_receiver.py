@@ -16,7 +16,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from kvtrail.tracer.serve.access import Access, Tls, TokenInterceptor
-from kvtrail.tracer.serve.bind_address import PortTaken, address
+from kvtrail.tracer.serve.bind_address import address, bound
 from kvtrail.tracer.serve.limits import MIB, RETRY_S
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.receive.intake import ANNOUNCED, Busy, Intake, TooLarge
@@ -44,6 +44,7 @@ class GrpcReceiver:
         Raises:
             PortTaken: it is in use or does not belong to this machine.
         """
+        bound(host, port, "--grpc-port").close()  # the library says less of what is wrong
         self._server = grpc.server(
             ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="otlp-grpc"),
             maximum_concurrent_rpcs=CALLS_AT_ONCE,
@@ -51,13 +52,11 @@ class GrpcReceiver:
             interceptors=[] if tokens is None else [TokenInterceptor(tokens)],
         )
         where = address(host, port)
-        try:
-            if tls is None:
-                self.port: int = self._server.add_insecure_port(where)
-            else:
-                self.port = self._server.add_secure_port(where, tls.for_grpc())
-        except RuntimeError as error:
-            raise PortTaken(where, "it cannot be bound", "--grpc-port") from error
+        self.port: int = (
+            self._server.add_insecure_port(where)
+            if tls is None
+            else self._server.add_secure_port(where, tls.for_grpc())
+        )
 
     def start(self, intake: Intake, metrics: Metrics) -> None:
         """Take calls from now on."""

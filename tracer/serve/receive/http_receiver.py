@@ -72,10 +72,11 @@ def http_routes(intake: Intake, metrics: Metrics, limits: Limits) -> APIRouter:
             return refused(415, Rejected.MALFORMED, wanted, close=True)
         is_json = content_type == "application/json"
         encoding = request.headers.get("content-encoding", "").strip().lower()
+        body = bytearray()
         try:
             with room.taken(_length(request, limits.request_bytes)):
                 async with asyncio.timeout(limits.receive_seconds):
-                    body = await _body(request, limits.request_bytes)
+                    await _read(request, body, limits.request_bytes)
                 take = partial(intake.take, body, encoding, transport="http", is_json=is_json)
                 answer = await to_thread.run_sync(take, limiter=workers)
         except Busy as error:
@@ -91,6 +92,8 @@ def http_routes(intake: Intake, metrics: Metrics, limits: Limits) -> APIRouter:
             return refused(503, Rejected.STORE, error)
         except (ValueError, RecursionError) as error:
             return refused(400, Rejected.MALFORMED, error)
+        finally:
+            body.clear()  # whatever still refers to it
         encoded = MessageToJson(answer, indent=None) if is_json else answer.SerializeToString()
         return Response(encoded, media_type=content_type, headers=ANNOUNCED)
 
@@ -105,14 +108,12 @@ def _length(request: Request, most: int) -> int:
     return length
 
 
-async def _body(request: Request, most: int) -> bytearray:
-    """A body, as it comes. Raises TooLarge."""
-    body = bytearray()
+async def _read(request: Request, body: bytearray, most: int) -> None:
+    """Read a body as it comes. Raises TooLarge."""
     async for part in request.stream():
         body += part
         if len(body) > most:
             raise TooLarge(most)
-    return body
 
 
 def _refused(code: int, message: str, content_type: str, *, close: bool = False) -> Response:

@@ -1,4 +1,4 @@
-"""From an encoded request, as a sender has it, to its acknowledgement: it is unpacked, cut where it has very many spans, and
+"""From an encoded request, as a sender has it, to its acknowledgement: it is unpacked, cut where it is long, and
 given to the pipeline.
 
 Requests take memory and time by what they hold, so one heavy request at a time is unpacked, parsed and judged. Light ones do
@@ -34,8 +34,10 @@ HEAVY_BYTES = 2**19
 """Unpacked: more than a recorder sends at a time, unless one event is as large."""
 HEAVY_WAITING = 8
 """Heavy requests that may wait for their turn."""
-MOST_SPANS, MOST_SPANS_BYTES = 65_536, 2**20
-"""That are judged and stored together."""
+MAX_OBJECTS = 2**18
+"""Objects and lists of a request in JSON: a span of twenty attributes has forty or so."""
+PART_BYTES = 2**18
+"""Of spans that are judged and stored together."""
 
 
 class TooLarge(ValueError):
@@ -74,18 +76,23 @@ class Intake:
             ValueError: it is no request, or none of its spans can be read; MalformedOtlp is one.
         """
         try:
-            plain = _unpacked(body, encoding, min(HEAVY_BYTES, self._most_bytes))
-            if plain is not None:
-                return self._stored(plain, transport, is_json=is_json)
-            with self._turn():
-                plain = _unpacked(body, encoding, self._most_bytes)
-                if plain is None:
-                    raise TooLarge(self._most_bytes)
-                return self._stored(plain, transport, is_json=is_json)
+            return self._taken(body, encoding, transport, is_json=is_json)
         except Exception as error:
             # A traceback keeps the request in memory, until cycles are looked for: that is seldom.
             error.__context__ = error.__cause__ = None
             raise error.with_traceback(None) from None
+
+    def _taken(
+        self, body: bytes | bytearray, encoding: str, transport: str, *, is_json: bool
+    ) -> ExportTraceServiceResponse:
+        plain = _unpacked(body, encoding, min(HEAVY_BYTES, self._most_bytes))
+        if plain is not None:
+            return self._stored(plain, transport, is_json=is_json)
+        with self._turn():
+            plain = _unpacked(body, encoding, self._most_bytes)
+            if plain is None:
+                raise TooLarge(self._most_bytes)
+            return self._stored(plain, transport, is_json=is_json)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -103,7 +110,7 @@ class Intake:
         if is_json:
             plain, no_otlp = otlp_json.salvaged(_loaded(plain))
             refused.append(no_otlp)
-        parts = divided(plain, most_spans=MOST_SPANS, most_bytes=MOST_SPANS_BYTES)
+        parts = divided(plain, most_bytes=PART_BYTES)
         refused += [self._ingested(part, transport) for part in parts]
         answer = ExportTraceServiceResponse()
         for each in filter(None, refused):
@@ -124,6 +131,8 @@ class Intake:
 
 def _loaded(text: bytes) -> Any:
     """JSON, loaded. Raises ValueError, and not one of its own, which would hold all of the text."""
+    if text.count(b"{") + text.count(b"[") > MAX_OBJECTS:
+        raise ValueError(f"more than {MAX_OBJECTS} objects and lists in one request: send smaller batches")
     try:
         return json.loads(text)
     except ValueError as error:

@@ -10,9 +10,8 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,6 @@ from fastapi import FastAPI
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from history import history
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -32,14 +30,18 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from wire import encoded
 
+from kvtrail.connector.recording import transport
 from kvtrail.tracer.ingest.protobuf import spans
-from kvtrail.tracer.serve.http_server import HttpServer, bound
+from kvtrail.tracer.serve.http_server import HttpServer
 from kvtrail.tracer.serve.limits import RETRY_S, Limits
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive import receivers, turns
+from kvtrail.tracer.serve.receive import grpc_receiver, http_receiver, intake
+from kvtrail.tracer.serve.receive.intake import Intake
 
 Start = Callable[..., Tracer]
 BODY = {"content-type": "application/x-protobuf"}
+CHANNEL = [("grpc.use_local_subchannel_pool", 1)]
+"""Options of a channel with a connection of its own."""
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 PAYLOAD = encoded(history("L 749 c0 h256 -> 256\nA 256"))
 
@@ -75,44 +77,53 @@ class SlowPipeline:
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Iterator[SimpleNamespace]:
-    """A gRPC server of a slow pipeline, in which only two requests may wait."""
+def slow() -> Iterator[SimpleNamespace]:
+    """A gRPC server of a slow pipeline."""
     pipeline, metrics = SlowPipeline(), Metrics()
-    receiver = receivers.GrpcReceiver(
-        pipeline,  # type: ignore[arg-type]
-        metrics,
-        listener := bound("127.0.0.1", 0),
-        tmp_path / "grpc",
-        limits=Limits(max_waiting=2),
-        most_connections=10,
-    )
-    port = listener.getsockname()[1]
-    yield SimpleNamespace(pipeline=pipeline, port=port, page=lambda: metrics.expose("")[0].decode())
+    receiver = grpc_receiver.GrpcReceiver("127.0.0.1", 0)
+    receiver.start(Intake(pipeline, most_bytes=2**22), metrics)  # type: ignore[arg-type]
+    yield SimpleNamespace(pipeline=pipeline, port=receiver.port, page=lambda: metrics.expose("")[0].decode())
     pipeline.may.set()
     receiver.stop(0)
 
 
-def test_over_grpc_too_many_are_asked_to_try_again(slow: SimpleNamespace) -> None:
+def test_over_grpc_too_many_heavy_ones_are_asked_to_try_again(slow: SimpleNamespace) -> None:
     """By the details that OTLP wants, and by those that OpenTelemetry's SDK for Python reads."""
-    with grpc.insecure_channel(f"127.0.0.1:{slow.port}") as channel, ThreadPoolExecutor() as pool:
+    heavy = PAYLOAD * (intake.HEAVY_BYTES // len(PAYLOAD) + 1)
+    with grpc.insecure_channel(f"127.0.0.1:{slow.port}") as channel, ThreadPoolExecutor(20) as pool:
         export = channel.unary_unary(EXPORT)
-        calls = [pool.submit(export, PAYLOAD, timeout=SLOW_S) for _ in range(2)]
-        for _ in calls:
-            assert slow.pipeline.entered.acquire(timeout=SLOW_S)
-        with pytest.raises(grpc.RpcError) as refusal:
-            export(PAYLOAD, timeout=SLOW_S)
-        assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        reported = dict(refusal.value.trailing_metadata())
+        calls = [pool.submit(export, heavy, timeout=SLOW_S) for _ in range(intake.HEAVY_WAITING + 2)]
+        refusal = next(as_completed(calls)).exception(SLOW_S)
+        assert isinstance(refusal, grpc.RpcError)
+        assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        reported = dict(refusal.trailing_metadata())
         info = RetryInfo()
         assert Status.FromString(reported["grpc-status-details-bin"]).details[0].Unpack(info)
         assert info == RetryInfo.FromString(reported["google.rpc.retryinfo-bin"])
         assert info.retry_delay.seconds == RETRY_S
         assert rejected(slow.page(), "grpc", "busy") == 1
-        assert 'kvtrail_requests_waiting{transport="grpc"} 2.0' in slow.page()
         slow.pipeline.may.set()
-        for call in calls:
-            call.result(SLOW_S)
-    until(lambda: 'kvtrail_requests_waiting{transport="grpc"} 0.0' in slow.page())
+        assert [each.exception(SLOW_S) for each in calls].count(None) == intake.HEAVY_WAITING + 1
+
+
+def test_over_grpc_a_recorder_tries_again_where_calls_are_too_many(
+    slow: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{slow.port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")  # so that the SDK does not come again
+    channels = [grpc.insecure_channel(f"127.0.0.1:{slow.port}", CHANNEL) for _ in range(grpc_receiver.CALLS_AT_ONCE)]
+    calls = [channel.unary_unary(EXPORT).future(PAYLOAD, timeout=SLOW_S) for channel in channels]
+    for _ in calls:
+        assert slow.pipeline.entered.acquire(timeout=SLOW_S)
+    sender = transport.from_environment()
+    assert not sender.send(PAYLOAD)  # and no `Refused`
+    slow.pipeline.may.set()
+    assert all(call.result(SLOW_S) == b"" for call in calls)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
+    later = transport.from_environment()
+    assert later.send(PAYLOAD)
+    for each in (sender, later, *channels):
+        each.close()
 
 
 def exported(exporters: list[Any], overload: Callable[[], object], end: Callable[[], object]) -> set[str]:
@@ -136,22 +147,11 @@ def exported(exporters: list[Any], overload: Callable[[], object], end: Callable
     return ids
 
 
-def test_over_grpc_an_exporter_loses_nothing(slow: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receivers, "RETRY_S", 1)
-    exporters = [GrpcExporter(f"http://127.0.0.1:{slow.port}", timeout=SLOW_S) for _ in range(6)]
-
-    def overload() -> None:
-        until(lambda: rejected(slow.page(), "grpc", "busy") >= 4)
-
-    assert slow.pipeline.stored == set()
-    assert exported(exporters, overload, slow.pipeline.may.set) == slow.pipeline.stored
-
-
 class SlowWithHeavy(SlowPipeline):
     """One that takes light requests at once."""
 
     def ingest(self, payload: bytes, *, transport: str) -> None:
-        if len(payload) > turns.HEAVY_BYTES:
+        if len(payload) > intake.PART_BYTES // 2:
             super().ingest(payload, transport=transport)
 
 
@@ -159,16 +159,16 @@ def test_light_bodies_wait_for_no_heavy_ones() -> None:
     """However many of these wait for their turn; of those that find no place, the senders try again."""
     pipeline = SlowWithHeavy()
     app = FastAPI()
-    app.include_router(receivers.http_routes(pipeline, Metrics(), Limits(max_waiting=80)))  # type: ignore[arg-type]
-    heavy = PAYLOAD * (turns.HEAVY_BYTES // len(PAYLOAD) + 1)
+    app.include_router(http_receiver.http_routes(Intake(pipeline, most_bytes=2**22), Metrics(), Limits()))  # type: ignore[arg-type]
+    heavy = PAYLOAD * (intake.HEAVY_BYTES // len(PAYLOAD) + 1)
 
     async def post_all() -> None:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://sidecar", headers=BODY) as client:
-            waiting = [asyncio.create_task(client.post("/v1/traces", content=heavy)) for _ in range(60)]
+            waiting = [asyncio.create_task(client.post("/v1/traces", content=heavy)) for _ in range(15)]
             # All of them have asked for a place before one is free again.
             refused: set[asyncio.Task[httpx.Response]] = set()
-            while len(refused) < 20:
+            while len(refused) < 6:
                 done, _ = await asyncio.wait({*waiting} - refused, return_when=asyncio.FIRST_COMPLETED, timeout=SLOW_S)
                 assert {each.result().status_code for each in done} == {429}
                 refused |= done
@@ -176,7 +176,7 @@ def test_light_bodies_wait_for_no_heavy_ones() -> None:
             assert light.status_code == 200
             pipeline.may.set()
             codes = Counter([(await each).status_code for each in waiting])
-            assert codes == {200: 40, 429: 20}
+            assert codes == {200: 9, 429: 6}
 
     asyncio.run(post_all())
 
@@ -190,42 +190,30 @@ def half_sent(tracer: Tracer, body: bytes, first: int) -> socket.socket:
 
 
 def test_over_http_an_exporter_loses_nothing(start_tracer: Start) -> None:
-    """Somebody who has sent half of a request has the only place."""
-    tracer = start_tracer(limits={"max_waiting": 1, "receive_seconds": 600})
-    connection = half_sent(tracer, PAYLOAD, 10)
-    until(lambda: 'kvtrail_requests_waiting{transport="http"} 1.0' in tracer.read("/metrics"))
-    refusal = httpx.post(f"{tracer.url}/v1/traces", content=PAYLOAD, headers=BODY)
-    assert (refusal.status_code, refusal.headers["retry-after"]) == (429, str(RETRY_S))
+    """Those who have sent half of a long request have all the room."""
+    tracer = start_tracer(limits={"receive_seconds": 600})
+    longest = bytes(Limits().request_bytes)
+    with ExitStack() as stack:
+        half = [stack.enter_context(half_sent(tracer, longest, 10)) for _ in range(http_receiver.LARGEST_WAITING)]
+        until(lambda: f"kvtrail_http_requests_waiting {len(half)}.0" in tracer.read("/metrics"))
+        refusal = httpx.post(f"{tracer.url}/v1/traces", content=PAYLOAD, headers=BODY)
+        assert (refusal.status_code, refusal.headers["retry-after"]) == (429, str(RETRY_S))
 
-    def overload() -> None:
-        until(lambda: rejected(tracer.read("/metrics"), "http", "busy") >= 2)
+        def overload() -> None:
+            until(lambda: rejected(tracer.read("/metrics"), "http", "busy") >= 2)
 
-    def end() -> None:
-        connection.sendall(PAYLOAD[10:])
-        assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        connection.close()
-
-    ids = exported([HttpExporter(f"{tracer.url}/v1/traces", timeout=SLOW_S)], overload, end)
+        ids = exported([HttpExporter(f"{tracer.url}/v1/traces", timeout=SLOW_S)], overload, half[0].close)
     assert ids <= {span["span_id"] for span in tracer.get("/api/spans", limit=1000)}
 
 
-def test_of_bodies_that_are_too_much_together_the_longest_is_given_up(start_tracer: Start) -> None:
-    """It makes room for the others, which are stored."""
-    tracer = start_tracer(limits={"max_waiting_mib": 1, "receive_seconds": 600})
-    body = PAYLOAD * (900_000 // len(PAYLOAD))
-    with half_sent(tracer, body + b"x", len(body)) as longest:
-        until(lambda: 'kvtrail_requests_waiting{transport="http"} 1.0' in tracer.read("/metrics"))
-        tracer.post(body[: len(PAYLOAD) * 300])
-        assert longest.recv(100).startswith(b"HTTP/1.1 429")
-    assert rejected(tracer.read("/metrics"), "http", "memory") == 1
-
-
 def test_a_body_that_does_not_come_gives_its_place_back(start_tracer: Start) -> None:
-    tracer = start_tracer(limits={"max_waiting": 1, "receive_seconds": 1})
+    tracer = start_tracer(limits={"receive_seconds": 1})
     with half_sent(tracer, PAYLOAD, 10) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
     tracer.post(PAYLOAD)
-    assert rejected(tracer.read("/metrics"), "http", "slow") == 1
+    page = tracer.read("/metrics")
+    assert rejected(page, "http", "slow") == 1
+    assert "kvtrail_http_requests_waiting 0.0" in page
 
 
 def test_a_request_has_a_size_as_it_comes_and_unpacked(start_tracer: Start) -> None:
@@ -235,13 +223,23 @@ def test_a_request_has_a_size_as_it_comes_and_unpacked(start_tracer: Start) -> N
         refusal = httpx.post(f"{tracer.url}/v1/traces", content=body, headers={**BODY, **headers}, timeout=SLOW_S)
         assert refusal.status_code == 413
     assert rejected(tracer.read("/metrics"), "http", "too_large") == 2
-    for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+    for compression, payload in ((None, bytes(2**20 + 1)), (grpc.Compression.Gzip, zeros)):
         with grpc.insecure_channel(f"127.0.0.1:{tracer.grpc_port}", compression=compression) as channel:
             with pytest.raises(grpc.RpcError) as refused:
-                channel.unary_unary(EXPORT)(zeros, timeout=SLOW_S)
+                channel.unary_unary(EXPORT)(payload, timeout=SLOW_S)
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "larger than max" in refused.value.details()
-    assert rejected(tracer.read("/metrics"), "grpc", "too_large") == 2
+    assert rejected(tracer.read("/metrics"), "grpc", "too_large") == 1  # gRPC's library does not say what it refuses
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_comes(start_tracer: Start) -> None:
+    tracer = start_tracer(limits={"receive_seconds": 600})
+    with half_sent(tracer, bytes(2**23), 10) as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+    with socket.create_connection(("127.0.0.1", tracer.http_port), timeout=SLOW_S) as connection:
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BODY['content-type']}\r\n"
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n400001\r\n".encode() + bytes(2**22 + 1))
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
 def test_of_too_many_connections_those_that_only_wait_are_closed(start_tracer: Start) -> None:
@@ -265,18 +263,6 @@ def test_connections_that_only_wait_make_room_for_who_asks(start_tracer: Start) 
         assert httpx.get(f"{tracer.url}/api/health", timeout=SLOW_S).status_code == 200
 
 
-def test_of_too_many_bodies_that_do_not_come_the_first_makes_room(start_tracer: Start) -> None:
-    tracer = start_tracer(limits={"max_waiting": 12, "receive_seconds": 600})
-    most = int(12 * receivers.COMING_SHARE)
-    with ExitStack() as stack:
-        stalled = [stack.enter_context(half_sent(tracer, PAYLOAD, 10)) for _ in range(most)]
-        until(lambda: f'kvtrail_requests_waiting{{transport="http"}} {most}.0' in tracer.read("/metrics"))
-        tracer.post(PAYLOAD)
-        until(lambda: readable(stalled))
-        assert [each.recv(12) for each in readable(stalled)] == [b"HTTP/1.1 429"]
-    assert rejected(tracer.read("/metrics"), "http", "slow") == 1
-
-
 class Answering:
     """A connection of uvicorn's with a request that is being answered."""
 
@@ -289,7 +275,6 @@ def test_beyond_the_connections_only_probes_are_answered() -> None:
         PlainTextResponse("here"),
         limits=Limits(max_connections=2),
         drain_s=1,
-        on_exit=lambda: None,
         on_refusal=lambda: refused.append(None),
     )
     client = TestClient(server._admit)
