@@ -29,7 +29,7 @@ CALLS_AT_ONCE = 16
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", CALLS_AT_ONCE),
-    ("grpc.http2.bdp_probe", 0),  # which makes windows, and what is buffered, as large as a line is long
+    ("grpc.http2.bdp_probe", 0),  # with it a message that is too long is held as far as it has come
     ("grpc.per_message_decompression", 0),  # a message of 1 MiB may unpack to 1 GiB
     ("grpc.so_reuseport", 0),  # a port that is taken is an error
 ]
