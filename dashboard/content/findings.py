@@ -17,43 +17,56 @@ _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 _LET = re.compile(r"^Let (\w+) = ")
 
 
-def rule_rows(rules: Iterable[Row], *, since: bool = False, oldest_first: bool = False) -> list[Row]:
-    """The rules with findings, worst first and what is silenced last, or those first that were first seen: their severity,
-    their impact, what is known of them, and their findings over time; with `since` also when they were seen."""
+def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
+    """The rules with findings, worst first and what is known last, or those first that were first seen: their severity, their
+    impact, what is known of them, their findings over time, and when they were seen."""
 
     def weight(rule: Row) -> tuple[Any, ...]:
-        loud = _unsilenced(rule)
+        loud = _not_known(rule)
         weight = (not loud["findings"], -loud["harmed"], _rank(rule["severity"]), -rule["findings"], rule["rule"])
         return (rule["first_ns"], *weight) if oldest_first else weight
 
     order = sorted(rules, key=weight)
-    known = [known_of_rule(rule) for rule in order]
+    labels = [known_of_rule(rule) for rule in order]
     return [
         {
-            "Could": [rule["severity"]],
-            "Did": impact(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
+            "Severity": [rule["severity"]],
+            "Impact": impact(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
             "Rule": rule["rule"],
-            **({"Known": words} if any(known) else {}),
+            **({"Known": words} if any(labels) else {}),
             "Says": rule["title"],
             "Findings": rule["findings"],
             "Requests": rule["requests"],
             "Trend": rule["trend"],
-            **({"First seen": _moment(rule["first_ns"]), "Last seen": _moment(rule["last_ns"])} if since else {}),
+            "First seen": _moment(rule["first_ns"]),
+            "Last seen": _moment(rule["last_ns"]),
         }
-        for rule, words in zip(order, known, strict=True)
+        for rule, words in zip(order, labels, strict=True)
     ]
 
 
 def known_of_rule(rule: Row) -> list[str]:
-    """The words of the palette for what is known of a rule's findings: new since the last deploy, and silenced."""
-    loud = _unsilenced(rule)["findings"]
-    silenced = "silenced" if not loud else "partly silenced" if loud < rule["findings"] else ""
-    return ["new"] * bool(rule.get("new_since_ns")) + [silenced] * bool(silenced)
+    """The words of the palette for what is known of a rule's findings: new since the last deploy, and known."""
+    loud = _not_known(rule)["findings"]
+    word = "known" if not loud else "partly known" if loud < rule["findings"] else ""
+    return ["new"] * bool(rule.get("new_since_ns")) + [word] * bool(word)
 
 
-def silenced(rules: Iterable[Row]) -> int:
-    """How many findings are silenced."""
-    return sum(rule["findings"] - _unsilenced(rule)["findings"] for rule in rules)
+def known_findings(rules: Iterable[Row]) -> int:
+    """How many findings are known."""
+    return sum(rule["findings"] - _not_known(rule)["findings"] for rule in rules)
+
+
+def known(finding: Row) -> Row | None:
+    """What the configuration says of a finding that is known: why, and until when."""
+    found: Row | None = finding.get("known")
+    return found
+
+
+def known_text(entry: Row) -> str:
+    """The same in words."""
+    until = f", until {entry['until']}" if entry.get("until") else ""
+    return f"known: {entry['why']}{until}"
 
 
 def seen(rule: Row, *, now_ns: int) -> str:
@@ -65,8 +78,8 @@ def seen(rule: Row, *, now_ns: int) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _unsilenced(rule: Row) -> Row:
-    """The counts of those that no silence covers; all of them, where the tracer is older than silences."""
+def _not_known(rule: Row) -> Row:
+    """The counts of those that are not known."""
     loud: Row = rule.get("unsilenced") or rule
     return loud
 
@@ -94,7 +107,7 @@ def latest_of_each_rule(findings: Iterable[Row], *, most: int) -> list[Row]:
     """The latest finding of each of the first `most` rules, of those that nobody knows of first: findings of one rule read
     alike."""
     latest: dict[str, Row] = {}
-    for finding in sorted(findings, key=lambda finding: bool(finding.get("silence"))):
+    for finding in sorted(findings, key=lambda finding: bool(known(finding))):
         latest.setdefault(finding["rule"], finding)
     return list(latest.values())[:most]
 
@@ -113,18 +126,17 @@ def trend_rows(trend: Row) -> list[Row]:
 
 def finding_rows(findings: Sequence[Row]) -> list[Row]:
     """The findings one by one, in the order given."""
-    some_are_silenced = any(finding.get("silence") for finding in findings)
+    some_are_known = any(map(known, findings))
     return [
         {
             "Last seen": datetime.fromtimestamp(finding["last_ns"] / 1e9, UTC),
-            "Could": [finding["severity"]],
-            "Did": [finding["did"]],
+            "Severity": [finding["severity"]],
+            "Impact": [finding["did"]],
             "Rule": finding["rule"],
-            **({"Known": ["silenced"] if finding.get("silence") else []} if some_are_silenced else {}),
+            **({"Known": ["known"] if known(finding) else []} if some_are_known else {}),
             "Request": finding["external"] or finding["request"],
             "Says": sentences(finding)[-1],
             "Preemptions": finding["epoch"],
-            "Seen": finding["count"],
             "Connector": finding["connector"],
             "Engine": finding["engine_name"],
             "Model": finding["model"] or None,
@@ -157,10 +169,9 @@ def sentences(finding: Row) -> list[str]:
 
 
 def sightings(finding: Row, *, now_ns: int) -> str:
-    """Its rule, how often it was seen, and when."""
+    """Its rule, and when it was seen."""
     first, last = (text.clock(finding[end], now_ns=now_ns) for end in ("first_ns", "last_ns"))
-    when = f"at {first}" if finding["count"] == 1 else f"{ending(finding['count'])}, from {first} to {last}"
-    return f"rule {finding['rule']}, seen {when} UTC"
+    return f"rule {finding['rule']}, at {first}{f', last at {last}' if last != first else ''} UTC"
 
 
 def evidence(finding: Row, steps: Mapping[str, int]) -> list[Row]:
@@ -178,5 +189,7 @@ def evidence(finding: Row, steps: Mapping[str, int]) -> list[Row]:
 
 
 def numbers(finding: Row) -> list[Row]:
-    """The numbers in the sentences, by the rule's names for them."""
-    return [{"Number": name.replace("_", " "), "Value": value(number)} for name, number in finding["numbers"].items()]
+    """The numbers in the sentences, by the rule's names for them, and how often the same was seen again."""
+    again = [{"Number": "seen again", "Value": ending(finding["count"] - 1)}] if finding["count"] > 1 else []
+    named = finding["numbers"].items()
+    return [*({"Number": name.replace("_", " "), "Value": value(number)} for name, number in named), *again]

@@ -117,6 +117,13 @@ def better(curve: Row, *, limit: int | None, given: float | None, place: str = "
     )
 
 
+def better_of(savings: Row, engines: Iterable[Row]) -> str:
+    """The same sentence about the store that another size would change most; empty where there is none."""
+    if (curve := most_to_gain(savings)) is None:
+        return ""
+    return better(curve, limit=limit_of(curve, engines), given=given_of(curve, savings), place=place(curve, savings))
+
+
 def rows(curve: Row, *, held: float | None = None) -> list[Row]:
     """The points of the curve, without negligible ones of small stores; `held` is today's size in chunks."""
     _, chunk = unit(curve)

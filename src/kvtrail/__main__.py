@@ -65,10 +65,6 @@ COMMANDS = {
         "kvtrail.tracer.commands.store:store",
         "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",
     ),
-    "silence": (
-        "kvtrail.dashboard.silence_command:silence",
-        "Silence findings that are known, list silences, or end one.",
-    ),
     "dashboard": ("kvtrail.dashboard.command:dashboard", "Show requests, findings and savings in the browser, live."),
     "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
 }

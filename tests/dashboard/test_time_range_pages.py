@@ -1,4 +1,4 @@
-"""What the pages about windows of time say: findings, efficiency, fleet; from data as the tracer gives it."""
+"""What the pages about windows of time say: findings, savings, engines; from data as the tracer gives it."""
 
 from __future__ import annotations
 
@@ -368,16 +368,16 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     """`crash … healed by the guard` was one word for both."""
     full_hit = {
         "rule": "full-hit", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
-        "healed": 2, "harmed": 1, "trend": [1, 0, 2],
+        "healed": 2, "harmed": 1, "trend": [1, 0, 2], "first_ns": NOW_NS, "last_ns": NOW_NS,
     }  # fmt: skip
     late_free = {
         "rule": "late-free", "title": "late-free", "severity": "leak", "findings": 9, "looked_at": 1, "requests": 1,
-        "healed": 0, "harmed": 0, "trend": [0, 9, 0],
+        "healed": 0, "harmed": 0, "trend": [0, 9, 0], "first_ns": NOW_NS, "last_ns": NOW_NS,
     }  # fmt: skip
     rows = findings.rule_rows([late_free, full_hit])
     assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
     assert findings.sample([full_hit]) == ""
-    assert [(row["Rule"], row["Could"], row["Did"], row["Findings"], row["Requests"]) for row in rows] == [
+    assert [(row["Rule"], row["Severity"], row["Impact"], row["Findings"], row["Requests"]) for row in rows] == [
         ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
         ("late-free", ["leak"], "no harm seen", 9, 1),
     ]
@@ -394,30 +394,42 @@ def rule(name: str, unsilenced: int, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_is_known_of_a_rule_is_said_and_what_is_silenced_is_last() -> None:
-    crash = rule("silenced", 0, severity="crash", harmed=5, first_ns=NOW_NS - HOUR_NS)
+def test_what_is_known_of_a_rule_is_said_and_what_is_all_known_is_last() -> None:
+    crash = rule("known", 0, severity="crash", harmed=5, first_ns=NOW_NS - HOUR_NS)
     rules = [crash, rule("partly", 4, new_since_ns=NOW_NS - 1), rule("loud", 9)]
     rows = findings.rule_rows(rules)
     assert [(row["Rule"], row["Known"]) for row in rows] == [
-        ("loud", []), ("partly", ["new", "partly silenced"]), ("silenced", ["silenced"]),
+        ("loud", []), ("partly", ["new", "partly known"]), ("known", ["known"]),
     ]  # fmt: skip
     assert {word for row in rows for word in row["Known"]} <= palette.KNOWN.keys()
     assert all("Known" not in row for row in findings.rule_rows([rule("loud", 9)])), (
         "a column that says nothing is none"
     )
-    assert "First seen" not in rows[0]
-    oldest = findings.rule_rows(rules, since=True, oldest_first=True)
-    assert oldest[0]["Rule"] == "silenced"
+    oldest = findings.rule_rows(rules, oldest_first=True)
+    assert oldest[0]["Rule"] == "known"
     assert oldest[0]["First seen"] == datetime.fromtimestamp((NOW_NS - HOUR_NS) / 1e9, UTC)
-    assert findings.silenced(rules) == 9 + 5
+    assert findings.known_findings(rules) == 9 + 5
     assert "; new since the deploy of " in findings.seen(rules[1], now_ns=NOW_NS)
     assert "new" not in findings.seen(rules[2], now_ns=NOW_NS)
 
 
-def test_the_findings_in_words_prefer_those_that_are_not_silenced() -> None:
-    silenced = {**finding("full-hit", "no harm seen", "known"), "silence": {"id": "s"}}
-    loud = {**finding("full-hit", "no harm seen", "new"), "silence": None}
-    assert findings.latest_of_each_rule([silenced, loud], most=3) == [loud]
+def test_the_findings_in_words_prefer_those_that_are_not_known() -> None:
+    known = {**finding("full-hit", "no harm seen", "old"), "known": {"why": "issue 2158", "until": None}}
+    loud = {**finding("full-hit", "no harm seen", "new"), "known": None}
+    assert findings.latest_of_each_rule([known, loud], most=3) == [loud]
+    assert findings.known_text(known["known"]) == "known: issue 2158"
+    assert findings.known_text({"why": "issue 2158", "until": "2026-12-24"}) == "known: issue 2158, until 2026-12-24"
+
+
+def test_one_finding_is_not_said_to_be_seen_13_times() -> None:
+    """ "seen 13 times" beside "1 finding": how often the same was seen again is among the numbers."""
+    found = {"rule": "full-hit", "count": 13, "first_ns": START_NS, "last_ns": START_NS + 10**9, "numbers": {"held": 5}}
+    assert findings.sightings(found, now_ns=START_NS) == "rule full-hit, at 01:24:36.000, last at 01:24:37.000 UTC"
+    assert findings.numbers(found) == [
+        {"Number": "held", "Value": "5"},
+        {"Number": "seen again", "Value": "12 times"},
+    ]
+    assert len(findings.numbers({**found, "count": 1})) == 1
 
 
 def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
@@ -431,6 +443,8 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
         "healed": 0,
         "harmed": 1,
         "trend": [],
+        "first_ns": NOW_NS,
+        "last_ns": NOW_NS,
     }
     severe = {**mild, "rule": "b", "severity": "crash", "harmed": 0, "healed": 3}
     assert [row["Rule"] for row in findings.rule_rows([severe, mild])] == ["a", "b"]
@@ -458,7 +472,6 @@ def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
         (trends.findings_over_time, trend()),
         (trends.sources_over_time, answer),
         (trends.by_epoch, answer),
-        (trends.by_outcome, {"lost": 3}),
     ):
         assert chart(data, dark=dark).to_json() == chart(json.loads(json.dumps(data)), dark=dark).to_json()
         legend = chart(data, dark=dark).to_dict().get("encoding", {}).get("color", {}).get("legend")
@@ -481,11 +494,6 @@ def test_while_the_clock_goes_on_within_a_step_the_axis_stays() -> None:
         (1970, 1, 0, 0),
         (1970, 1, 3, 0),
     ]
-
-
-def test_lost_requests_are_drawn_in_red() -> None:
-    drawn = trends.by_outcome({"lost": 3}, dark=False).to_dict()["layer"][0]["encoding"]["color"]["scale"]
-    assert dict(zip(drawn["domain"], drawn["range"], strict=True))["lost"] == palette.RED.light
 
 
 def test_tiers_have_colours_in_turn_and_the_others_their_own() -> None:
@@ -549,15 +557,7 @@ def test_died_drained_and_silent_are_three_things() -> None:
         ("pod-c", ["drained"], "01:24:36", None),
     ]
     assert not [value for row in rows for value in row.values() if value == "a" * 36], "no UUID"
-    numbers = {
-        name: (value, note) for name, value, note, _ in fleet.counts({"engines": ordered, "tracer": {"open": 2}}, ALL)
-    }
-    assert numbers["Died"] == ("1", "in this range; 8 requests lost")
-    assert (numbers["Contact lost"][0], numbers["Drained"][0], numbers["Running"]) == (
-        "1",
-        "1",
-        ("2", "of 5 engines in this range"),
-    )
+    assert fleet.counts(ordered, ALL) == "1 died; 1 contact lost; 2 running; 1 drained."
 
 
 def test_a_mixture_of_versions_is_a_row() -> None:
@@ -580,13 +580,6 @@ def test_whoever_loses_something_is_on_top() -> None:
         ("loses", 3, "12.00 s"),
         ("fine", 0, "3 ms"),
     ]
-    numbers = {name: value for name, value, _, _ in fleet.counts({"engines": listed, "tracer": {"open": 2}}, ALL)}
-    assert (numbers["Open requests"], numbers["Longest lag"], numbers["Dropped"], numbers["Gaps"]) == (
-        "2",
-        "12.00 s",
-        "0",
-        "3",
-    )
 
 
 def test_what_a_recorder_could_not_record_is_shown() -> None:
@@ -602,7 +595,7 @@ def test_the_tracers_own_prose_keeps_its_code_and_nothing_else() -> None:
     assert text.paragraphs("A title.\n\n    Two\n    lines.\n\n  Three.", without="A title") == "Two lines.\n\nThree."
 
 
-def test_the_fleet_counts_deaths_in_its_range_as_the_first_page_does() -> None:
+def test_the_engines_count_deaths_in_the_range_as_the_sentences_do() -> None:
     """It counted those of all time: three here, and two there."""
 
     def engine(state: str, ended_ns: int | None, *, lost: int = 0) -> dict[str, Any]:
@@ -615,11 +608,8 @@ def test_the_fleet_counts_deaths_in_its_range_as_the_first_page_does() -> None:
         engine("died", NOW_NS + 1, lost=7),
         engine("drained", START_NS + 1),
     ]
-    cards = fleet.counts({"engines": engines, "tracer": {"open": 0}}, ALL)
-    found = {name: (value, note) for name, value, note, _ in cards}
-    assert found["Died"] == ("1", "in this range; 2 requests lost")
-    assert found["Drained"] == ("1", "in this range")
-    assert found["Running"] == ("1", "of 4 engines in this range")
+    assert (
+        fleet.counts(engines, ALL) == "1 died; 1 running; 1 drained; not listed: 1 engine that ended before this range."
+    )
     assert fleet.since(engines, ALL) == [engines[0], *engines[2:]]
-    assert fleet.earlier(engines, ALL) == "Not listed: 1 engine that ended before this range."
-    assert fleet.earlier(engines[:1], ALL) == ""
+    assert fleet.counts(engines[:1], ALL) == "1 running."

@@ -17,7 +17,7 @@ ALSO_EMPTY = ("", "live", "requests", "latency", "efficiency", "changes")
 OF_A_REQUEST = "id=chat-7-0123abcd&engine=engine-a"
 PAGES = (
     "", "live", "requests", "requests?by=engine", "latency", "findings", "efficiency", "fleet", "changes", "silences",
-    "waste",    "compare_groups", "runbook?name=stale-lookup", f"request?{OF_A_REQUEST}", f"replay?{OF_A_REQUEST}",
+    "waste",    "compare_groups", "findings?runbook=stale-lookup", f"request?{OF_A_REQUEST}", f"replay?{OF_A_REQUEST}",
     f"compare?{OF_A_REQUEST}", f"compare?{OF_A_REQUEST}&with=chat-8-0123abcd&with_engine=engine-a",
 )  # fmt: skip
 

@@ -34,7 +34,7 @@ VIEWS = {
     "fleet": ("fleet", "one for each process of an engine"),
     "request": ("request?{request}", "Every step"),
     "compare": ("compare?{request}&with={other}", "Step by step"),
-    "runbook": ("runbook?name=KvtrailSevereDrift", "What it means."),
+    "runbook": ("findings?runbook=KvtrailSevereDrift", "What it means."),
     "replay": ("replay?{request}&step=5", "The line marks the step."),
 }
 """The pages, by name: the address of each, and a text on it."""

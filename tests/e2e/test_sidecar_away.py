@@ -73,7 +73,7 @@ def test_a_tracer_that_was_never_there_is_named(page: playwright.Page, pages: Sh
 
 def test_runbooks_lead_to_one_another(page: playwright.Page, pages: SharedDashboard) -> None:
     """Alertmanager leads here. A runbook is wanted most of all when nothing answers."""
-    page.goto(f"{pages.url}/runbook?name=KvtrailSevereDrift")
+    page.goto(f"{pages.url}/findings?runbook=KvtrailSevereDrift")
     see(page, "In the last 15 minutes a rule of severity")
     shoot(page, "runbook-alert")
     links = page.get_by_test_id("stMarkdown").get_by_role("link")
@@ -87,7 +87,7 @@ def test_runbooks_lead_to_one_another(page: playwright.Page, pages: SharedDashbo
     see(page, "One page for each alert and each rule")
     shoot(page, "runbook-index")
 
-    page.goto(f"{pages.url}/runbook?name=KvtrailSevereDrft")
+    page.goto(f"{pages.url}/findings?runbook=KvtrailSevereDrft")
     see(page, "There is no runbook KvtrailSevereDrft")
     shoot(page, "runbook-unknown")
     page.get_by_role("button", name="Did you mean KvtrailSevereDrift?").click()

@@ -157,7 +157,7 @@ class _Watch:
     def statement(self, kind: str, text: str, at_s: int, level: Level = Level.WARNING) -> Statement:
         """A statement about a change."""
         at = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return Statement(kind=kind, level=level, text=text, at_ns=at_s * 10**9, page="changes", query={"at": at})
+        return Statement(kind=kind, level=level, text=text, at_ns=at_s * 10**9, page="overview", query={"at": at})
 
 
 def _needed(measures: Mapping[str, int]) -> dict[str, int]:
@@ -306,9 +306,9 @@ def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str,
             f" cache, and"
             f" {some(len(storing[kind]) - is_one, 'other engine')} with {connector} {percent(theirs)}{_most(causes)}"
         )
-        query = {"engine": engine}
+        query = {"on": engine}
         statements.append(
-            Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="efficiency", query=query)
+            Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="savings", query=query)
         )
     return statements
 

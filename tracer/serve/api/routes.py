@@ -30,7 +30,6 @@ from kvtrail.tracer.serve.api import (
     markers,
     ranges,
     requests,
-    search,
     silences,
     status_route,
     waste,
@@ -191,7 +190,6 @@ def application(
     names = tenants or TenantNames()
     ranges.add_routes(api, reader, names)
     waste.add_routes(api, reader, names)
-    search.add_routes(api, process, reader)
     status_route.add_routes(api, process, reader)
     lanes.add_routes(api, process, reader)
     silences.add_routes(api, process, reader)

@@ -133,7 +133,7 @@ def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement
         text=f"Engine {place(launch.engine)} {how}, {_lost(launch)}{why}",
         at_ns=at_ns,
         engine=launch.engine,
-        page="fleet",
+        page="overview",
     )
     if cause is not None and cause.request:
         statement.page, statement.query = "request", {"id": cause.request, "engine": launch.engine}
@@ -151,7 +151,7 @@ def _lost_contact(launch: Launch, at_ns: int, range_: Range, place: Place) -> St
         text=f"Engine {place(launch.engine)} {how} at {range_.at(at_ns)}{what}{why}",
         at_ns=at_ns,
         engine=launch.engine,
-        page="fleet",
+        page="overview",
     )
 
 
@@ -215,7 +215,7 @@ def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
             level=Level.WARNING,
             text=f"{some(number, 'span')} of engine {place(engine)} did not arrive: what they touch is unknown",
             engine=engine,
-            page="fleet",
+            page="overview",
         )
         for engine, number in worst
     ]
@@ -227,7 +227,7 @@ def of_damage(sentence: str | None) -> list[Statement]:
     if sentence is None:
         return []
     text = f"{sentence[0].upper()}{sentence[1:]}"
-    return [Statement(kind="damage", level=Level.WARNING, text=text, page="fleet")]
+    return [Statement(kind="damage", level=Level.WARNING, text=text, page="overview")]
 
 
 def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
@@ -245,7 +245,7 @@ def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, silenced: i
         sums.update(row.measures)
         admitted += row.measures.get("admissions", 0) if row.epoch == 0 else 0
     if not running and not sums and not silenced:
-        return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="fleet")
+        return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="overview")
     parts = [some(running, "engine")] * bool(running)
     if admitted:
         rate = admitted / minutes(rows, range_)
@@ -255,7 +255,7 @@ def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, silenced: i
     findings = f"no finding but {count(silenced)} silenced" if silenced else "no finding"
     what = "All well" if running else "Nothing went wrong, and no engine runs now"
     text = f"{': '.join(filter(None, (what, ', '.join(parts))))}; {findings}, no loss, no fall in hits"
-    return Statement(kind="well", level=Level.CALM, text=text, page="efficiency")
+    return Statement(kind="well", level=Level.CALM, text=text, page="savings")
 
 
 def worst_first(statements: Iterable[Statement]) -> list[Statement]:

@@ -257,7 +257,7 @@ def test_more_traffic_is_no_fault(situation: Situation) -> None:
 
 def test_a_change_has_its_moment_and_leads_to_the_page_about_it() -> None:
     (statement,) = regressions.of_sums(FALLS, RANGE, (), str, models={}, step_s=60)
-    assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "changes")
+    assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "overview")
     assert statement.query == {"at": "1970-01-01T00:20:00Z"}
 
 

@@ -7,23 +7,19 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import latency, requests, text, trends
 from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.dashboard.views import address, conditions, picker, tables
+from kvtrail.dashboard.views import address, picker, tables
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.context import is_dark
-from kvtrail.dashboard.views.filters import choose, filter_bar, one_of
+from kvtrail.dashboard.views.filters import say_ignored
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.tables import request_columns
 from kvtrail.dashboard.views.widgets import when_pressed
 from kvtrail.tracer.model.words import duration, some
 
-OF = "of"
-"""The measure's name in the address."""
-ENGINE = "on"
-"""The engine's name in the address, as on the page of requests."""
 DRAWN = "area_drawn"
 """The session's key for an area that was drawn and is not in the address yet."""
 MOST = 50
@@ -31,43 +27,48 @@ MOST = 50
 
 
 @st.fragment(run_every=SLOW_S)
-def page(of: str, chosen: dict[str, str]) -> None:
-    """Draw the page, again at each refresh."""
+def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
+    """Draw the view, again at each refresh. If no time is chosen, it shows the usual one."""
     if (drawn := st.session_state.pop(DRAWN, None)) is not None:
         address.change({latency.AREA: drawn.text})
         st.rerun()
     shown, area = picker.current(), latency.area_of(address.query().get(latency.AREA, ""))
-    asked = requests.filters(chosen)
+    asked, ignored = requests.filters_of_groups(chosen, search)
 
     def ask() -> tuple[Row, Row, list[Row], list[Row]]:
         source = tracer()
+        measures = source.latency_measures(**asked, **shown.query)
+        measure = of or latency.usual(measures)
+        over_time = source.latency(of=measure, **asked, **shown.query)
+        in_area = [] if area is None else source.requests(sort="duration", limit=MOST, **area.filters(measure, asked))
         own = {name: value for name, value in chosen.items() if name == "engine"}  # markers are about engines
-        over_time = source.latency(of=of, **asked, **shown.query)
-        in_area = [] if area is None else source.requests(sort="duration", limit=MOST, **area.filters(of, asked))
-        marked = source.markers(**own, **shown.query)
-        return over_time, source.latency_measures(**asked, **shown.query), in_area, marked
+        return over_time, measures, in_area, source.markers(**own, **shown.query)
 
-    answer = read(ask, key=f"latency {shown.field()} {of} {chosen} {area}", again_s=picker.again_s(SLOW_S))
+    answer = read(ask, key=f"latency {shown.field()} {of} {asked} {area}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
     over_time, measures, in_area, marked = answer
     if not over_time["requests"]:
-        st.info(latency.none_found(chosen))
+        st.info(requests.none_found("", chosen))
         return
+    say_ignored(ignored)
     st.markdown(latency.summary(over_time))
     if over_time["whole"]["requests"]:
         st.html(of_colours(latency.percentile_colours(dark=is_dark()), mark="solid"))
         picker.chart_over_time(latency.percentiles_over_time(over_time, dark=is_dark()), marked, key="percentiles")
-        heat_map(over_time, area)
+        _map(over_time, area)
     if area is not None:
-        requests_of(in_area, area, of, chosen)
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.subheader("Where the time went", anchor=False, width="content")
-        link("compare_groups", "Compare groups", icon="compare_arrows", query={**shown.address, OF: of})
+        _requests_of(in_area, area, over_time["of"], chosen)
+    st.subheader("Where the time went", anchor=False)
+    if sentence := latency.tokens(measures):
+        st.markdown(sentence)
     tables.table(
         latency.measure_rows(measures),
         key="measures",
-        links=[("latency", query({**chosen, OF: each}, shown)) for each in latency.measures_shown(measures)],
+        links=[
+            ("requests", {**_query(chosen, shown), "view": "heat", "of": each})
+            for each in latency.measures_shown(measures)
+        ],
         note="Each time by itself, of the requests that have it. Percentiles are within 4.5 %. Click one to see it above.",
         appends=True,
         numbers=("Requests",),
@@ -75,17 +76,15 @@ def page(of: str, chosen: dict[str, str]) -> None:
     )
 
 
-def query(chosen: Mapping[str, str], shown: TimeRange) -> dict[str, str]:
+def _query(chosen: Mapping[str, str], shown: TimeRange) -> dict[str, str]:
     """An address with these filters."""
-    return {**shown.address, **{ENGINE if name == "engine" else name: value for name, value in chosen.items()}}
+    return {**shown.address, **{requests.ADDRESS.get(name, name): value for name, value in chosen.items()}}
 
 
-def heat_map(answer: Row, area: latency.Area | None) -> None:
+def _map(answer: Row, area: latency.Area | None) -> None:
     """The heat map. An area that is drawn on it goes into the address."""
-    st.caption(
-        f"When requests started, against their time of “{latency.MEASURES[answer['of']]}”. The stronger a"
-        " cell's colour, the more requests. Draw an area to list them."
-    )
+    st.caption(f"When requests started, against their “{latency.MEASURES[answer['of']]}”. Draw an area to list them.")
+    st.html(of_colours(latency.scale(answer, dark=is_dark())))
     # What was drawn ends once it is shown: the next area has another chart.
     key = f"heat_map {answer['of']} {picker.current().field()} {area}"
 
@@ -100,28 +99,14 @@ def heat_map(answer: Row, area: latency.Area | None) -> None:
     )
 
 
-def requests_of(found: list[Row], area: latency.Area, of: str, chosen: Mapping[str, str]) -> None:
+def _requests_of(found: list[Row], area: latency.Area, of: str, chosen: Mapping[str, str]) -> None:
     """The requests of an area, the longest first, and a link to all of them."""
     now_ns = time.time_ns()
     since, until = (text.clock(at_ns, now_ns=now_ns) for at_ns in (area.since_ns, area.until_ns))
     where = area.where(of, chosen.get("where", ""))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.subheader("In this area", anchor=False, width="content")
-        link("requests", "All of them", icon="arrow_forward", query=query({**chosen, "where": where}, area.range))
-        others = chosen.get("where", "")
-        sides = {"a": where, "b": area.quicker(of, others), OF: of}
-        same = {
-            f"{ENGINE if name == 'engine' else name}_{side}": chosen[name]
-            for side in "ab"
-            for name in ("engine", "status")
-            if name in chosen
-        }
-        link(
-            "compare_groups",
-            "Compare with quicker ones",
-            icon="compare_arrows",
-            query={**area.range.address, **sides, **same},
-        )
+        link("requests", "All of them", icon="arrow_forward", query=_query({**chosen, "where": where}, area.range))
         clear = when_pressed(lambda: address.change({latency.AREA: ""}))
         st.button("Clear", icon=":material/close:", type="tertiary", on_click=clear)
     longest = "The longest " if len(found) == MOST else ""
@@ -134,25 +119,3 @@ def requests_of(found: list[Row], area: latency.Area, of: str, chosen: Mapping[s
         most_rows=15,
         formats=request_columns(found, now_ns=now_ns),
     )
-
-
-def filters() -> tuple[str, dict[str, str]]:
-    """The measure, and the filters in use, as `content.requests.filters` takes them; the page's address holds them all."""
-    try:
-        choices = requests.choices(tracer().fleet()["engines"])
-    except TracerAway:
-        choices = {"engine": {}, "service": {}, "model": {}}  # the page below shows the error
-    with filter_bar():
-        of = one_of("Time", list(latency.MEASURES), name=OF, default=latency.FIRST, text=latency.MEASURES.__getitem__)
-        chosen = {
-            name: choose(name.capitalize(), list(texts), name=ENGINE if name == "engine" else name, shown=texts)
-            for name, texts in {"status": requests.ENDS, **choices}.items()
-        }
-        chosen["where"] = conditions.field()
-    return of, {name: value for name, value in chosen.items() if value}
-
-
-picker.heading("Latency")
-of_measure, in_use = filters()
-if conditions.are_valid(in_use.get("where", "")):
-    page(of_measure, in_use)
