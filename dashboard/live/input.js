@@ -41,7 +41,7 @@ export function listenToPointer(live) {
     }
     if (pinch) return; // one finger was lifted first: the other one alone does not drag
     if (!drag) {
-      live.point(thingAt(live, x, y), [x, y]);
+      if (!live.hover.rests([x, y])) live.point(thingAt(live, x, y), [x, y]);
       return;
     }
     drag.moved ||= Math.hypot(x - drag.x, y - drag.y) > CLICK;

@@ -97,6 +97,7 @@ def page(request_id: str, engine: str, tab: str) -> None:
     if tab == "replay":
         replay.show(answer.timeline)
     elif tab == "handoff":
+        handoff_links(answer.timeline)
         for number, each in enumerate(answer.pairs):
             both_engines(each, number, is_alone=len(answer.pairs) == 1)
     else:

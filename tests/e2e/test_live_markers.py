@@ -36,7 +36,7 @@ def test_a_note_is_a_line_over_the_lanes(page: playwright.Page, pages: SharedDas
     post(shown, served(Engine("llama-a"), from_ns=now_ns - 60 * S, to_ns=now_ns, every_ms=1500))
     note = {"text": "load test began", "at_ns": now_ns - 30 * S}
     httpx.post(f"{shown.url}/api/markers", json=note).raise_for_status()
-    page.goto(f"{pages.url}/live")
+    page.goto(f"{pages.url}/requests?view=lanes")
     ready(page)
     line = page.get_by_role("img", name=re.compile("note: load test began"))
     playwright.expect(line).to_have_count(1)

@@ -28,14 +28,14 @@ def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: Sha
     known: dict[str, str | re.Pattern[str]] = {
         "": re.compile("1 finding of stale-lookup"),
         "findings": "Open request chat-7-0123abcd",
-        "fleet": "of 2 engines in this range",
+        "savings": "By engine and connector",
     }
     tabs = {path: page.context.new_page() for path in known}
     connection = Connection(page)
     for path, tab in tabs.items():
         tab.goto(f"{pages.url}/{path}")
         see(tab, known[path])
-    page.goto(f"{pages.url}/live")
+    page.goto(f"{pages.url}/requests?view=lanes")
     ready(page)
 
     shown.kill()
@@ -50,7 +50,7 @@ def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: Sha
     assert facts(page) == text, "what was last known stays"
     shoot(page, "live-away")
     asked = page.context.new_page()
-    for path in ("findings", "efficiency"):
+    for path in ("findings", "savings"):
         asked.goto(f"{pages.url}/{path}?from=now-6h&to=now")
         see(asked, "does not answer")
         assert asked.get_by_test_id("stException").count() == 0
@@ -65,7 +65,7 @@ def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: Sha
 
 
 def test_a_tracer_that_was_never_there_is_named(page: playwright.Page, pages: SharedDashboard) -> None:
-    for path in ("", "live"):
+    for path in ("", "requests?view=lanes"):
         page.goto(f"{pages.url}/{path}")
         see(page, "Start it with kvtrail serve.")
     shoot(page, "live-no-tracer")
