@@ -9,7 +9,7 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.events.semconv import NO_END_RECORD
-from kvtrail.tracer.model.words import NOTHING, count, duration, some
+from kvtrail.tracer.model.words import NOTHING, count, duration, ended, some
 
 MUCH_KEPT = 0.25
 """The share of a pool that is much to keep for nobody; that of the alert KvtrailUnfetchedHandoffs."""
@@ -104,7 +104,7 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
             "State": [engine["state"]],
             "Ended of": _end(engine, now_ns=now_ns),
             "Open": engine["open"],
-            "Lost": engine["lost"] or None,
+            "Open at its end": engine["lost"] or None,
             "Model": engine["model"] or None,
             "vLLM": engine["version"] or None,
             "kvtrail": engine["kvtrail"] or None,
@@ -151,7 +151,7 @@ def _end(engine: Row, *, now_ns: int) -> str | None:
     if engine["state"] not in ("died", "drained", "silent"):
         return None
     at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
-    why = "ended without an end record" if engine["ended_by"] == NO_END_RECORD else engine["ended_by"]
+    why = ended(engine["ended_by"]) if engine["ended_by"] == NO_END_RECORD else engine["ended_by"]
     return ": ".join(filter(None, (at, why))) or None
 
 

@@ -78,7 +78,7 @@ TERMS = {
     "recorder": "The part of kvtrail in one process of an engine that records events and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
     "received": "Events that have arrived since the tracer started.",
-    "lost requests": "Requests that were open when the engine ended. One that raised is among them; its outcome is failed.",
+    "open at its end": "Requests that were open when the engine ended: those that were lost with it, and one that raised.",
     "dropped": "Events that a recorder dropped for lack of room.",
     "gaps": "Events that have not arrived, by gaps in their numbers.",
     "requests": "Requests that began in the range, by how they ended.",

@@ -47,7 +47,7 @@ function stateOf(view, { answer, deaths, isAway, came_ms }) {
 /** The engine that died, when, its cause, and the requests lost. */
 export function deathsText(deaths, names) {
   const [last, ...others] = [...deaths].sort((a, b) => b.at_ms - a.at_ms);
-  const lost = last.lost ? `, ${count(last.lost, "request")} lost` : "";
+  const lost = last.lost ? ` with ${count(last.lost, "open request")}` : "";
   const also = others.length > 0 ? `; ${count(others.length, "other engine")} died before` : "";
   return `Engine ${names?.[last.engine] ?? last.engine} ${howItEnded(clock(last.at_ms, 1000), last.ended_by?.split(":")[0])}${lost}${also}`;
 }

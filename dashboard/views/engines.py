@@ -45,7 +45,7 @@ def _engine_table(listed: list[Row], shown: TimeRange, *, now_ns: int) -> None:
             "Engine": text_column("engine", width=180),
             "State": label_column(palette.STATE, term="state"),
             "Open": number_column("open requests", width=60),
-            "Lost": number_column("lost requests", width=60),
+            "Open at its end": number_column("open at its end", width=110),
             "Last seen": Column(label="Last seen (UTC)"),
         },
     )

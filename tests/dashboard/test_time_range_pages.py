@@ -549,7 +549,7 @@ def test_died_drained_and_silent_are_three_things() -> None:
     drained = engine("c", state="drained", ended_ns=START_NS)
     ordered = fleet.in_order([drained, engine("e"), silent, died, engine("d", service="another")])
     rows = fleet.engine_rows(ordered, now_ns=NOW_NS)
-    assert [(row["Engine"], row["State"], row["Ended of"], row["Lost"]) for row in rows] == [
+    assert [(row["Engine"], row["State"], row["Ended of"], row["Open at its end"]) for row in rows] == [
         ("pod-a", ["died"], "02:24:36: AssertionError: 256", 8),
         ("pod-b", ["silent"], "01:24:36", None),
         ("pod-d", ["running"], None, None),

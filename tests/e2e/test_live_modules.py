@@ -222,7 +222,7 @@ def test_what_was_open_when_an_engine_died_is_lost_and_ends_there(ask: Any) -> N
     assert ends == [500, 100, 900]
     assert segments == [500]
     assert inside == [{"requests": 2, "findings": 1}, {"requests": 1, "findings": 0}]
-    assert said == "Engine llama-0 died 00:00:01 of AssertionError, 1 request lost"
+    assert said == "Engine llama-0 died at 00:00:01 of AssertionError with 1 open request"
 
 
 def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(ask: Any) -> None:
@@ -230,7 +230,7 @@ def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_some
     death = {"engine": "e", "at_ms": 1500, "ended_by": NO_END_RECORD, "lost": 1}
     assert (
         ask(f"m.deathsText([{json.dumps(death)}], {{}})")
-        == "Engine e ended 00:00:01 without an end record, 1 request lost"
+        == "Engine e was killed at 00:00:01 with 1 open request"
     )
 
 

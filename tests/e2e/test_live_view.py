@@ -133,7 +133,7 @@ def test_an_engine_that_died_is_said_in_red_and_is_a_line(
         error = "AssertionError: Mismatch in tokens to load"
         post(shown, [*events, goodbye(dead, sequence=len(events), at_ns=died_ns, ended_by=error)])
         state = page.locator(".state")
-        said = re.compile(r"^Engine llama-a died \d\d:\d\d:\d\d of AssertionError, \d+ requests? lost$")
+        said = re.compile(r"^Engine llama-a died at \d\d:\d\d:\d\d of AssertionError with \d+ open requests?$")
         playwright.expect(state).to_have_text(said)
         playwright.expect(state).to_have_attribute("data-is", "wrong")
         head = page.get_by_role("button", name=re.compile(r"llama-a .*died .*Mismatch in tokens to load"))

@@ -40,7 +40,7 @@ def test_whether_the_offload_is_worth_its_memory(world: World) -> None:
 
 
 def test_what_a_finding_says_and_what_is_to_be_done(world: World) -> None:
-    page = Opened("").follow("died at .* of AssertionError, 3 requests lost: a stale lookup")
+    page = Opened("").follow("died at .* of AssertionError with 3 open requests: a stale lookup")
     page.sees("severity: crash")
     page.sees("The connector answered")
     page.sees("upgrade from 0.3.10")

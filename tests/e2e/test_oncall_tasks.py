@@ -180,7 +180,7 @@ def task(
 def _(person: Person) -> None:
     see(person.page, re.compile("died at"))
     died = person.died().inner_text()
-    assert re.search(r"died at \d\d:\d\d:\d\d of AssertionError, \d+ requests lost: a stale lookup", died)
+    assert re.search(r"died at \d\d:\d\d:\d\d of AssertionError with \d+ open requests: a stale lookup", died)
     person.click(person.died())
     person.sees(re.compile(r"^Request bug-"))
     person.sees(re.compile("AssertionError: "))

@@ -113,7 +113,7 @@ def test_a_dead_engine_is_shown_at_once_and_all_texts_can_be_read(
     see(page, "Click an engine")  # the page is open when it happens
     end(shown, "llama-a", ended_by="AssertionError: Mismatch in tokens to load")
     end(shown, "llama-b")
-    died = page.get_by_role("link", name=re.compile(r"Engine llama-a died at .* of AssertionError.*1 request lost"))
+    died = page.get_by_role("link", name=re.compile(r"Engine llama-a died at .* of AssertionError with 1 open request"))
     playwright.expect(died).to_be_visible()
     playwright.expect(shown_as(died, "lost")).to_have_count(1)
     shoot(page, "engine-died")
@@ -149,9 +149,9 @@ def test_a_lost_request_names_the_end_of_its_engine_and_leads_there(
     feed(shown, OPEN, request="chat-9-0123abcd", engine="llama-a")
     end(shown, "llama-a", ended_by="KeyError: 7")
     page.goto(f"{pages.url}/request?id=chat-9-0123abcd&engine=llama-a")
-    see(page, re.compile(r"At .* UTC, engine llama-a died of KeyError: 7; 1 request lost"))
+    see(page, re.compile(r"At .* UTC, engine llama-a died of KeyError: 7 with 1 open request"))
     page.get_by_role("link", name="What happened then").click()
-    see(page, re.compile(r"Engine llama-a died at .* of KeyError, 1 request lost"))
+    see(page, re.compile(r"Engine llama-a died at .* of KeyError with 1 open request"))
     assert "from" in query_of(page)
 
 

@@ -140,6 +140,21 @@ def exception(error: str) -> str:
     return error.partition(":")[0]
 
 
+def ended(ended_by: str | None, at: str = "", *, whole: bool = False) -> str:
+    """How an engine died, in the words of every page and report: was killed at 12:00:01; died at 12:00:01 of KeyError. With
+    the `whole` text of the exception, or its class alone."""
+    when = f" at {at}" if at else ""
+    if ended_by == NO_END_RECORD:
+        return f"was killed{when}"
+    of = "" if ended_by is None else f" of {ended_by if whole else exception(ended_by)}"
+    return f"died{when}{of}"
+
+
+def with_open(requests: int) -> str:
+    """How many requests were open as an engine ended: those that were lost with it, and the one that raised."""
+    return f"with {some(requests, 'open request')}" if requests else "with no open request"
+
+
 def advice(reason: Unknown) -> str:
     """What to do about an undecided judgement."""
     return _ADVICE[reason]

@@ -10,11 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model.findings import WORST_FIRST, Severity, clock, day
-from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
+from kvtrail.tracer.model.words import count, ended, indefinite, percent, some, with_open
 from kvtrail.tracer.savings.sums import SavingsRow
 
 MAX_OF_A_KIND = 5
@@ -119,44 +118,42 @@ def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list
 
 
 def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
-    error, cause, at = launch.ended_by or "", launch.cause, range_.at(at_ns)
-    if launch.state is EngineState.DRAINED:
-        how = f"was stopped at {at}"
-    else:
-        how = (
-            f"ended at {at} without an end record" if error == NO_END_RECORD else f"died at {at} of {exception(error)}"
-        )
+    """A death, or a stop with open requests: a rollout stops engines too, so that is no more than a warning."""
+    is_stop, cause, at = launch.state is EngineState.DRAINED, launch.cause, range_.at(at_ns)
+    how = f"was stopped at {at}" if is_stop else ended(launch.ended_by, at)
     why = f": {indefinite(cause.rule)}" if cause is not None else ""
     statement = Statement(
-        kind="stop" if launch.state is EngineState.DRAINED else "death",
-        level=Level.LOST,
-        text=f"Engine {place(launch.engine)} {how}, {_lost(launch)}{why}",
+        kind="stop" if is_stop else "death",
+        level=Level.WARNING if is_stop else Level.LOST,
+        text=f"Engine {place(launch.engine)} {how} {with_open(launch.lost)}{why}",
         at_ns=at_ns,
         engine=launch.engine,
-        page="overview",
+        **_requests_of(launch, "lost"),
     )
     if cause is not None and cause.request:
         statement.page, statement.query = "request", {"id": cause.request, "engine": launch.engine}
     return statement
 
 
+def _requests_of(launch: Launch, status: str) -> dict[str, Any]:
+    """Where a sentence about the end of an engine leads: to the requests that it took along, if there are any."""
+    if not launch.lost:
+        return {"page": "overview"}
+    return {"page": "requests", "query": {"on": launch.engine, "status": status}}
+
+
 def _lost_contact(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
     is_replaced = launch.state is EngineState.REPLACED
     how = "stopped reporting and was replaced" if is_replaced else "lost contact"
     why = "" if is_replaced else ": it was killed, or the network between is broken"
-    what = f", {some(launch.lost, 'request')} open" if launch.lost else ""
     return Statement(
         kind="silence",
         level=Level.LOST if launch.lost else Level.WARNING,
-        text=f"Engine {place(launch.engine)} {how} at {range_.at(at_ns)}{what}{why}",
+        text=f"Engine {place(launch.engine)} {how} at {range_.at(at_ns)} {with_open(launch.lost)}{why}",
         at_ns=at_ns,
         engine=launch.engine,
-        page="overview",
+        **_requests_of(launch, "lost" if is_replaced else "unheard"),
     )
-
-
-def _lost(launch: Launch) -> str:
-    return f"{some(launch.lost, 'request')} lost" if launch.lost else "no request lost"
 
 
 def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:

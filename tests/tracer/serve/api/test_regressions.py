@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 from counting import instructions
 
 from kvtrail.tracer.model.markers import Marker, MarkerKind
@@ -93,6 +95,17 @@ HEALTHY = [
         [minute(n, asked=1_700, taken=410 if n < 7 else 120, admissions=1) for n in range(60)],
         [],
     ),
+    Situation(
+        "the first engine of another model begins with an empty cache",
+        [
+            *(minute(n, asked=10_000, local=8_000) for n in range(40)),
+            *(minute(n, asked=30_000, engine="c") for n in range(20, 40)),
+        ],
+        [],
+        (marker(MarkerKind.DEPLOY, "c", 20 * 60, "was started, the first of its service and model"),),
+        models=(("a", "llama"), ("c", "qwen")),
+    ),
+    Situation("19 points", [minute(n, asked=10_000, local=8_000 if n < 20 else 6_100) for n in range(40)], []),
     Situation("a busy minute", [minute(n, asked=90_000 if n == 9 else 10_000, taken=500) for n in range(20)], []),
 ]
 WRONG = [
@@ -105,6 +118,11 @@ WRONG = [
         "twenty requests hit mostly, and then none",
         [minute(n, asked=700, taken=420 if n < 20 else 0, admissions=1) for n in range(40)],
         ["Hit rate beyond vLLM's cache fell from 60 % to 0 % at 00:20"],
+    ),
+    Situation(
+        "vLLM's own hits fell from half to none",
+        [minute(n, asked=10_000, local=5_000 if n < 20 else 0) for n in range(40)],
+        ["Prefill rose from 50 % to 100 % of the tokens asked for at 00:20"],
     ),
     Situation("the hit rate fell", FALLS, ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20"]),
     Situation(
@@ -269,3 +287,13 @@ def test_an_engine_costs_the_same_in_a_large_fleet(models: int) -> None:
         return instructions(lambda: regressions.of_sums(rows, RANGE, (), str, models=of, step_s=60))
 
     assert asked(400) < 5 * asked(100)
+
+
+def test_the_page_and_the_alert_say_alike_that_prefill_rose() -> None:
+    """The page wanted twice as much, and was blind where half or more had been computed before."""
+    rules = yaml.safe_load((Path(__file__).parents[4] / "deploy/prometheus/kvtrail.rules.yml").read_text())
+    (alert,) = (r for group in rules["groups"] for r in group["rules"] if r.get("alert") == "KvtrailPrefillJump")
+    expression = " ".join(alert["expr"].split())
+    assert f"> {regressions.RISE} * engine_connector:kvtrail_computed_tokens:ratio_rate6h" in expression
+    assert f"- engine_connector:kvtrail_computed_tokens:ratio_rate6h > {regressions.ROSE_BY} " in expression
+    assert f"more than {regressions.RISE} times its mean" in alert["annotations"]["description"]
