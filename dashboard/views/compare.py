@@ -21,6 +21,8 @@ from kvtrail.dashboard.views.tables import number_column, request_labels
 from kvtrail.dashboard.views.widgets import set_to, when_chosen
 
 OFFERED = 20
+RATE_NS = 30 * 60 * 10**9
+"""An engine's prefill rate is that of this long before and after a request."""
 TIMES = {"Duration": "duration", "First token": "first token", "Waited": "waited for KV"}
 """Columns of times, and their terms in the glossary."""
 FIELD = "compare_with"
@@ -110,7 +112,9 @@ def side(request_id: str, engine: str) -> compare.Side | None:
         return None
     request = timeline["request"]
     lanes = tracer().lanes(**phases.question(request, now_ns=time.time_ns()))
-    return compare.Side(timeline, phases.stretches(lanes, request))
+    around = {"since_ns": max(0, request["started_ns"] - RATE_NS), "until_ns": request["last_ns"] + RATE_NS}
+    rate = tracer().efficiency(engine=request["engine"], **around)["worth"]["prefill_tokens_per_s"]
+    return compare.Side(timeline, phases.stretches(lanes, request), rate)
 
 
 def heads(a: compare.Side, b: compare.Side) -> None:

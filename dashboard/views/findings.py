@@ -176,7 +176,7 @@ def _one_by_one(findings: list[Row], *, matching: int, order: str) -> None:
         links=[("request", request_query(finding)) for finding in findings],
         ids=[finding["id"] for finding in findings],
         note=f"{scope}, {order} first. Click one to open its request.",
-        widths={"Rule": 120, "Request": 150, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
+        widths={"Rule": 120, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
         formats={
             "Last seen": seen,
             "Severity": label_column(palette.SEVERITY, term="severity"),

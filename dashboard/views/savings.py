@@ -91,7 +91,7 @@ def page(filters: dict[str, str]) -> None:
 def _summary(savings: Row, engines: list[Row]) -> None:
     """Whether it is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = savings["worth"]
-    level, sentence = efficiency.is_it_worth_it(sums)
+    level, sentence = efficiency.verdict(savings, engines)
     more = [
         efficiency.without_savings(savings),
         memory.better_of(savings, engines),

@@ -43,7 +43,7 @@ def test_a_level_of_a_newer_tracer_is_a_warning() -> None:
 
 
 SUMS = {
-    "asked": 12_345, "local": 345, "spared": 4000, "prefill_saved_s": None, "hit_share": 0.4, "waited_s": 1.0,
+    "asked": 12_345, "local": 345, "handed": 0, "spared": 4000, "prefill_saved_s": None, "hit_share": 0.4, "waited_s": 1.0,
     "postponed_s": 0.5, "waits": 2, "load_tokens": 512, "preemptions": 3,
 }  # fmt: skip
 

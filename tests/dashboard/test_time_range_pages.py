@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.words import NOTHING
 from kvtrail.tracer.savings.counter import SavingsCounter
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.sums import SavingsRow, savings_of
 from kvtrail.tracer.serve.api.ranges import savings_report
 
 HOUR_NS = 3600 * 10**9
@@ -85,7 +86,7 @@ def worth(**changes: Any) -> dict[str, Any]:
     """Sums with 40 of 80 tokens to prefill spared, 8 s of 16."""
     sums = {
         "asked": 100, "local": 20, "spared": 40, "prefill_saved_s": 8.0, "waited_s": 1.0, "postponed_s": 0.5, "load_s": 0.25,
-        "store_s": 0.5, "causes": {},
+        "store_s": 0.5, "causes": {}, "handed": 0,
     }  # fmt: skip
     return {**sums, **changes}
 
@@ -152,6 +153,34 @@ def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], lev
 
 def place(engine: str, *, wanted: int, spared: int) -> dict[str, Any]:
     return {"engine": engine, "connector": "c", "worth": {"asked": wanted + 5, "local": 5, "spared": spared}}
+
+
+def test_what_another_engine_computed_is_handed_over_and_not_saved() -> None:
+    """ "Prefill saved 49.3 %, 1 h 23 min of time" on an engine that decodes, at its own 1.3 tokens/s."""
+    loads = SavingsRow(at_s=0, engine="d", connector="Nixl", epoch=0, measures={
+        "asked": 1000, "taken": 990, "spared": 990, "cause:loaded:p2p": 900, "prefill": 13, "prefill_ns": 10**10,
+    })  # fmt: skip
+    sums = json.loads(json.dumps(asdict(savings_of([loads]))))
+    assert (sums["handed"], sums["spared"], sums["prefill_saved_s"]) == (900, 90, pytest.approx(90 / 1.3))
+    assert savings.saved_share(sums) == 0.9, "of the tokens that it had to prefill itself"
+    assert "900 tokens were computed by another engine and handed over" in savings.limits(sums)
+
+
+def test_what_only_engines_that_are_gone_have_saved_does_not_make_it_worth_it() -> None:
+    """ "Worth it: 8.4 %" earned by an engine that had died, while both that ran saved nothing."""
+    places = [place("dead", wanted=10, spared=5), place("a", wanted=10, spared=0), place("b", wanted=10, spared=0)]
+    answer = {"worth": worth(), "by_place": places}
+    engines = [
+        {"engine": "a", "state": "running"}, {"engine": "b", "state": "running"}, {"engine": "dead", "state": "died"},
+    ]  # fmt: skip
+    level, said = savings.verdict(answer, engines)
+    assert level == "warning"
+    assert said.startswith(
+        "Not worth its memory now: all that was saved in this range, 50.0 % of prefill, was saved by"
+    )
+    assert said.endswith("2 engines that run saved nothing.")
+    assert savings.verdict(answer, [{"engine": "dead", "state": "running"}, *engines[:2]])[0] == "calm"
+    assert savings.verdict(answer, engines[2:])[0] == "calm", "none runs"
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel
 
+from kvtrail.tracer.capacity.report import memory_curves
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.liveness.outcome import HARM, Impact
+from kvtrail.tracer.model import store_size
 from kvtrail.tracer.model.findings import WORST_FIRST, Severity, clock, day
-from kvtrail.tracer.model.words import count, ended, indefinite, percent, some, with_open
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.model.words import count, ended, indefinite, percent, size, some, with_open
+from kvtrail.tracer.savings.sums import SavingsRow, savings_of
 
+ENOUGH_WANTED = 10_000
+"""Tokens that must have been asked for beyond vLLM's cache, before a store's share of them is worth a sentence."""
 MAX_OF_A_KIND = 5
 """Statements of one kind; the rest are only counted."""
 
@@ -33,7 +36,7 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `silenced`,"
+    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `store`, `lost-spans`, `damage`, `silenced`,"
     " `well` or"
     " `nothing`."""
     level: Level
@@ -227,6 +230,28 @@ def of_damage(sentence: str | None) -> list[Statement]:
     return [Statement(kind="damage", level=Level.WARNING, text=text, page="overview")]
 
 
+def of_stores(rows: Sequence[SavingsRow], place: Place) -> list[Statement]:
+    """Statements about connectors whose store gave far less than one of another size would have: that is not well."""
+    statements = []
+    for curve in memory_curves(rows):
+        own = [row for row in rows if (row.engine, row.connector) == (curve.engine, curve.connector)]
+        gave = store_size.given(asdict(savings_of(own)))
+        point = store_size.better([asdict(each) for each in curve.points], gave)
+        if curve.wanted < ENOUGH_WANTED or point is None:
+            continue
+        chunks = f"{count(round(point['chunks']))} chunks"
+        size_of = f" ({size(point['chunks'] * curve.chunk_bytes)} a worker)" if curve.chunk_bytes else ""
+        text = (
+            f"The store of {curve.connector} in engine {place(curve.engine)} gave {percent(gave or 0.0)} of what vLLM's cache"
+            f" did not hold, where one of {chunks}{size_of} would have given {percent(point['share'])}"
+        )
+        query = {"on": curve.engine}
+        statements.append(
+            Statement(kind="store", level=Level.WARNING, text=text, engine=curve.engine, page="savings", query=query)
+        )
+    return _few(statements, "store gave little", "stores gave little")
+
+
 def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
     """From the first admission in the range to its end, at least one: an engine that was started a moment ago is not said to
     have few requests a minute."""
@@ -236,19 +261,16 @@ def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
 
 def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, silenced: int = 0) -> Statement:
     """The statement where nothing is wrong, except for `silenced` findings."""
-    sums: Counter[str] = Counter()
-    admitted = 0
-    for row in rows:
-        sums.update(row.measures)
-        admitted += row.measures.get("admissions", 0) if row.epoch == 0 else 0
-    if not running and not sums and not silenced:
+    sums = savings_of(rows)
+    admitted = sum(row.measures.get("admissions", 0) for row in rows if row.epoch == 0)
+    if not running and not rows and not silenced:
         return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="overview")
     parts = [some(running, "engine")] * bool(running)
     if admitted:
         rate = admitted / minutes(rows, range_)
         parts.append(f"{rate:.1f} requests a minute" if rate < 100 else f"{count(rate)} requests a minute")
-    if (prefill := sums["asked"] - sums["local"]) > 0:
-        parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
+    if (prefill := sums.asked - sums.local - sums.handed) > 0:
+        parts.append(f"{percent(sums.spared / prefill)} of prefill saved")
     findings = f"no finding but {count(silenced)} silenced" if silenced else "no finding"
     what = "All well" if running else "Nothing went wrong, and no engine runs now"
     text = f"{': '.join(filter(None, (what, ', '.join(parts))))}; {findings}, no loss, no fall in hits"

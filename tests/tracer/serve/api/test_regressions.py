@@ -12,7 +12,7 @@ from counting import instructions
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.api import regressions
-from kvtrail.tracer.serve.api.status import Level, Range
+from kvtrail.tracer.serve.api.status import Level, Range, of_stores
 
 S = 10**9
 RANGE = Range(since_ns=0, until_ns=3600 * S)
@@ -297,3 +297,21 @@ def test_the_page_and_the_alert_say_alike_that_prefill_rose() -> None:
     assert f"> {regressions.RISE} * engine_connector:kvtrail_computed_tokens:ratio_rate6h" in expression
     assert f"- engine_connector:kvtrail_computed_tokens:ratio_rate6h > {regressions.ROSE_BY} " in expression
     assert f"more than {regressions.RISE} times its mean" in alert["annotations"]["description"]
+
+
+def test_a_store_that_gives_nothing_where_another_size_would_give_much_is_not_well() -> None:
+    """ "All well" for a store that gave 0 % where 140 chunks would have given 69 %."""
+    curve = {"memory:wanted": 100_000, "memory::56": 69_000, "memory::": 31_000, "memory:chunks": 400}
+    curve["memory:chunk_tokens"] = 400 * 256
+
+    def said(taken: int, share: float = 1.0) -> list[str]:
+        measures = {name: round(value * share) for name, value in curve.items()} | {"asked": 100_000, "taken": taken}
+        row = SavingsRow(at_s=0, engine="a", connector="Offload", epoch=0, measures=measures)
+        return [each.text for each in of_stores([row], str.upper)]
+
+    assert said(0) == [
+        "The store of Offload in engine A gave 0 % of what vLLM's cache did not hold, where one of 128 chunks would have"
+        " given 69 %"
+    ]
+    assert said(60_000) == [], "it gives nearly as much"
+    assert said(0, share=0.05) == [], "hardly anything was asked for"
