@@ -33,7 +33,7 @@ def world(known: World, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_whether_the_offload_is_worth_its_memory(world: World) -> None:
     page = Opened("savings")
-    page.sees("[Ww]orth its memory|of prefill saved")
+    page.sees(r"[Ww]orth its memory|of prefill saved|spared [\d.]+ % of prefill")
     page.sees("host memory")
     page.sees("By engine and connector")
     page.sees("now-1h to now")
