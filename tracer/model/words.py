@@ -163,13 +163,13 @@ def advice(reason: Unknown) -> str:
 _ADVICE = {
     Unknown.LOST: "The runbooks KvtrailEventsDropped and KvtrailSequenceGaps say where events are lost. What is recorded"
     " afterwards is known again.",
-    Unknown.NEWER: "Run the sidecar in the newer of the two versions; the fleet page says what it does not know.",
+    Unknown.NEWER: "Run the sidecar in the newer of the two versions; the overview says what it does not know.",
     Unknown.LATE: "It resolves itself: requests that start from now on are known from their start.",
     Unknown.LEVEL: "Record at the level that the rule needs (docs/rules.md); a `level_file` changes it at any time.",
     Unknown.UNSEEN: "Nothing to do, unless it is frequent: then the calls come in an order that kvtrail does not know.",
     Unknown.ONE_SIDE: "Record the other engine, too, and have it report here, or to a sidecar with the same ClickHouse.",
     Unknown.DELAYED: "It resolves when the connector releases what it keeps.",
-    Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the fleet page says that it is off,"
+    Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the overview says that it is off,"
     " the engine's log says why.",
     Unknown.SAMPLED: "Record all requests: `unsampled: record`. The sampler's decision travels along as an attribute.",
     Unknown.VERSION: "A newer vLLM shows it (docs/limits.md, *What a vLLM does not show*).",
