@@ -14,7 +14,7 @@ from kvtrail.dashboard.views import address, tables
 from kvtrail.dashboard.views.answers import remembered, tracer
 from kvtrail.dashboard.views.links import link
 from kvtrail.dashboard.views.tables import number_column
-from kvtrail.dashboard.views.widgets import set_to, when_chosen, when_pressed
+from kvtrail.dashboard.views.widgets import set_to, when_chosen
 from kvtrail.tracer.model.words import some
 
 AT, MEASURE = "at", "measure"
@@ -69,8 +69,8 @@ def show(shown: TimeRange) -> None:
     with st.container(border=True, key="explanation"):
         with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
             st.subheader(f"What changed at {text.plain(named)} UTC", anchor=False, width="content")
-            close = when_pressed(lambda: address.change({AT: "", MEASURE: ""}))
-            st.button("Close", key="close_explanation", icon=":material/close:", type="tertiary", on_click=close)
+            others = {name: value for name, value in address.query().items() if name not in (AT, MEASURE)}
+            link("overview", "Close", icon="close", query=others)
         if at_ns is None or not shown.since_ns < at_ns < shown.until_ns:
             st.info("This is no moment of the range: choose a marker, or type a time of the range.")
             return

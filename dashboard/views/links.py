@@ -11,13 +11,15 @@ from kvtrail.dashboard.content.link import Link
 from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
 
-CLICKED, SHOWN = "clicked", "page_shown"
-"""The session's keys for the link of the row that was clicked, with its page, and for the page that is shown."""
+CLICKED, SHOWN, MOVED = "clicked", "page_shown", "has_moved"
+"""The session's keys for the link of the row that was clicked, with its page; for the page that is shown; and for whether it
+shows another address since its last run as a whole."""
 
 
 def arrive(page: str) -> None:
     """A run of this page begins. A click on another page has been followed."""
     st.session_state[SHOWN] = page
+    st.session_state.pop(MOVED, None)
     clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
     if clicked is not None and clicked[1] != page:
         del st.session_state[CLICKED]
@@ -32,10 +34,14 @@ def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | No
     icon_name, to = f":material/{icon}:" if icon else None, dict(query or {})
     if page == st.session_state[SHOWN]:
         key = f"to {page} {to} {label}"
-        if st.button(label, key=key, icon=icon_name, type="tertiary", on_click=address.replace, args=(to,)):
-            st.rerun()  # what is outside of a fragment shows the address, too
+        st.button(label, key=key, icon=icon_name, type="tertiary", on_click=_move, args=(to,))
         return
     st.page_link(f"views/{page}.py", label=label, icon=icon_name, query_params=to)
+
+
+def _move(query: Mapping[str, str]) -> None:
+    address.replace(query)
+    st.session_state[MOVED] = True
 
 
 def request_query(request: Row, *, step: int | None = None) -> dict[str, str]:
@@ -55,6 +61,8 @@ def follow_click() -> bool:
     Until the browser has gone there, each refresh draws the link that leads there: what one run draws, the next may remove
     before the browser has seen it.
     """
+    if st.session_state.get(MOVED):
+        st.rerun()  # what is outside of a fragment shows the address, too
     clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
     if clicked is not None:
         follow(*clicked[0])
