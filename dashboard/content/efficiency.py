@@ -16,7 +16,6 @@ from kvtrail.tracer.model.words import NOTHING, count, size, some
 
 LOCAL, COMPUTED = "vLLM's own cache", "computed"
 """The sources of tokens other than the connector's tiers."""
-EPOCHS = {"0": "first run", "1": "after 1 preemption", "2": "after 2 preemptions", "3": "after 3 or more"}
 WORTH = 0.01
 """The share of prefill from which on the offload counts as worth its memory."""
 NO_HIT_POSSIBLE, MOSTLY_NEW = (Cause.NEW, Cause.UNALIGNED), 0.9
@@ -40,16 +39,6 @@ def time_rows(efficiency: Row) -> list[Row]:
         for interval in efficiency["trend"]
         for row in _source_rows(interval["worth"], list(sources(efficiency["worth"])))
     ]  # fmt: skip
-
-
-def epoch_rows(efficiency: Row) -> list[Row]:
-    """The tokens of each preemption epoch by source."""
-    return [
-        {**row, "epoch": EPOCHS.get(epoch, epoch)}
-        for epoch, sums in efficiency["by_epoch"].items()
-        if sums["asked"]
-        for row in _source_rows(sums, list(sources(efficiency["worth"])))
-    ]
 
 
 def saved_share(sums: Row) -> float | None:

@@ -121,31 +121,6 @@ def last_seen_ns(engine: Row) -> int:
     return max((r["last_ns"] for r in engine["recorders"]), default=0) or engine["ended_ns"] or 0
 
 
-def version_rows(engines: Iterable[Row]) -> list[Row]:
-    """The combinations of versions, connectors and models that engines run, the most frequent first; none where only models
-    differ, since nothing is mixed then."""
-    combinations: dict[tuple[str, str, str, str], list[Row]] = {}
-    for engine in engines:
-        combination = (engine["version"] or "", engine["kvtrail"] or "", _connectors(engine), engine["model"] or "")
-        combinations.setdefault(combination, []).append(engine)
-    if len({versions[:3] for versions in combinations}) < 2:
-        return []
-    return [
-        {
-            "vLLM": vllm or None,
-            "kvtrail": recorder or None,
-            "Connectors": connectors or None,
-            "Model": model or None,
-            "Engines": len(some_engines),
-            "Running": sum(each["state"] == "running" for each in some_engines),
-            "Died": sum(each["state"] == "died" for each in some_engines),
-        }
-        for (vllm, recorder, connectors, model), some_engines in sorted(
-            combinations.items(), key=lambda pair: -len(pair[1])
-        )
-    ]
-
-
 def _end(engine: Row, *, now_ns: int) -> str | None:
     """When and of what an engine ended, if known."""
     if engine["state"] not in ("died", "drained", "silent"):

@@ -10,9 +10,9 @@ from typing import Any
 import altair as alt
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.palette import BLUE, GREY, PINK, VIOLET
+from kvtrail.dashboard.content.palette import BLUE, GREY
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.dashboard.content.trends import BRUSH, HEIGHT, MOMENT, Chart, framed, time_axis
+from kvtrail.dashboard.content.trends import MOMENT, Chart, framed, time_axis
 from kvtrail.tracer.model.cause_words import name as cause_name
 from kvtrail.tracer.model.causes import Cause
 from kvtrail.tracer.model.words import count, duration, percent, some
@@ -181,40 +181,6 @@ def measures_shown(answer: Row) -> list[str]:
     """The measures of these rows."""
     present = {each["of"] for each in answer["times"] if each["requests"]}
     return [of for of in MEASURES if of in present]
-
-
-def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
-    """A line for each percentile, by when requests started."""
-    rows = [
-        {MOMENT: (each["at_ns"] + answer["step_ns"] / 2) / 10**6, "share": words, "seconds": seconds_shown(each[share]),
-         "took": duration(each[share]), "requests": count(each["requests"])}
-        for each in answer["trend"]
-        for share, words in PERCENTILES.items()
-    ]  # fmt: skip
-    colours = percentile_colours(dark=dark)
-    scale = alt.Scale(domain=[*colours], range=[*colours.values()])
-    base = alt.Chart(_data(rows, "percentiles"))
-    # Lines with points would be two layers, on which Streamlit cannot draw what is selected; one stretch has no line.
-    marks = (
-        base.mark_line(strokeWidth=2, clip=True) if len(answer["trend"]) > 1 else base.mark_point(size=40, clip=True)
-    )
-    drawn_: Chart = marks.encode(
-        x=time_axis(answer["since_ns"], answer["until_ns"], answer["step_ns"]),
-        y=_duration_axis("seconds", (row["seconds"] for row in rows)),
-        color=alt.Color("share:N", title=None, sort=[*colours], scale=scale, legend=None),
-        tooltip=[
-            alt.Tooltip("share:N", title="this share"),
-            alt.Tooltip("took:N", title="took at most"),
-            alt.Tooltip("requests:N", title="of"),
-        ],
-    )
-    brush = alt.selection_interval(name=BRUSH, encodings=["x"])
-    return framed(drawn_.add_params(brush).properties(height=HEIGHT))
-
-
-def percentile_colours(*, dark: bool) -> dict[str, str]:
-    """The colours of the percentiles, by their words."""
-    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, VIOLET, PINK)), strict=True))
 
 
 def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:

@@ -1,4 +1,4 @@
-"""Charts of a time range: findings and sources of tokens over time, requests by outcome, tokens by epoch.
+"""Charts of a time range: findings and sources of tokens over time, what more memory would buy.
 
 The same data gives the same chart: every dataset is named here, since Altair numbers its own names. Times are UTC.
 """
@@ -47,15 +47,6 @@ def findings_over_time(trend: Row, *, dark: bool) -> Chart:
 def sources_over_time(answer: Row, *, dark: bool) -> Chart:
     """The tokens of admitted requests by source."""
     return _tokens_over_time(answer, efficiency.time_rows(answer), "source", source_colours(answer, dark=dark))
-
-
-def by_epoch(answer: Row, *, dark: bool) -> Chart:
-    """The shares of these sources by epoch, a bar each."""
-    rows = efficiency.epoch_rows(answer)
-    present = {row["epoch"] for row in rows}
-    epochs = [name for name in efficiency.EPOCHS.values() if name in present]
-    colour = _color("source:N", source_colours(answer, dark=dark))
-    return _shares(rows, "epoch", epochs, colour, "source")
 
 
 def causes_over_time(answer: Row, *, dark: bool) -> Chart:

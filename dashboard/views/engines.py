@@ -28,7 +28,6 @@ def engines(answer: Row, shown: TimeRange) -> None:
             st.warning(sentence)
     _engine_table(listed, shown, now_ns=now_ns)
     _pairs(answer)
-    _versions(listed)
     if recorders:
         _recorders(recorders, now_ns=now_ns)
 
@@ -96,13 +95,6 @@ def _pairs(answer: Row) -> None:
                 "Oldest": text_column("oldest", right=True, width=80),
             },
         )
-
-
-def _versions(listed: list[Row]) -> None:
-    """The versions that run side by side, if there are several."""
-    if rows := fleet.version_rows(listed):
-        st.markdown("**Versions side by side**")
-        table(rows, key="versions", most_rows=6, numbers=("Engines", "Running", "Died"))
 
 
 def _recorders(recorders: list[Row], *, now_ns: int) -> None:

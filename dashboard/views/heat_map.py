@@ -1,4 +1,4 @@
-"""How long requests take: percentiles over time, and a heat map on which an area selects requests."""
+"""How long requests take: a heat map on which an area selects requests, and percentiles of each phase."""
 
 from __future__ import annotations
 
@@ -35,27 +35,24 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     shown, area = picker.current(), latency.area_of(address.query().get(latency.AREA, ""))
     asked, ignored = requests.filters_of_groups(chosen, search)
 
-    def ask() -> tuple[Row, Row, list[Row], list[Row]]:
+    def ask() -> tuple[Row, Row, list[Row]]:
         source = tracer()
         measures = source.latency_measures(**asked, **shown.query)
         measure = of or latency.usual(measures)
         over_time = source.latency(of=measure, **asked, **shown.query)
         in_area = [] if area is None else source.requests(sort="duration", limit=MOST, **area.filters(measure, asked))
-        own = {name: value for name, value in chosen.items() if name == "engine"}  # markers are about engines
-        return over_time, measures, in_area, source.markers(**own, **shown.query)
+        return over_time, measures, in_area
 
     answer = read(ask, key=f"latency {shown.field()} {of} {asked} {area}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
-    over_time, measures, in_area, marked = answer
+    over_time, measures, in_area = answer
     if not over_time["requests"]:
         st.info(requests.none_found("", chosen))
         return
     say_ignored(ignored)
     st.markdown(latency.summary(over_time))
     if over_time["whole"]["requests"]:
-        st.html(of_colours(latency.percentile_colours(dark=is_dark()), mark="solid"))
-        picker.chart_over_time(latency.percentiles_over_time(over_time, dark=is_dark()), marked, key="percentiles")
         _map(over_time, area)
     if area is not None:
         _requests_of(in_area, area, over_time["of"], chosen)

@@ -59,7 +59,7 @@ def page() -> None:
         return
     statements(answer.status, shown)
     explanation.show(shown)
-    with cards("small"):
+    with cards():
         for each in overview.cards(answer.status, answer.savings):
             card(*each)
     over_time(answer)

@@ -141,7 +141,7 @@ def show(timeline: Row, answer: Answer) -> None:
     causes_of(timeline)
     charts(timeline, answer.parts)
     if shown := facts(request):
-        with cards("small"):
+        with cards():
             for name, value, note, term in shown:
                 card(name, value, note, term)
     if (allocation := latest_allocation(timeline)) is not None:

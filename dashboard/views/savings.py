@@ -99,23 +99,17 @@ def _summary(savings: Row, engines: list[Row]) -> None:
     ]
     with st.container(key=f"say-{level}-worth"):
         st.markdown(f"**{sentence}** {' '.join(filter(None, more))}")
-    with cards("small"):
+    with cards():
         for each in efficiency.cards(sums):
             card(*each)
     st.caption(" ".join(filter(None, (efficiency.source_of_savings(sums), efficiency.limits(sums)))))
 
 
 def _sources(savings: Row, marked: list[Row]) -> None:
-    """Tokens by tier, over time and by epoch."""
-    left, right = st.columns([2, 1], gap="medium")
-    with left:
-        st.subheader("Where the tokens of admitted requests came from", anchor=False)
-        st.html(of_colours(trends.source_colours(savings, dark=is_dark())))
-        picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), marked, key="sources")
-    with right:
-        st.subheader("By epoch", anchor=False, help=TERMS["epoch"])
-        draw_chart(trends.by_epoch(savings, dark=is_dark()), key="epochs")
-        st.caption("vLLM's own metrics count external hits of the first run only.")
+    """Tokens by tier, over time."""
+    st.subheader("Where the tokens of admitted requests came from", anchor=False)
+    st.html(of_colours(trends.source_colours(savings, dark=is_dark())))
+    picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), marked, key="sources")
 
 
 def _reasons(savings: Row, models: dict[str, str], marked: list[Row]) -> None:

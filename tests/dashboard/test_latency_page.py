@@ -8,7 +8,6 @@ import pytest
 from history import START_NS
 
 from kvtrail.dashboard.content import groups, latency, requests, trends
-from kvtrail.dashboard.content.palette import RED
 from kvtrail.tracer.model.conditions import TIMES, Condition, parsed
 from kvtrail.tracer.model.grouping import OF_REQUESTS
 from kvtrail.tracer.serve.api.latency import latency_of
@@ -69,15 +68,6 @@ def test_an_area_takes_the_cells_that_it_touches_and_no_others() -> None:
 @pytest.mark.parametrize("text", ["", "1~2~3", "2~1~3~4", "1~2~4~3", "a~b~c~d", "1~2~3~-4"])
 def test_what_is_no_area_is_none(text: str) -> None:
     assert latency.area_of(text) is None
-
-
-def test_one_stretch_is_a_point_and_several_are_lines() -> None:
-    one, several = [(1, QUICK, 3)], [(1, QUICK, 3), (2, SLOW, 3)]
-    for cells, mark in ((one, "point"), (several, "line")):
-        spec, rows = trends.spec_and_rows(latency.percentiles_over_time(answer(*cells), dark=True))
-        assert spec["mark"]["type"] == mark
-        assert spec["encoding"]["color"]["legend"] is None, "the page draws it, so that it wraps above the chart"
-        assert len(rows) == 3 * len(cells)
 
 
 def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
@@ -145,8 +135,3 @@ def test_the_tokens_of_the_requests_are_named_by_cause() -> None:
     said = latency.tokens({"tokens": {"evicted": 860, "held": 64, "unknown": 76, "new": 0}})
     assert said == "Of the 1,000 tokens that they asked for: 86 % evicted, 8 % of unknown cause, 6 % held."
     assert latency.tokens({"tokens": {}}) == ""
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_slow_percentile_is_not_red_since_nothing_is_lost(dark: bool) -> None:
-    assert RED.on(dark=dark) not in latency.percentile_colours(dark=dark).values()

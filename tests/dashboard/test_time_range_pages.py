@@ -67,13 +67,6 @@ def test_the_parts_are_all_of_the_tokens() -> None:
     assert list(savings.sources(answer["worth"])) == ["vLLM's own cache", "connector's store", "computed"]
 
 
-def test_each_epoch_has_its_shares() -> None:
-    rows = {(row["epoch"], row["source"]): row["share"] for row in savings.epoch_rows(efficiency(PREEMPTED))}
-    assert rows["first run", "connector's store"] == "1,024 (25.0 %)"
-    assert rows["after 1 preemption", "connector's store"] == "928 (22.6 %)"
-    assert rows["after 1 preemption", "vLLM's own cache"] == "96 (2.3 %)"
-
-
 def test_seconds_saved_are_shown_with_where_they_come_from() -> None:
     answer = efficiency(PREEMPTED)["worth"]
     assert answer["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
@@ -500,7 +493,6 @@ def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
     for chart, data in (
         (trends.findings_over_time, trend()),
         (trends.sources_over_time, answer),
-        (trends.by_epoch, answer),
     ):
         assert chart(data, dark=dark).to_json() == chart(json.loads(json.dumps(data)), dark=dark).to_json()
         legend = chart(data, dark=dark).to_dict().get("encoding", {}).get("color", {}).get("legend")
@@ -587,19 +579,6 @@ def test_died_drained_and_silent_are_three_things() -> None:
     ]
     assert not [value for row in rows for value in row.values() if value == "a" * 36], "no UUID"
     assert fleet.counts(ordered, ALL) == "1 died; 1 contact lost; 2 running; 1 drained."
-
-
-def test_a_mixture_of_versions_is_a_row() -> None:
-    newer = engine("c", recorder(connectors=["D"]), version="0.33.0", state="died")
-    rows = fleet.version_rows([newer, engine("a", recorder()), engine("b", recorder())])
-    assert [(row["vLLM"], row["Connectors"], row["Engines"], row["Running"], row["Died"]) for row in rows] == [
-        ("0.32.0", "C", 2, 2, 0),
-        ("0.33.0", "D", 1, 0, 1),
-    ]
-
-
-def test_engines_that_differ_in_the_model_only_are_no_mixture() -> None:
-    assert not fleet.version_rows([engine("a", recorder(), model="small"), engine("b", recorder(), model="large")])
 
 
 def test_whoever_loses_something_is_on_top() -> None:

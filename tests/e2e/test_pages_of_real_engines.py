@@ -72,7 +72,7 @@ def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str
     see(page, "By engine and connector")
     see(page, "connector that hides what its store held")
     see(page, "What more memory would buy")
-    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(5)
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(4)
     page.goto(f"{url}/savings?connector=OffloadingConnector")
     see(page, "in 6 loads" if answer["worth"]["waits"] == 6 else "loads")
     page.goto(f"{url}/savings?from=1970-01-01T00:00:01Z&to=1970-01-01T00:00:02Z")

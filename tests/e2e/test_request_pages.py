@@ -214,7 +214,7 @@ def test_the_tokens_of_a_request_are_one_sum(page: playwright.Page, url: str) ->
     assert numbers == [750, 128, 384, 238]
     assert numbers[0] == sum(numbers[1:])
     assert metric(page, "Output") == 1
-    for name in ("Prompt", "vLLM's cache", "Loaded", "Computed", "Output", "Waited for KV"):
+    for name in ("Prompt", "vLLM's cache", "Loaded", "Computed", "Output"):
         has_help = card(page, name).get_by_test_id("stTooltipIcon")
         playwright.expect(has_help).to_have_count(1)
     page.goto(f"{url}/request?id=output-1-0123abcd&tab=replay&step=900")

@@ -124,7 +124,6 @@ def _fleet(tracer: Tracer) -> Pages:
     engines = fleet.in_order(fleet.since(answer["engines"], WHOLE))
     yield "counts", fleet.counts(answer["engines"], HOUR)
     yield "engines", fleet.engine_rows(engines, now_ns=NOW_NS)
-    yield "versions", fleet.version_rows(engines)
     yield "recorders", fleet.recorder_rows(recorders, now_ns=NOW_NS)
     yield "pairs", fleet.pair_rows(answer["pairs"])
     yield "kept", fleet.kept_rows(answer["kept"])
@@ -159,7 +158,6 @@ def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
         causes.reasons(sums), causes.unknown(sums), causes.largest(sums),
     ]  # fmt: skip
     yield "sources", chart(trends.sources_over_time(savings, dark=False))
-    yield "epochs", chart(trends.by_epoch(savings, dark=False))
     yield "causes", chart(trends.causes_over_time(savings, dark=False))
     for name, each in causes.groups(savings, models).items():
         yield f"causes by {name}", (causes.group_rows(each), chart(trends.causes_by(each, dark=False)))
@@ -192,7 +190,6 @@ def _waste(tracer: Tracer) -> Pages:
 def _latency(tracer: Tracer) -> Pages:
     answer, measures = tracer.latency(of="duration", **HOUR.query), tracer.latency_measures(**HOUR.query)
     yield "summary", latency.summary(answer)
-    yield "percentiles", chart(latency.percentiles_over_time(answer, dark=False))
     yield "heat map", chart(latency.heat_map(answer, None, dark=False))
     yield "measures", (latency.measure_rows(measures), latency.tokens(measures), latency.usual(measures))
     yield "scale", latency.scale(answer, dark=False)
