@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from kvtrail.dashboard.client import Tracer
 
 DEFAULT_URL = "http://127.0.0.1:4318"
+TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
+"""Remembers the tracer's address, and passes it to the pages, which run in Streamlit's process."""
 FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 """A file that exists."""
 
@@ -21,7 +23,13 @@ def tracer_options(tokens: str) -> Callable[[Any], Any]:
     """The options `--tracer`, `--token-file` and `--tracer-ca`; `tokens` says which token the file holds."""
     options = (
         click.option(
-            "--tracer", default=DEFAULT_URL, show_default=True, metavar="URL", help="The tracer's HTTP address."
+            "--tracer",
+            default=DEFAULT_URL,
+            show_default=True,
+            envvar=TRACER_VARIABLE,
+            show_envvar=True,
+            metavar="URL",
+            help="The tracer's HTTP address.",
         ),
         click.option(
             "--token-file", type=FILE, help=f"File with {tokens} in its first line (`kvtrail serve --token-file`)."

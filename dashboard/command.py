@@ -10,16 +10,14 @@ from pathlib import Path
 
 import click
 
-from kvtrail.dashboard.asking import FILE, tracer_options
+from kvtrail.dashboard.asking import FILE, TRACER_VARIABLE, tracer_options
 from kvtrail.dashboard.content import palette
 from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve.bind_address import is_local
 
-TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
-"""Passes the tracer's address to the pages, which run in Streamlit's process."""
 TOKEN_VARIABLE = "KVTRAIL_DASHBOARD_TOKEN_FILE"
 CA_VARIABLE = "KVTRAIL_DASHBOARD_TRACER_CA"
-"""The same for the token file, and for the CA file of the tracer's certificate."""
+"""Pass the token file, and the CA file of the tracer's certificate, to the pages."""
 TRACES_VARIABLE = "KVTRAIL_DASHBOARD_TRACES"
 """The same for the address of traces in Jaeger or Tempo; users may also set it."""
 LOGIN_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_TOKEN_FILE"

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import streamlit as st
 
-from kvtrail.dashboard.asking import DEFAULT_URL
+from kvtrail.dashboard.asking import DEFAULT_URL, TRACER_VARIABLE
 from kvtrail.dashboard.client import Tracer, TracerAway
-from kvtrail.dashboard.command import CA_VARIABLE, TOKEN_VARIABLE, TRACER_VARIABLE
+from kvtrail.dashboard.command import CA_VARIABLE, TOKEN_VARIABLE
 from kvtrail.dashboard.content.refresh import EVERY_S, SLOW_S
 from kvtrail.dashboard.views.context import refresh_every
 from kvtrail.dashboard.views.links import follow_click

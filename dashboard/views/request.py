@@ -72,17 +72,20 @@ class Answer(NamedTuple):
 
 
 @st.fragment(run_every=EVERY_S)
-def page(request_id: str, engine: str, tab: str) -> None:
-    """Draw the page at each refresh: even a request that has ended may get late spans, for a while."""
+def page(request_id: str, engine: str, tab: str, trace_id: str) -> None:
+    """Draw the page at each refresh: even a request that has ended may get late spans, for a while. Once the trace that the
+    address names has others, these are listed."""
 
     def ask() -> Answer:
+        if trace_id and len(tracer().requests_of_trace(trace_id)) > 1:
+            st.rerun()
         timeline = tracer().request(request_id, engine=engine)
         parts = phases_of(timeline) if tab != "replay" else []
         pairs = pairs_of(timeline, parts) if tab == "handoff" else []
         return Answer(timeline, parts, pairs, end_of_engine(timeline) if tab == "story" else None)
 
     def again_s(answer: Answer) -> float | None:
-        if answer.timeline is None:
+        if answer.timeline is None or trace_id:  # others may come
             return EVERY_S
         shown = [answer.timeline, *(side for each in answer.pairs for side in (each.given, each.taken))]
         return refresh.of_requests([each["request"] for each in shown], now_ns=time.time_ns())
@@ -356,13 +359,13 @@ def phases_of(timeline: Row | None) -> list[phases.Stretch]:
     return phases.stretches(tracer().lanes(**phases.question(request, now_ns=time.time_ns())), request)
 
 
-def resolved(query: dict[str, str]) -> tuple[Row | None, str, str]:
+def resolved(query: dict[str, str], trace_id: str) -> tuple[Row | None, str, str]:
     """The request that the address names, by its id or a trace that has no other: what the tracer knows of it, its id and its
     engine; empty where a trace names none or several."""
     request_id, engine = query.get("id", ""), query.get("engine", "")
     try:
         if not request_id:
-            found = tracer().requests_of_trace(query.get("trace", "").strip().lower())
+            found = tracer().requests_of_trace(trace_id)
             request_id, engine = (found[0]["request"], found[0]["engine"]) if len(found) == 1 else ("", "")
         return (tracer().request(request_id, engine=engine) if request_id else None), request_id, engine
     except TracerAway:
@@ -370,20 +373,21 @@ def resolved(query: dict[str, str]) -> tuple[Row | None, str, str]:
 
 
 asked = address.query()
-if not (asked.get("id") or asked.get("trace")):
+asked_trace = "" if asked.get("id") else asked.get("trace", "").strip().lower()
+if not (asked.get("id") or asked_trace):
     st.header("Which request?", anchor=False)
     st.markdown(
         "This page needs a request's id in its address, as `/request?id=...`, or its trace's as `/request?trace=...`."
     )
     link("requests", "Choose one from the list")
 else:
-    known, named, of_engine = resolved(asked)
+    known, named, of_engine = resolved(asked, asked_trace)
     if not named:
-        of_trace(asked.get("trace", "").strip().lower())
+        of_trace(asked_trace)
     else:
         chosen = switch("About it", TABS | (HANDOFF if known and known.get("handoffs") else {}), name="tab")
         replay.begin(asked)
         if chosen == "compare":
             compare.show(named, of_engine, asked)
         else:
-            page(named, of_engine, chosen)
+            page(named, of_engine, chosen, asked_trace)

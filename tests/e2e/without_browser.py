@@ -17,7 +17,7 @@ from streamlit import config
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
-from kvtrail.dashboard.command import TRACER_VARIABLE
+from kvtrail.dashboard.asking import TRACER_VARIABLE
 from kvtrail.dashboard.views import answers
 
 APP = Path(answers.__file__).parents[1] / "app.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,11 +87,13 @@ def rule_named(name: str) -> Rule:
     """The rule with this id.
 
     Raises:
-        click.BadParameter: there is none; the text lists the rules.
+        click.BadParameter: there is none; the text has the nearest names.
     """
     known = {rule.id: rule for rule in all_rules()}
     if name not in known:
-        raise click.BadParameter(f"there is no rule {name!r}. The rules are: {', '.join(known)}")
+        near = get_close_matches(name, known, n=3) or [each for each in known if name in each][:3]
+        meant = f". Did you mean {' or '.join(near)}?" if near else "; docs/rules.md lists them"
+        raise click.BadParameter(f"there is no rule {name!r}{meant}")
     return known[name]
 
 
