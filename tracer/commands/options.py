@@ -91,7 +91,7 @@ def rule_named(name: str) -> Rule:
     """
     known = {rule.id: rule for rule in all_rules()}
     if name not in known:
-        near = get_close_matches(name, known, n=3) or [each for each in known if name in each][:3]
+        near = [*dict.fromkeys([*(each for each in known if name in each), *get_close_matches(name, known)])][:3]
         meant = f". Did you mean {' or '.join(near)}?" if near else "; docs/rules.md lists them"
         raise click.BadParameter(f"there is no rule {name!r}{meant}")
     return known[name]
