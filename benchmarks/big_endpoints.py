@@ -65,9 +65,9 @@ class Sights:
     with_finding: Row
     until_ns: int
 
-    def view(self, hours: float, *, q: str = "", status: str = "") -> View:
-        """The live view of the last `hours`."""
-        return View(fit=False, span_ms=hours * 3_600_000, to_ms=self.until_ns / 1e6, q=q, status=status)
+    def view(self, hours: float) -> View:
+        """The lanes of the last `hours`."""
+        return View(fit=False, span_ms=hours * 3_600_000, to_ms=self.until_ns / 1e6)
 
 
 def sights(source: Tracer) -> Sights:
@@ -86,8 +86,8 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
         return {"since_ns": seen.until_ns - int(hours * 3600 * S), "until_ns": seen.until_ns}
 
     def lanes(hours: float, **filters: str) -> Callable[[], object]:
-        view = seen.view(hours, **filters)
-        return lambda: source.lanes(**question(view, end_ms=seen.until_ns / 1e6))
+        view = seen.view(hours)
+        return lambda: source.lanes(**question(view, filters, end_ms=seen.until_ns / 1e6))
 
     def request(which: Row) -> Callable[[], object]:
         return lambda: source.request(which["request"], engine=which["engine"])

@@ -35,7 +35,7 @@ def pages(seen: Sights) -> list[tuple[str, str, str]]:
     of = urlencode({"id": seen.with_finding["request"], "engine": seen.with_finding["engine"]}, quote_via=quote)
 
     def live(hours: float, **filters: str) -> str:
-        return f"live?{urlencode(as_query(seen.view(hours, **filters)))}"
+        return f"requests?{urlencode({'view': 'lanes', **filters, **as_query(seen.view(hours))})}"
 
     def back(hours: float) -> str:
         return urlencode(TimeRange(seen.until_ns - int(hours * 3600 * 10**9), seen.until_ns).address)
@@ -44,19 +44,19 @@ def pages(seen: Sights) -> list[tuple[str, str, str]]:
     return [
         ("Live, 5 min", live(1 / 12), lanes),
         ("Live, 3 days", live(72), lanes),
-        ("Live, 3 days, an id", live(72, q=seen.some["request"]), r"1 request\b"),
-        ("Overview", "", "Findings by rule"),
+        ("Live, 3 days, an id", live(72, search=seen.some["request"]), r"1 request\b"),
+        ("Overview", "", "last spans at"),
         ("Requests", "requests", "Click a row to open it"),
         ("Requests, a search", f"requests?search={seen.some['external'][8:16]}", "Click a row to open it"),
-        ("Requests, in vain", "requests?search=nobody", "No request matches"),
+        ("Requests, in vain", "requests?search=nobody", "No request has"),
         ("Findings, 1 h", f"findings?{back(1)}", "The latest in words"),
         ("Findings, 7 days", f"findings?{back(168)}", "The latest in words"),
-        ("Efficiency, 1 h", f"efficiency?{back(1)}", "By engine and connector"),
-        ("Efficiency, 7 days", f"efficiency?{back(168)}", "By engine and connector"),
-        ("Fleet", "fleet", "of 8 engines ever"),
+        ("Savings, 1 h", f"savings?{back(1)}", "By engine and connector"),
+        ("Savings, 7 days", f"savings?{back(168)}", "By engine and connector"),
+        ("Heat map", "requests?view=heat", "Where the time went"),
         ("Request", f"request?{of}", "Every step"),
-        ("Compare", f"compare?{of}&with={quote(seen.some['request'])}", "Step by step"),
-        ("Replay", f"replay?{of}", "Account after it"),
+        ("Compare", f"request?{of}&tab=compare&with={quote(seen.some['request'])}", "Step by step"),
+        ("Replay", f"request?{of}&tab=replay", "Account after it"),
     ]  # fmt: skip
 
 

@@ -8,22 +8,17 @@ from kvtrail.dashboard.command import LOGIN_VARIABLE
 from kvtrail.dashboard.login import LOGOUT
 from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
-from kvtrail.dashboard.views.links import forget_followed_click
+from kvtrail.dashboard.views.links import arrive
 
 PAGES = {
     "Overview": st.Page("views/overview.py", title="Overview", default=True),
-    "Live": st.Page("views/live.py", title="Live", url_path="live"),
-    "Requests": st.Page("views/requests.py", title="Requests", url_path="requests"),
-    "Latency": st.Page("views/latency.py", title="Latency", url_path="latency"),
-    "Findings": st.Page("views/findings.py", title="Findings", url_path="findings"),
-    "Efficiency": st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),
-    "Fleet": st.Page("views/fleet.py", title="Fleet", url_path="fleet"),
+    **{
+        title: st.Page(f"views/{title.lower()}.py", title=title, url_path=title.lower())
+        for title in ("Requests", "Findings", "Savings")
+    },
 }
-# Reached by links only: most need an id in the address.
-LINKED_PAGES = [
-    st.Page(f"views/{name}.py", title=name.replace("_", " ").capitalize(), url_path=name)
-    for name in ("request", "compare", "compare_groups", "replay", "runbook", "changes", "waste")
-]
+REQUEST = st.Page("views/request.py", title="Request", url_path="request")
+"""Reached by links only: it needs an id in the address."""
 EVERY_S = 2
 
 
@@ -38,10 +33,10 @@ def navigation() -> None:
 
 
 st.set_page_config(page_title="kvtrail", layout="wide")
-forget_followed_click()
-page = st.navigation([*PAGES.values(), *LINKED_PAGES], position="hidden")
-# Only the live view changes its range without a run of the whole page.
-st.fragment(navigation, run_every=EVERY_S if page is PAGES["Live"] else None)()
+page = st.navigation([*PAGES.values(), REQUEST], position="hidden")
+arrive(page.url_path or "overview")
+# Only the lanes change their range without a run of the whole page.
+st.fragment(navigation, run_every=EVERY_S if address.query().get("view") == "lanes" else None)()
 with st.container(key="history"):  # keeps late pages out of it
     invisible("history")(key="history_keeper")
 page.run()

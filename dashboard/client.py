@@ -118,10 +118,6 @@ class Tracer:
         """The largest groups of requests, by `by`."""
         return self._object("/api/latency/groups", **parameters)
 
-    def search(self, text: str) -> Row:
-        """What a pasted line of a log is about."""
-        return self._object("/api/search", text=text)
-
     def fleet(self) -> Row:
         """The engines and their recorders."""
         return self._object("/api/fleet")

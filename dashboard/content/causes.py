@@ -43,7 +43,7 @@ MAX_GROUPS = 12
 LEAST_SHARE = 0.005
 """Shares that round to 0 % are omitted."""
 AROUND_NS = 5 * 10**9
-"""The time that *Live* shows before and after an event."""
+"""The time that the lanes show before and after an event."""
 
 
 def colour(cause: str, *, dark: bool) -> str:
@@ -109,23 +109,23 @@ def _range(run: Row) -> str:
 
 def links(found: Iterable[Row], entry: Row, timeline: Row) -> list[Link]:
     """The explanation of each run: the step of this request that shows it, the other request that caused it, or that
-    moment in *Live*; else the admission itself."""
+    moment among the lanes; else the admission itself."""
     steps = {step["span_id"]: number for number, step in enumerate(timeline["steps"], 1)}
     engine = timeline["request"]["engine"]
     own = {"id": timeline["request"]["request"], "engine": engine}
-    admission: Link = ("replay", {**own, "step": str(steps.get(entry["span_id"], 1))})
+    admission: Link = ("request", {**own, "tab": "replay", "step": str(steps.get(entry["span_id"], 1))})
     return [_link(run, steps, own) or admission for run in found]
 
 
 def _link(run: Row, steps: Mapping[str, int], own: Mapping[str, str]) -> Link | None:
     if number := steps.get(run.get("span_id", "")):
-        return "replay", {**own, "step": str(number)}
+        return "request", {**own, "tab": "replay", "step": str(number)}
     engine = run.get("engine") or own["engine"]
     if run.get("request") and not run.get("others"):
         return "request", {"id": run["request"], "engine": engine}
     if at_ns := run.get("at_ns"):
         around = TimeRange(at_ns - AROUND_NS, (run.get("to_ns") or at_ns) + AROUND_NS)
-        return "live", {**around.address, "engine": engine}
+        return "requests", {**around.address, "view": "lanes", "on": engine}
     return None
 
 

@@ -198,7 +198,7 @@ def of_cause(cause: Row, after: TimeRange, around: TimeRange) -> Link:
         return "requests", {**around.address, "on": cause["engine"], "status": "lost"}
     if cause["engine"]:
         return "requests", {**after.address, "on": cause["engine"]}
-    return "efficiency", after.address
+    return "savings", after.address
 
 
 def _leaders(groups: Iterable[Row]) -> list[Row]:

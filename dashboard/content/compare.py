@@ -30,10 +30,11 @@ _Numbered = tuple[int, Row]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: its timeline and its phases."""
+    """One of the two: its timeline, its phases, and how many tokens a second its engine prefills; None if not measured."""
 
     timeline: Row
     parts: Sequence[Stretch]
+    rate: float | None = None
 
     @property
     def request(self) -> Row:

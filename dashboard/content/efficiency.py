@@ -16,7 +16,6 @@ from kvtrail.tracer.model.words import NOTHING, count, size, some
 
 LOCAL, COMPUTED = "vLLM's own cache", "computed"
 """The sources of tokens other than the connector's tiers."""
-EPOCHS = {"0": "first run", "1": "after 1 preemption", "2": "after 2 preemptions", "3": "after 3 or more"}
 WORTH = 0.01
 """The share of prefill from which on the offload counts as worth its memory."""
 NO_HIT_POSSIBLE, MOSTLY_NEW = (Cause.NEW, Cause.UNALIGNED), 0.9
@@ -42,19 +41,13 @@ def time_rows(efficiency: Row) -> list[Row]:
     ]  # fmt: skip
 
 
-def epoch_rows(efficiency: Row) -> list[Row]:
-    """The tokens of each preemption epoch by source."""
-    return [
-        {**row, "epoch": EPOCHS.get(epoch, epoch)}
-        for epoch, sums in efficiency["by_epoch"].items()
-        if sums["asked"]
-        for row in _source_rows(sums, list(sources(efficiency["worth"])))
-    ]
-
-
 def saved_share(sums: Row) -> float | None:
-    """The spared share of the tokens that vLLM's own cache did not hold."""
-    return _share(sums["spared"], sums["asked"] - sums["local"])
+    """The spared share of the tokens to prefill: those that neither vLLM's own cache held nor another engine handed over."""
+    return _share(sums["spared"], _to_prefill(sums))
+
+
+def _to_prefill(sums: Row) -> int:
+    return int(sums["asked"] - sums["local"] - sums["handed"])
 
 
 def _new_share(sums: Row) -> float:
@@ -69,8 +62,25 @@ def costs_s(sums: Row) -> tuple[float, float]:
     return max(sums["waited_s"] + sums["postponed_s"], sums["load_s"]), sums["store_s"]
 
 
+def verdict(savings: Row, engines: Iterable[Row]) -> tuple[str, str]:
+    """The page's first line: a level of the palette, and whether the offload is worth its memory. What only engines have
+    saved that are gone does not make it so."""
+    running = {engine["engine"] for engine in engines if engine["state"] == "running"}
+    spared: Counter[str] = Counter()
+    for place in savings["by_place"]:
+        spared[place["engine"]] += place["worth"]["spared"]
+    idle = running & spared.keys()
+    if not spared.total() or not idle or any(spared[engine] for engine in idle):
+        return is_it_worth_it(savings["worth"])
+    share = text.percent(saved_share(savings["worth"]))
+    return "warning", (
+        f"Not worth its memory now: all that was saved in this range, {share} of prefill, was saved by engines that have"
+        f" ended; {some(len(idle), 'engine')} that {'runs' if len(idle) == 1 else 'run'} saved nothing."
+    )
+
+
 def is_it_worth_it(sums: Row) -> tuple[str, str]:
-    """The page's first line: a level of the palette, and whether the offload is worth its memory."""
+    """The same by the sums alone."""
     share, saved_s = saved_share(sums), sums["prefill_saved_s"]
     if not sums["spared"] and (new := _new_share(sums)) >= MOSTLY_NEW:
         return (
@@ -83,7 +93,7 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
         is_little = share < WORTH
         return "warning" if is_little else "calm", (
             f"{'Hardly worth its memory in this range: it' if is_little else 'It'} spared {text.percent(share)} of prefill:"
-            f" {count(sums['spared'])} of {some(sums['asked'] - sums['local'], 'token')}. In seconds: not measured."
+            f" {count(sums['spared'])} of {some(_to_prefill(sums), 'token')}. In seconds: not measured."
         )
     loads_s, stores_s = costs_s(sums)
     net_s = saved_s - loads_s - stores_s
@@ -209,6 +219,10 @@ def limits(sums: Row) -> str:
         sentences.append(
             f"{count(sums['hidden'])} of {some(sums['admissions'], 'admission')} went through a connector that hides what"
             " its store held, so more tokens may have been computed in vain."
+        )
+    if sums["handed"]:
+        sentences.append(
+            f"{some(sums['handed'], 'token')} were computed by another engine and handed over: that is not counted as saved."
         )
     if sums["failed"]:
         sentences.append(f"{some(sums['failed'], 'token')} were to be loaded and failed.")

@@ -17,9 +17,9 @@ _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 _LET = re.compile(r"^Let (\w+) = ")
 
 
-def rule_rows(rules: Iterable[Row], *, since: bool = False, oldest_first: bool = False) -> list[Row]:
-    """The rules with findings, worst first and what is known last, or those first that were first seen: their severity,
-    their impact, whether they are new or known, and their findings over time; with `since` also when they were seen."""
+def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
+    """The rules with findings, worst first and what is known last, or those first that were first seen: their severity, their
+    impact, whether they are new or known, their findings over time, and when they were seen."""
 
     def weight(rule: Row) -> tuple[Any, ...]:
         loud = rule["not_known"]
@@ -27,20 +27,21 @@ def rule_rows(rules: Iterable[Row], *, since: bool = False, oldest_first: bool =
         return (rule["first_ns"], *weight) if oldest_first else weight
 
     order = sorted(rules, key=weight)
-    known = [known_of_rule(rule) for rule in order]
+    labels = [known_of_rule(rule) for rule in order]
     return [
         {
-            "Could": [rule["severity"]],
-            "Did": impact(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
+            "Severity": [rule["severity"]],
+            "Impact": impact(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
             "Rule": rule["rule"],
-            **({"Known": words} if any(known) else {}),
+            **({"Known": words} if any(labels) else {}),
             "Says": rule["title"],
             "Findings": rule["findings"],
             "Requests": rule["requests"],
             "Trend": rule["trend"],
-            **({"First seen": _moment(rule["first_ns"]), "Last seen": _moment(rule["last_ns"])} if since else {}),
+            "First seen": _moment(rule["first_ns"]),
+            "Last seen": _moment(rule["last_ns"]),
         }
-        for rule, words in zip(order, known, strict=True)
+        for rule, words in zip(order, labels, strict=True)
     ]
 
 
@@ -117,14 +118,13 @@ def finding_rows(findings: Sequence[Row]) -> list[Row]:
     return [
         {
             "Last seen": datetime.fromtimestamp(finding["last_ns"] / 1e9, UTC),
-            "Could": [finding["severity"]],
-            "Did": [finding["did"]],
+            "Severity": [finding["severity"]],
+            "Impact": [finding["did"]],
             "Rule": finding["rule"],
             **({"Known": ["known"] if finding["known"] else []} if some_are_known else {}),
             "Request": finding["external"] or finding["request"],
             "Says": sentences(finding)[-1],
             "Preemptions": finding["epoch"],
-            "Seen": finding["count"],
             "Connector": finding["connector"],
             "Engine": finding["engine_name"],
             "Model": finding["model"] or None,
@@ -157,10 +157,9 @@ def sentences(finding: Row) -> list[str]:
 
 
 def sightings(finding: Row, *, now_ns: int) -> str:
-    """Its rule, how often it was seen, and when."""
+    """Its rule, and when it was seen."""
     first, last = (text.clock(finding[end], now_ns=now_ns) for end in ("first_ns", "last_ns"))
-    when = f"at {first}" if finding["count"] == 1 else f"{ending(finding['count'])}, from {first} to {last}"
-    return f"rule {finding['rule']}, seen {when} UTC"
+    return f"rule {finding['rule']}, at {first}{f', last at {last}' if last != first else ''} UTC"
 
 
 def evidence(finding: Row, steps: Mapping[str, int]) -> list[Row]:
@@ -178,5 +177,7 @@ def evidence(finding: Row, steps: Mapping[str, int]) -> list[Row]:
 
 
 def numbers(finding: Row) -> list[Row]:
-    """The numbers in the sentences, by the rule's names for them."""
-    return [{"Number": name.replace("_", " "), "Value": value(number)} for name, number in finding["numbers"].items()]
+    """The numbers in the sentences, by the rule's names for them, and how often the same was seen again."""
+    again = [{"Number": "seen again", "Value": ending(finding["count"] - 1)}] if finding["count"] > 1 else []
+    named = finding["numbers"].items()
+    return [*({"Number": name.replace("_", " "), "Value": value(number)} for name, number in named), *again]

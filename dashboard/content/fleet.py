@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import text
+from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.events.semconv import NO_END_RECORD
-from kvtrail.tracer.model.words import NOTHING, count, duration, some
+from kvtrail.tracer.model.words import NOTHING, count, duration, ended, some
 
 MUCH_KEPT = 0.25
 """The share of a pool that is much to keep for nobody; that of the alert KvtrailUnfetchedHandoffs."""
@@ -19,9 +19,9 @@ LIVE_NS = 30 * 10**9
 """A request with a later event is taken to go on, if no recorder says otherwise."""
 
 
-def is_live(recorder: Row) -> bool:
-    """Whether more is expected from the recorder's process."""
-    return bool(recorder["status"] == "running")
+def has_lost(recorder: Row) -> bool:
+    """Whether something that the recorder was to record is not known here."""
+    return any(recorder[name] for name in ("dropped", "missing", "untold", "unknown", "probes_off"))
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
@@ -68,33 +68,15 @@ def since(engines: Iterable[Row], shown: TimeRange) -> list[Row]:
     return [each for each in engines if each["ended_ns"] is None or each["ended_ns"] >= shown.since_ns]
 
 
-def earlier(engines: Sequence[Row], shown: TimeRange) -> str:
-    """A sentence about the engines that had ended before the range, if any."""
-    number = len(engines) - len(since(engines, shown))
-    return f"Not listed: {some(number, 'engine')} that ended before this range." if number else ""
-
-
-def counts(fleet: Row, shown: TimeRange) -> list[tuple[str, str, str, str]]:
-    """The cards at the top of the page: name, value, note, and the glossary's term. An engine that has ended counts in the
-    range in which it did, as on the first page; what recorders lost, since each of them began."""
-    engines = since(fleet["engines"], shown)
-    recorders = [recorder for engine in engines for recorder in engine["recorders"]]
-    live = [recorder for recorder in recorders if is_live(recorder)]
-    lag_ns = max((recorder["lag_ns"] for recorder in live), default=None)
-    dropped, missing = (sum(recorder[name] for recorder in recorders) for name in ("dropped", "missing"))
-    here = [each for each in engines if each["ended_ns"] is None or each["ended_ns"] <= shown.until_ns]
+def counts(engines: Sequence[Row], shown: TimeRange) -> str:
+    """How many engines run, and how those of the range ended, in a line. One that has ended counts in the range in which it
+    did, as in the sentences."""
+    here = [each for each in since(engines, shown) if each["ended_ns"] is None or each["ended_ns"] <= shown.until_ns]
     states = Counter(engine["state"] for engine in here)
-    lost = sum(engine["lost"] or 0 for engine in here)
-    return [
-        ("Running", count(states["running"]), f"of {some(len(engines), 'engine')} in this range", "state"),
-        ("Contact lost", count(states["silent"]), "no heartbeat", "state"),
-        ("Died", count(states["died"]), f"in this range; {some(lost, 'request')} lost", "state"),
-        ("Drained", count(states["drained"]), "in this range", "state"),
-        ("Open requests", count(fleet["tracer"]["open"]), "not ended", "open requests"),
-        ("Longest lag", NOTHING if lag_ns is None else duration(lag_ns), "latest events", "lag"),
-        ("Dropped", count(dropped), "since recorders began", "dropped"),
-        ("Gaps", count(missing), "since recorders began", "gaps"),
-    ]
+    parts = [f"{count(states[state])} {palette.label(state)}" for state in _ORDER if states[state]]
+    earlier = len(engines) - len(since(engines, shown))
+    parts += [f"not listed: {some(earlier, 'engine')} that ended before this range"] if earlier else []
+    return f"{'; '.join(parts) or 'None in this range'}."
 
 
 _ORDER = ("died", "silent", "running", "drained", "replaced", "unseen")
@@ -115,7 +97,6 @@ def in_order(engines: Iterable[Row]) -> list[Row]:
 
 def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
     """The engines by display name, in the order given."""
-    engines = list(engines)
     return [
         {
             "Service": engine["service"] or None,
@@ -123,7 +104,7 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
             "State": [engine["state"]],
             "Ended of": _end(engine, now_ns=now_ns),
             "Open": engine["open"],
-            "Lost": engine["lost"] or None,
+            "Open at its end": engine["lost"] or None,
             "Model": engine["model"] or None,
             "vLLM": engine["version"] or None,
             "kvtrail": engine["kvtrail"] or None,
@@ -140,37 +121,12 @@ def last_seen_ns(engine: Row) -> int:
     return max((r["last_ns"] for r in engine["recorders"]), default=0) or engine["ended_ns"] or 0
 
 
-def version_rows(engines: Iterable[Row]) -> list[Row]:
-    """The combinations of versions, connectors and models that engines run, the most frequent first; none where only models
-    differ, since nothing is mixed then."""
-    combinations: dict[tuple[str, str, str, str], list[Row]] = {}
-    for engine in engines:
-        combination = (engine["version"] or "", engine["kvtrail"] or "", _connectors(engine), engine["model"] or "")
-        combinations.setdefault(combination, []).append(engine)
-    if len({versions[:3] for versions in combinations}) < 2:
-        return []
-    return [
-        {
-            "vLLM": vllm or None,
-            "kvtrail": recorder or None,
-            "Connectors": connectors or None,
-            "Model": model or None,
-            "Engines": len(some_engines),
-            "Running": sum(each["state"] == "running" for each in some_engines),
-            "Died": sum(each["state"] == "died" for each in some_engines),
-        }
-        for (vllm, recorder, connectors, model), some_engines in sorted(
-            combinations.items(), key=lambda pair: -len(pair[1])
-        )
-    ]
-
-
 def _end(engine: Row, *, now_ns: int) -> str | None:
     """When and of what an engine ended, if known."""
     if engine["state"] not in ("died", "drained", "silent"):
         return None
     at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
-    why = "ended without an end record" if engine["ended_by"] == NO_END_RECORD else engine["ended_by"]
+    why = ended(engine["ended_by"]) if engine["ended_by"] == NO_END_RECORD else engine["ended_by"]
     return ": ".join(filter(None, (at, why))) or None
 
 
@@ -182,8 +138,7 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
     """The recorders: those with losses first, then the live ones, then by last event."""
 
     def order(each: Row) -> tuple[bool, bool, int, str]:
-        has_lost = each["dropped"] or each["missing"] or each["untold"] or each["unknown"] or each["probes_off"]
-        return not has_lost, not is_live(each), -each["last_ns"], each["id"]
+        return not has_lost(each), each["status"] != "running", -each["last_ns"], each["id"]
 
     return [
         {
@@ -275,8 +230,8 @@ def tracer_status(tracer: Row, *, url: str, now_ns: int) -> str:
     """The tracer itself, in a sentence."""
     last = tracer["last_received_ns"]
     received = f"last spans at {text.clock(last, now_ns=now_ns)} UTC" if last else "no spans since then"
+    missing = f", {some(tracer['events_missing'], 'event')} given up as missing" if tracer["events_missing"] else ""
     return (
         f"Tracer {tracer['version']} at `{url}`, up since {text.clock(tracer['started_ns'], now_ns=now_ns)} UTC, {received};"
-        f" {some(tracer['spans_stored'], 'span')} stored since it started,"
-        f" {some(tracer['events_missing'], 'event')} given up as missing."
+        f" {some(tracer['spans_stored'], 'span')} stored since it started{missing}."
     )

@@ -49,8 +49,8 @@ TERMS = {
     # Findings.
     "finding": "The record of one drift between the connector and vLLM, however often it recurs.",
     "requests with it": "How many requests had a finding of the rule.",
-    "could": "The worst that a finding of this rule can do.",
-    "did": "What happened to the requests with the finding, by what spans show.",
+    "severity": "The worst that a finding of this rule can do.",
+    "impact": "What happened to the requests with the finding, by what spans show.",
     "healed": "The guard replaced a wrong answer before the scheduler used it, or had wrong blocks computed again.",
     "known": "new: first seen since the last deploy of the engines that have it. known: the file of known findings names"
     " it, and alerts leave it out.",
@@ -79,10 +79,10 @@ TERMS = {
     "recorder": "The part of kvtrail in one process of an engine that records events and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
     "received": "Events that have arrived since the tracer started.",
-    "lost requests": "Requests that were open when the engine ended. One that raised is among them; its outcome is failed.",
+    "open at its end": "Requests that were open when the engine ended: those that were lost with it, and one that raised.",
     "dropped": "Events that a recorder dropped for lack of room.",
     "gaps": "Events that have not arrived, by gaps in their numbers.",
-    "admitted": "Requests with allocated blocks; a request that resumes after a preemption counts again.",
+    "requests": "Requests that began in the range, by how they ended.",
     "hand-off": "KV that one engine computed and another one reads to go on with: prefill here, decode there.",
     "lease expired": "Nobody reported in time that the blocks were read, so the engine that prefilled gave them back.",
     "mean wait": "From the arrival of a request at the engine that decodes to the end of its load, by that engine's clock.",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log, sqrt
 from typing import Any
 
 import altair as alt
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.palette import BLUE, GREY, PINK, VIOLET
+from kvtrail.dashboard.content.palette import BLUE, GREY
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.dashboard.content.trends import BRUSH, HEIGHT, MOMENT, Chart, framed, time_axis
-from kvtrail.tracer.model.words import count, duration, some
+from kvtrail.dashboard.content.trends import MOMENT, Chart, framed, time_axis
+from kvtrail.tracer.model.cause_words import name as cause_name
+from kvtrail.tracer.model.causes import Cause
+from kvtrail.tracer.model.words import count, duration, percent, some
 
 MEASURES = {
     "first_token": "time to first token",
@@ -26,12 +29,18 @@ MEASURES = {
     "preempted": "preempted",
 }
 """The measures of time, for people, in the order of a request's life."""
-FIRST = "duration"
-"""The measure that a page shows if none is chosen: every request that has ended has it."""
+FIRST, WHOLE = "first_token", "duration"
+"""The measure that is shown if none is chosen; and where no request has it, that of every request that has ended."""
+CHOICES = {"": "Time to first token, if known", **MEASURES}
+"""The measures to choose from."""
 PERCENTILES = {"p50_ns": "half", "p90_ns": "90 %", "p99_ns": "99 %"}
 AREA = "area"
 """The name of the selection on the heat map."""
+CAUSES = 4
+"""Causes of tokens that a sentence names."""
 _HEIGHT = 240
+SHADES = (0.25, 1.0)
+"""The opacity of a cell with one request, and of the one with most."""
 TICKS_S = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5) if digit * 10.0**power < 50] + [
     minutes * 60.0 for minutes in (1, 2, 5, 10, 20, 60, 120, 300, 600, 1440, 2880, 7200)
 ]
@@ -66,11 +75,6 @@ class Area:
         """The parameters of `/api/requests` that select its requests, with other filters."""
         where = self.where(of, chosen.get("where", ""))
         return {**chosen, "where": where, "since_ns": self.since_ns, "before_ns": self.until_ns}
-
-    def quicker(self, of: str, others: str = "") -> str:
-        """The conditions that select the requests that took less, as `where`."""
-        own = f"{of} < {self.low_ns}ns"
-        return f"{others} and {own}" if others else own
 
     @property
     def range(self) -> TimeRange:
@@ -135,19 +139,26 @@ def summary(answer: Row) -> str:
 def _why_none(of: str) -> str:
     if of == "first_token":
         return "their prompts are not computed yet, or level `basic` does not show when they were."
-    if of == FIRST:
+    if of == WHOLE:
         return "they have not ended."
     return "they were never in this phase, or have not left it yet."
 
 
-def none_found(chosen: Mapping[str, str]) -> str:
-    """What to do where no request began that meets the filters."""
-    if chosen:
-        return "No request began in this range that meets the filters. Choose a longer range, or remove a filter."
-    return (
-        "No request began in this range. Choose a longer one. If the tracer has no requests at all, the overview shows how to"
-        " trace an engine."
-    )
+def usual(measures: Row) -> str:
+    """The measure to show if none is chosen."""
+    return FIRST if any(each["of"] == FIRST and each["requests"] for each in measures["times"]) else WHOLE
+
+
+def tokens(measures: Row) -> str:
+    """The largest causes of the tokens that these requests asked for, in a sentence; empty if none is recorded."""
+    asked = sum(measures["tokens"].values())
+    found = sorted(measures["tokens"].items(), key=lambda each: -each[1])[:CAUSES]
+    parts = [f"{percent(number / asked)} {_of_cause(cause)}" for cause, number in found if number]
+    return f"Of the {count(asked)} tokens that they asked for: {', '.join(parts)}." if parts else ""
+
+
+def _of_cause(cause: str) -> str:
+    return "of unknown cause" if cause == Cause.UNKNOWN else cause_name(cause)
 
 
 def measure_rows(answer: Row) -> list[Row]:
@@ -172,40 +183,6 @@ def measures_shown(answer: Row) -> list[str]:
     return [of for of in MEASURES if of in present]
 
 
-def percentiles_over_time(answer: Row, *, dark: bool) -> Chart:
-    """A line for each percentile, by when requests started."""
-    rows = [
-        {MOMENT: (each["at_ns"] + answer["step_ns"] / 2) / 10**6, "share": words, "seconds": seconds_shown(each[share]),
-         "took": duration(each[share]), "requests": count(each["requests"])}
-        for each in answer["trend"]
-        for share, words in PERCENTILES.items()
-    ]  # fmt: skip
-    colours = percentile_colours(dark=dark)
-    scale = alt.Scale(domain=[*colours], range=[*colours.values()])
-    base = alt.Chart(_data(rows, "percentiles"))
-    # Lines with points would be two layers, on which Streamlit cannot draw what is selected; one stretch has no line.
-    marks = (
-        base.mark_line(strokeWidth=2, clip=True) if len(answer["trend"]) > 1 else base.mark_point(size=40, clip=True)
-    )
-    drawn_: Chart = marks.encode(
-        x=time_axis(answer["since_ns"], answer["until_ns"], answer["step_ns"]),
-        y=_duration_axis("seconds", (row["seconds"] for row in rows)),
-        color=alt.Color("share:N", title=None, sort=[*colours], scale=scale, legend=None),
-        tooltip=[
-            alt.Tooltip("share:N", title="this share"),
-            alt.Tooltip("took:N", title="took at most"),
-            alt.Tooltip("requests:N", title="of"),
-        ],
-    )
-    brush = alt.selection_interval(name=BRUSH, encodings=["x"])
-    return framed(drawn_.add_params(brush).properties(height=HEIGHT))
-
-
-def percentile_colours(*, dark: bool) -> dict[str, str]:
-    """The colours of the percentiles, by their words."""
-    return dict(zip(PERCENTILES.values(), (colour.on(dark=dark) for colour in (BLUE, VIOLET, PINK)), strict=True))
-
-
 def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:
     """How many requests started when and took how long; what lies outside of the chosen area is grey."""
     most = max(answer["cells"]["requests"], default=1)
@@ -218,7 +195,7 @@ def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:
         for cell in cells(answer)
     ]  # fmt: skip
     colours = alt.Scale(domain=[True, False], range=[BLUE.on(dark=dark), GREY.on(dark=dark)])
-    shades = alt.Scale(type="log", domain=[1, max(2, most)], range=[0.25, 1])
+    shades = alt.Scale(type="log", domain=[1, max(2, most)], range=[*SHADES])
     drawn_: Chart = (
         alt.Chart(_data(rows, "heat map"))
         .mark_rect(cursor="crosshair", clip=True)
@@ -234,6 +211,23 @@ def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:
     )
     brush = alt.selection_interval(name=AREA, encodings=["x", "y"])
     return framed(drawn_.add_params(brush).properties(height=_HEIGHT))
+
+
+def scale(answer: Row, *, dark: bool) -> dict[str, str]:
+    """The legend of the heat map: numbers of requests, and their colours."""
+    most = max(2, *answer["cells"]["requests"], 0)
+    numbers = sorted({1, round(sqrt(most)), most})
+    colour = BLUE.on(dark=dark)
+    return {
+        some(number, "request"): f"color-mix(in srgb, {colour} {100 * _shade(number, most):.0f}%, transparent)"
+        for number in numbers
+    }
+
+
+def _shade(number: int, most: int) -> float:
+    """The opacity of a cell."""
+    least, strongest = SHADES
+    return least + (strongest - least) * log(number) / log(most)
 
 
 def _is_in(cell: Mapping[str, int], area: Area) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
+from kvtrail.tracer.model import store_size
 from kvtrail.tracer.model.cause_words import cache, in_sums
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, size, some
@@ -20,10 +21,6 @@ NEGLIGIBLE, MARGIN = 0.02, 2
 """The share of the curve's maximum below which points are left out; the factor by which the axis begins below the others."""
 LEAST_GAIN = 0.002
 """A smaller gain counts as none."""
-MUCH = 0.1
-"""A share that another size would have given, and that today's store did not, from which on it is worth a sentence."""
-NEARLY = 0.95
-"""The size that is named gives this share of what any size could: the last percents need most of the memory."""
 _OF_NO_SIZE = ("new", "unaligned", "last-token", "unknown")
 """Causes that no store of any size changes, or that are not known."""
 
@@ -61,14 +58,6 @@ def unit(curve: Row) -> tuple[str, float]:
     return f"{name} on each worker", curve["chunk_bytes"] / size_
 
 
-def given(sums: Row) -> float | None:
-    """The measured share of full blocks beyond vLLM's own cache that the store gave."""
-    causes = sums["causes"]
-    unaligned = sum(tokens for name, tokens in causes.items() if name.startswith(("unaligned:", "last-token:")))
-    wanted = sums["asked"] - sums["local"] - unaligned
-    return min(1.0, sums["taken"] / wanted) if wanted > 0 else None
-
-
 def sums_of(curve: Row, savings: Row) -> Row | None:
     """The sums of the engine and connector of a curve."""
     owner = (curve["engine"], curve["connector"])
@@ -78,7 +67,7 @@ def sums_of(curve: Row, savings: Row) -> Row | None:
 def given_of(curve: Row, savings: Row) -> float | None:
     """The measured share that the store of a curve gave."""
     sums = sums_of(curve, savings)
-    return None if sums is None else given(sums)
+    return None if sums is None else store_size.given(sums)
 
 
 def most_to_gain(savings: Row) -> Row | None:
@@ -103,18 +92,21 @@ def place(curve: Row, savings: Row) -> str:
 def better(curve: Row, *, limit: int | None, given: float | None, place: str = "") -> str:
     """The size that would have given much more than today's store, in a sentence; empty if none would, or if it is not known
     what this store gave. `place` names the store where there are several."""
-    if given is None or not curve["points"]:
-        return ""
-    held, most = today(curve, limit), curve["points"][-1]["share"]
-    size_ = next(point for point in curve["points"] if point["share"] >= NEARLY * most)
-    if size_["share"] - given < MUCH or (held is not None and held >= size_["chunks"]):
+    held, point = today(curve, limit), store_size.better(curve["points"], given)
+    if point is None or (held is not None and held >= point["chunks"]):
         return ""
     a = f"For {place}, a" if place else "A"
     return (
-        f"{a} store of {stored(curve, size_['chunks'])} would have given {percent(size_['share'])} of what vLLM's own"
-        " cache did not"
-        f" hold, by the estimate below; this one gave {percent(given)}."
+        f"{a} store of {stored(curve, point['chunks'])} would have given {percent(point['share'])} of what vLLM's own"
+        f" cache did not hold, by the estimate below; this one gave {percent(given or 0.0)}."
     )
+
+
+def better_of(savings: Row, engines: Iterable[Row]) -> str:
+    """The same sentence about the store that another size would change most; empty where there is none."""
+    if (curve := most_to_gain(savings)) is None:
+        return ""
+    return better(curve, limit=limit_of(curve, engines), given=given_of(curve, savings), place=place(curve, savings))
 
 
 def rows(curve: Row, *, held: float | None = None) -> list[Row]:
@@ -178,7 +170,7 @@ def sentences(
         )
     now = share_at(curve, held)
     if held >= enough["chunks"]:
-        if given is not None and now - given >= MUCH:
+        if given is not None and now - given >= store_size.MUCH:
             return (
                 f"Today's {stored(curve, held)} have room for all that is asked for again, {percent(now)} of what"
                 " vLLM's own cache"

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import efficiency, findings, text
+from kvtrail.dashboard.content import efficiency, findings, palette, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.words import count, some
 
-TIMED = ("findings", "efficiency", "changes", "live", "requests", "fleet")
+TIMED = ("overview", "requests", "findings", "savings")
 """The pages to which a sentence's link carries the time range."""
 LEAST_RATE = 0.1
 """A lower rate would be shown as 0.0."""
@@ -49,24 +49,49 @@ def shown_at_once(statements: int, most: int) -> int:
     return statements if statements <= most + 1 else most
 
 
-def cards(savings: Row, rules: Sequence[Row], *, open_requests: int, minutes: float) -> list[tuple[str, str, str, str]]:
-    """The totals of the range: name, value, note, and the glossary's term. `savings` are those of efficiency, `rules` those
-    with findings, and `minutes` those of the status, by which rates are."""
-    sums = savings["worth"]
-    first_runs = savings["by_epoch"].get("0", {}).get("admissions", 0)
-    share = efficiency.saved_share(sums)
-    seconds = sums["prefill_saved_s"]
-    spared = f"{text.seconds(seconds)} of time" if seconds is not None else f"{some(sums['spared'], 'token')} spared"
+def cards(status: Row, savings: Row) -> list[tuple[str, str, str, str]]:
+    """The few numbers of the range that are not zero: name, value, note, and the glossary's term. `savings` are those of
+    efficiency; rates are by the minutes of the status."""
+    sums, outcomes, rules = savings["worth"], status["outcomes"], status["rules"]
+    began = sum(outcomes.values())
     waited_s = sums["waited_s"] + sums["postponed_s"]
-    return [
-        ("Admitted", count(sums["admissions"]), _requests(first_runs, minutes, of=sums["admissions"]), "admitted"),
-        ("Open now", count(open_requests), "begun, not ended", "open requests"),
-        ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
-        ("Prefill saved", text.percent(share), spared, "prefill saved"),
-        ("Waited for KV", text.seconds(waited_s), efficiency.waits(sums), "waited for KV"),
-        ("Preemptions", count(sums["preemptions"]), _a_minute(sums["preemptions"], minutes), "preemption"),
-        ("Findings", count(sum(rule["findings"] for rule in rules)), _of_rules(rules), "finding"),
-    ]  # fmt: skip
+    found = sum(rule["findings"] for rule in rules)
+    shown = [
+        (began, ("Requests", count(began), _outcomes(outcomes) or _a_minute(began, status["minutes"]), "requests")),
+        (
+            sums["asked"],
+            ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
+        ),
+        (sums["spared"], ("Prefill saved", text.percent(efficiency.saved_share(sums)), _saved(sums), "prefill saved")),
+        (waited_s, ("Waited for KV", text.seconds(waited_s), efficiency.waits(sums), "waited for KV")),
+        (
+            sums["preemptions"],
+            (
+                "Preemptions",
+                count(sums["preemptions"]),
+                _a_minute(sums["preemptions"], status["minutes"]),
+                "preemption",
+            ),
+        ),
+        (found, ("Findings", count(found), _of_rules(rules), "finding")),
+    ]
+    return [each for number, each in shown if number]
+
+
+def _outcomes(outcomes: Mapping[str, int]) -> str:
+    """How they ended that did not end as they should, and how many are open; empty if none."""
+    parts = [
+        f"{count(outcomes[name])} {'open' if name == 'running' else palette.label(name)}"
+        for name in palette.OUTCOME
+        if name != "finished" and outcomes.get(name)
+    ]
+    return ", ".join(parts)
+
+
+def _saved(sums: Row) -> str:
+    """The time that was saved, or the tokens where it is not known."""
+    seconds = sums["prefill_saved_s"]
+    return f"{text.seconds(seconds)} of time" if seconds is not None else f"{some(sums['spared'], 'token')} spared"
 
 
 def _of_rules(rules: Sequence[Row]) -> str:
@@ -75,20 +100,10 @@ def _of_rules(rules: Sequence[Row]) -> str:
     return f"{count(number)} known" if number else f"of {some(len(rules), 'rule')}"
 
 
-def _requests(number: int, minutes: float, *, of: int) -> str:
-    """The rate of requests, and their number where it is not that of admissions: some were preempted and admitted again."""
-    if number in (0, of):
-        return _a_minute(number, minutes, "requests")
-    return f"of {some(number, 'request')}, {_a_minute(number, minutes)}"
-
-
-def _a_minute(number: int, minutes: float, what: str = "") -> str:
+def _a_minute(number: int, minutes: float) -> str:
     """A count as a rate."""
-    if not number:
-        return "none"
     a_minute = number / minutes
-    of = f"{what} a minute".strip()
-    return f"{text.rate(a_minute)} {of}" if a_minute >= LEAST_RATE else f"under {LEAST_RATE} {of}"
+    return f"{text.rate(a_minute)} a minute" if a_minute >= LEAST_RATE else f"under {LEAST_RATE} a minute"
 
 
 def engine_settings(url: str, *, wants_token: bool) -> str:

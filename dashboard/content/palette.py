@@ -144,11 +144,11 @@ PHASE = {
     "waiting for remote KV": Meaning(Colour("#b98100", "#e6b422", ""), "a load was promised and has not finished"),
     "load": Meaning(Colour("#0a9168", "#20b486", ""), "KV is copied from the store"),
     "prefill": Meaning(Colour("#1d4ed8", "#3b74f2", ""), "the prompt is computed"),
-    "decode": Meaning(Colour("#5f8ce9", "#8fb4fa", ""), "the output is computed"),
+    "decode": Meaning(Colour("#7c9416", "#a9c445", ""), "the output is computed"),
     "preempted": Meaning(Colour("#e8590c", "#f47b3e", ""), "preempted, until its next step"),
     "store": Meaning(Colour("#8b46d9", "#a877ee", ""), "KV is copied into the store"),
     "done": Meaning(Colour("#88929f", "#66728a", ""), "it has ended"),
-    "running": Meaning(Colour("#4c7de8", "#5f8ff5", ""), "prefill or decode: which of them is not recorded"),
+    "running": Meaning(Colour("#a8588f", "#d08bbb", ""), "prefill or decode: which of them is not recorded"),
     "failed": Meaning(Colour("#d92d20", "#f2594b", ""), "a call about it raised"),
 }
 """Phases of a request; marks, never text."""

@@ -12,6 +12,10 @@ from kvtrail.tracer.model.words import duration
 
 BESIDE = ("load", "store")
 """Transfers overlap the phases."""
+OVER = ("done", "failed")
+"""After these nothing is known of a request until its end."""
+MOST_NAMED, LEAST = 3, 0.02
+"""Phases that a sentence names, and the least share of such a phase."""
 POINTS = 20_000
 """The resolution asked for: shorter phases are merged."""
 
@@ -72,6 +76,19 @@ def time_texts(parts: Sequence[Stretch]) -> dict[str, str]:
         phase: duration(round(ms * 1e6)) + ("" if phase in BESIDE or not whole else f" ({percent(ms / whole)})")
         for phase, ms in times(parts).items()
     }
+
+
+def sentence(parts: Sequence[Stretch]) -> str:
+    """Where the time went, in a sentence: the phases that took most of it; empty if none is recorded."""
+    spent = {phase: ms for phase, ms in times(parts).items() if phase not in (*BESIDE, *OVER)}
+    whole = sum(spent.values())
+    most = sorted(spent.items(), key=lambda each: -each[1])[:MOST_NAMED]
+    said = [
+        f"{percent(ms / whole)} {phase} ({duration(round(ms * 1e6))})"
+        for phase, ms in most
+        if whole and ms / whole >= LEAST
+    ]
+    return f"It took {duration(round(whole * 1e6))}: {', '.join(said)}." if said else ""
 
 
 def by_step(parts: Sequence[Stretch], moments: Sequence[float]) -> list[Stretch]:

@@ -114,26 +114,26 @@ def _number(account: Row, name: str) -> Any:
 
 
 def facts(request: Row) -> list[tuple[str, str, str, str]]:
-    """The cards of a request: name, value, note, and the glossary's term."""
+    """The cards of a request: name, value, note, and the glossary's term. Those that are zero are left out."""
     waited = some(request["wait_loads"], "load")
     output = None if request["prompt"] is None else _number(request, "total") - request["prompt"]
-    return [
-        ("Output", count(output), "tokens", "output tokens"),
-        ("Waited for KV", text.seconds(request["waited_ns"] / 1e9), f"in {waited}", "waited for KV"),
-        ("Loaded", count(request["loaded"]), f"in {some(request['loads'], 'load')}", "loaded tokens"),
-        ("Recomputed", count(request["recomputed"]), "after preemptions", "recomputed tokens"),
-        ("Stored", count(request["stored"]), "tokens", "stored tokens"),
-        ("Lookups", count(request["lookups"]), f"{some(request['refused'], 'answer')} refused", "lookup"),
-        ("Preemptions", count(request["epoch"]), "of the request", "preemption"),
-        *_bytes(request),
+    wrong, refused = request.get("wrong_blocks") or 0, request["refused"]
+    checked = request.get("looked_at") or 0
+    found = [
+        (output, "Output", "tokens", "output tokens"),
+        (request["waited_ns"], "Waited for KV", f"in {waited}", "waited for KV"),
+        (request["loaded"], "Loaded", f"in {some(request['loads'], 'load')}", "loaded tokens"),
+        (request["recomputed"], "Recomputed", "after preemptions", "recomputed tokens"),
+        (request["stored"], "Stored", "tokens", "stored tokens"),
+        (refused, "Answers refused", f"of {some(request['lookups'], 'lookup')}", "refused answers"),
+        (request["epoch"], "Preemptions", "of the request", "preemption"),
+        (checked, "Blocks checked", f"{count(wrong)} wrong" if wrong else "none wrong", "blocks checked"),
     ]
-
-
-def _bytes(request: Row) -> list[tuple[str, str, str, str]]:
-    """The card of compared blocks; none if no block was compared."""
-    looked_at, wrong = request.get("looked_at") or 0, request.get("wrong_blocks") or 0
-    note = f"{count(wrong)} wrong" if wrong else "none wrong"
-    return [("Blocks checked", count(looked_at), note, "blocks checked")] if looked_at else []
+    return [
+        (name, text.seconds(number / 1e9) if name == "Waited for KV" else count(number), note, term)
+        for number, name, note, term in found
+        if number or (name == "Loaded" and request["loads"])
+    ]
 
 
 def findings_by_step(timeline: Row) -> dict[int, list[Row]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.fleet import LIVE_NS
 
 ORDERS = {
@@ -18,6 +18,9 @@ ORDERS = {
     "duration": "longest",
 }
 """The API's sort orders, in words."""
+ADDRESS = {"engine": "on"}
+"""Filters' names in the address. Streamlit writes the next page's query over this page's before it leaves, so that on the way
+back a request's `engine` would filter the list."""
 ENDS = {name: palette.label(name) for name in palette.OUTCOME if name != "running"}
 """The outcomes of requests that have ended, for people."""
 STATUS = {**palette.STATUS, **palette.OUTCOME}
@@ -38,11 +41,24 @@ def filters(chosen: Mapping[str, str]) -> dict[str, str]:
     return given | ({"outcome": word} if word in ENDS else {"status": word, "outcome": "running"})
 
 
-def filters_of_groups(chosen: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def filters_of_groups(chosen: Mapping[str, str], search: str = "") -> tuple[dict[str, str], list[str]]:
     """The choices by which groups and times are filtered, as the API has them; and those that they are not filtered by: the
-    verdict, and the status of a request that has not ended."""
+    verdict, the status of a request that has not ended, and the search."""
     ignored = [name for name in ("status", "verdict") if name in chosen and chosen[name] not in ENDS]
-    return filters({name: value for name, value in chosen.items() if name not in ignored}), ignored
+    applied = filters({name: value for name, value in chosen.items() if name not in ignored})
+    return applied, ignored + ["search"] * bool(search)
+
+
+def none_found(search: str, chosen: Mapping[str, str]) -> str:
+    """What to do where no request is found."""
+    if search:
+        return f"No request has {text.plain(search)} in its id, or as its trace id, at any time."
+    if chosen:
+        return "No request of this range meets the filters. Choose a longer range, or remove a filter."
+    return (
+        "No request began in this range. Choose a longer one. If the tracer has no requests at all, the overview shows how to"
+        " trace an engine."
+    )
 
 
 def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:

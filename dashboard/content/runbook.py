@@ -46,9 +46,9 @@ def _page_link(link: re.Match[str]) -> str:
     if "://" in target:
         return link[0]
     if path.name == INDEX.name:
-        return f"[{words}](runbook#{anchor})"
+        return f"[{words}](findings?runbook=all#{anchor})"
     if path.name == "rules.md":
         return f"[{words}](findings?rule={anchor})"
     if path.stem in names():
-        return f"[{words}](runbook?name={path.stem})"
+        return f"[{words}](findings?runbook={path.stem})"
     return words  # other documentation, which the dashboard does not serve

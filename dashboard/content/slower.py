@@ -18,6 +18,8 @@ from kvtrail.tracer.model.words import count, duration, size, some
 LEAST_SHARE = 0.02
 """A phase that differs by a smaller share of the longer request has no row."""
 LEAST_MS = 0.5
+LEAST_REST = 0.2
+"""A smaller share of a difference that remains unexplained is not named: rates are means."""
 FEW_CAUSES = 2
 """Causes of computed tokens that are named."""
 _ORDER = ("queued", "lookup", "waiting for remote KV", "prefill", "decode", "running", "preempted", "failed")
@@ -68,7 +70,9 @@ def summary(a: Side, b: Side) -> str:
     less = abs(most.longer_ms)
     more = f" {most.why[0].upper()}{most.why[1:]}." if most.why else ""
     of = f"{percent(less / longer)} of that is" if less <= longer else f"It was {_ms(less)} longer in"
-    return f"**{slower} took {_ms(longer)} longer than {faster}**: {both}. {of} {most.phase}.{more}"
+    against = ", ".join(f"{_ms(abs(each.longer_ms))} {each.phase}" for each in found if each not in ours)
+    other = f" The other way went {against}." if against else ""
+    return f"**{slower} took {_ms(longer)} longer than {faster}**: {both}. {of} {most.phase}.{more}{other}"
 
 
 def rows(a: Side, b: Side) -> list[Row]:
@@ -131,15 +135,29 @@ def _loaded(side: Side) -> str:
 
 
 def _prefill(a: Side, b: Side) -> str:
+    """What more was computed; what that costs at the rate of the engine that took longer, and how much of the difference that
+    leaves unexplained."""
     ours, theirs = (_computed(each) for each in (a, b))
     if ours is None or theirs is None:
         return ""
+    spent = [_spent(each).get("prefill", 0.0) for each in (a, b)]
+    longer_ms, slower = abs(spent[0] - spent[1]), a if spent[0] >= spent[1] else b
     whole = [some(sum(each.values()), "token") for each in (ours, theirs)]
     if whole[0] == whole[1]:
-        return f"both computed {whole[0]}"
-    more = ours - theirs if sum(ours.values()) > sum(theirs.values()) else theirs - ours
+        return f"both computed {whole[0]}, so that explains nothing of {_ms(longer_ms)}"
+    is_as_expected = (ours.total() > theirs.total()) == (slower is a)
+    more = ours - theirs if ours.total() > theirs.total() else theirs - ours
     reasons = [f"{count(number)} {_of_cause(cause)}" for cause, number in more.most_common(FEW_CAUSES)]
-    return f"{_both('computed', *whole)}; of the difference, {' and '.join(reasons)}"
+    said = f"{_both('computed', *whole)}; of the difference, {' and '.join(reasons)}"
+    if not slower.rate or not longer_ms:
+        return said
+    if not is_as_expected:
+        return f"{said}: fewer tokens took longer, so that explains nothing of {_ms(longer_ms)}"
+    cost_ms = abs(ours.total() - theirs.total()) / slower.rate * 1000
+    rate = f"at the {count(round(slower.rate))} tokens/s of its engine that costs {_ms(cost_ms)}"
+    left_ms = longer_ms - cost_ms
+    rest = f", and {_ms(left_ms)} remain unexplained" if left_ms > LEAST_REST * longer_ms else ""
+    return f"{said}; {rate}{rest}"
 
 
 def _of_cause(cause: str) -> str:

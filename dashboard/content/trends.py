@@ -1,4 +1,4 @@
-"""Charts of a time range: findings and sources of tokens over time, requests by outcome, tokens by epoch.
+"""Charts of a time range: findings and sources of tokens over time, what more memory would buy.
 
 The same data gives the same chart: every dataset is named here, since Altair numbers its own names. Times are UTC.
 """
@@ -15,7 +15,6 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import causes, efficiency, findings, memory, palette, text
 from kvtrail.dashboard.content.palette import GREY, SEVERITY, SOURCE, TIERS
 from kvtrail.tracer.model.cause_words import name
-from kvtrail.tracer.model.words import count
 
 Chart = alt.Chart
 AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart | alt.FacetChart)
@@ -24,7 +23,6 @@ BRUSH, MOMENT = "drawn", "at"
 HEIGHT = 160
 _CURVE_HEIGHT = 220
 _GROUP_LABELS = 130
-_OUTCOME_LABELS = 80
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
 _ABOVE = 24
 """The room for words above a plot."""
@@ -49,15 +47,6 @@ def findings_over_time(trend: Row, *, dark: bool) -> Chart:
 def sources_over_time(answer: Row, *, dark: bool) -> Chart:
     """The tokens of admitted requests by source."""
     return _tokens_over_time(answer, efficiency.time_rows(answer), "source", source_colours(answer, dark=dark))
-
-
-def by_epoch(answer: Row, *, dark: bool) -> Chart:
-    """The shares of these sources by epoch, a bar each."""
-    rows = efficiency.epoch_rows(answer)
-    present = {row["epoch"] for row in rows}
-    epochs = [name for name in efficiency.EPOCHS.values() if name in present]
-    colour = _color("source:N", source_colours(answer, dark=dark))
-    return _shares(rows, "epoch", epochs, colour, "source")
 
 
 def causes_over_time(answer: Row, *, dark: bool) -> Chart:
@@ -105,22 +94,6 @@ def what_memory_buys(
             dot = here.mark_point(color=palette.ORANGE.on(dark=dark), filled=True, size=80, opacity=1)
             layers.append(dot.encode(y="share:Q", tooltip=measured))
     return framed(alt.layer(*layers).properties(height=_CURVE_HEIGHT), above=_ABOVE)
-
-
-def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt.FacetChart:
-    """Requests by outcome; every outcome has a bar, so that nothing moves."""
-    colours = {palette.label(name): colour for name, colour in palette.colours(palette.OUTCOME, dark=dark).items()}
-    rows = [
-        {"outcome": palette.label(name), "requests": counts.get(name, 0), "label": count(counts.get(name, 0))}
-        for name in palette.OUTCOME
-    ]
-    # Room at the right for the number behind the longest bar.
-    x = alt.X("requests:Q", axis=None, scale=alt.Scale(domain=[0, max(1, *counts.values(), 0) * 1.25]))
-    y = alt.Y("outcome:N", sort=[*colours], title=None, axis=_labels(_OUTCOME_LABELS))
-    base = alt.Chart(_data(rows, "outcomes")).encode(x=x, y=y)
-    bars = base.mark_bar(height=12, cornerRadius=2).encode(color=_color("outcome:N", colours))
-    labels = base.mark_text(align="left", dx=6, color=GREY.on(dark=dark)).encode(text="label:N")
-    return framed(alt.layer(bars, labels).properties(height=22 * len(rows)))
 
 
 def severity_colours(trend: Row, *, dark: bool) -> dict[str, str]:

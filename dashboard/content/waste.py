@@ -17,6 +17,8 @@ from kvtrail.tracer.model.cause_words import cache, name
 from kvtrail.tracer.model.words import count, some
 
 PREFIX = "prefix"
+CHOSEN = ("tenant", "cause", PREFIX)
+"""What a click on a row narrows the page down to, besides the page's filters; names in the address and of the API."""
 KINDS = {
     "tenant": "By tenant", "model": "By model", "engine": "By engine", "cause": "By cause",
 }  # fmt: skip
@@ -72,9 +74,13 @@ def label(answer: Row, kind: str, group: Row) -> str:
     return value or "not known"
 
 
-def cause_name(cause: str) -> str:
-    """A cause, for people."""
-    return name(cause)
+def narrowed_to(answer: Row, chosen: Mapping[str, str]) -> str:
+    """What the page is narrowed down to, for people."""
+    texts = []
+    for kind, value in chosen.items():
+        group = next((each for each in answer.get(f"by_{kind}", ()) if each[kind] == value), None)
+        texts.append(f"{kind} {value if group is None or kind == PREFIX else label(answer, kind, group)}")
+    return f"Only {', '.join(texts)}: show all"
 
 
 def prefix_rows(answer: Row) -> list[Row]:
@@ -110,7 +116,7 @@ def request_rows(answer: Row) -> list[Row]:
 
 def narrowed(answer: Row, kind: str, given: Mapping[str, str]) -> list[Link]:
     """This page, narrowed down to each group of a kind."""
-    return [("waste", {**given, ADDRESS.get(kind, kind): str(each[kind])}) for each in answer[f"by_{kind}"]]
+    return [("savings", {**given, ADDRESS.get(kind, kind): str(each[kind])}) for each in answer[f"by_{kind}"]]
 
 
 def _numbers(group: Row, whole: int, *, is_cause: bool = False) -> Row:

@@ -1,4 +1,4 @@
-"""The live page's canvas: a Streamlit component of plain JavaScript, HTML and CSS, without a build step.
+"""The canvas of the lanes: a Streamlit component of plain JavaScript, HTML and CSS, without a build step.
 
 In: the tracer's lanes, and the view. Out: the view that the user moved to, and the clicked request.
 """

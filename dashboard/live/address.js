@@ -22,8 +22,10 @@ function shortSpan(span_ms) {
 export function linkTo(view, now_ms, page) {
   const { from, to } = rangeOf(view, now_ms);
   const written = (at) => new Date(at).toISOString();
-  const query = new URLSearchParams({ from: written(from), to: written(to) });
-  for (const name of ["q", "engine", "connector", "status"]) if (view[name]) query.set(name, view[name]);
+  const query = new URLSearchParams(page.search);
+  for (const name of ["paused", "select", "fold"]) query.delete(name);
+  query.set("from", written(from));
+  query.set("to", written(to));
   for (const engine of view.folded) query.append("fold", engine);
   if (view.select) query.set("select", view.select.map(written).join("~"));
   return `${page.origin}${page.pathname}?${query}`;

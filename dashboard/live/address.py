@@ -1,4 +1,4 @@
-"""The live page's address: `from` and `to` as on all pages, `paused`, `select`, `fold`, and the filters.
+"""The address of the lanes: `from` and `to` as on all pages, `paused`, `select` and `fold`.
 
 People also write addresses: what cannot be parsed is ignored, never an error.
 """
@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.dashboard.content import time_range
-from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, FILTERS, MAX_FOLDED, View, between, moment, ms_of, span
+from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, MAX_FOLDED, View, between, moment, ms_of, span
 
+NAMES = ("from", "to", "paused", "select", "fold")
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
 
@@ -34,7 +35,6 @@ def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: fl
         to_ms=None if range_ms is None or (follows and paused_ms is None) else range_ms[1],
         paused=paused_ms is not None,
         paused_ms=paused_ms,
-        **{name: query.get(name, "") for name in FILTERS},
         folded=tuple(folded)[:MAX_FOLDED],
         select=between(at(begin), at(end)),
     )
@@ -42,7 +42,7 @@ def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: fl
 
 def as_query(view: View) -> dict[str, str | list[str]]:
     """The address of a view; defaults are left out."""
-    query: dict[str, str | list[str]] = {name: getattr(view, name) for name in FILTERS}
+    query: dict[str, str | list[str]] = {}
     if not view.fit and view.to_ms is None:
         query |= {"from": f"now-{_length(view.span_ms)}", "to": "now"}
     elif not view.fit and view.to_ms is not None:

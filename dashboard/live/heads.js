@@ -62,14 +62,14 @@ function holding({ requests, findings }) {
 }
 
 function deathText(model, death) {
-  const lost = death.lost ? `, ${count(death.lost, "request")} lost` : "";
+  const lost = death.lost ? ` with ${count(death.lost, "open request")}` : "";
   return `${howItEnded(clock(model.origin + death.at, 1000), death.ended_by)}${lost}`;
 }
 
 /** How an engine ended: of an exception, or with its process, for which recorders have a sentence of their own. */
 export function howItEnded(at, endedBy) {
-  if (endedBy === NO_END_RECORD) return `ended ${at} without an end record`;
-  return `died ${at}${endedBy ? ` of ${endedBy}` : ""}`;
+  if (endedBy === NO_END_RECORD) return `was killed at ${at}`;
+  return `died at ${at}${endedBy ? ` of ${endedBy}` : ""}`;
 }
 
 function setText(button, selector, text) {

@@ -35,9 +35,13 @@ export class Hover {
     this.pressed = same(this.pressed);
   }
 
+  /** Whether the pointer still rests where it named something. No hand is quite still: a few pixels are no movement. */
+  rests([x, y]) {
+    return this.isNamed && this.where !== null && Math.hypot(x - this.where[0], y - this.where[1]) <= CLICK;
+  }
+
   /** A click begins here, on what is named if the pointer has rested since, or else on what is `hit` here. */
   press([x, y], hit) {
-    const rests = this.where !== null && Math.hypot(x - this.where[0], y - this.where[1]) <= CLICK;
-    this.pressed = this.isNamed && rests ? this.thing : hit(x, y);
+    this.pressed = this.rests([x, y]) ? this.thing : hit(x, y);
   }
 }

@@ -41,7 +41,7 @@ export function listenToPointer(live) {
     }
     if (pinch) return; // one finger was lifted first: the other one alone does not drag
     if (!drag) {
-      live.point(thingAt(live, x, y), [x, y]);
+      if (!live.hover.rests([x, y])) live.point(thingAt(live, x, y), [x, y]);
       return;
     }
     drag.moved ||= Math.hypot(x - drag.x, y - drag.y) > CLICK;
@@ -126,7 +126,7 @@ export function listenToKeys(live) {
     ArrowUp: () => live.scrollBy(-52), ArrowDown: () => live.scrollBy(52),
     "+": () => zoom(0.6), "=": () => zoom(0.6), w: () => zoom(0.6), "-": () => zoom(1 / 0.6), s: () => zoom(1 / 0.6),
     n: () => live.step(1), N: () => live.step(-1), z: () => live.toSelection(), l: () => live.toNow(), " ": () => live.pause(),
-    f: () => live.fold(), 0: () => live.toFit(), t: () => live.find(".typed").select(), "/": () => live.find(".q").focus(),
+    f: () => live.fold(), 0: () => live.toFit(), t: () => live.find(".typed").select(),
     "?": () => live.help(), Enter: () => live.openFocused(), Escape: () => live.escape(),
   };
   const inLanes = {

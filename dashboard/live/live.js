@@ -323,8 +323,8 @@ class Live {
   /** The sentences around the lanes; `inside` is what the range holds. */
   drawWords(from, to, inside) {
     const { answer, came_ms, data, find, model, view } = this;
-    showControls(find, view, answer, model, this.drawn_ms);
-    const known = { answer, model, from, to, came_ms, deaths: this.deaths(), isAway: data.is_away, elsewhere: data.elsewhere };
+    showControls(find, view, model, this.drawn_ms);
+    const known = { answer, model, from, to, came_ms, deaths: this.deaths(), isAway: data.is_away, isFiltered: data.is_filtered };
     showSentences(find, view, known, inside, (changes) => this.offered(changes));
   }
 

@@ -1,4 +1,4 @@
-"""The data of the live page's component, from the tracer's answers.
+"""The data of the lanes' component, from the tracer's answers.
 
 JavaScript's numbers cannot hold Unix nanoseconds: moments become milliseconds.
 """
@@ -25,8 +25,8 @@ def payload(
     view: View,
     *,
     is_away: bool,
+    is_filtered: bool = False,
     overview: Row | None = None,
-    elsewhere: Row | None = None,
     markers: Sequence[Row] = (),
     command: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def payload(
     Args:
         answer: of `/api/lanes`; None before the first one.
         is_away: whether the tracer does not answer; `answer` is then its last one.
+        is_filtered: whether the page has filters in use.
         overview: `busyness` of a longer range than the answer's.
-        elsewhere: the search's results at other times, from `found`.
         markers: of `/api/markers`, by time.
         command: the last view that the page commanded, and the `count` of commands; a view of None means that the typed
             time cannot be parsed.
@@ -49,7 +49,7 @@ def payload(
         "view": asdict(view),
         "is_away": is_away,
         "overview": overview,
-        "elsewhere": elsewhere,
+        "is_filtered": is_filtered,
         "markers": [marker(each) for each in markers],
         "command": {"count": command["count"], "view": command["view"] and asdict(command["view"])}
         if command
@@ -92,30 +92,9 @@ def marker(row: Row) -> Row:
     return {"at_ms": ms_of(row["at_ns"]), "kind": row["kind"], "text": f"{at} {what(row)}: {sentence(row)}"}
 
 
-def found(q: str, requests: Sequence[Row]) -> Row:
-    """The results of a search for `q` at any time."""
-    names = ("request", "external", "status")
-    return {
-        "q": q,
-        "found": [
-            {
-                **{name: row[name] for name in names},
-                "begin_ms": ms_of(row["started_ns"]),
-                "end_ms": ms_of(max(row["last_ns"], row["started_ns"])),
-            }
-            for row in requests
-        ],
-    }
-
-
-def shows_nothing(answer: Row, view: View, *, now_ms: float) -> bool:
-    """Whether no request of the answer overlaps the view."""
-    if view.fit:
-        return not answer["requests"]["begin_us"]
-    to_ms = now_ms if view.to_ms is None else view.to_ms
-    from_us, to_us = ((at * 1e6 - answer["from_ns"]) / 1000 for at in (to_ms - view.span_ms, to_ms))
-    spans = zip(answer["requests"]["begin_us"], answer["requests"]["end_us"], strict=True)
-    return not any(begin <= to_us and end >= from_us for begin, end in spans)
+def shows_nothing(answer: Row) -> bool:
+    """Whether the answer has no request."""
+    return not answer["requests"]["begin_us"]
 
 
 def _colours(*, dark: bool) -> Row:

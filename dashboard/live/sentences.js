@@ -3,12 +3,11 @@
 
 import { howItEnded } from "./heads.js";
 import { counts, spent } from "./model.js";
-import { between, clock, count, day, lasting, RUNNING } from "./time.js";
+import { between, clock, count, lasting } from "./time.js";
 
 const SILENT_MS = 30_000;
 export const HUNG_MS = 8000; // without an update
 const RECENT_MS = 900_000; // how long a death counts as recent
-const MAX_OFFERS = 5;
 
 /** Show the sentences. `known` has the answer and the model, `inside` the counts in the range; `change` is called with the
  *  changes of the view that a button offers. */
@@ -48,7 +47,7 @@ function stateOf(view, { answer, deaths, isAway, came_ms }) {
 /** The engine that died, when, its cause, and the requests lost. */
 export function deathsText(deaths, names) {
   const [last, ...others] = [...deaths].sort((a, b) => b.at_ms - a.at_ms);
-  const lost = last.lost ? `, ${count(last.lost, "request")} lost` : "";
+  const lost = last.lost ? ` with ${count(last.lost, "open request")}` : "";
   const also = others.length > 0 ? `; ${count(others.length, "other engine")} died before` : "";
   return `Engine ${names?.[last.engine] ?? last.engine} ${howItEnded(clock(last.at_ms, 1000), last.ended_by?.split(":")[0])}${lost}${also}`;
 }
@@ -94,7 +93,7 @@ function selectionText(model, [from, to]) {
 
 /** The text in place of lanes: a title, a sentence, and offers (a label and a change of the view each); null if there are
  *  lanes, or the answer has not arrived. */
-function emptyText(view, { answer, model, elsewhere, isAway, from, to }, inside) {
+function emptyText(view, { answer, model, isFiltered, isAway, from, to }, inside) {
   if (answer === null) {
     return isAway
       ? ["The tracer does not answer", "Start it with kvtrail serve. This page looks again every 2 seconds.", []]
@@ -102,32 +101,12 @@ function emptyText(view, { answer, model, elsewhere, isAway, from, to }, inside)
   }
   if (inside.requests > 0) return null;
   if (from < model.origin || Math.min(to, model.now) > model.until) return null;
-  const clear = { q: "", engine: "", connector: "", status: "" };
-  if (view.q) return searchText(view, elsewhere, ["Clear search and filters", clear]);
-  if (view.engine || view.connector || view.status) {
-    return ["No request matches", "Nothing in this time matches the filters.", [["Clear search and filters", clear]]];
-  }
+  if (isFiltered) return ["No request matches", "Nothing in this time matches the filters above. The table searches ids at any time.", []];
   if (view.fit) {
     return ["No requests yet", "The tracer listens. The overview says where to send spans. Lanes appear here as soon as they arrive.", []];
   }
   const last = answer.heard_ns === null ? "" : ` The last spans came at ${clock(answer.heard_ns / 1e6, 1000)} UTC.`;
   return ["Nothing ran in this time", `No request overlaps it.${last}`, [["Show the latest there is", { fit: true }]]];
-}
-
-/** For a search without results in the range: its results at any time. */
-function searchText(view, elsewhere, clear) {
-  if (elsewhere?.q !== view.q) return ["Not in this time", "Searching all time …", [clear]];
-  const { found } = elsewhere;
-  if (found.length === 0) return ["No request matches", "Neither in this time nor at any other.", [clear]];
-  const offers = found.slice(0, MAX_OFFERS).map((request) => {
-    const { begin_ms, end_ms } = request;
-    const margin = Math.max(500, (end_ms - begin_ms) * 0.5);
-    const change = { q: request.request, engine: "", connector: "", status: "", ...RUNNING };
-    const label = `${request.external || request.request} · ${day(begin_ms)} ${clock(begin_ms, 1000)} · ${request.status}`;
-    return [label, { ...change, span_ms: end_ms - begin_ms + 2 * margin, to_ms: end_ms + margin }];
-  });
-  const text = found.length > MAX_OFFERS ? `Found at other times; the latest ${MAX_OFFERS}:` : "Found at another time:";
-  return ["Not in this time", text, [...offers, clear]];
 }
 
 /** Show this text, or hide the box; `change` is called with a button's change of the view. */

@@ -4,11 +4,8 @@ import { copyLink } from "../copying.js";
 import { linkTo, rangeText } from "./address.js";
 import { TRANSFERS } from "./model.js";
 
-// Of a request that goes on, its status; of others, how they ended.
-const STATUSES = ["queued", "admitted", "loading", "running", "preempted", "finished", "aborted", "failed", "lost", "unheard"];
-
 /** Show the view in the toolbar. */
-export function showControls(find, view, answer, model, now_ms) {
+export function showControls(find, view, model, now_ms) {
   const press = (button, isPressed) => button.setAttribute("aria-pressed", String(isPressed));
   find(".pause").textContent = view.paused ? "▶ Resume" : "❚❚ Pause";
   press(find(".pause"), view.paused);
@@ -18,32 +15,15 @@ export function showControls(find, view, answer, model, now_ms) {
     press(button, !view.fit && Number(button.dataset.span) === Math.round(view.span_ms));
   }
   find(".next").disabled = !model?.marks.length;
-  showOptions(find(".engine"), "All engines", answer?.engines ?? [], view.engine, answer?.engine_names);
-  const connectors = answer?.connectors ?? [];
-  showOptions(find(".connector"), "All connectors", connectors, view.connector);
-  find(".connector").hidden = connectors.length < 2 && !view.connector; // nothing to choose
-  showOptions(find(".status"), "Any status", STATUSES, view.status, { unheard: "contact lost" });
   const heads = model?.heads ?? [];
   find(".folds").hidden = heads.length < 2;
   find(".folds").textContent = heads.every((head) => head.isFolded) ? "Unfold all" : "Fold all";
-  showText(find(".q"), view.q);
   showText(find(".typed"), rangeText(view, now_ms));
 }
 
 /** Show a field's text, unless somebody types in it. */
 function showText(field, text) {
   if (field.getRootNode().activeElement !== field && field.value !== text) field.value = text;
-}
-
-/** The options of a filter; `texts` has display texts. */
-function showOptions(select, all, names, chosen, texts = {}) {
-  const wanted = chosen && !names.includes(chosen) ? [...names, chosen] : names;
-  const options = wanted.map((name) => new Option(texts[name] ?? name, name));
-  const signature = (each) => each.map((option) => `${option.value} ${option.text}`).join("\n");
-  if (select.options.length === 0 || signature([...select.options].slice(1)) !== signature(options)) {
-    select.replaceChildren(new Option(all, ""), ...options);
-  }
-  select.value = chosen;
 }
 
 /** Colours in the order of a request's life; `done` has none. */
@@ -90,10 +70,6 @@ export function listenToToolbar(live) {
   for (const button of live.find(".spans").querySelectorAll("[data-span]")) {
     button.onclick = () => live.change({ ...live.view, span_ms: Number(button.dataset.span), fit: false });
   }
-  for (const name of ["engine", "connector", "status"]) {
-    live.find(`.${name}`).onchange = (event) => live.change({ ...live.view, [name]: event.target.value });
-  }
-  live.find(".q").oninput = (event) => live.change({ ...live.view, q: event.target.value.trim() });
   listenToTyped(live, live.find(".typed"));
 }
 

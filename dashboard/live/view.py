@@ -1,4 +1,7 @@
-"""The live page's view, as its component reports it, and the tracer's parameters for it."""
+"""The view of the lanes, as their component reports it, and the tracer's parameters for it.
+
+`chosen` are the page's filters, and `q`, a part of a request's id.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ wider than they are."""
 LONGEST_MS = 7 * 86_400_000.0
 LATEST_MS = 4_102_444_800_000.0
 """The year 2100; later moments are ignored."""
-FILTERS = ("q", "engine", "connector", "status")
+APPLIED = ("q", "engine", "service", "model", "status", "where")
+"""The filters that `/api/lanes` has."""
 MAX_FOLDED = 100
 AROUND = 0.5
 """This share of the span is requested on either side as well, so that a small move needs no new answer."""
@@ -37,8 +41,6 @@ class View:
         to_ms: its end; None follows the present.
         paused: whether refreshes are paused.
         paused_ms: when it was paused.
-        q: part of a request's id.
-        engine, connector, status: filters, as on the page of requests; empty for all.
         folded: the engines with their rows folded into one.
         select: the selected range.
     """
@@ -48,24 +50,20 @@ class View:
     to_ms: float | None = None
     paused: bool = False
     paused_ms: float | None = None
-    q: str = ""
-    engine: str = ""
-    connector: str = ""
-    status: str = ""
     folded: tuple[str, ...] = ()
     select: tuple[float, float] | None = None
 
 
-def question(view: View, *, end_ms: float) -> dict[str, int | str]:
+def question(view: View, chosen: Mapping[str, str], *, end_ms: float) -> dict[str, int | str]:
     """The parameters of `/api/lanes` for a view. A view that fits its contents, or follows the present, ends at `end_ms`."""
     if view.fit:
-        return _parameters(view, end_ms - FIT_MS * (1 + AROUND), end_ms + FIT_MS * AROUND)
+        return _parameters(chosen, end_ms - FIT_MS * (1 + AROUND), end_ms + FIT_MS * AROUND)
     to_ms = end_ms if view.to_ms is None else view.to_ms
     around_ms = view.span_ms * AROUND
-    return _parameters(view, to_ms - view.span_ms - around_ms, to_ms + around_ms)
+    return _parameters(chosen, to_ms - view.span_ms - around_ms, to_ms + around_ms)
 
 
-def closer_question(view: View, answer: Mapping[str, Any]) -> dict[str, int | str] | None:
+def closer_question(view: View, chosen: Mapping[str, str], answer: Mapping[str, Any]) -> dict[str, int | str] | None:
     """The parameters for the contents of an answer alone, for a view that fits them; None where they fill it. An answer has
     a fixed number of moments over its range: in one of half an hour, phases of less than a second would fall together."""
     if not view.fit or not answer["requests"]["begin_us"]:
@@ -78,7 +76,7 @@ def closer_question(view: View, answer: Mapping[str, Any]) -> dict[str, int | st
     from_ms, to_ms = (answer["from_ns"] / 1e6 + us / 1000 for us in (begin_us, end_us))
     if to_ms - from_ms + 2 * around_ms > FIT_MS:
         return None
-    return _parameters(view, from_ms - around_ms, to_ms + around_ms)
+    return _parameters(chosen, from_ms - around_ms, to_ms + around_ms)
 
 
 def ms_of(at_ns: int) -> float:
@@ -92,7 +90,7 @@ def fit_end_ms(answer: Mapping[str, Any]) -> float:
     return ms_of(answer["to_ns"]) - FIT_MS * AROUND
 
 
-def overview_question(view: View, *, end_ms: float) -> dict[str, int | str]:
+def overview_question(view: View, chosen: Mapping[str, str], *, end_ms: float) -> dict[str, int | str]:
     """The parameters for the overview above the lanes: a longer range, with less detail."""
     span_ms = FIT_MS if view.fit else view.span_ms
     length_ms = next((each for each in OVERVIEWS_MS if each >= span_ms * WIDER), OVERVIEWS_MS[-1])
@@ -101,7 +99,7 @@ def overview_question(view: View, *, end_ms: float) -> dict[str, int | str]:
         # In steps, so that it stands still while the range moves within it.
         step_ms = length_ms / 3
         to_ms = min(end_ms, math.ceil(view.to_ms / step_ms + 1) * step_ms)
-    return {**_parameters(view, to_ms - length_ms, to_ms), "points": 100}
+    return {**_parameters(chosen, to_ms - length_ms, to_ms), "points": 100}
 
 
 def of_component(state: Any) -> View:
@@ -118,7 +116,6 @@ def of_component(state: Any) -> View:
         to_ms=to_ms,
         paused=bool(state.get("paused")) and to_ms is not None,
         paused_ms=moment(state.get("paused_ms")),
-        **{name: str(state.get(name) or "")[:200] for name in FILTERS},
         folded=tuple(map(str, folded))[:MAX_FOLDED] if isinstance(folded, list | tuple) else (),
         select=between(*ends) if ends else None,
     )
@@ -139,11 +136,11 @@ def span(value: Any) -> float:
     return min(max(float(value), 1.0), LONGEST_MS) if _is_positive(value) else DEFAULT_SPAN_MS
 
 
-def _parameters(view: View, from_ms: float, to_ms: float) -> dict[str, int | str]:
+def _parameters(chosen: Mapping[str, str], from_ms: float, to_ms: float) -> dict[str, int | str]:
     from_ns = int(max(0.0, from_ms) * 1e6)
     to_ns = max(int(to_ms * 1e6), from_ns + 1_000_000)
-    chosen = {name: value for name in FILTERS if (value := getattr(view, name))}
-    return {"from_ns": from_ns, "to_ns": to_ns, **filters(chosen)}
+    applied = {name: value for name, value in chosen.items() if name in APPLIED}
+    return {"from_ns": from_ns, "to_ns": to_ns, **filters(applied)}
 
 
 def _is_positive(value: Any) -> bool:

@@ -12,8 +12,9 @@ from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.palette import Meaning
 from kvtrail.tracer.model import words
 
-LOCALIZED, TENTHS, PERCENT = "localized", "tenths", "percent"
-"""Formats of numbers: with thousands separators; the same with one decimal; a share as a percentage."""
+LOCALIZED, TENTHS, PERCENT, DURATION = "localized", "tenths", "percent", "duration"
+"""Formats of numbers: with thousands separators; the same with one decimal; a share as a percentage; milliseconds with the
+unit that fits."""
 
 CLOCK = "%Y-%m-%d %H:%M:%S"
 """The format of a moment, unless another is given."""
@@ -49,7 +50,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers(Column):
-    """Numbers in a format: `LOCALIZED`, `TENTHS`, `PERCENT`, or one of printf's, such as `%.3f s`."""
+    """Numbers in a format: one of those above, or one of printf's, such as `%.3f s`."""
 
     format: str = LOCALIZED
     right: bool = True
@@ -124,6 +125,8 @@ def number(value: float, format: str) -> str:
         return f"{value:,}" if isinstance(value, int) else _trimmed(f"{value:,.3f}")
     if format == TENTHS:
         return f"{value:,.1f}"
+    if format == DURATION:
+        return words.duration(round(value * 1e6))
     return words.percent(value) if format == PERCENT else format % value
 
 

@@ -56,6 +56,15 @@ class Table {
       event.preventDefault();
       link.focus();
     });
+    this.head.addEventListener("keydown", (event) => {
+      const to = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
+      const button = to && event.target.closest("th")?.[to]?.querySelector("button");
+      if (!button) return;
+      event.preventDefault();
+      event.target.tabIndex = -1;
+      button.tabIndex = 0;
+      button.focus();
+    });
     this.body.addEventListener("pointerover", (event) => {
       const cell = event.target.closest("td");
       if (cell) cell.title = cell.scrollWidth > cell.clientWidth ? cell.innerText : "";
@@ -93,6 +102,7 @@ class Table {
       const button = cell.appendChild(element("button"));
       button.textContent = column.label;
       button.title = column.help ?? "";
+      button.tabIndex = number === 0 ? 0 : -1; // one stop for all of them: arrows go along
       button.onclick = () => this.sort(number);
       return cell;
     }));

@@ -1,4 +1,5 @@
-"""The pages, one per file, in Streamlit: they query the tracer and draw what `content` computes from its answer.
+"""The pages in Streamlit: they query the tracer and draw what `content` computes from its answer.
 
-Modules that are not pages serve several pages. The folder is not named `pages`, which Streamlit would list by itself.
+`overview`, `requests`, `findings`, `savings` and `request` are the pages. The other modules are parts of a page, named by
+what they draw, or serve several pages. The folder is not named `pages`, which Streamlit would list by itself.
 """

@@ -74,3 +74,16 @@ def question() -> str:
     """The question that the page's contents answer. The address may already name the next one: a browser changes it, and may
     refresh a fragment before the whole page runs."""
     return str(st.session_state[ASKED])
+
+
+def remembered(key: str, asked: object, ask: Callable[[], Answer]) -> Answer | None:
+    """An answer that is kept until `asked` changes, or while the tracer is away."""
+    known: tuple[object, Answer] | None = st.session_state.get(key)
+    if known is not None and known[0] == asked:
+        return known[1]
+    try:
+        answer = ask()
+    except TracerAway:
+        return None if known is None else known[1]
+    st.session_state[key] = (asked, answer)
+    return answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import streamlit as st
 
@@ -11,9 +11,9 @@ from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.text import plain
 
 
-def cards(size: Literal["small", "middle", "large"]) -> Any:
+def cards() -> Any:
     """A container for a row of cards of equal width (style.css)."""
-    return st.container(horizontal=True, gap="small", key=f"cards-{size}")
+    return st.container(horizontal=True, gap="small", key="cards-small")
 
 
 def card(name: str, value: str, note: str | None = None, term: str = "", **options: Any) -> None:

@@ -1,8 +1,9 @@
-"""Two requests side by side: what differs, their charts on the same axes, and their steps; the address names both."""
+"""A request beside another one: what differs, their charts on the same axes, and their steps. The address names both."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import streamlit as st
 
@@ -15,15 +16,32 @@ from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request, which_request
+from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request
 from kvtrail.dashboard.views.tables import number_column, request_labels
 from kvtrail.dashboard.views.widgets import set_to, when_chosen
 
 OFFERED = 20
+RATE_NS = 30 * 60 * 10**9
+"""An engine's prefill rate is that of this long before and after a request."""
 TIMES = {"Duration": "duration", "First token": "first token", "Waited": "waited for KV"}
 """Columns of times, and their terms in the glossary."""
 FIELD = "compare_with"
 """The session's key for the field."""
+
+
+def show(request_id: str, engine: str, query: Mapping[str, str]) -> None:
+    """The other request that the address names, or those to choose from."""
+    other, searched = query.get("with", ""), query.get("search", "")
+    with st.container(key="ways", horizontal=True, vertical_alignment="center", gap="small"):
+        st.header(f"Compare {plain(request_id)} with", width="content", anchor=False)
+        field(other or searched)
+        if other:
+            near = {"id": request_id, "engine": engine, "tab": "compare"}
+            link("request", "Near in time and alike", icon="arrow_back", query=near)
+    if other:
+        page(request_id, engine, other, query.get("with_engine", ""))
+    else:
+        choose(request_id, engine, searched)
 
 
 @st.fragment(run_every=EVERY_S)
@@ -44,7 +62,7 @@ def choose(request_id: str, engine: str, search: str) -> None:
         return
     request, offers = answer
     if request is None:
-        unknown_request(request_id)
+        unknown_request(plain(request_id))
         return
     if not offers:
         st.info(f"No other request has {plain(search)} in its id." if search else "There is no other request yet.")
@@ -52,7 +70,7 @@ def choose(request_id: str, engine: str, search: str) -> None:
     tables.table(
         compare.offer_rows(offers, request),
         key="offers",
-        links=[("compare", pair_query(request, offer)) for offer in offers],
+        links=[("request", pair_query(request, offer)) for offer in offers],
         note="Requests with this in their id. Click one."
         if search
         else "Near in time and alike. Click one, or type an id.",
@@ -78,7 +96,7 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
         return
     a, b = answer
     if a is None or b is None:
-        unknown_request(request_id if a is None else other_id)
+        unknown_request(plain(request_id if a is None else other_id))
         return
     heads(a, b)
     slower_phases(a, b)
@@ -94,7 +112,9 @@ def side(request_id: str, engine: str) -> compare.Side | None:
         return None
     request = timeline["request"]
     lanes = tracer().lanes(**phases.question(request, now_ns=time.time_ns()))
-    return compare.Side(timeline, phases.stretches(lanes, request))
+    around = {"since_ns": max(0, request["started_ns"] - RATE_NS), "until_ns": request["last_ns"] + RATE_NS}
+    rate = tracer().efficiency(engine=request["engine"], **around)["worth"]["prefill_tokens_per_s"]
+    return compare.Side(timeline, phases.stretches(lanes, request), rate)
 
 
 def heads(a: compare.Side, b: compare.Side) -> None:
@@ -132,7 +152,7 @@ def verdict(a: compare.Side, b: compare.Side) -> None:
     links = []
     for each in found:
         side, step = (a, each.a.step) if each.a.step or not each.b.step else (b, each.b.step)
-        links.append(("replay" if step else "request", request_query(side.request, step=step)))
+        links.append(("request", request_query(side.request, step=step)))
     tables.table(
         rows,
         key="differences",
@@ -168,7 +188,7 @@ def steps(a: compare.Side, b: compare.Side) -> None:
     st.subheader("Step by step", anchor=False)
     rows = compare.step_rows(a.timeline, b.timeline)
     links = [
-        ("replay", request_query((a if row["A step"] else b).request, step=row["A step"] or row["B step"]))
+        ("request", request_query((a if row["A step"] else b).request, step=row["A step"] or row["B step"]))
         for row in rows
     ]
     tables.table(
@@ -185,7 +205,7 @@ def steps(a: compare.Side, b: compare.Side) -> None:
 
 def pair_query(a: Row, b: Row) -> dict[str, str]:
     """The address that names both."""
-    return {**request_query(a), "with": b["request"], "with_engine": b["engine"]}
+    return {**request_query(a), "tab": "compare", "with": b["request"], "with_engine": b["engine"]}
 
 
 def field(shown: str) -> None:
@@ -214,19 +234,3 @@ def is_known(request_id: str) -> bool:
         return tracer().request(request_id) is not None
     except TracerAway:
         return True
-
-
-query = address.query()
-if not query.get("id"):
-    which_request("compare")
-else:
-    a_id, a_engine, b_id, searched = (query.get(name, "") for name in ("id", "engine", "with", "search"))
-    with st.container(key="ways", horizontal=True, vertical_alignment="center", gap="small"):
-        st.header(f"Compare {plain(a_id)} with", width="content", anchor=False)
-        field(b_id or searched)
-        if b_id:
-            link("compare", "Near in time and alike", icon="arrow_back", query={"id": a_id, "engine": a_engine})
-    if b_id:
-        page(a_id, a_engine, b_id, query.get("with_engine", ""))
-    else:
-        choose(a_id, a_engine, searched)

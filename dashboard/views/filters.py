@@ -34,15 +34,49 @@ def one_of(
 
     Streamlit's `bind` would forbid links to another page with the same name in its address.
     """
-    named = address.query().get(name, default)
+    key, change = _in_address(options, name=name, default=default)
+    st.selectbox(label, options, key=key, on_change=change, format_func=text, label_visibility="collapsed")
+    return str(st.session_state[key])
+
+
+def switch(label: str, texts: Mapping[str, str], *, name: str) -> str:
+    """The chosen one of a few options, side by side; the first one, unless the address names another."""
+    default = next(iter(texts))
+    key, change = _in_address([*texts], name=name, default=default)
+    st.segmented_control(
+        label, [*texts], key=key, on_change=change, format_func=texts.__getitem__, label_visibility="collapsed",
+        required=True, width="content",
+    )  # fmt: skip
+    return str(st.session_state[key] or default)
+
+
+def written(label: str, *, name: str, example: str, help: str) -> str:
+    """A text field, and its text."""
     key = f"filter_{name}"
+    set_to(key, address.query().get(name, ""))
+
+    def write() -> None:
+        address.change({name: str(st.session_state[key]).strip()})
+
+    st.text_input(
+        label, key=key, on_change=when_chosen(key, write), placeholder=example, help=help, label_visibility="collapsed",
+    )  # fmt: skip
+    return str(st.session_state[key]).strip()
+
+
+def say_ignored(filters: Sequence[str]) -> None:
+    """Say which filters a view does not apply."""
+    if filters:
+        st.caption(f"This view does not apply the {' and the '.join(filters)}.")
+
+
+def _in_address(options: Sequence[str], *, name: str, default: str) -> tuple[str, Callable[[], None]]:
+    """The key of a widget that shows what the address names, and what writes its choice there."""
+    named, key = address.query().get(name, default), f"filter_{name}"
     set_to(key, named if named in options else default)
 
     def write() -> None:
-        chosen = st.session_state[key]
+        chosen = st.session_state[key] or default
         address.change({name: "" if chosen == default else chosen})
 
-    st.selectbox(
-        label, options, key=key, on_change=when_chosen(key, write), format_func=text, label_visibility="collapsed"
-    )
-    return str(st.session_state[key])
+    return key, when_chosen(key, write)

@@ -1,9 +1,8 @@
-"""Findings on cards: impact, severity, explanation, witnesses."""
+"""Findings on cards: impact, severity, explanation, what to do, witnesses."""
 
 from __future__ import annotations
 
 import time
-from typing import Literal
 
 import streamlit as st
 
@@ -11,7 +10,7 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import findings as content
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.views.cards import badge
-from kvtrail.dashboard.views.links import link, request_query, runbook_link
+from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.tracer.model import words
 
 MOST = 3
@@ -41,42 +40,37 @@ def finding_card(finding: Row) -> None:
 def _card(finding: Row, timeline: Row, step: int | None) -> None:
     with st.container(border=True, gap="small"):
         _summary(finding)
-        _details(finding, timeline)
+        st.markdown(f"**What to do.** {text.prose(finding['hint'])}")
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             if step is not None:
                 label = f"Replay from step {words.count(step)}, where it shows"
-                link("replay", label, icon="play_arrow", query=request_query(finding, step=step))
+                link("request", label, icon="play_arrow", query=request_query(finding, step=step))
+            link("findings", "Runbook", icon="menu_book", query={"rule": finding["rule"]})
             _footer(finding)
+        steps = {each["span_id"]: number for number, each in enumerate(timeline["steps"], 1)}
+        with st.expander("The events that prove it, and the exact numbers"):
+            _table(content.evidence(finding, steps))
+            _table(content.numbers(finding))
 
 
 def _summary(finding: Row) -> None:
     """Its impact, its severity, and why it is drift."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        badge(finding["did"], label=f"did: {finding['did']}")
-        badge(finding["severity"], label=f"could: {finding['severity']}")
+        badge(finding["did"], label=f"impact: {finding['did']}")
+        badge(finding["severity"], label=f"severity: {finding['severity']}")
         st.markdown(f"**{text.plain(finding['title'])}**", width="content")
         if finding["known"]:
-            badge("known", label="known")
+            badge("known")
     st.markdown("  \n".join(map(text.plain, content.sentences(finding))))
     if finding["known"]:
         st.caption(text.plain(content.why_known(finding["known"])))
 
 
 def _footer(finding: Row) -> None:
-    runbook_link(finding["rule"])
     st.caption(content.sightings(finding, now_ns=time.time_ns()), width="content")
 
 
-def _details(finding: Row, timeline: Row) -> None:
-    """The hint, the witnesses and the numbers, in an expander."""
-    steps = {step["span_id"]: number for number, step in enumerate(timeline["steps"], 1)}
-    with st.expander("What to do, and the exact numbers"):
-        st.markdown(text.plain(finding["hint"]))
-        _table(content.evidence(finding, steps), width="stretch")
-        _table(content.numbers(finding), width="content")
-
-
-def _table(rows: list[Row], *, width: Literal["stretch", "content"]) -> None:
+def _table(rows: list[Row]) -> None:
     """A table of escaped texts: Streamlit takes cells for Markdown."""
     cells = [{name: text.plain(words.value(value)) for name, value in row.items()} for row in rows]
-    st.table(cells, border="horizontal", hide_index=True, width=width)
+    st.table(cells, border="horizontal", hide_index=True)

@@ -1,4 +1,4 @@
-"""Findings: over time, by rule, and one by one; a click on a finding opens its request."""
+"""Findings: over time, by rule with its runbook beside it, and one by one; a click on a finding opens its request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import findings as content
-from kvtrail.dashboard.content import fleet, palette, text, trends
+from kvtrail.dashboard.content import fleet, palette, runbook, text, trends
 from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.table.columns import Moments
 from kvtrail.dashboard.views import address, picker
@@ -19,7 +19,7 @@ from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import ANY, choose, filter_bar, one_of
 from kvtrail.dashboard.views.finding_cards import finding_card
-from kvtrail.dashboard.views.links import request_query, runbook_link
+from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.tables import label_column, number_column, rule_columns, table
 from kvtrail.tracer.model.words import some
 
@@ -31,9 +31,12 @@ KNOWN = {"no": "Not known", "yes": "Known"}
 """The values of the filter in the address, and their texts."""
 FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors", "engine": "engines", "model": "models"}
 """The filters, and the API's names of their choices."""
-
 OF_ENGINE = ("engine", "model")
 """Those that are about engines, as markers are."""
+RUNBOOK = "runbook"
+"""The name in the address of the alert or rule whose runbook is shown alone; `all` for the list."""
+TEXT_WIDTH_PX = 860
+"""Longer lines are hard to read."""
 
 
 class Answer(NamedTuple):
@@ -92,13 +95,22 @@ def page(given: dict[str, str], order: str) -> None:
         return
     if sentence := fleet.missing_spans(answer.recorders):
         st.warning(sentence)
-    for rule in answer.rules:
-        if rule["id"] == given.get("rule"):
-            rule_card(rule, next((each for each in answer.by_rule if each["rule"] == rule["id"]), None))
-    if number := content.known(answer.by_rule):
-        st.caption(f"{some(number, 'finding')} of this range {'is' if number == 1 else 'are'} known.")
+    rule = next((each for each in answer.rules if each["id"] == given.get("rule")), None)
+    if rule is None:
+        _findings(answer, given, order)
+        return
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        _rule(rule, next((each for each in answer.by_rule if each["rule"] == rule["id"]), None))
+        _findings(answer, given, order)
+    with right, st.container(border=True, key="beside"):
+        st.markdown(runbook.text(rule["id"]) or "This version has no runbook of this rule.")
+
+
+def _findings(answer: Answer, given: dict[str, str], order: str) -> None:
+    """The findings: over time, by rule, one by one, and some in words."""
     if not answer.findings:
-        when = shown.text(now_ns=time.time_ns())
+        when = picker.current().text(now_ns=time.time_ns())
         if given:
             st.info(f"No finding matches from {when}. Choose a longer range, or remove a filter.")
         else:
@@ -111,43 +123,45 @@ def page(given: dict[str, str], order: str) -> None:
         trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings_trend"
     )
     if "rule" not in given:
-        by_rule(answer.by_rule, oldest_first=order == "oldest")
-    one_by_one(answer.findings, matching=content.total(answer.trend), order=order)
+        _by_rule(answer.by_rule, oldest_first=order == "oldest")
+    _one_by_one(answer.findings, matching=content.total(answer.trend), order=order)
     st.subheader(f"The {order} in words", anchor=False)
     for finding in content.latest_of_each_rule(answer.findings, most=IN_WORDS):
         finding_card(finding)
 
 
-def rule_card(rule: Row, summary: Row | None) -> None:
-    """The rule's text, what to do, and since when it has findings."""
+def _rule(rule: Row, summary: Row | None) -> None:
+    """The rule's title, what to do, and since when it has findings."""
     with st.container(border=True, gap="small"):
         with st.container(horizontal=True, vertical_alignment="center"):
-            badge(rule["severity"], label=f"could: {rule['severity']}")
+            badge(rule["severity"], label=f"severity: {rule['severity']}")
             st.markdown(f"**{text.plain(rule['title'])}**", width="content")
             st.caption(f"rule {rule['id']}", width="content")
-        st.markdown(text.prose(text.paragraphs(rule["text"], without=rule["title"])))
         st.markdown(f"**What to do.** {text.prose(rule['hint'])}")
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-            runbook_link(rule["id"])
             if summary is not None:
-                st.caption(content.seen(summary, now_ns=time.time_ns()))
+                st.caption(content.seen(summary, now_ns=time.time_ns()), width="content")
+            others = {name: value for name, value in address.query().items() if name != "rule"}
+            link("findings", "All rules", icon="arrow_back", query=others)
 
 
-def by_rule(rules: list[Row], *, oldest_first: bool) -> None:
+def _by_rule(rules: list[Row], *, oldest_first: bool) -> None:
     """The rules with findings; a click filters the page by one."""
-    st.subheader("By rule", anchor=False)
-    rows = content.rule_rows(rules, since=True, oldest_first=oldest_first)
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.subheader("By rule", anchor=False, width="content")
+        link("findings", "All runbooks", icon="menu_book", query={RUNBOOK: "all"})
+    rows = content.rule_rows(rules, oldest_first=oldest_first)
     table(
         rows,
         key="by_rule",
         links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
-        note=f"Click a rule to read it and to see only its findings.{content.sample(rules)}",
+        note=f"Click a rule to see its findings with its runbook beside them.{content.sample(rules)}",
         most_rows=10,
         **rule_columns(rows),
     )
 
 
-def one_by_one(findings: list[Row], *, matching: int, order: str) -> None:
+def _one_by_one(findings: list[Row], *, matching: int, order: str) -> None:
     """The findings; a click opens the request."""
     st.subheader("One by one", anchor=False)
     scope = some(matching, "finding") if matching <= len(findings) else f"The {order} {MOST} of {matching:,} findings"
@@ -162,17 +176,36 @@ def one_by_one(findings: list[Row], *, matching: int, order: str) -> None:
         links=[("request", request_query(finding)) for finding in findings],
         ids=[finding["id"] for finding in findings],
         note=f"{scope}, {order} first. Click one to open its request.",
-        widths={"Rule": 120, "Request": 110, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
+        widths={"Rule": 120, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
         formats={
             "Last seen": seen,
-            "Could": label_column(palette.SEVERITY, term="could"),
-            "Did": label_column(palette.DID, term="did"),
+            "Severity": label_column(palette.SEVERITY, term="severity"),
+            "Impact": label_column(palette.DID, term="impact"),
             "Known": label_column(palette.KNOWN, term="known"),
             "Preemptions": number_column("epoch", width=95),
-            "Seen": number_column("finding", width=55),
         },
     )
 
 
-picker.heading("Findings")
-page(*filters())
+def _runbook(name: str) -> None:
+    """The runbook of an alert or a rule, or the list of all."""
+    with st.container(horizontal=True, gap="medium", key="ways"):
+        link("findings", "Findings", icon="arrow_back")
+        if name:
+            link("findings", "All runbooks", icon="list", query={RUNBOOK: "all"})
+        if name in runbook.names() and not name.startswith(runbook.ALERT):
+            link("findings", "Findings of this rule", icon="search", query={"rule": name})
+    if (shown := runbook.text(name)) is not None:
+        st.container(width=TEXT_WIDTH_PX).markdown(shown)
+        return
+    st.markdown(f"There is no runbook {text.plain(name)}: no alert and no rule of this version has that name.")
+    for each in runbook.similar(name):
+        link("findings", f"Did you mean {text.plain(each)}?", icon="arrow_forward", query={RUNBOOK: each})
+
+
+if named := address.query().get(RUNBOOK, ""):
+    picker.heading("Runbook", timed=False)
+    _runbook("" if named == "all" else named)
+else:
+    picker.heading("Findings")
+    page(*filters())

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import runbook
 from kvtrail.dashboard.content.link import Link
 from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
-from kvtrail.dashboard.views.context import page_shown
 
-CLICKED = "clicked"
-"""The session's key for the link of the row that was clicked, and the page on which it was."""
+CLICKED, SHOWN, MOVED = "clicked", "page_shown", "has_moved"
+"""The session's keys for the link of the row that was clicked, with its page; for the page that is shown; and for whether it
+shows another address since its last run as a whole."""
+
+
+def arrive(page: str) -> None:
+    """A run of this page begins. A click on another page has been followed."""
+    st.session_state[SHOWN] = page
+    st.session_state.pop(MOVED, None)
+    clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
+    if clicked is not None and clicked[1] != page:
+        del st.session_state[CLICKED]
 
 
 def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | None = None) -> None:
@@ -25,33 +32,27 @@ def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | No
     contents. So that is a button.
     """
     icon_name, to = f":material/{icon}:" if icon else None, dict(query or {})
-    if is_shown(page):
-        key = f"to {page} {to}"
-        st.button(label, key=key, icon=icon_name, type="tertiary", on_click=address.replace, args=(to,))
+    if page == st.session_state[SHOWN]:
+        key = f"to {page} {to} {label}"
+        st.button(label, key=key, icon=icon_name, type="tertiary", on_click=_move, args=(to,))
         return
     st.page_link(f"views/{page}.py", label=label, icon=icon_name, query_params=to)
+
+
+def _move(query: Mapping[str, str]) -> None:
+    address.replace(query)
+    st.session_state[MOVED] = True
 
 
 def request_query(request: Row, *, step: int | None = None) -> dict[str, str]:
     """The query parameters that name a request, from its row or from a finding; and a step of its replay."""
     query = {"id": request["request"], "engine": request["engine"]}
-    return query if step is None else {**query, "step": str(step)}
-
-
-def runbook_link(rule: str) -> None:
-    """A link to the rule's runbook; none if only a newer tracer knows the rule."""
-    if rule in runbook.names():
-        link("runbook", "Runbook", icon="menu_book", query={"name": rule})
+    return query if step is None else {**query, "tab": "replay", "step": str(step)}
 
 
 def remember_click(link: Link) -> None:
     """A row was clicked. `follow_click` follows its link: a callback may not, since no page runs then."""
-    st.session_state[CLICKED] = link, page_shown()
-
-
-def is_shown(page: str) -> bool:
-    """Whether this is the page that the browser shows."""
-    return urlsplit(st.context.url or "").path.rpartition("/")[2] == page
+    st.session_state[CLICKED] = link, st.session_state[SHOWN]
 
 
 def follow_click() -> bool:
@@ -60,17 +61,12 @@ def follow_click() -> bool:
     Until the browser has gone there, each refresh draws the link that leads there: what one run draws, the next may remove
     before the browser has seen it.
     """
+    if st.session_state.get(MOVED):
+        st.rerun()  # what is outside of a fragment shows the address, too
     clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
     if clicked is not None:
         follow(*clicked[0])
     return clicked is not None
-
-
-def forget_followed_click() -> None:
-    """Forget the click once another page is shown."""
-    clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
-    if clicked is not None and clicked[1] != page_shown():
-        del st.session_state[CLICKED]
 
 
 def follow(page: str, query: Mapping[str, str]) -> None:
@@ -79,7 +75,7 @@ def follow(page: str, query: Mapping[str, str]) -> None:
     `st.switch_page` takes two steps, the first to this page with the other's query, so that the reader would have to go back
     twice. A link to the current page changes nothing but its address, which is then written directly.
     """
-    if is_shown(page):
+    if page == st.session_state[SHOWN]:
         st.session_state.pop(CLICKED, None)
         address.replace(query)
         st.rerun()

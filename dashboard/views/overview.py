@@ -1,4 +1,4 @@
-"""The first page: what is wrong, in sentences that are links; the totals of the range; and the findings by rule."""
+"""The first page: what is wrong, in sentences that are links; what changed; the totals of the range; and the engines."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import NamedTuple
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import findings, fleet, overview, text, trends, unknown
+from kvtrail.dashboard.content import fleet, overview, text, trends, unknown
 from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.dashboard.views import picker
+from kvtrail.dashboard.views import explanation, picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
-from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
+from kvtrail.dashboard.views.engines import engines
 from kvtrail.dashboard.views.links import link
-from kvtrail.dashboard.views.tables import rule_columns, table
 from kvtrail.dashboard.views.welcome import welcome
-from kvtrail.tracer.model.words import count, some
+from kvtrail.tracer.model.words import count
 
 SENTENCES = 6
 
@@ -28,12 +27,11 @@ class Answer(NamedTuple):
     """The data of the page, queried together: either all of it is current, or none."""
 
     status: Row
-    health: Row
     totals: Row
     savings: Row
     trend: Row
     markers: list[Row]
-    open_requests: int
+    fleet: Row
 
 
 def ask(shown: TimeRange) -> Answer:
@@ -41,12 +39,11 @@ def ask(shown: TimeRange) -> Answer:
     source = tracer()
     return Answer(
         status=source.status(**shown.query),
-        health=source.health(),
         totals=source.overview(window_s=60),
         savings=source.efficiency(**shown.query),
         trend=source.findings_trend(**shown.query),
         markers=source.markers(**shown.query),
-        open_requests=source.fleet()["tracer"]["open"],
+        fleet=source.fleet(),
     )
 
 
@@ -58,16 +55,15 @@ def page() -> None:
     if answer is None:
         return
     if not answer.totals["totals"]["requests"]:
-        welcome(answer.health)
+        welcome(answer.fleet["tracer"])
         return
     statements(answer.status, shown)
-    numbers(answer)
+    explanation.show(shown)
+    with cards():
+        for each in overview.cards(answer.status, answer.savings):
+            card(*each)
     over_time(answer)
-    left, right = st.columns([3, 1], gap="medium")
-    with left:
-        by_rule(answer.status["rules"], shown)
-    with right:
-        by_outcome(answer.status["outcomes"])
+    engines(answer.fleet, shown)
     foot(answer)
 
 
@@ -95,16 +91,6 @@ def show_statement(statement: overview.Statement, *, key: str) -> None:
         )
 
 
-def numbers(answer: Answer) -> None:
-    """The totals of the range."""
-    status, savings = answer.status, answer.savings
-    with cards("small"):
-        for each in overview.cards(
-            savings, status["rules"], open_requests=answer.open_requests, minutes=status["minutes"]
-        ):
-            card(*each)
-
-
 def over_time(answer: Answer) -> None:
     """The two charts side by side; a range drawn on one becomes the page's."""
     left, right = st.columns(2, gap="medium")
@@ -123,31 +109,14 @@ def over_time(answer: Answer) -> None:
             st.caption("None in this range.")
 
 
-def by_rule(rules: list[Row], shown: TimeRange) -> None:
-    """The findings by rule; a click opens those of one rule."""
-    st.subheader("Findings by rule", anchor=False)
-    if not rules:
-        st.success("None: no judged event in this range contradicts another.")
-        return
-    rows = findings.rule_rows(rules)
-    links = [("findings", {**shown.address, "rule": str(row["Rule"])}) for row in rows]
-    table(rows, key="by_rule", links=links, most_rows=8, **rule_columns(rows))
-
-
-def by_outcome(counts: Row) -> None:
-    """The requests by outcome."""
-    st.subheader("Requests", anchor=False)
-    draw_chart(trends.by_outcome(counts, dark=is_dark()), key="outcomes")
-    st.caption(f"{some(sum(counts.values()), 'request')} began in this range.")
-
-
 def foot(answer: Answer) -> None:
     """Unknown verdicts, and the tracer's own status."""
     if line := unknown.share(answer.totals):
         with st.expander(f"{line}, since the tracer started"):
             st.table(unknown.rows(answer.totals), border="horizontal", hide_index=True)
-    st.caption(fleet.tracer_status(answer.health, url=tracer().url, now_ns=time.time_ns()))
+    st.caption(fleet.tracer_status(answer.fleet["tracer"], url=tracer().url, now_ns=time.time_ns()))
 
 
 picker.heading("Overview")
+explanation.choose(picker.current())
 page()

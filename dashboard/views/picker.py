@@ -26,13 +26,15 @@ CHOICE, FIELD, REJECTED = "time_choice", "time_field", "time_rejected"
 """The session's keys for the quick choice, the field, and typed text that could not be parsed."""
 
 
-def heading(title: str, *, timed: bool = True) -> None:
-    """The page's title, with the picker if the page shows a time range."""
+def heading(title: str, *, timed: bool = True, copied: bool = True) -> None:
+    """The page's title, with the picker if the page shows a time range, and the button that copies its address, unless what
+    is below has one of its own."""
     shown, rejected = current(), st.session_state.pop(REJECTED, {})
     with st.container(key="heading", horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
         st.header(title, width="content", anchor=False)
         if not timed:
-            copy_link(None)
+            if copied:
+                copy_link(None)
             return
         with st.container(key="picker", horizontal=True, vertical_alignment="center", gap="small", width="content"):
             _quick_choices(shown)

@@ -1,29 +1,25 @@
-"""One request step by step: the call, the account after it, and its findings; the address holds the step."""
+"""A request step by step: the call, the account after it, and its findings. The address holds the step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import refresh, request_charts
+from kvtrail.dashboard.content import request_charts
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.replay import changes, clamped, facts, neighbours, title
 from kvtrail.dashboard.content.request import ACCOUNT, findings_by_step, missing_events
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.scripts import invisible
-from kvtrail.dashboard.views import address
-from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
-from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.finding_cards import request_finding_cards
-from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.request_parts import account_table, block_table, unknown_request, which_request
+from kvtrail.dashboard.views.request_parts import block_table
 from kvtrail.tracer.model.words import described, some
 
 STEP = "replay_step"
@@ -34,34 +30,23 @@ step chosen in another way gets a new slider, and the old one is ignored."""
 KEYS = "replay_keys"
 
 
-@st.fragment(run_every=EVERY_S)
-def page(request_id: str, engine: str) -> None:
-    """Draw the page, again at each refresh: a running request gets more steps."""
+def begin(query: Mapping[str, str]) -> None:
+    """Before the page is drawn as a whole: take the step that its address names. The browser keeps the address up to date."""
+    st.session_state[STEP] = query.get("step", "")
+    st.session_state[SLIDER] = st.session_state.get(SLIDER, 0) + 1
 
-    def again_s(answer: tuple[Row | None]) -> float | None:
-        (timeline,) = answer
-        return EVERY_S if timeline is None else refresh.of_requests([timeline["request"]], now_ns=time.time_ns())
 
-    answer = read(
-        lambda: (tracer().request(request_id, engine=engine),), key=f"replay {request_id} {engine}", again_s=again_s
-    )
-    if answer is None:
-        return
-    (timeline,) = answer
-    if timeline is None:
-        unknown_request(request_id)
-        return
+def show(timeline: Row) -> None:
+    """Draw the step, again at each refresh: a running request gets more steps."""
     steps = len(timeline["steps"])
     if not steps:
         st.info("None of this request's steps are stored any more: the tracer has deleted its spans.")
         return
     step = st.session_state[STEP] = clamped(st.session_state[STEP], steps=steps)
     findings = findings_by_step(timeline)
-    heading(timeline)
+    if sentence := missing_events(timeline):
+        st.warning(sentence)
     controls(step, steps, list(findings))
-    # Only a step that the reader chose: otherwise the way back would lead to the address without it, and from there to here.
-    if step != clamped(address.query().get("step", ""), steps=steps):
-        address.change({"step": str(step)})
     # All on one screen: words on the left, charts on the right. On a phone the words come first.
     left, right = st.columns([6, 7], gap="large")
     with left:
@@ -71,18 +56,6 @@ def page(request_id: str, engine: str) -> None:
     with right:
         charts(timeline, step)
         proofs(timeline, step, findings)
-
-
-def heading(timeline: Row) -> None:
-    """The request's name and verdict, and the link to all of its steps."""
-    request = timeline["request"]
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        name = plain(request["external"] or request["request"])
-        st.subheader(f"Replay of {name}", width="content", anchor=False)
-        badge(request["verdict"], label=f"verdict: {request['verdict']}")
-        link("request", "All of it at once", icon="arrow_back", query=request_query(request))
-    if sentence := missing_events(timeline):
-        st.warning(sentence)
 
 
 def controls(step: int, steps: int, with_findings: list[int]) -> None:
@@ -150,9 +123,13 @@ def account(timeline: Row, step: int) -> None:
     if not rows:
         st.caption("No account yet: the request has not arrived.")
         return
+    table = []
     for row in rows:
-        row["other"] = row["other"] if row["differs"] else ""
-    account_table(rows, headings=("Account after it", "Before"), other=":gray[{}]")
+        name, value, before = (plain(row[each] or "") for each in ("label", "value", "other"))
+        if row["differs"]:
+            name, value, before = f"**{name}**", f"**{value}**", f":gray[{before}]"
+        table.append({"": name, "Account after it": value, "Before": before if row["differs"] else ""})
+    st.table(table, border="horizontal", hide_index=True)
     with st.popover("What these mean", icon=":material/help:", type="tertiary"):
         for row in rows:
             st.markdown(f"**{row['label']}**: {plain(TERMS[ACCOUNT[row['name']][1]])}")
@@ -173,13 +150,3 @@ def charts(timeline: Row, step: int) -> None:
     st.html(legend([*marks, *request_charts.measure_legend(dark=style.dark)]))
     draw_chart(request_charts.account_chart(timeline, style, height=180), key="replay_account")
     st.caption("The line marks the step. Counts are tokens.")
-
-
-query = address.query()
-# Not in the fragment: a link sets the step; afterwards the address follows the step.
-st.session_state[STEP] = query.get("step", "")
-st.session_state[SLIDER] = st.session_state.get(SLIDER, 0) + 1
-if query.get("id"):
-    page(query["id"], query.get("engine", ""))
-else:
-    which_request("replay")

@@ -1,5 +1,5 @@
 // The replay's keys. Steps are counted here and sent as a number: Streamlit keeps only one of several clicks that arrive during
-// a redraw.
+// a redraw. The step goes into the browser's address here, too: Streamlit would add each to the history.
 
 const LISTENERS = new WeakMap();
 
@@ -12,6 +12,11 @@ class Keys {
   /** The page's current step. An answer to an earlier press is out of date. */
   take({ data, setStateValue }) {
     Object.assign(this, { data, setStateValue });
+    const address = new URL(location.href);
+    if (address.searchParams.get("step") !== String(data.step)) {
+      address.searchParams.set("step", data.step);
+      history.replaceState(history.state, "", address);
+    }
     if (data.presses === this.presses || this.step === undefined) {
       this.step = data.step;
       this.presses = data.presses;

@@ -1,4 +1,5 @@
-"""One request: its findings, its account, its timeline, and every step."""
+"""One request: what happened and what to do; its causes, timeline, account and steps. Its replay, a comparison with another
+request, and the other engine of a hand-off are tabs."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
 from kvtrail.dashboard.content import causes, engine_end, pair, palette, phases, refresh, request_charts, tokens
 from kvtrail.dashboard.content.blocks import latest_allocation
@@ -27,27 +28,23 @@ from kvtrail.dashboard.content.request import (
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
 from kvtrail.dashboard.content.unknown import of_request as why_unknown
-from kvtrail.dashboard.table.columns import Lengths, Moments, Numbers
-from kvtrail.dashboard.views import address, tables
+from kvtrail.dashboard.table.columns import DURATION, Lengths, Moments, Numbers
+from kvtrail.dashboard.views import address, compare, replay, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
+from kvtrail.dashboard.views.filters import switch
 from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.request_parts import (
-    BY_STEP,
-    axis_switch,
-    block_table,
-    request_badges,
-    unknown_request,
-    which_request,
-)
+from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, block_table, request_badges, unknown_request
 from kvtrail.dashboard.views.tables import request_labels, text_column
 from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.cause_words import headline
 from kvtrail.tracer.model.words import count, duration, run, some
 
+TABS = {"story": "What happened", "replay": "Replay", "compare": "Compare"}
+HANDOFF = {"handoff": "Other engine"}
 MAX_SUMS = 3
 """Sums shown number by number."""
 MAX_PAIRS = 3
@@ -62,7 +59,7 @@ FILES = (
 
 
 class Answer(NamedTuple):
-    """The data of the page, queried together.
+    """The data of a tab, queried together.
 
     Attributes:
         end: the marker of the end of its engine, where that cut it off.
@@ -71,47 +68,63 @@ class Answer(NamedTuple):
     timeline: Row | None
     parts: list[phases.Stretch]
     pairs: list[pair.Pair]
-    of_trace: list[Row]
     end: Row | None
 
 
 @st.fragment(run_every=EVERY_S)
-def page(request_id: str, engine: str, trace_id: str) -> None:
-    """Draw the page at each refresh: even a request that has ended may get late spans, for a while."""
+def page(request_id: str, engine: str, tab: str, trace_id: str) -> None:
+    """Draw the page at each refresh: even a request that has ended may get late spans, for a while. Once the trace that the
+    address names has others, these are listed."""
 
     def ask() -> Answer:
-        of_trace = [] if request_id else tracer().requests_of_trace(trace_id)
-        query = {"id": request_id, "engine": engine} if len(of_trace) != 1 else request_query(of_trace[0])
-        timeline = tracer().request(query["id"], engine=query["engine"]) if query["id"] else None
-        parts = phases_of(timeline)
-        return Answer(timeline, parts, pairs_of(timeline, parts), of_trace, end_of_engine(timeline))
+        if trace_id and len(tracer().requests_of_trace(trace_id)) > 1:
+            st.rerun()
+        timeline = tracer().request(request_id, engine=engine)
+        parts = phases_of(timeline) if tab != "replay" else []
+        pairs = pairs_of(timeline, parts) if tab == "handoff" else []
+        return Answer(timeline, parts, pairs, end_of_engine(timeline) if tab == "story" else None)
 
     def again_s(answer: Answer) -> float | None:
-        if answer.timeline is None or len(answer.of_trace) > 1:  # others may come
+        if answer.timeline is None or trace_id:  # others may come
             return EVERY_S
         shown = [answer.timeline, *(side for each in answer.pairs for side in (each.given, each.taken))]
         return refresh.of_requests([each["request"] for each in shown], now_ns=time.time_ns())
 
-    answer = read(ask, key=f"request {request_id} {engine} {trace_id}", again_s=again_s)
+    answer = read(ask, key=f"request {request_id} {engine} {tab}", again_s=again_s)
     if answer is None:
         return
-    if len(answer.of_trace) > 1:
-        choose(answer.of_trace, trace_id)
-    elif answer.timeline is None:
-        unknown_request(request_id, trace_id=trace_id)
+    if answer.timeline is None:
+        unknown_request(f"{plain(request_id)}, by its engine's or its external id")
+        return
+    header(answer.timeline["request"])
+    if tab == "replay":
+        replay.show(answer.timeline)
+    elif tab == "handoff":
+        handoff_links(answer.timeline)
+        for number, each in enumerate(answer.pairs):
+            both_engines(each, number, is_alone=len(answer.pairs) == 1)
     else:
         show(answer.timeline, answer)
 
 
-def choose(requests: list[Row], trace_id: str) -> None:
+@st.fragment(run_every=EVERY_S)
+def of_trace(trace_id: str) -> None:
     """The requests of a trace; a caller's trace may have several."""
+    answer = read(lambda: tracer().requests_of_trace(trace_id), key=f"trace {trace_id}")
+    if answer is None:
+        return
+    if len(answer) == 1:
+        st.rerun()  # its spans were still on their way
+    if not answer:
+        unknown_request(f"of trace {plain(trace_id)}")
+        return
     st.header("Requests of one trace", anchor=False)
     shown = ("Request", "Status", "Verdict", "Findings", "Started", "Duration", "Connector")
     tables.table(
-        [{name: row[name] for name in shown} for row in request_rows(requests, now_ns=time.time_ns())],
+        [{name: row[name] for name in shown} for row in request_rows(answer, now_ns=time.time_ns())],
         key="of_trace",
-        links=[("request", request_query(request)) for request in requests],
-        note=f"{some(len(requests), 'request')} of trace {plain(trace_id)}. Click one to open it.",
+        links=[("request", request_query(request)) for request in answer],
+        note=f"{some(len(answer), 'request')} of trace {plain(trace_id)}. Click one to open it.",
         most_rows=16,
         formats={
             **request_labels(),
@@ -122,19 +135,18 @@ def choose(requests: list[Row], trace_id: str) -> None:
 
 
 def show(timeline: Row, answer: Answer) -> None:
-    """The request: its findings, the sources of its tokens, its time, and its steps."""
-    request, pairs = timeline["request"], answer.pairs
-    header(timeline, answer.end)
+    """What happened, in sentences first; then the sources of its tokens, its time, and its steps."""
+    request = timeline["request"]
+    what_happened(timeline, answer)
     steps = {finding["id"]: step for step, findings in findings_by_step(timeline).items() for finding in findings}
     request_finding_cards(timeline["findings"], timeline, steps=steps)
     token_sums(timeline)
     causes_of(timeline)
-    with cards("small"):
-        for name, value, note, term in facts(request):
-            card(name, value, note, term)
-    for number, each in enumerate(pairs):
-        both_engines(each, number, is_alone=len(pairs) == 1)
     charts(timeline, answer.parts)
+    if shown := facts(request):
+        with cards():
+            for name, value, note, term in shown:
+                card(name, value, note, term)
     if (allocation := latest_allocation(timeline)) is not None:
         block_table(allocation, timeline, title="Its block tables, at the latest allocation")
     st.subheader("Every step", anchor=False)
@@ -143,15 +155,15 @@ def show(timeline: Row, answer: Answer) -> None:
     tables.table(
         rows,
         key="steps",
-        links=[("replay", request_query(request, step=row["Step"])) for row in rows],
+        links=[("request", request_query(request, step=row["Step"])) for row in rows],
         note="Each event, and the request's account after it, in tokens. Click a step to see it in the replay.",
         appends=True,
         most_rows=16,
         numbers=STEP_MEASURES.values(),
         widths={"Step": 50, "Proof": 55, "Kind": 95, "Says": 330, "Preemptions": 95, "Status": 85},
         formats={
-            "Since arrival": Numbers(format="%.3f ms"),
-            "To next": Lengths(format="%.3f ms", most=longest, width=130, help=TERMS["to next"]),
+            "Since arrival": Numbers(format=DURATION),
+            "To next": Lengths(format=DURATION, most=longest, width=130, help=TERMS["to next"]),
             "Took": text_column("took", right=True, width=75),
         },
     )
@@ -191,7 +203,7 @@ def causes_of(timeline: Row) -> None:
     if not admissions:
         return
     st.subheader("Why each token was a hit or none", anchor=False, help=TERMS["cause"])
-    st.caption("Each part links to its explanation: the step, the other request, or that moment in *Live*.")
+    st.caption("Each part links to its explanation: the step, the other request, or that moment among the *Lanes*.")
     for admission in admissions[:MAX_ADMISSIONS]:
         admission_causes(admission, timeline, is_alone=len(admissions) == 1)
     if rest := admissions[MAX_ADMISSIONS:]:
@@ -209,14 +221,21 @@ def admission_causes(admission: Row, timeline: Row, *, is_alone: bool) -> None:
     st.html(causes.waterfall(admission, timeline, dark=dark))
 
 
-def header(timeline: Row, end: Row | None) -> None:
-    """The request's name, status and verdict; then errors, missing events, and the end of its engine."""
-    request = timeline["request"]
+def header(request: Row) -> None:
+    """The request's name, status and verdict, its ids and files."""
     now_ns = time.time_ns()
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.header(f"Request {plain(request['external'] or request['request'])}", width="content", anchor=False)
         request_badges(request)
-        links(request)
+        if template := os.environ.get(TRACES_VARIABLE, ""):
+            traces = template.replace(TRACE_ID, request["trace_id"])
+            st.page_link(traces, label="Trace", icon=":material/open_in_new:", help=traces)
+        with st.popover("Copy or download", icon=":material/content_copy:", type="tertiary"):
+            st.caption("The engine's id of the request")
+            st.code(request["request"], language=None)
+            st.caption("The trace's id")
+            st.code(request["trace_id"], language=None)
+            downloads(request["request"], request["engine"])
     known = [
         f"engine's id {request['request']}",
         f"started {clock(request['started_ns'], now_ns=now_ns)} UTC",
@@ -227,6 +246,14 @@ def header(timeline: Row, end: Row | None) -> None:
         f"trace {request['trace_id']}",
     ]
     st.caption(plain(" · ".join(known)))
+
+
+def what_happened(timeline: Row, answer: Answer) -> None:
+    """What became of it and where its time went, in sentences; its hand-offs, errors, missing events, and the end of its
+    engine."""
+    request, now_ns = timeline["request"], time.time_ns()
+    if sentence := phases.sentence(answer.parts):
+        st.markdown(plain(sentence))
     handoff_links(timeline)
     notes = st.container()
     if request["error"]:
@@ -234,11 +261,11 @@ def header(timeline: Row, end: Row | None) -> None:
     if sentence := missing_events(timeline):
         notes.warning(sentence)
     said = [sentence] if (sentence := why_unknown(request)) else []
-    said += [plain(engine_end.sentence(end, now_ns=now_ns))] if end is not None else []
+    said += [plain(engine_end.sentence(answer.end, now_ns=now_ns))] if answer.end is not None else []
     if said:
         (notes.error if request["outcome"] == Outcome.LOST else notes.info)(" ".join(said))
-    if end is not None:
-        page_, query = engine_end.link(end)
+    if answer.end is not None:
+        page_, query = engine_end.link(answer.end)
         with notes:
             link(page_, "What happened then", icon="history", query=query)
 
@@ -253,21 +280,6 @@ def handoff_links(timeline: Row) -> None:
                 st.caption(plain(words), width="content")
             else:
                 link("request", plain(words), icon="swap_horiz", query=request_query(other))
-
-
-def links(request: Row) -> None:
-    """Links to other views of the request; its ids and files."""
-    link("replay", "Replay", icon="play_arrow", query=request_query(request, step=1))
-    link("compare", "Compare", icon="compare_arrows", query=request_query(request))
-    if template := os.environ.get(TRACES_VARIABLE, ""):
-        address = template.replace(TRACE_ID, request["trace_id"])
-        st.page_link(address, label="Trace", icon=":material/open_in_new:", help=address)
-    with st.popover("Copy or download", icon=":material/content_copy:", type="tertiary"):
-        st.caption("The engine's id of the request")
-        st.code(request["request"], language=None)
-        st.caption("The trace's id")
-        st.code(request["trace_id"], language=None)
-        downloads(request["request"], request["engine"])
 
 
 def downloads(request_id: str, engine: str) -> None:
@@ -347,8 +359,35 @@ def phases_of(timeline: Row | None) -> list[phases.Stretch]:
     return phases.stretches(tracer().lanes(**phases.question(request, now_ns=time.time_ns())), request)
 
 
-query = address.query()
-if query.get("id") or query.get("trace"):
-    page(query.get("id", ""), query.get("engine", ""), query.get("trace", "").strip().lower())
+def resolved(query: dict[str, str], trace_id: str) -> tuple[Row | None, str, str]:
+    """The request that the address names, by its id or a trace that has no other: what the tracer knows of it, its id and its
+    engine; empty where a trace names none or several."""
+    request_id, engine = query.get("id", ""), query.get("engine", "")
+    try:
+        if not request_id:
+            found = tracer().requests_of_trace(trace_id)
+            request_id, engine = (found[0]["request"], found[0]["engine"]) if len(found) == 1 else ("", "")
+        return (tracer().request(request_id, engine=engine) if request_id else None), request_id, engine
+    except TracerAway:
+        return None, request_id, engine  # the page below shows the error
+
+
+asked = address.query()
+asked_trace = "" if asked.get("id") else asked.get("trace", "").strip().lower()
+if not (asked.get("id") or asked_trace):
+    st.header("Which request?", anchor=False)
+    st.markdown(
+        "This page needs a request's id in its address, as `/request?id=...`, or its trace's as `/request?trace=...`."
+    )
+    link("requests", "Choose one from the list")
 else:
-    which_request("request")
+    known, named, of_engine = resolved(asked, asked_trace)
+    if not named:
+        of_trace(asked_trace)
+    else:
+        chosen = switch("About it", TABS | (HANDOFF if known and known.get("handoffs") else {}), name="tab")
+        replay.begin(asked)
+        if chosen == "compare":
+            compare.show(named, of_engine, asked)
+        else:
+            page(named, of_engine, chosen, asked_trace)

@@ -1,14 +1,11 @@
-"""Parts of the pages about one request: badges, account, axis switch, unknown request."""
+"""Parts of the page about one request: badges, axis switch, block tables, unknown request."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Any
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import blocks, text
+from kvtrail.dashboard.content import blocks
 from kvtrail.dashboard.content.requests import status
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.links import link
@@ -34,17 +31,6 @@ def axis_switch(title: str) -> str:
         )  # fmt: skip
 
 
-def account_table(rows: Iterable[Row], *, headings: tuple[str, str], other: str = "**{}**", **options: Any) -> None:
-    """`content.request.account_rows` under two headings; differing values are bold, the second in the format `other`."""
-    table = []
-    for row in rows:
-        name, value, beside = (text.plain(row[each] or "") for each in ("label", "value", "other"))
-        if row["differs"]:
-            name, value, beside = f"**{name}**", f"**{value}**", other.format(beside)
-        table.append({"": name, headings[0]: value, headings[1]: beside})
-    st.table(table, border="horizontal", hide_index=True, **options)
-
-
 def block_table(step: Row, timeline: Row, *, title: str = "Its blocks") -> None:
     """The blocks that a step names, by KV cache group; nothing for a step that names none."""
     rows = blocks.rows(step, timeline.get("groups") or ())
@@ -53,20 +39,11 @@ def block_table(step: Row, timeline: Row, *, title: str = "Its blocks") -> None:
             st.table(rows, border="horizontal", hide_index=True)
 
 
-def unknown_request(request_id: str, *, trace_id: str = "") -> None:
+def unknown_request(which: str) -> None:
     """The tracer does not know the request that the address names."""
     st.header("Request not known", anchor=False)
-    by_id = f"{text.plain(request_id)}, by its engine's or its external id"
     st.markdown(
-        f"The tracer knows no request {by_id if request_id else f'of trace {text.plain(trace_id)}'}. It may be older than"
-        " the tracer's retention, or its first spans have not arrived yet; this page retries every 2 s."
+        f"The tracer knows no request {which}. It may be older than the tracer's retention, or its first spans have not"
+        " arrived yet; this page retries every 2 s."
     )
     link("requests", "All requests")
-
-
-def which_request(path: str) -> None:
-    """The address names no request."""
-    st.header("Which request?", anchor=False)
-    or_trace = ", or its trace's as `/request?trace=...`" if path == "request" else ""
-    st.markdown(f"This page needs a request's id in its address, as `/{path}?id=...`{or_trace}.")
-    link("requests", "Choose one from the list")

@@ -1,4 +1,4 @@
-"""The list of requests, with search, filters and sort orders; a click on a row opens the request."""
+"""Requests: one filter, and three views of what it selects: a table (or groups), lanes, and a heat map of a time."""
 
 from __future__ import annotations
 
@@ -8,30 +8,67 @@ from typing import NamedTuple
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import groups, latency, palette, pasted, refresh, requests
+from kvtrail.dashboard.content import groups, latency, palette, refresh, requests
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views import conditions, picker, tables
+from kvtrail.dashboard.views import address, lanes, picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer
-from kvtrail.dashboard.views.filters import choose, filter_bar, one_of
+from kvtrail.dashboard.views.filters import choose, filter_bar, one_of, say_ignored, switch, written
+from kvtrail.dashboard.views.heat_map import heat_map
 from kvtrail.dashboard.views.links import request_query
-from kvtrail.dashboard.views.pasted import about_text
 from kvtrail.dashboard.views.tables import number_column, request_columns
+from kvtrail.tracer.model.conditions import NAMES, BadCondition, parsed
 from kvtrail.tracer.model.words import some
 
 MOST = 200
 TABLE = "requests_table"
 LATEST = "latest"
-ADDRESS = {"engine": "on"}
-"""Filters' names in the address. Streamlit writes the next page's query over this page's before it leaves, so that on the way
-back a request's `engine` would filter the list."""
+VIEWS = {"table": "Table", "lanes": "Lanes", "heat": "Heat map"}
 IMMUTABLE = ("engine", "service", "model")
 """Filters by properties that a request never changes."""
-BY, OF = "by", "of"
-"""The names in the address of what requests are grouped by, and of the time that the groups have percentiles of."""
+CONDITIONS = (
+    "Conditions, joined by `and`: `duration > 2s and evicted >= 100`. Times have a unit (ms, s, min); a cause means its"
+    f" tokens. Names: {', '.join(NAMES)}."
+)
+
+
+def filters() -> tuple[str, dict[str, str]]:
+    """The search, and the filters in use; the page's address holds them all."""
+    try:
+        choices = requests.choices(tracer().fleet()["engines"])
+    except TracerAway:
+        choices = {name: {} for name in IMMUTABLE}  # the page below shows the error
+    fixed = {
+        "status": {name: palette.label(name) for name in requests.STATUS if name != "abandoned"},
+        "verdict": {name: name for name in palette.VERDICT},
+    }
+    chosen = {}
+    search = st.text_input(
+        "Search",
+        key="search",
+        bind="query-params",
+        type="search",
+        live=True,
+        placeholder="An id, a part of one, or a trace id",
+        label_visibility="collapsed",
+    )
+    for name, texts in {**fixed, **choices}.items():
+        chosen[name] = choose(name.capitalize(), list(texts), name=requests.ADDRESS.get(name, name), shown=texts)
+    chosen["where"] = written("Conditions", name="where", example="duration > 2s and evicted >= 100", help=CONDITIONS)
+    return (search or "").strip(), {name: value for name, value in chosen.items() if value}
+
+
+def are_conditions(text: str) -> bool:
+    """Whether these are conditions; shows the reason if not."""
+    try:
+        parsed(text)
+    except BadCondition as error:
+        st.error(plain(f"{str(error)[:1].upper()}{str(error)[1:]}."))
+        return False
+    return True
 
 
 @st.fragment(run_every=EVERY_S)
-def page(search: str, order: str, chosen: dict[str, str]) -> None:
+def table(search: str, order: str, chosen: dict[str, str]) -> None:
     """Draw the table, again at each refresh."""
     # A search for an id covers all time.
     window = {} if search else {"since_ns": picker.current().since_ns, "before_ns": picker.current().until_ns}
@@ -50,7 +87,7 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
         return
     found, others = answer
     if not found and not others:
-        no_match(search, chosen)
+        st.info(requests.none_found(search, chosen))
         return
     now_ns = time.time_ns()
     rows = [*found, *others]
@@ -68,49 +105,37 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
 
 
 @st.fragment(run_every=SLOW_S)
-def grouped(by: str, of: str, chosen: dict[str, str]) -> None:
+def grouped(by: str, of: str, search: str, chosen: dict[str, str]) -> None:
     """Draw the requests in groups, again at each refresh."""
     shown = picker.current()
-    filters, ignored = requests.filters_of_groups(chosen)
+    filters, ignored = requests.filters_of_groups(chosen, search)
 
     def ask() -> Row:
-        return tracer().latency_groups(by=by, of=of, **filters, **shown.query)
+        source = tracer()
+        measure = of or latency.usual(source.latency_measures(**filters, **shown.query))
+        return source.latency_groups(by=by, of=measure, **filters, **shown.query)
 
-    answer = read(ask, key=f"groups {by} {of} {filters} {shown.field()}")
+    answer = read(ask, key=f"groups {by} {of} {filters} {shown.field()}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
     if not answer["groups"]:
-        no_match("", chosen)
+        st.info(requests.none_found("", chosen))
         return
-    if ignored:
-        st.caption(f"Groups are of all requests, whatever their {' and '.join(ignored)}.")
-    address = {ADDRESS.get(name, name): value for name, value in chosen.items() if name not in ignored}
+    say_ignored(ignored)
+    others = {requests.ADDRESS.get(name, name): value for name, value in chosen.items() if name not in ignored}
     seconds = number_column("duration", format="%.3f s")
     terms = zip(groups.SHARES, ("hit rate", "vLLM's own hit rate"), strict=True)
     shares = {name: number_column(term, format="%.1f %%") for name, term in terms}
     tables.table(
         groups.rows(answer),
         key="groups",
-        links=[("requests", {**shown.address, **address, **each}) for each in groups.filters(answer, filters)],
+        links=[("requests", {**shown.address, **others, **each}) for each in groups.filters(answer, filters)],
         note=groups.note(answer),
         most_rows=30,
         numbers=("Requests", "Tokens"),
         widths={groups.DIMENSIONS[by]: 260},
         formats={**dict.fromkeys(groups.PERCENTILES, seconds), **shares},
     )
-
-
-def no_match(search: str, chosen: dict[str, str]) -> None:
-    """A note that nothing matches, with a remedy."""
-    if search:
-        st.info(f"No request has {plain(search)} in its id, at any time.")
-    elif chosen:
-        st.info("No request matches in this range. Choose a longer one, or remove a filter.")
-    else:
-        st.info(
-            "No request began in this range. Choose a longer one. If the tracer has no requests at all, the overview shows"
-            " how to trace an engine."
-        )
 
 
 class Identity(NamedTuple):
@@ -138,47 +163,27 @@ def others_shown(found: list[Row], search: str, chosen: dict[str, str]) -> list[
     return [request for request in older if identity(request) in missing]
 
 
-def filters() -> tuple[str, str, str, str, dict[str, str]]:
-    """The search, the sort order, what is grouped by and by which time (empty for a list), and the filters in use; the page's
-    address holds them all."""
-    try:
-        choices = requests.choices(tracer().fleet()["engines"])
-    except TracerAway:
-        choices = {name: {} for name in IMMUTABLE}  # the page below shows the error
-    fixed = {
-        "status": {name: palette.label(name) for name in requests.STATUS if name != "abandoned"},
-        "verdict": {name: name for name in palette.VERDICT},
-    }
-    with filter_bar():
-        search = st.text_input(
-            "Search",
-            key="search",
-            bind="query-params",
-            type="search",
-            live=True,
-            placeholder="Part of an id, a trace id, or a line of a log",
-            label_visibility="collapsed",
-        )
-        chosen = {}
-        for name, texts in {**fixed, **choices}.items():
-            chosen[name] = choose(name.capitalize(), list(texts), name=ADDRESS.get(name, name), shown=texts)
-        chosen[conditions.NAME] = conditions.field()
-        by = choose("Grouping", list(groups.DIMENSIONS), name=BY, shown=groups.CHOICES)
-        texts, of, order = requests.ORDERS, "", LATEST
-        if by:
-            times = latency.MEASURES
-            of = one_of("Time", list(times), name=OF, default=latency.FIRST, text=times.__getitem__)
-        else:
-            order = one_of("Sort by", list(texts), name="sort", default=LATEST, text=texts.__getitem__)
-    return (search or "").strip(), order, by, of, {name: value for name, value in chosen.items() if value}
-
-
-picker.heading("Requests")
-searched, sort, grouping, measure, in_use = filters()
-if pasted.is_text(searched):
-    about_text(searched)
-elif conditions.are_valid(in_use.get(conditions.NAME, "")):
-    if grouping:
-        grouped(grouping, measure, in_use)
+has_lanes = address.query().get("view") == "lanes"
+picker.heading("Requests", timed=not has_lanes, copied=not has_lanes)
+with filter_bar():
+    searched, in_use = filters()
+with st.container(key="views", horizontal=True, gap="small", vertical_alignment="center"):
+    view = switch("View", VIEWS, name="view")
+    by = of = ""
+    sort = LATEST
+    if view == "table":
+        by = choose("Grouping", list(groups.DIMENSIONS), name="by", shown=groups.CHOICES)
+    if view == "heat" or by:
+        of = one_of("Time", ["", *latency.MEASURES], name="of", default="", text=lambda each: latency.CHOICES[each])
+    elif view == "table":
+        orders = requests.ORDERS
+        sort = one_of("Sort by", list(orders), name="sort", default=LATEST, text=orders.__getitem__)
+if are_conditions(in_use.get("where", "")):
+    if view == "lanes":
+        lanes.show(searched, in_use)
+    elif view == "heat":
+        heat_map(of, searched, in_use)
+    elif by:
+        grouped(by, of, searched, in_use)
     else:
-        page(searched, sort, in_use)
+        table(searched, sort, in_use)

@@ -184,8 +184,8 @@ def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
     most = max((max(row["Trend"], default=0) for row in rows), default=0)
     return {
         "formats": {
-            "Could": label_column(palette.SEVERITY, term="could"),
-            "Did": text_column("did"),
+            "Severity": label_column(palette.SEVERITY, term="severity"),
+            "Impact": text_column("impact"),
             "Rule": Column(width=115),
             "Known": label_column(palette.KNOWN, term="known"),
             "Says": Column(width=300),

@@ -54,11 +54,12 @@ def test_a_part_leads_to_what_explains_it() -> None:
     links = causes.links(ENTRY["parts"], ENTRY, TIMELINE)
     _, loaded, evicted, reset, failed, unaligned = links
     own = {"id": "chat-7", "engine": "e"}
-    assert loaded == unaligned == ("replay", {**own, "step": "2"}), "the admission, where nothing else explains it"
-    assert failed == ("replay", {**own, "step": "3"})
+    admission = ("request", {**own, "tab": "replay", "step": "2"})
+    assert loaded == unaligned == admission, "where nothing else explains it"
+    assert failed == ("request", {**own, "tab": "replay", "step": "3"})
     assert evicted == ("request", {"id": "chat-9", "engine": "e"})
     page, query = reset
-    assert (page, query["engine"]) == ("live", "e")
+    assert (page, query["view"], query["on"]) == ("requests", "lanes", "e")
     assert query["from"] < "1970-01-01T00:01:30" < query["to"]
     addresses = hrefs(causes.waterfall(ENTRY, TIMELINE, dark=False))
     assert addresses[:6] == addresses[6:]
@@ -69,13 +70,17 @@ def test_what_many_did_leads_to_the_time_in_which_they_did_it() -> None:
     run = {"cause": "evicted", "tier": "cpu", "start": 0, "tokens": 64, "request": "chat-9", "others": 2,
            "at_ns": 50 * S, "to_ns": 80 * S}  # fmt: skip
     ((page, query),) = causes.links([run], ENTRY, TIMELINE)
-    assert (page, query["from"] < "1970-01-01T00:00:50", query["to"] > "1970-01-01T00:01:20") == ("live", True, True)
+    assert (page, query["from"] < "1970-01-01T00:00:50", query["to"] > "1970-01-01T00:01:20") == (
+        "requests",
+        True,
+        True,
+    )
 
 
 def test_what_another_engine_computed_leads_there() -> None:
     run = {"cause": "elsewhere", "tier": "", "start": 0, "tokens": 64, "engine": "other", "at_ns": 50 * S}
     ((_, query),) = causes.links([run], ENTRY, TIMELINE)
-    assert query["engine"] == "other"
+    assert query["on"] == "other"
 
 
 def test_of_very_many_parts_the_longest_have_a_line() -> None:

@@ -136,7 +136,7 @@ def test_a_likely_cause_leads_to_what_shows_it() -> None:
     assert [changes.of_cause(each, AFTER, around) for each in causes] == [
         ("requests", {**around.address, "on": "a-1", "status": "lost"}),
         ("requests", {**AFTER.address, "on": "a-1"}),
-        ("efficiency", AFTER.address),
+        ("savings", AFTER.address),
     ]
     assert changes.ICONS.keys() >= {*MarkerKind} - {"drop"}
 

@@ -26,9 +26,9 @@ def request(outcome: str) -> dict[str, Any]:
 MARKED = [
     marker("reset", "reset it", minute=1, engine=""),
     marker("deploy", "was started", minute=1),
-    marker("death", "died of KeyError: 7; 3 requests lost", minute=2),
+    marker("death", "died of KeyError: 7 with 3 open requests", minute=2),
     marker("deploy", "was started again", minute=3),
-    marker("death", "was killed; 1 request lost", minute=4),
+    marker("death", "was killed with 1 open request", minute=4),
 ]
 
 
@@ -48,7 +48,7 @@ def test_the_first_end_is_named_and_linked() -> None:
     end = engine_end.found(request("lost"), MARKED)
     assert end is MARKED[2]
     said = engine_end.sentence(end, now_ns=START_NS + 5 * MINUTE_NS)
-    assert said.endswith(" UTC, engine alpha died of KeyError: 7; 3 requests lost.")
+    assert said.endswith(" UTC, engine alpha died of KeyError: 7 with 3 open requests.")
     page, query = engine_end.link(end)
     assert page == "overview"
     assert query.keys() == {"from", "to"}

@@ -64,5 +64,5 @@ def test_other_answers_pass_as_they_are(client: TestClient) -> None:
 
 def test_the_server_is_looked_for_where_the_page_names_end() -> None:
     text = additions()[b"</head>"].decode()
-    for name in ("request", "replay", "live"):
+    for name in ("request", "savings", "findings"):
         assert f'"{name}"' in text

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from history import START_NS
 
-from kvtrail.dashboard.content import groups, latency, trends
-from kvtrail.dashboard.content.palette import RED
+from kvtrail.dashboard.content import groups, latency, requests, trends
 from kvtrail.tracer.model.conditions import TIMES, Condition, parsed
 from kvtrail.tracer.model.grouping import OF_REQUESTS
 from kvtrail.tracer.serve.api.latency import latency_of
@@ -71,15 +70,6 @@ def test_what_is_no_area_is_none(text: str) -> None:
     assert latency.area_of(text) is None
 
 
-def test_one_stretch_is_a_point_and_several_are_lines() -> None:
-    one, several = [(1, QUICK, 3)], [(1, QUICK, 3), (2, SLOW, 3)]
-    for cells, mark in ((one, "point"), (several, "line")):
-        spec, rows = trends.spec_and_rows(latency.percentiles_over_time(answer(*cells), dark=True))
-        assert spec["mark"]["type"] == mark
-        assert spec["encoding"]["color"]["legend"] is None, "the page draws it, so that it wraps above the chart"
-        assert len(rows) == 3 * len(cells)
-
-
 def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
     group = {
         "name": "a1b2c3d4e5f6", "text": "a1b2c3d4e5f6", "all_requests": 3, "asked": 200, "held": 20, "loaded": 100,
@@ -119,11 +109,29 @@ def test_an_axis_has_round_minutes_and_hours() -> None:
 
 
 def test_no_request_without_a_filter_does_not_ask_to_remove_one() -> None:
-    assert "remove a filter" in latency.none_found({"engine": "e-1"})
-    assert "how to trace an engine" in latency.none_found({})
-    assert "filter" not in latency.none_found({})
+    assert "remove a filter" in requests.none_found("", {"engine": "e-1"})
+    assert "how to trace an engine" in requests.none_found("", {})
+    assert "filter" not in requests.none_found("", {})
+    assert "at any time" in requests.none_found("chat-7", {"engine": "e-1"})
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_slow_percentile_is_not_red_since_nothing_is_lost(dark: bool) -> None:
-    assert RED.on(dark=dark) not in latency.percentile_colours(dark=dark).values()
+def test_the_time_to_first_token_is_shown_first_where_any_request_has_it() -> None:
+    """Level `basic` does not record it."""
+    times = [{"of": "duration", "requests": 3}, {"of": "first_token", "requests": 1}]
+    assert latency.usual({"times": times}) == "first_token"
+    assert latency.usual({"times": times[:1]}) == "duration"
+    assert [*latency.CHOICES][:2] == ["", "first_token"]
+
+
+def test_the_heat_map_has_a_scale() -> None:
+    shades = latency.scale(answer((1, QUICK, 95), (2, SLOW, 5)), dark=False)
+    assert [*shades] == ["1 request", "10 requests", "95 requests"]
+    assert "25%" in shades["1 request"]
+    assert "100%" in shades["95 requests"]
+    assert [*latency.scale(answer((1, QUICK, 1)), dark=False)] == ["1 request", "2 requests"]
+
+
+def test_the_tokens_of_the_requests_are_named_by_cause() -> None:
+    said = latency.tokens({"tokens": {"evicted": 860, "held": 64, "unknown": 76, "new": 0}})
+    assert said == "Of the 1,000 tokens that they asked for: 86 % evicted, 8 % of unknown cause, 6 % held."
+    assert latency.tokens({"tokens": {}}) == ""

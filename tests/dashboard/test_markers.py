@@ -65,7 +65,7 @@ def test_a_chart_that_has_layers_gets_more() -> None:
 
 
 def test_a_chart_without_time_is_refused() -> None:
-    bars = trends.by_outcome({"finished": 1}, dark=False).to_dict()
+    bars = trends.causes_by({"a": {"new": 3}}, dark=False).to_dict()
     with pytest.raises(ValueError, match="need a chart with an axis of time"):
         markers.drawn(bars, [marker()], dark=False)
 

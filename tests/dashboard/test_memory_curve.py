@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvtrail.dashboard.content import memory, trends
+from kvtrail.tracer.model import store_size
 
 MIB = 1 << 20
 CURVE: dict[str, Any] = {
@@ -138,8 +139,8 @@ def test_of_an_engine_that_has_ended_the_limit_is_not_reported() -> None:
 
 def test_what_the_store_gave_is_measured_beside_the_estimate() -> None:
     sums = {"asked": 1_000, "local": 400, "taken": 100, "causes": {"unaligned:": 90, "last-token:gpu": 10, "new:": 400}}
-    assert memory.given(sums) == 0.2
-    assert memory.given({**sums, "asked": 500}) is None
+    assert store_size.given(sums) == 0.2
+    assert store_size.given({**sums, "asked": 500}) is None
     said = memory.sentences(CURVE, limit=2 * GIB, rate=None, hours=1.0, given=0.2)
     assert said.startswith(
         "Today's 2 GiB give 20 % of what vLLM's own cache does not hold. As measured, it gave 20 %. "

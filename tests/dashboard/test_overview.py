@@ -42,41 +42,37 @@ def test_a_level_of_a_newer_tracer_is_a_warning() -> None:
     assert (statement.level, statement.query) == ("warning", SHOWN.address)
 
 
-def of(sums: dict[str, Any], first_runs: int | None = None) -> dict[str, Any]:
-    """An answer about efficiency with these sums, and this number of first admissions."""
-    admissions = sums["admissions"] if first_runs is None else first_runs
-    return {"worth": sums, "by_epoch": {"0": {"admissions": admissions}}}
+SUMS = {
+    "asked": 12_345, "local": 345, "handed": 0, "spared": 4000, "prefill_saved_s": None, "hit_share": 0.4, "waited_s": 1.0,
+    "postponed_s": 0.5, "waits": 2, "load_tokens": 512, "preemptions": 3,
+}  # fmt: skip
+
+
+def cards(minutes: float = 20, *, outcomes: dict[str, int] | None = None, **sums: Any) -> dict[str, tuple[str, str]]:
+    """The cards' values and notes, of an hour with these sums."""
+    status = {"outcomes": outcomes or {}, "rules": [{"findings": 4}, {"findings": 3}], "minutes": minutes}
+    found = overview.cards(status, {"worth": {**SUMS, **sums}})
+    return {name: (value, note) for name, value, note, _ in found}
 
 
 def test_how_much_there_was_is_that_of_the_range() -> None:
-    sums = {
-        "admissions": 120, "asked": 12_345, "local": 345, "spared": 4000, "prefill_saved_s": None, "hit_share": 0.4,
-        "waited_s": 1.0, "postponed_s": 0.5, "waits": 2, "load_tokens": 512, "preemptions": 3,
-    }  # fmt: skip
-    rules = [{"findings": number, "not_known": {"findings": number}} for number in (4, 3)]
-    cards = {
-        name: (value, note) for name, value, note, _ in overview.cards(of(sums, 60), rules, open_requests=2, minutes=20)
-    }
-    assert cards["Admitted"] == ("120", "of 60 requests, 3.0 a minute"), (
-        "as in the sentence: a preempted request is one"
-    )
-    assert cards["Hit rate"] == ("40.0 %", "of 12.3 k tokens")
-    assert cards["Prefill saved"] == ("33.3 %", "4,000 tokens spared")
-    assert cards["Waited for KV"] == ("1.50 s", "in 2 loads")
-    assert (cards["Findings"], cards["Open now"][0]) == (("7", "of 2 rules"), "2")
+    found = cards(outcomes={"finished": 53, "running": 2, "failed": 1, "lost": 6})
+    assert found["Requests"] == ("62", "2 open, 1 failed, 6 lost"), "the parts add up, and one query has them all"
+    assert found["Hit rate"] == ("40.0 %", "of 12.3 k tokens")
+    assert found["Prefill saved"] == ("33.3 %", "4,000 tokens spared")
+    assert found["Waited for KV"] == ("1.50 s", "in 2 loads")
+    assert found["Findings"] == ("7", "of 2 rules")
 
 
-@pytest.mark.parametrize(
-    ("admitted", "note"), [(0, "none"), (1, "under 0.1 a minute"), (6, "0.1 a minute"), (6000, "100 a minute")]
-)
-def test_a_rate_is_never_a_zero_with_digits(admitted: int, note: str) -> None:
+def test_a_card_of_zero_is_left_out() -> None:
+    assert cards(asked=0, spared=0, waited_s=0.0, postponed_s=0.0, preemptions=0).keys() == {"Findings"}
+
+
+@pytest.mark.parametrize(("number", "note"), [(1, "under 0.1 a minute"), (6, "0.1 a minute"), (6000, "100 a minute")])
+def test_a_rate_is_never_a_zero_with_digits(number: int, note: str) -> None:
     """`0.0 a minute` beside 1 preemption."""
-    sums = {
-        "admissions": admitted, "asked": 1, "local": 0, "spared": 0, "prefill_saved_s": None, "hit_share": 0.0,
-        "waited_s": 0.0, "postponed_s": 0.0, "waits": 0, "load_tokens": 0, "preemptions": admitted,
-    }  # fmt: skip
-    notes = {name: note for name, _, note, _ in overview.cards(of(sums), [], open_requests=0, minutes=60)}
-    assert (notes["Admitted"], notes["Preemptions"]) == (note.replace("a minute", "requests a minute"), note)
+    found = cards(60, outcomes={"finished": number}, preemptions=number)
+    assert (found["Requests"][1], found["Preemptions"][1]) == (note, note)
 
 
 @pytest.mark.parametrize(("number", "shown"), [(0, "0"), (999, "999"), (12_345, "12.3 k"), (4_560_000, "4.56 M")])

@@ -32,3 +32,4 @@ def test_groups_and_times_are_filtered_by_the_outcome_and_not_by_what_changes() 
     assert filters_of_groups({"status": "preempted", "verdict": "drift", "where": "new > 5"}) == (
         {"where": "new > 5"}, ["status", "verdict"],
     )  # fmt: skip
+    assert filters_of_groups({}, "chat-7") == ({}, ["search"])

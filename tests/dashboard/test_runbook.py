@@ -23,22 +23,22 @@ def test_links_lead_to_pages_of_the_dashboard_or_out(name: str) -> None:
     assert text is not None
     assert text.startswith(f"## {name}")
     for target in re.findall(r"\]\(([^)]*)\)", text):
-        page, _, rest = target.partition("?name=")
-        if page == "runbook":
-            assert rest in runbook.names()
-        elif target.startswith("findings?rule="):
+        page, _, rest = target.partition("?runbook=")
+        if target.startswith("findings?rule="):
             assert target.partition("=")[2] in RULES
-        elif target.startswith("runbook#"):
+        elif target.startswith("findings?runbook=all#"):
             heading = target.partition("#")[2].replace("-", " ")
             assert f"\n### {heading}\n" in str(runbook.text("")).lower()
+        elif page == "findings":
+            assert rest in runbook.names()
         else:
             assert target.startswith("https://")
 
 
 def test_links_between_runbooks_are_kept_and_to_files_that_are_not_served_are_words() -> None:
     text = str(runbook.text("KvtrailSevereDrift"))
-    assert "([stale-lookup](runbook?name=stale-lookup))" in text
-    assert "](runbook#what-to-send)" in text
+    assert "([stale-lookup](findings?runbook=stale-lookup))" in text
+    assert "](findings?runbook=all#what-to-send)" in text
     assert "The expression: kvtrail.rules.yml." in text
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_compare import HIT, MISS, side
 
@@ -60,3 +62,20 @@ def test_requests_that_took_as_long_say_so_or_nothing() -> None:
 
 def test_a_transfer_is_beside_the_phases_and_not_added_to_them() -> None:
     assert slower.summary(side(HIT, prefill=40.0, store=500.0), side(HIT, prefill=40.0)) == ""
+
+
+def test_what_the_tokens_cost_and_what_remains_unexplained_is_said() -> None:
+    """3.66 s of prefill were explained by 484 tokens, which cost 27 ms at that engine's rate."""
+    a, b = side(COMPUTED, prefill=4000.0, queued=10.0), side(HIT, prefill=100.0, queued=310.0)
+    slow = replace(a, rate=10_000.0)
+    prefill = slower.phase_differences(slow, b)[0]
+    assert prefill.why.endswith(
+        "; at the 10,000 tokens/s of its engine that costs 51.2 ms, and 3.85 s remain unexplained"
+    )
+    assert slower.summary(slow, b).endswith(" The other way went 300 ms queued.")
+    explained = slower.phase_differences(replace(a, rate=512 / 3.9), b)[0]
+    assert explained.why.endswith(" of its engine that costs 3.90 s"), "it explains all of it"
+    fewer = slower.phase_differences(replace(side(HIT, prefill=4000.0), rate=10_000.0), side(COMPUTED, prefill=100.0))[
+        0
+    ]
+    assert fewer.why.endswith(": fewer tokens took longer, so that explains nothing of 3.90 s")

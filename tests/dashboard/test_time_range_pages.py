@@ -1,8 +1,9 @@
-"""What the pages about windows of time say: findings, efficiency, fleet; from data as the tracer gives it."""
+"""What the pages about windows of time say: findings, savings, engines; from data as the tracer gives it."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.words import NOTHING
 from kvtrail.tracer.savings.counter import SavingsCounter
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.sums import SavingsRow, savings_of
 from kvtrail.tracer.serve.api.ranges import savings_report
 
 HOUR_NS = 3600 * 10**9
@@ -66,13 +67,6 @@ def test_the_parts_are_all_of_the_tokens() -> None:
     assert list(savings.sources(answer["worth"])) == ["vLLM's own cache", "connector's store", "computed"]
 
 
-def test_each_epoch_has_its_shares() -> None:
-    rows = {(row["epoch"], row["source"]): row["share"] for row in savings.epoch_rows(efficiency(PREEMPTED))}
-    assert rows["first run", "connector's store"] == "1,024 (25.0 %)"
-    assert rows["after 1 preemption", "connector's store"] == "928 (22.6 %)"
-    assert rows["after 1 preemption", "vLLM's own cache"] == "96 (2.3 %)"
-
-
 def test_seconds_saved_are_shown_with_where_they_come_from() -> None:
     answer = efficiency(PREEMPTED)["worth"]
     assert answer["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
@@ -85,7 +79,7 @@ def worth(**changes: Any) -> dict[str, Any]:
     """Sums with 40 of 80 tokens to prefill spared, 8 s of 16."""
     sums = {
         "asked": 100, "local": 20, "spared": 40, "prefill_saved_s": 8.0, "waited_s": 1.0, "postponed_s": 0.5, "load_s": 0.25,
-        "store_s": 0.5, "causes": {},
+        "store_s": 0.5, "causes": {}, "handed": 0,
     }  # fmt: skip
     return {**sums, **changes}
 
@@ -152,6 +146,34 @@ def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], lev
 
 def place(engine: str, *, wanted: int, spared: int) -> dict[str, Any]:
     return {"engine": engine, "connector": "c", "worth": {"asked": wanted + 5, "local": 5, "spared": spared}}
+
+
+def test_what_another_engine_computed_is_handed_over_and_not_saved() -> None:
+    """ "Prefill saved 49.3 %, 1 h 23 min of time" on an engine that decodes, at its own 1.3 tokens/s."""
+    loads = SavingsRow(at_s=0, engine="d", connector="Nixl", epoch=0, measures={
+        "asked": 1000, "taken": 990, "spared": 990, "cause:loaded:p2p": 900, "prefill": 13, "prefill_ns": 10**10,
+    })  # fmt: skip
+    sums = json.loads(json.dumps(asdict(savings_of([loads]))))
+    assert (sums["handed"], sums["spared"], sums["prefill_saved_s"]) == (900, 90, pytest.approx(90 / 1.3))
+    assert savings.saved_share(sums) == 0.9, "of the tokens that it had to prefill itself"
+    assert "900 tokens were computed by another engine and handed over" in savings.limits(sums)
+
+
+def test_what_only_engines_that_are_gone_have_saved_does_not_make_it_worth_it() -> None:
+    """ "Worth it: 8.4 %" earned by an engine that had died, while both that ran saved nothing."""
+    places = [place("dead", wanted=10, spared=5), place("a", wanted=10, spared=0), place("b", wanted=10, spared=0)]
+    answer = {"worth": worth(), "by_place": places}
+    engines = [
+        {"engine": "a", "state": "running"}, {"engine": "b", "state": "running"}, {"engine": "dead", "state": "died"},
+    ]  # fmt: skip
+    level, said = savings.verdict(answer, engines)
+    assert level == "warning"
+    assert said.startswith(
+        "Not worth its memory now: all that was saved in this range, 50.0 % of prefill, was saved by"
+    )
+    assert said.endswith("2 engines that run saved nothing.")
+    assert savings.verdict(answer, [{"engine": "dead", "state": "running"}, *engines[:2]])[0] == "calm"
+    assert savings.verdict(answer, engines[2:])[0] == "calm", "none runs"
 
 
 @pytest.mark.parametrize(
@@ -369,15 +391,17 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     full_hit = {
         "rule": "full-hit", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
         "healed": 2, "harmed": 1, "trend": [1, 0, 2], "not_known": {"findings": 3, "harmed": 1},
+        "first_ns": NOW_NS, "last_ns": NOW_NS,
     }  # fmt: skip
     late_free = {
         "rule": "late-free", "title": "late-free", "severity": "leak", "findings": 9, "looked_at": 1, "requests": 1,
         "healed": 0, "harmed": 0, "trend": [0, 9, 0], "not_known": {"findings": 9, "harmed": 0},
+        "first_ns": NOW_NS, "last_ns": NOW_NS,
     }  # fmt: skip
     rows = findings.rule_rows([late_free, full_hit])
     assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
     assert findings.sample([full_hit]) == ""
-    assert [(row["Rule"], row["Could"], row["Did"], row["Findings"], row["Requests"]) for row in rows] == [
+    assert [(row["Rule"], row["Severity"], row["Impact"], row["Findings"], row["Requests"]) for row in rows] == [
         ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
         ("late-free", ["leak"], "no harm seen", 9, 1),
     ]
@@ -405,8 +429,7 @@ def test_what_is_known_of_a_rule_is_said_and_what_is_known_is_last() -> None:
     assert all("Known" not in row for row in findings.rule_rows([rule("loud", 9)])), (
         "a column that says nothing is none"
     )
-    assert "First seen" not in rows[0]
-    oldest = findings.rule_rows(rules, since=True, oldest_first=True)
+    oldest = findings.rule_rows(rules, oldest_first=True)
     assert oldest[0]["Rule"] == "expected"
     assert oldest[0]["First seen"] == datetime.fromtimestamp((NOW_NS - HOUR_NS) / 1e9, UTC)
     assert findings.known(rules) == 9 + 5
@@ -418,6 +441,17 @@ def test_the_findings_in_words_prefer_those_that_are_not_known() -> None:
     known = {**finding("full-hit", "no harm seen", "known"), "known": {"why": "x", "until": None}}
     loud = {**finding("full-hit", "no harm seen", "new"), "known": None}
     assert findings.latest_of_each_rule([known, loud], most=3) == [loud]
+
+
+def test_one_finding_is_not_said_to_be_seen_13_times() -> None:
+    """ "seen 13 times" beside "1 finding": how often the same was seen again is among the numbers."""
+    found = {"rule": "full-hit", "count": 13, "first_ns": START_NS, "last_ns": START_NS + 10**9, "numbers": {"held": 5}}
+    assert findings.sightings(found, now_ns=START_NS) == "rule full-hit, at 01:24:36.000, last at 01:24:37.000 UTC"
+    assert findings.numbers(found) == [
+        {"Number": "held", "Value": "5"},
+        {"Number": "seen again", "Value": "12 times"},
+    ]
+    assert len(findings.numbers({**found, "count": 1})) == 1
 
 
 def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
@@ -432,6 +466,8 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
         "harmed": 1,
         "trend": [],
         "not_known": {"findings": 9, "harmed": 1},
+        "first_ns": NOW_NS,
+        "last_ns": NOW_NS,
     }
     severe = {**mild, "rule": "b", "severity": "crash", "healed": 3, "not_known": {"findings": 9, "harmed": 0}}
     assert [row["Rule"] for row in findings.rule_rows([severe, mild])] == ["a", "b"]
@@ -458,8 +494,6 @@ def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
     for chart, data in (
         (trends.findings_over_time, trend()),
         (trends.sources_over_time, answer),
-        (trends.by_epoch, answer),
-        (trends.by_outcome, {"lost": 3}),
     ):
         assert chart(data, dark=dark).to_json() == chart(json.loads(json.dumps(data)), dark=dark).to_json()
         legend = chart(data, dark=dark).to_dict().get("encoding", {}).get("color", {}).get("legend")
@@ -482,11 +516,6 @@ def test_while_the_clock_goes_on_within_a_step_the_axis_stays() -> None:
         (1970, 1, 0, 0),
         (1970, 1, 3, 0),
     ]
-
-
-def test_lost_requests_are_drawn_in_red() -> None:
-    drawn = trends.by_outcome({"lost": 3}, dark=False).to_dict()["layer"][0]["encoding"]["color"]["scale"]
-    assert dict(zip(drawn["domain"], drawn["range"], strict=True))["lost"] == palette.RED.light
 
 
 def test_tiers_have_colours_in_turn_and_the_others_their_own() -> None:
@@ -542,7 +571,7 @@ def test_died_drained_and_silent_are_three_things() -> None:
     drained = engine("c", state="drained", ended_ns=START_NS)
     ordered = fleet.in_order([drained, engine("e"), silent, died, engine("d", service="another")])
     rows = fleet.engine_rows(ordered, now_ns=NOW_NS)
-    assert [(row["Engine"], row["State"], row["Ended of"], row["Lost"]) for row in rows] == [
+    assert [(row["Engine"], row["State"], row["Ended of"], row["Open at its end"]) for row in rows] == [
         ("pod-a", ["died"], "02:24:36: AssertionError: 256", 8),
         ("pod-b", ["silent"], "01:24:36", None),
         ("pod-d", ["running"], None, None),
@@ -550,28 +579,7 @@ def test_died_drained_and_silent_are_three_things() -> None:
         ("pod-c", ["drained"], "01:24:36", None),
     ]
     assert not [value for row in rows for value in row.values() if value == "a" * 36], "no UUID"
-    numbers = {
-        name: (value, note) for name, value, note, _ in fleet.counts({"engines": ordered, "tracer": {"open": 2}}, ALL)
-    }
-    assert numbers["Died"] == ("1", "in this range; 8 requests lost")
-    assert (numbers["Contact lost"][0], numbers["Drained"][0], numbers["Running"]) == (
-        "1",
-        "1",
-        ("2", "of 5 engines in this range"),
-    )
-
-
-def test_a_mixture_of_versions_is_a_row() -> None:
-    newer = engine("c", recorder(connectors=["D"]), version="0.33.0", state="died")
-    rows = fleet.version_rows([newer, engine("a", recorder()), engine("b", recorder())])
-    assert [(row["vLLM"], row["Connectors"], row["Engines"], row["Running"], row["Died"]) for row in rows] == [
-        ("0.32.0", "C", 2, 2, 0),
-        ("0.33.0", "D", 1, 0, 1),
-    ]
-
-
-def test_engines_that_differ_in_the_model_only_are_no_mixture() -> None:
-    assert not fleet.version_rows([engine("a", recorder(), model="small"), engine("b", recorder(), model="large")])
+    assert fleet.counts(ordered, ALL) == "1 died; 1 contact lost; 2 running; 1 drained."
 
 
 def test_whoever_loses_something_is_on_top() -> None:
@@ -581,13 +589,6 @@ def test_whoever_loses_something_is_on_top() -> None:
         ("loses", 3, "12.00 s"),
         ("fine", 0, "3 ms"),
     ]
-    numbers = {name: value for name, value, _, _ in fleet.counts({"engines": listed, "tracer": {"open": 2}}, ALL)}
-    assert (numbers["Open requests"], numbers["Longest lag"], numbers["Dropped"], numbers["Gaps"]) == (
-        "2",
-        "12.00 s",
-        "0",
-        "3",
-    )
 
 
 def test_what_a_recorder_could_not_record_is_shown() -> None:
@@ -603,7 +604,7 @@ def test_the_tracers_own_prose_keeps_its_code_and_nothing_else() -> None:
     assert text.paragraphs("A title.\n\n    Two\n    lines.\n\n  Three.", without="A title") == "Two lines.\n\nThree."
 
 
-def test_the_fleet_counts_deaths_in_its_range_as_the_first_page_does() -> None:
+def test_the_engines_count_deaths_in_the_range_as_the_sentences_do() -> None:
     """It counted those of all time: three here, and two there."""
 
     def engine(state: str, ended_ns: int | None, *, lost: int = 0) -> dict[str, Any]:
@@ -616,11 +617,8 @@ def test_the_fleet_counts_deaths_in_its_range_as_the_first_page_does() -> None:
         engine("died", NOW_NS + 1, lost=7),
         engine("drained", START_NS + 1),
     ]
-    cards = fleet.counts({"engines": engines, "tracer": {"open": 0}}, ALL)
-    found = {name: (value, note) for name, value, note, _ in cards}
-    assert found["Died"] == ("1", "in this range; 2 requests lost")
-    assert found["Drained"] == ("1", "in this range")
-    assert found["Running"] == ("1", "of 4 engines in this range")
+    assert (
+        fleet.counts(engines, ALL) == "1 died; 1 running; 1 drained; not listed: 1 engine that ended before this range."
+    )
     assert fleet.since(engines, ALL) == [engines[0], *engines[2:]]
-    assert fleet.earlier(engines, ALL) == "Not listed: 1 engine that ended before this range."
-    assert fleet.earlier(engines[:1], ALL) == ""
+    assert fleet.counts(engines[:1], ALL) == "1 running."

@@ -86,11 +86,13 @@ def test_groups_have_names_shares_and_seconds() -> None:
 
 def test_a_row_narrows_the_page_down_and_a_request_opens() -> None:
     given = {"from": "now-1h", "to": "now", "tenant": RED}
-    assert waste.narrowed(ANSWER, "prefix", given) == [("waste", {**given, "prefix": "0011223344556677"})]
-    assert waste.narrowed(ANSWER, "engine", given) == [("waste", {**given, "on": "e-1"})], (
+    assert waste.narrowed(ANSWER, "prefix", given) == [("savings", {**given, "prefix": "0011223344556677"})]
+    assert waste.narrowed(ANSWER, "engine", given) == [("savings", {**given, "on": "e-1"})], (
         "a request has an engine, too"
     )
     assert [link["tenant"] for _, link in waste.narrowed(ANSWER, "tenant", given)] == [RED, "plain"]
+    assert waste.narrowed_to(ANSWER, {"tenant": RED, "prefix": "0011"}) == "Only tenant Acme, prefix 0011: show all"
+    assert waste.narrowed_to(ANSWER, {"cause": "evicted"}).startswith("Only cause evicted")
     (row,) = waste.request_rows(ANSWER)
     assert (row["Request"], row["Engine"], row["Tokens"], row["Prefix"]) == ("r-1", "alpha", 900, "not recorded")
     (prefix,) = waste.prefix_rows(ANSWER)

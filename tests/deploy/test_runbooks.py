@@ -39,7 +39,7 @@ def test_an_alert_has_what_an_alert_needs(alert: dict[str, dict[str, str]]) -> N
     name = alert["alert"]
     assert re.fullmatch(r"Kvtrail([A-Z][a-z]+)+", str(name))
     assert alert["labels"]["severity"] in ("critical", "warning")
-    links = {"runbook_url": f"{DASHBOARD}/runbook?name={name}"}
+    links = {"runbook_url": f"{DASHBOARD}/findings?runbook={name}"}
     if str(name) not in OF_A_SIDECAR:
         links["dashboard_url"] = alert["annotations"]["dashboard_url"]
         page = re.fullmatch(

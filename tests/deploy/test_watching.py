@@ -68,7 +68,7 @@ def test_an_injected_bug_fires_an_alert_and_it_resolves(story: Story, prometheus
         each["name"] for each in story.dying.get("/api/fleet")["engines"] if each["engine"] == alert["labels"]["engine"]
     )
     assert f"Engine {name}: " in alert["annotations"]["description"]
-    assert alert["annotations"]["runbook_url"] == f"{DASHBOARD}/runbook?name=KvtrailSevereDrift"
+    assert alert["annotations"]["runbook_url"] == f"{DASHBOARD}/findings?runbook=KvtrailSevereDrift"
     until(lambda: webhook.heard("KvtrailConnectorErrors", "firing", engine=engines["dying"], call="kv.alloc"))
     # One engine is dead, and its alert is over. In the other the bug goes on, and so does the alert.
     until(

@@ -163,7 +163,7 @@ def test_each_of_three_presses_counts(page: playwright.Page, url: str) -> None:
 @pytest.mark.long
 def test_what_is_shown_live_stays(page: playwright.Page, url: str) -> None:
     connection = Connection(page)
-    page.goto(f"{url}/live?from=now-1h&to=now")
+    page.goto(f"{url}/requests?view=lanes&from=now-1h&to=now")
     ready(page)
     with connection.held_up():
         for _ in range(2):
@@ -193,22 +193,20 @@ def test_a_page_that_comes_late_is_not_gone_to(page: playwright.Page, url: str) 
     connection = Connection(page)
     page.goto(f"{url}/findings")
     see(page, "By rule")
-    for name, shown in (("Requests", "Click a row"), ("Fleet", "Recorders"), ("Efficiency", "What more memory")):
+    for name, shown in (("Requests", "Click a row"), ("Savings", "What more memory")):
         page.get_by_role("link", name=name, exact=True).click()
         page.wait_for_url(f"{url}/{name.lower()}")
         see(page, shown)
-    with connection.held_up():
-        for _ in range(2):
-            with connection.handles_input():
-                page.go_back()
+    with connection.held_up(), connection.handles_input():
+        page.go_back()
     see(page, "Click a row")
     connection.wait_for_refreshes()
     assert page.url == f"{url}/requests"
     page.go_back()
     see(page, "By rule")
     assert page.url == f"{url}/findings"
-    page.get_by_role("link", name="Fleet", exact=True).click()
-    page.wait_for_url(f"{url}/fleet")
+    page.get_by_role("link", name="Savings", exact=True).click()
+    page.wait_for_url(f"{url}/savings")
     page.go_back()
     see(page, "By rule")
 

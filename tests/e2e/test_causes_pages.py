@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from browser import holds, needs_chromium, playwright, query_of, see, shoot
+from browser import holds, needs_chromium, open_row, playwright, query_of, see, shoot
 from evicted_story import ABOUT, CHUNK, STORY
 from history import goodbyes, groups_declared, history
 from processes import SharedDashboard
@@ -54,12 +54,12 @@ def test_the_request_shows_each_part_and_links_to_its_explanation(page: playwrig
     shoot(page, "causes-request")
     bar.get_by_role("link", name=re.compile("^tokens 64 to 96: evicted from the connector's store")).focus()
     page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"/live\?"))
+    page.wait_for_url(re.compile(r"/requests\?.*view=lanes"))
     assert {"from", "to"} <= query_of(page).keys()
 
 
-def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page, site: str) -> None:
-    page.goto(f"{site}/efficiency")
+def test_savings_sum_up_why_and_what_memory_would_buy(page: playwright.Page, site: str) -> None:
+    page.goto(f"{site}/savings")
     see(page, "Why the others were computed")
     see(page, re.compile("of what was computed was never computed before"))
     see(page, "What more memory would buy")
@@ -67,35 +67,17 @@ def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page,
     page.get_by_role("combobox", name="Grouped by").click()
     page.get_by_role("option", name="connector").click()
     page.wait_for_url(re.compile("causes_by=connector"))
-    shoot(page, "causes-efficiency")
+    shoot(page, "causes-savings")
 
 
 @pytest.mark.long
-def test_waste_leads_from_a_prefix_to_its_requests(page: playwright.Page, site: str) -> None:
-    page.goto(f"{site}/efficiency")
-    page.get_by_role("link", name="What was computed again").click()
+def test_a_prefix_leads_to_its_requests_and_back(page: playwright.Page, site: str) -> None:
+    page.goto(f"{site}/savings")
     see(page, re.compile(r"32 of \d+ computed tokens \(\d+\.\d %\) had been held by a cache before"))
-    see(page, "Most expensive prefixes")
-    shoot(page, "waste")
-    field = page.get_by_role("combobox", name="Prefix")
-    field.click()
-    page.get_by_role("option").nth(1).click()
+    open_row(page, "waste_prefixes")
     page.wait_for_url(re.compile(r"prefix=[0-9a-f]{16}"))
-    see(page, "Requests that computed most again")
-    page.get_by_role("button", name="Without filters").click()
-    page.wait_for_url(re.compile(r"/waste\?(?!.*prefix)"))
-
-
-@pytest.mark.long
-def test_a_pasted_line_of_a_log_names_its_request_and_leads_to_its_time(page: playwright.Page, site: str) -> None:
-    page.goto(f"{site}/requests")
-    line = "INFO 11-20 14:59:37 [async_llm.py:348] Added request b-cmpl-1-0-0123abcd."
-    page.get_by_role("searchbox", name="Search").fill(line)
-    see(page, "The text names 1 request.")
-    shoot(page, "pasted-line")
-    page.get_by_role("button", name="Requests at that time").click()
-    page.wait_for_url(re.compile(r"from=\d{4}-11-20T14%3A58%3A37Z&to=\d{4}-11-20T15%3A00%3A37Z$"))
-    playwright.expect(page.get_by_role("searchbox", name="Search")).to_have_value("")
+    page.get_by_role("button", name=re.compile("^Only prefix .*: show all")).click()
+    page.wait_for_url(re.compile(r"/savings\?(?!.*prefix)"))
 
 
 def test_the_blocks_of_a_hybrid_model_are_listed_by_kv_cache_group(page: playwright.Page, site: str) -> None:
@@ -104,6 +86,6 @@ def test_the_blocks_of_a_hybrid_model_are_listed_by_kv_cache_group(page: playwri
     see(page, "1 (sliding window)")
     see(page, "20-21")
     shoot(page, "blocks-by-group")
-    page.goto(f"{site}/replay?id=hybrid-0123abcd&step=3")
+    page.goto(f"{site}/request?id=hybrid-0123abcd&tab=replay&step=3")
     page.get_by_text("Its blocks: 5 blocks in 2 KV cache groups").click()
     see(page, "0 (full attention)")

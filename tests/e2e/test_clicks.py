@@ -125,6 +125,11 @@ def test_a_row_is_a_link_also_for_keys_and_other_tabs(page: playwright.Page, url
     see(opened.value, "Every step")
     assert query_of(opened.value)["id"] == [first]
     opened.value.close()
+    heads = table(page, TABLE).locator("th button")
+    assert heads.evaluate_all("all => all.filter(each => each.tabIndex === 0).length") == 1, "of 45 stops 17 were heads"
+    heads.first.focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(heads.nth(1)).to_be_focused()
     link.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")

@@ -12,13 +12,14 @@ from stories import STALE, feed
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
-ALSO_EMPTY = ("", "live", "requests", "latency", "efficiency", "changes")
+ALSO_EMPTY = ("", "requests?view=lanes", "requests", "requests?view=heat", "savings")
 """Those with charts, and the first one; `test_oncall_answers.py` has all pages of an empty store, without a browser."""
 OF_A_REQUEST = "id=chat-7-0123abcd&engine=engine-a"
 PAGES = (
-    "", "live", "requests", "requests?by=engine", "latency", "findings", "efficiency", "fleet", "changes",
-    "waste",    "compare_groups", "runbook?name=stale-lookup", f"request?{OF_A_REQUEST}", f"replay?{OF_A_REQUEST}",
-    f"compare?{OF_A_REQUEST}", f"compare?{OF_A_REQUEST}&with=chat-8-0123abcd&with_engine=engine-a",
+    "", "requests", "requests?view=lanes", "requests?view=heat", "requests?by=engine", "findings",
+    "findings?rule=stale-lookup", "findings?runbook=KvtrailEngineDied", "savings", f"request?{OF_A_REQUEST}",
+    f"request?{OF_A_REQUEST}&tab=replay", f"request?{OF_A_REQUEST}&tab=compare",
+    f"request?{OF_A_REQUEST}&tab=compare&with=chat-8-0123abcd&with_engine=engine-a",
 )  # fmt: skip
 
 
@@ -82,13 +83,13 @@ def test_on_a_phone_no_card_is_cut_and_a_choice_that_is_shows_it(
         )
         assert cut == [], page.url
 
-    for path in ("", "efficiency", "fleet", f"request?{OF_A_REQUEST}"):
+    for path in ("", "savings", f"request?{OF_A_REQUEST}"):
         page.goto(f"{pages.url}/{path}")
         page.get_by_test_id("stMetric").first.wait_for()
         drawn(page)
         holds(none_is_cut)
-    page.goto(f"{pages.url}/latency")
+    page.goto(f"{pages.url}/requests")
     fields = page.locator(".st-key-filters input")
-    playwright.expect(fields).to_have_count(6)
+    playwright.expect(fields).to_have_count(7)
     for field in fields.all():
         playwright.expect(field).to_have_css("text-overflow", "ellipsis")

@@ -26,10 +26,10 @@ def test_an_area_of_the_heat_map_lists_its_requests(
     page: playwright.Page, tracer: Tracer, pages: SharedDashboard
 ) -> None:
     connection = Connection(page)
-    page.goto(f"{pages.url}/latency?from=now-15m&to=now")
+    page.goto(f"{pages.url}/requests?view=heat&from=now-15m&to=now")
     see(page, "of 3 requests, half took")
     drawn(page)
-    chart = page.get_by_test_id("stVegaLiteChart").nth(1)
+    chart = page.get_by_test_id("stVegaLiteChart").first
 
     def draw_an_area() -> None:
         """From the middle of the top to the right end, above the axis."""

@@ -25,17 +25,17 @@ SIZES = [
     pytest.param("narrow", {"width": 760, "height": 1400}),
 ]
 VIEWS = {
-    "live": ("live", "Drag along the time axis"),
-    "overview": ("", "Findings by rule"),
+    "lanes": ("requests?view=lanes", "Drag along the time axis"),
+    "heat-map": ("requests?view=heat", "Where the time went"),
+    "overview": ("", "Click an engine"),
     "requests": ("requests", "Click a row to open it"),
     "findings": ("findings", "The latest in words"),
     "rule": ("findings?rule=stale-lookup", "What to do."),
-    "efficiency": ("efficiency", "By engine and connector"),
-    "fleet": ("fleet", "one for each process of an engine"),
+    "savings": ("savings", "By engine and connector"),
     "request": ("request?{request}", "Every step"),
-    "compare": ("compare?{request}&with={other}", "Step by step"),
-    "runbook": ("runbook?name=KvtrailSevereDrift", "What it means."),
-    "replay": ("replay?{request}&step=5", "The line marks the step."),
+    "compare": ("request?{request}&tab=compare&with={other}", "Step by step"),
+    "runbook": ("findings?runbook=KvtrailSevereDrift", "What it means."),
+    "replay": ("request?{request}&tab=replay&step=5", "The line marks the step."),
 }
 """The pages, by name: the address of each, and a text on it."""
 
@@ -84,12 +84,11 @@ def test_search_and_deep_links(page: playwright.Page, living_demo: Demo) -> None
     page.goto(f"{living_demo.page}/request?trace={finding['trace_id']}")  # as Grafana's exemplars lead here
     see(page, f"Request {finding['external']}")
 
-    page.goto(f"{living_demo.page}/live")
+    page.goto(f"{living_demo.page}/requests?view=lanes")
     ready(page)
-    page.keyboard.press("/")
-    page.keyboard.type(finding["request"])
+    page.get_by_role("searchbox", name="Search").fill(finding["request"])
     playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·")
-    page.wait_for_url(re.compile(f"q={finding['request']}"))
+    page.wait_for_url(re.compile(f"search={finding['request']}"))
     page.goto(page.url)
     playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·")
 
@@ -97,7 +96,7 @@ def test_search_and_deep_links(page: playwright.Page, living_demo: Demo) -> None
 @pytest.mark.long
 @needs_chromium
 def test_zoom_and_selection_are_kept_over_ten_updates(page: playwright.Page, living_demo: Demo) -> None:
-    page.goto(f"{living_demo.page}/live")
+    page.goto(f"{living_demo.page}/requests?view=lanes")
     ready(page)
     page.keyboard.press("n")
     for _ in range(3):
@@ -143,7 +142,7 @@ def settled(page: playwright.Page, connection: Connection) -> tuple[str, str]:
 @needs_chromium
 def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, living_demo: Demo) -> None:
     connection = Connection(page)
-    page.goto(f"{living_demo.page}/live?from=now-1m&to=now")
+    page.goto(f"{living_demo.page}/requests?view=lanes&from=now-1m&to=now")
     ready(page)
     page.keyboard.press("Space")
     see(page, "Paused at")
@@ -171,7 +170,7 @@ def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, living_d
 @needs_chromium
 def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.Page, living_demo: Demo) -> None:
     connection = Connection(page)
-    page.goto(f"{living_demo.page}/live")
+    page.goto(f"{living_demo.page}/requests?view=lanes")
     ready(page)
     page.get_by_role("button", name="Next finding").click()
     see(page, TITLE)
@@ -184,13 +183,13 @@ def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.P
     connection.wait_for_refreshes()
     page.mouse.up()
     see(page, "verdict: drift")
-    see(page, "did: healed")
-    page.get_by_role("link", name=re.compile("Replay from step")).first.click()
+    see(page, "impact: healed")
+    page.get_by_role("button", name=re.compile("Replay from step")).first.click()
     see(page, "The connector answered 256")
-    playwright.expect(page).to_have_url(re.compile(r"/replay\?.*step=\d+"))
-    page.get_by_role("link", name="All of it at once").click()
-    page.wait_for_url(re.compile(r"/request\?"))
-    see(page, "did: healed")
+    playwright.expect(page).to_have_url(re.compile(r"/request\?.*tab=replay.*step=\d+"))
+    page.get_by_role("radio", name="What happened").click()
+    page.wait_for_url(re.compile(r"/request\?(?!.*tab=)"))
+    see(page, "impact: healed")
     page.go_back()
     page.go_back()
     page.go_back()
@@ -205,14 +204,13 @@ def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.P
     see(page, "verdict: drift")
     page.get_by_role("link", name="Runbook").first.click()
     see(page, "The connector repeated an earlier answer although")
-    page.get_by_role("link", name="Findings of this rule").click()
     see(page, "What to do.")
 
 
 @needs_chromium
 def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, living_demo: Demo) -> None:
     """It hangs: the demo itself would end with a tracer that died."""
-    page.goto(f"{living_demo.page}/live")
+    page.goto(f"{living_demo.page}/requests?view=lanes")
     ready(page)
     findings = page.context.new_page()
     findings.goto(f"{living_demo.page}/findings")

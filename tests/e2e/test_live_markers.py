@@ -33,7 +33,7 @@ def test_a_marker_has_the_words_of_the_other_charts() -> None:
 def test_a_launch_is_a_line_over_the_lanes(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
     now_ns = time.time_ns()
     post(shown, served(Engine("llama-a"), from_ns=now_ns - 60 * S, to_ns=now_ns, every_ms=1500))
-    page.goto(f"{pages.url}/live")
+    page.goto(f"{pages.url}/requests?view=lanes")
     ready(page)
     line = page.get_by_role("img", name=re.compile("deploy: llama-a"))
     playwright.expect(line).to_have_count(1)

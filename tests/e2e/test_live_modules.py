@@ -81,10 +81,12 @@ def test_a_range_in_words_and_as_a_link(ask: Any) -> None:
         assert ask(f"m.rangeText({{span_ms: 60000, to_ms: {to}}}, {now})") == said
     assert ask(f"m.between({now - 86_400_000}, {now})") == "2025-12-02 01:24:36 to 2025-12-03 01:24:36"
     assert ask(f"m.between({now - 60_000}, {now})") == "2025-12-03 01:23:36 to 01:24:36"
-    view = f"span_ms: 60000, to_ms: {now}, q: 'a b', engine: '', connector: '', status: '', folded: ['e', 'f'], select: null"
-    link = ask(f"m.linkTo({{{view}}}, {now}, {{origin: 'http://h', pathname: '/live'}})")
+    view = f"span_ms: 60000, to_ms: {now}, folded: ['e', 'f'], select: null"
+    page = "{origin: 'http://h', pathname: '/requests', search: '?view=lanes&search=a+b&paused=x&from=y'}"
+    link = ask(f"m.linkTo({{{view}}}, {now}, {page})")
     assert link == (
-        "http://h/live?from=2025-12-03T01%3A23%3A36.123Z&to=2025-12-03T01%3A24%3A36.123Z&q=a+b&fold=e&fold=f"
+        "http://h/requests?view=lanes&search=a+b&from=2025-12-03T01%3A23%3A36.123Z&to=2025-12-03T01%3A24%3A36.123Z"
+        "&fold=e&fold=f"
     )
 
 
@@ -220,16 +222,13 @@ def test_what_was_open_when_an_engine_died_is_lost_and_ends_there(ask: Any) -> N
     assert ends == [500, 100, 900]
     assert segments == [500]
     assert inside == [{"requests": 2, "findings": 1}, {"requests": 1, "findings": 0}]
-    assert said == "Engine llama-0 died 00:00:01 of AssertionError, 1 request lost"
+    assert said == "Engine llama-0 died at 00:00:01 of AssertionError with 1 open request"
 
 
 def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(ask: Any) -> None:
     """`died of its process ended without a goodbye`."""
     death = {"engine": "e", "at_ms": 1500, "ended_by": NO_END_RECORD, "lost": 1}
-    assert (
-        ask(f"m.deathsText([{json.dumps(death)}], {{}})")
-        == "Engine e ended 00:00:01 without an end record, 1 request lost"
-    )
+    assert ask(f"m.deathsText([{json.dumps(death)}], {{}})") == "Engine e was killed at 00:00:01 with 1 open request"
 
 
 RESTING = """((story) => {
@@ -294,14 +293,17 @@ CLICK = [["down", 50], ["up", 50]]
         ([BOTH, ["move", 50], ["later", 500], ["take", ["b"]], *CLICK], "", []),
         # What comes to a resting pointer is named as well.
         ([BOTH, ["move", 300], ["later", 650], ["take", ["a", "b", "z"]], ["down", 300], ["up", 300]], "z", ["z"]),
+        # No hand is quite still: an event without movement, or with a pixel of it, names nothing else.
+        ([BOTH, ["move", 50], ["later", 150], ["move", 50], *CLICK], "a", ["a"]),
+        ([BOTH, ["move", 50], ["later", 150], ["move", 51], *CLICK], "a", ["a"]),
         # Whoever moves the pointer, or the picture, means what is there then.
-        ([BOTH, ["move", 50], ["later", 150], ["move", 51], *CLICK], "b", ["b"]),
+        ([BOTH, ["move", 50], ["later", 150], ["move", 60], ["down", 60], ["up", 60]], "b", ["b"]),
         ([BOTH, ["move", 50], ["zoom", 0], *CLICK], "", []),
         ([BOTH, ["move", 50], ["leave", 0], ["later", 150], *CLICK], "", ["b"]),
     ],
     ids=[
         "at once", "over another", "over nothing", "numbered again", "between press and release", "gone, another there",
-        "gone", "it comes", "pointer moved", "picture moved", "a finger",
+        "gone", "it comes", "an event without movement", "a pixel", "pointer moved", "picture moved", "a finger",
     ],
 )  # fmt: skip
 def test_a_click_opens_what_the_card_names(ask: Any, story: list[Any], named: str, opened: list[str]) -> None:

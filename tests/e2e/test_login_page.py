@@ -17,14 +17,14 @@ def test_a_person_logs_in_and_is_where_she_wanted_to_be(tmp_path: Path, page: pl
     tokens.write_text("the-token\n")
     try:
         with dashboard(tmp_path, tracer.url, "--login-token-file", str(tokens)) as url:
-            page.goto(f"{url}/fleet")
+            page.goto(f"{url}/savings")
             page.get_by_label("Token").fill("another")
             page.get_by_role("button", name="Log in").click()
             see(page, "This token is not valid here.")
             page.get_by_label("Token").fill("the-token")
             page.get_by_role("button", name="Log in").click()
             playwright.expect(page.get_by_role("link", name="Efficiency")).to_be_visible()
-            playwright.expect(page).to_have_url(f"{url}/fleet")
+            playwright.expect(page).to_have_url(f"{url}/savings")
             shoot(page, "logged-in")
             page.get_by_role("link", name="Requests").click()
             playwright.expect(page).to_have_url(f"{url}/requests")

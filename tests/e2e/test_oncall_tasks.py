@@ -180,7 +180,7 @@ def task(
 def _(person: Person) -> None:
     see(person.page, re.compile("died at"))
     died = person.died().inner_text()
-    assert re.search(r"died at \d\d:\d\d:\d\d of AssertionError, \d+ requests lost: a stale lookup", died)
+    assert re.search(r"died at \d\d:\d\d:\d\d of AssertionError with \d+ open requests: a stale lookup", died)
     person.click(person.died())
     person.sees(re.compile(r"^Request bug-"))
     person.sees(re.compile("AssertionError: "))
@@ -189,7 +189,7 @@ def _(person: Person) -> None:
 
 @task("06-compared", "Why was this request slower than one like it?", f"request?id={world_of.SLOW}")
 def _(person: Person) -> None:
-    person.click(person.page.get_by_role("link", name="Compare", exact=True))
+    person.click(person.page.get_by_role("radio", name="Compare", exact=True))
     person.sees(re.compile("Near in time"))
     until(lambda: len(rows(person.page, "offers")) > 0)
     person.open_row("offers")
@@ -214,19 +214,18 @@ def _(person: Person) -> None:
 
 @task("10-two-engines", "What are two engines doing, side by side?", is_live=True)
 def _(person: Person) -> None:
-    person.go("Live")
+    person.go("Requests")
+    person.click(person.page.get_by_role("radio", name="Lanes"))
     person.click(person.page.get_by_role("button", name="Fold all"))
     for engine in world_of.CHAT:
         playwright.expect(person.page.get_by_role("button", name=re.compile(f"{engine} .*request"))).to_be_visible()
     person.is_answered()
 
 
-@task("12-changed", "What changed around a moment that I choose?", "efficiency")
+@task("12-changed", "What changed around a moment that I choose?")
 def _(person: Person) -> None:
-    person.click(person.page.get_by_role("link", name="What changed?"))
-    person.sees("What moved")
     page, marked = person.page, re.compile(rf"{world_of.AFTER_DEPLOY} .*0\.31 → 0\.32")
-    person.click(page.get_by_role("combobox", name="Or at what happened then"))
+    person.click(page.get_by_role("combobox", name="Explain what changed at"))
     person.click(page.get_by_role("option", name=marked))
     person.sees(re.compile(rf"Engine {world_of.AFTER_DEPLOY} was started with"))
     person.sees(re.compile("Prompt tokens computed went from"))
@@ -238,7 +237,7 @@ def _(person: Person) -> None:
         person.page.get_by_role("link", name=re.compile(f"Engine {world_of.WITHOUT_HITS} has a hit rate of 0 %"))
     )
     person.sees_row("places", lambda cells: world_of.WITHOUT_HITS in cells)
-    assert query_of(person.page)["engine"] == [world_of.WITHOUT_HITS]
+    assert query_of(person.page)["on"] == [world_of.WITHOUT_HITS]
 
 
 @task(
@@ -253,22 +252,20 @@ def _(person: Person) -> None:
     person.sees("It was open when its engine ended")
 
 
-@task("16-groups", "How do the slow requests differ from all others?")
+@task("16-slow", "What did the slow requests wait for, and what had they to compute?")
 def _(person: Person) -> None:
-    person.go("Latency")
-    person.click(person.page.get_by_role("link", name="Compare groups"))
-    person.type(person.page.get_by_role("textbox", name="Conditions of A"), "duration > 2s")
-    person.type(person.page.get_by_role("textbox", name="Conditions of B"), "duration <= 2s")
-    person.page.wait_for_url(re.compile("[?&]b=duration"))
+    person.go("Requests")
+    person.click(person.page.get_by_role("radio", name="Heat map"))
+    person.type(person.page.get_by_role("textbox", name="Conditions"), "duration > 2s")
+    person.page.wait_for_url(re.compile("where=duration"))
     drawn(person.page)
-    person.sees(re.compile(r"A has [\d,]+ requests, B [\d,]+ requests?\..*[Tt]he median of"))
-    person.sees_row("causes", lambda cells: cells[0] == "evicted")
+    person.sees(re.compile(r"Of the [\d,]+ tokens that they asked for: .* evicted"))
+    person.sees_row("measures", lambda cells: cells[0] == "queued")
 
 
-@task("19-prefix", "Which evicted prefix costs most, and whose requests are these?", "efficiency")
+@task("19-prefix", "Which evicted prefix costs most, and whose requests are these?", "savings")
 def _(person: Person) -> None:
-    person.click(person.page.get_by_role("link", name="What was computed again"))
-    person.sees("Most expensive prefixes")
+    person.sees("Computed although it had been held")
     person.open_row("waste_prefixes")
     person.page.wait_for_url(re.compile("prefix=[0-9a-f]{16}"))
     row = person.sees_row("waste_requests", lambda cells: world_of.SLOW in cells)
@@ -282,16 +279,15 @@ def _(person: Person) -> None:
     f"request?id={world_of.HANDED_OVER}&engine={world_of.TAKES}",
 )
 def _(person: Person) -> None:
+    person.click(person.page.get_by_role("radio", name="Other engine"))
     person.sees("Prefill and decode")
     person.sees(re.compile("to the first token; load took"))
     labels = person.page.get_by_test_id("stVegaLiteChart").first.locator(".role-axis-label text")
     until(lambda: {"prefill", "kept", "decode"} <= {*labels.all_text_contents()})
-    person.click(person.page.get_by_role("button", name=re.compile("Prefilled as pair")))
-    person.page.wait_for_url(re.compile(f"engine={world_of.GIVES}"))
-    person.sees("Prefill and decode")
+    playwright.expect(person.page.get_by_role("button", name=re.compile("Prefilled as pair"))).to_be_visible()
 
 
-@task("26-live-card", "What is this request in the live picture?", "live", is_live=True)
+@task("26-live-card", "What is this request in the live picture?", "requests?view=lanes", is_live=True)
 def _(person: Person) -> None:
     page = person.page
     ready(page)

@@ -1,4 +1,4 @@
-"""The first page, and what it and the fleet say of engines: a real Chromium on a real dashboard over a real tracer.
+"""The first page, and what it says of engines: a real Chromium on a real dashboard over a real tracer.
 
 The tracer is fed over OTLP/HTTP; nothing is mocked. Screenshots are left in test-artifacts/.
 """
@@ -23,7 +23,6 @@ from browser import (
     see,
     shoot,
     switch_scheme,
-    table,
 )
 from contrast import unreadable
 from history import history
@@ -37,7 +36,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
 HEALED = "L 750 c384 h256 -> 0 healed 256\nA 0\nS 384+366\nend"
 OPEN = "L 640 c0 h512 -> 512\nA 512\nS 512+48"
-EMPTY = {"findings": "No findings from", "efficiency": "No lookup was traced", "fleet": "No requests yet"}
+EMPTY = {"findings": "No findings from", "savings": "No lookup was traced"}
 """What pages show of an empty store."""
 TEXTS = (
     "[data-testid=stCaptionContainer] p", "[data-testid=stMarkdownContainer] p", "[data-testid=stMetricLabel] p",
@@ -76,7 +75,7 @@ def test_from_an_empty_store_to_a_finding(page: playwright.Page, pages: SharedDa
     feed(shown, STALE, request="chat-7-0123abcd", engine="engine-a")
     feed(shown, HEALTHY, request="chat-8-0123abcd", engine="engine-b")
     see(page, re.compile("1 finding of stale-lookup.*did harm"))
-    see(page, "Findings by rule")
+    see(page, "Click an engine")
     shoot(page, "overview")
     page.get_by_role("link", name=re.compile("1 finding of stale-lookup")).click()
     see(page, "Open request chat-7-0123abcd")
@@ -111,10 +110,10 @@ def test_a_dead_engine_is_shown_at_once_and_all_texts_can_be_read(
     feed(shown, HEALTHY, request="chat-8-0123abcd", engine="llama-b")
     feed(shown, STALE, request="chat-7-0123abcd", engine="llama-a")
     page.goto(pages.url)
-    see(page, "Findings by rule")  # the page is open when it happens
+    see(page, "Click an engine")  # the page is open when it happens
     end(shown, "llama-a", ended_by="AssertionError: Mismatch in tokens to load")
     end(shown, "llama-b")
-    died = page.get_by_role("link", name=re.compile(r"Engine llama-a died at .* of AssertionError.*1 request lost"))
+    died = page.get_by_role("link", name=re.compile(r"Engine llama-a died at .* of AssertionError with 1 open request"))
     playwright.expect(died).to_be_visible()
     playwright.expect(shown_as(died, "lost")).to_have_count(1)
     shoot(page, "engine-died")
@@ -122,18 +121,18 @@ def test_a_dead_engine_is_shown_at_once_and_all_texts_can_be_read(
     see(page, "chat-7")
     assert urlsplit(page.url).path == "/request"
 
-    page.goto(f"{pages.url}/fleet")
-    card = page.get_by_test_id("stMetric")
-    playwright.expect(card.filter(has_text="Died")).to_contain_text("1 request lost")
-    playwright.expect(card.filter(has_text="Drained").get_by_test_id("stMetricValue")).to_have_text("1")
-    recorders = table(page, "recorders")
-    playwright.expect(recorders.get_by_text("ended with an error")).to_be_attached()
-    shoot(page, "fleet-died")
+    page.goto(pages.url)
+    see(page, "1 died; 1 drained.")
+    shoot(page, "engines-died")
 
     def all_can_be_read() -> None:
         assert unreadable(page, TEXTS) == {}, (page.url, scheme)
 
-    for path, text in (("", "Findings by rule"), ("findings", "The latest in words"), ("fleet", "Recorders")):
+    for path, text in (
+        ("", "Click an engine"),
+        ("findings", "The latest in words"),
+        ("savings", "By engine and connector"),
+    ):
         page.goto(f"{pages.url}/{path}")
         see(page, text)
         drawn(page)
@@ -150,9 +149,9 @@ def test_a_lost_request_names_the_end_of_its_engine_and_leads_there(
     feed(shown, OPEN, request="chat-9-0123abcd", engine="llama-a")
     end(shown, "llama-a", ended_by="KeyError: 7")
     page.goto(f"{pages.url}/request?id=chat-9-0123abcd&engine=llama-a")
-    see(page, re.compile(r"At .* UTC, engine llama-a died of KeyError: 7; 1 request lost"))
+    see(page, re.compile(r"At .* UTC, engine llama-a died of KeyError: 7 with 1 open request"))
     page.get_by_role("link", name="What happened then").click()
-    see(page, re.compile(r"Engine llama-a died at .* of KeyError, 1 request lost"))
+    see(page, re.compile(r"Engine llama-a died at .* of KeyError with 1 open request"))
     assert "from" in query_of(page)
 
 
@@ -172,7 +171,6 @@ def test_findings_of_one_rule_are_one_row_and_only_what_is_lost_is_red(
         feed(shown, STALE, request=f"chat-{number}-0123abcd", engine=f"engine-{number}")
     sentence = page.get_by_role("link", name=re.compile("6 findings of stale-lookup in 6 requests"))
     playwright.expect(sentence).to_have_count(1)
-    see(page, "Findings by rule")
     playwright.expect(shown_as(sentence, "lost")).to_have_count(1)
     cards = page.get_by_test_id("stMetric")
     playwright.expect(cards.filter(has_text="Findings")).to_contain_text("7")
@@ -191,7 +189,7 @@ def test_ids_are_no_links_and_lost_spans_are_shown(
     del events[2]
     shown.post(encoded(events))
     feed(shown, STALE, request=id_, engine="http://evil.test/engine")
-    for path in ("", f"request?id={quote(id_)}", f"replay?id={quote(id_)}", "findings", "fleet"):
+    for path in ("", f"request?id={quote(id_)}", f"request?tab=replay&id={quote(id_)}", "findings"):
         page.goto(f"{pages.url}/{path}")
         playwright.expect(page.get_by_text("evil").first).to_be_attached()
         playwright.expect(page.locator("a[href*='//evil'], a[href^='mailto']")).to_have_count(0)

@@ -66,35 +66,33 @@ def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str
     assert answer["worth"]["prefill_saved_s"] > 0
     assert answer["worth"]["waits"] > 0
     assert answer["by_epoch"]["1"]["taken"] > 0
-    page.goto(f"{url}/efficiency?from=now-24h&to=now")
+    page.goto(f"{url}/savings?from=now-24h&to=now")
     see(page, "Prefill saved")
     see(page, re.compile("^(Worth it|(Not shown to be|Hardly) worth its memory in this range).* of prefill saved"))
     see(page, "By engine and connector")
     see(page, "connector that hides what its store held")
     see(page, "What more memory would buy")
-    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(5)
-    page.goto(f"{url}/efficiency?connector=OffloadingConnector")
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(4)
+    page.goto(f"{url}/savings?connector=OffloadingConnector")
     see(page, "in 6 loads" if answer["worth"]["waits"] == 6 else "loads")
-    page.goto(f"{url}/efficiency?from=1970-01-01T00:00:01Z&to=1970-01-01T00:00:02Z")
+    page.goto(f"{url}/savings?from=1970-01-01T00:00:01Z&to=1970-01-01T00:00:02Z")
     see(page, "No lookup was traced from 1970-01-01 00:00:01")
 
 
 @pytest.mark.long
-def test_the_fleet_and_from_an_engine_to_its_worth(page: playwright.Page, url: str) -> None:
-    page.goto(f"{url}/fleet")
-    see(page, "of 4 engines in this range")
-    see(page, "Longest lag")
-    see(page, "Recorders")
+def test_from_an_engine_to_its_worth(page: playwright.Page, url: str) -> None:
+    page.goto(url)
+    see(page, "Click an engine")
     open_row(page, "engines", row=3)
     see(page, "Prefill saved")
-    playwright.expect(page).to_have_url(re.compile(r"/efficiency\?engine=[0-9a-f-]{36}"))
+    playwright.expect(page).to_have_url(re.compile(r"/savings\?.*on=[0-9a-f-]{36}"))
 
 
 @pytest.mark.long
 def test_two_requests_side_by_side(page: playwright.Page, busy: Tracer, url: str) -> None:
     finding = stale(busy)
     page.goto(f"{url}/request?id={finding['request']}")
-    page.get_by_role("link", name="Compare").click()
+    page.get_by_role("radio", name="Compare").click()
     see(page, "Near in time and alike")
     field = page.get_by_role("searchbox", name="Compare with")
     field.fill("sound-00")
@@ -105,7 +103,7 @@ def test_two_requests_side_by_side(page: playwright.Page, busy: Tracer, url: str
     playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(4)
     page.goto(page.url)
     see(page, "B: sound-00")
-    page.goto(f"{url}/compare?id=sound-00&with=nobody")
+    page.goto(f"{url}/request?id=sound-00&tab=compare&with=nobody")
     see(page, "The tracer knows no request nobody")
 
 

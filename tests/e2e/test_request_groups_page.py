@@ -40,15 +40,13 @@ def test_prompts_that_begin_alike_are_a_row_that_leads_to_them(
 
 
 @pytest.mark.long
-def test_groups_latency_and_live_are_filtered_by_the_outcome(
+def test_groups_heat_map_and_lanes_are_filtered_by_the_outcome(
     page: playwright.Page, tracer: Tracer, pages: SharedDashboard
 ) -> None:
     aborted = f"{pages.url}/%s?from=now-15m&to=now&status=aborted"
     page.goto(aborted % "requests" + "&by=prefix")
     until(lambda: [cells[:2] for cells in rows(page, "groups")] == [[hash_of("y").hex(), "1"]])
-    page.goto(aborted % "latency")
+    page.goto(aborted % "requests" + "&view=heat")
     see(page, "of 1 request, half took")
-    page.goto(f"{pages.url}/compare_groups?from=now-15m&to=now&status_a=aborted&status_b=finished")
-    see(page, "A has 1 request, B 2 requests.")
-    page.goto(aborted % "live")
+    page.goto(aborted % "requests" + "&view=lanes")
     see(page, "1 request")

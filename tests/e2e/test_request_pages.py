@@ -65,6 +65,10 @@ def url(tracer: Tracer, pages: SharedDashboard) -> str:
     return pages.url
 
 
+def tab(page: playwright.Page, name: str) -> None:
+    page.get_by_role("radio", name=name, exact=True).click()
+
+
 def feed_trace(tracer: Tracer, text: str, *, request: str, trace_id: str) -> None:
     """A request within somebody's trace, of an engine of its own."""
     engine = f"engine-of-{request}"
@@ -114,9 +118,9 @@ def test_a_tab_of_what_is_over_asks_for_nothing(page: playwright.Page, tracer: T
     ended = history(HEALTHY, request="ended-1-0123abcd", engine="engine-of-old", recorder="recorder-of-old")
     tracer.post(encoded([replace(e, start_ns=e.start_ns + long_ago_ns, end_ns=e.end_ns + long_ago_ns) for e in ended]))
     over = Connection(page)
-    for path in ("request?id=ended-1-0123abcd", "replay?id=ended-1-0123abcd"):
+    for path in ("request?id=ended-1-0123abcd", "request?id=ended-1-0123abcd&tab=replay"):
         page.goto(f"{url}/{path}")
-        see(page, "engine-of-old" if path.startswith("request") else "Step 1 of")
+        see(page, "Step 1 of" if "replay" in path else "Every step")
         drawn(page)
         before = over.refreshes
         with closing(page.context.new_page()) as other:
@@ -130,14 +134,18 @@ def test_a_tab_of_what_is_over_asks_for_nothing(page: playwright.Page, tracer: T
 def test_the_way_back_from_a_replay_is_one_step(page: playwright.Page, url: str) -> None:
     """The replay wrote its first step into the address, which was a step of the browser's history."""
     page.goto(f"{url}/request?id=healed-1-0123abcd")
-    page.get_by_role("link", name="Replay", exact=True).click()
+    tab(page, "Replay")
     see(page, "Step 1 of")
     drawn(page)
     page.go_back()
     see(page, "Every step")
-    page.goto(f"{url}/replay?id=healed-1-0123abcd")  # as from a bookmark, without a step
+    page.goto(f"{url}/request?id=healed-1-0123abcd&tab=replay")  # as from a bookmark, without a step
     see(page, "Step 1 of")
-    drawn(page)
+    page.locator("[data-listens]").wait_for(state="attached")
+    for step in (2, 3, 4):  # each was a step of the history
+        page.keyboard.press("n")
+        see(page, f"Step {step} of")
+    page.wait_for_url(re.compile("step=4"))
     page.go_back()
     see(page, "Every step")
 
@@ -146,7 +154,7 @@ def test_the_way_back_from_a_replay_is_one_step(page: playwright.Page, url: str)
 def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, url: str) -> None:
     """An id that was typed was lost with the next requests, and one that was picked reset the page."""
     connection = Connection(page)
-    page.goto(f"{url}/compare?id=healed-1-0123abcd")
+    page.goto(f"{url}/request?id=healed-1-0123abcd&tab=compare")
     see_table(page, "offers")
     field = page.get_by_role("searchbox", name="Compare with")
     for part in ("longer", "-1-0123", "abcd"):
@@ -159,7 +167,7 @@ def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, url: s
     assert query_of(page)["with"] == ["longer-1-0123abcd"]
 
     page.get_by_role("button", name="Near in time and alike").click()
-    page.wait_for_url(re.compile(r"/compare\?(?!.*with=)"))  # reloaded, it shows the same
+    page.wait_for_url(re.compile(r"/request\?(?!.*with=)"))  # reloaded, it shows the same
     see_table(page, "offers")
     connection.wait_for_refreshes()
     picked = see_table(page, "offers")[1][0]
@@ -176,7 +184,7 @@ def test_what_a_refresh_sends_early_is_not_lost(page: playwright.Page, url: str)
     """A refresh brought the id that was typed, and it was written into the address; the run of the page that came after it
     brought the address from before."""
     connection = Connection(page)
-    page.goto(f"{url}/compare?id=healed-1-0123abcd")
+    page.goto(f"{url}/request?id=healed-1-0123abcd&tab=compare")
     see_table(page, "offers")
     delay_input(page)
     with connection.held_up():
@@ -190,7 +198,7 @@ def test_what_a_refresh_sends_early_is_not_lost(page: playwright.Page, url: str)
 
 @pytest.mark.long
 def test_a_part_of_an_id_is_enough_in_compare(page: playwright.Page, url: str) -> None:
-    page.goto(f"{url}/compare?id=healed-1-0123abcd")
+    page.goto(f"{url}/request?id=healed-1-0123abcd&tab=compare")
     field = page.get_by_role("searchbox", name="Compare with")
     field.fill("onger-1")
     field.press("Enter")
@@ -206,10 +214,10 @@ def test_the_tokens_of_a_request_are_one_sum(page: playwright.Page, url: str) ->
     assert numbers == [750, 128, 384, 238]
     assert numbers[0] == sum(numbers[1:])
     assert metric(page, "Output") == 1
-    for name in ("Prompt", "vLLM's cache", "Loaded", "Computed", "Output", "Waited for KV"):
+    for name in ("Prompt", "vLLM's cache", "Loaded", "Computed", "Output"):
         has_help = card(page, name).get_by_test_id("stTooltipIcon")
         playwright.expect(has_help).to_have_count(1)
-    page.goto(f"{url}/replay?id=output-1-0123abcd&step=900")
+    page.goto(f"{url}/request?id=output-1-0123abcd&tab=replay&step=900")
     see(page, "tokens of the request")
     total, computed = (
         int(
@@ -238,15 +246,16 @@ def metric(page: playwright.Page, name: str) -> int:
 def test_what_a_fault_can_do_and_what_it_did_are_two_words(page: playwright.Page, url: str) -> None:
     """`crash` stood on a request that the guard had healed and that had finished."""
     page.goto(f"{url}/request?id=healed-1-0123abcd")
-    see(page, "could: crash")
-    see(page, "did: healed")
+    see(page, "severity: crash")
+    see(page, "impact: healed")
     see(page, "finished")
     see(page, "Every step")
     drawn(page)
     text = page.get_by_test_id("stMain").inner_text()
     assert "epoch" not in text
     assert "witness" not in text
-    page.get_by_text("What to do, and the exact numbers").first.click()
+    see(page, "What to do.")
+    page.get_by_text("The events that prove it, and the exact numbers").first.click()
     see(page, "at most")
 
 
@@ -272,12 +281,12 @@ def test_nothing_covers_the_switch_and_no_legend_is_cut(page: playwright.Page, u
         ends = page.evaluate("[...document.querySelectorAll('.legend li')].map(li => li.getBoundingClientRect().right)")
         assert len(ends) >= 6
         assert max(ends) <= 390
-        nav, last = box_of(page.locator(".st-key-nav")), box_of(page.get_by_role("link", name="Fleet", exact=True))
+        nav, last = box_of(page.locator(".st-key-nav")), box_of(page.get_by_role("link", name="Savings", exact=True))
         assert last["x"] + last["width"] <= nav["x"] + nav["width"], "all pages are in the bar on top"
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
     page.set_viewport_size({"width": 390, "height": 844})
-    for path in ("request?id=healed-1-0123abcd", "replay?id=healed-1-0123abcd&step=5"):
+    for path in ("request?id=healed-1-0123abcd", "request?id=healed-1-0123abcd&tab=replay&step=5"):
         page.goto(f"{url}/{path}")
         playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2)
         drawn(page)
@@ -300,7 +309,7 @@ def test_a_mark_says_what_it_is(page: playwright.Page, url: str) -> None:
 def test_the_replay_fits_on_a_screen(page: playwright.Page, url: str) -> None:
     """The first account and the charts began where a laptop's screen ends."""
     page.set_viewport_size({"width": 1440, "height": 900})
-    page.goto(f"{url}/replay?id=healed-1-0123abcd&step=2")
+    page.goto(f"{url}/request?id=healed-1-0123abcd&tab=replay&step=2")
     see(page, "Account after it")
     charts = page.get_by_test_id("stVegaLiteChart")
     playwright.expect(charts).to_have_count(2)
@@ -318,7 +327,7 @@ def test_the_replay_fits_on_a_screen(page: playwright.Page, url: str) -> None:
 @pytest.mark.long
 def test_compare_says_what_matters_on_the_same_axes(page: playwright.Page, url: str) -> None:
     """The axes differed, and the prompt's length was said instead of the refused answers."""
-    page.goto(f"{url}/compare?id=healed-1-0123abcd&with=longer-1-0123abcd&axis=steps")
+    page.goto(f"{url}/request?id=healed-1-0123abcd&tab=compare&with=longer-1-0123abcd&axis=steps")
     until(lambda: "Refused answers" in (cells[0] for cells in rows(page, "differences")))
     shown = rows(page, "differences")
     names = [cells[0] for cells in shown]
@@ -368,7 +377,7 @@ def test_a_request_is_replayed_step_by_step(page: playwright.Page, tracer: Trace
     connection = Connection(page)
     feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
     page.goto(f"{url}/request?id=chat-7-0123abcd")
-    page.get_by_role("link", name="Replay", exact=True).click()
+    tab(page, "Replay")
     see(page, "Step 1 of 8: arrival")
     expect_step(page, url, 1)
     playwright.expect(page.get_by_text("The connector answered 256")).to_have_count(0)
@@ -410,13 +419,13 @@ def test_a_request_is_replayed_step_by_step(page: playwright.Page, tracer: Trace
     see(page, "Step 8 of 9: allocation")
 
     # A link to a step means this step, wherever one was before.
-    page.get_by_role("link", name="All of it at once").click()
-    page.get_by_role("link", name="Replay from step 7, where it shows").click()
+    tab(page, "What happened")
+    page.get_by_role("button", name="Replay from step 7, where it shows").click()
     see(page, "Step 7 of 9: lookup")
 
     # The address names the step; dark is as good as light.
     switch_scheme(page, "dark")
-    page.goto(f"{url}/replay?id=chat-7-0123abcd&engine=engine-a&step=7")
+    page.goto(f"{url}/request?id=chat-7-0123abcd&engine=engine-a&tab=replay&step=7")
     see(page, "Step 7 of 9: lookup")
     see(page, "The connector answered 256")
     playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2)
@@ -424,7 +433,7 @@ def test_a_request_is_replayed_step_by_step(page: playwright.Page, tracer: Trace
     page.set_viewport_size({"width": 420, "height": 1400})
     see(page, "Step 7 of 9: lookup")
     shoot(page, "replay-narrow")
-    page.goto(f"{url}/replay?id=chat-7-0123abcd&step=900")
+    page.goto(f"{url}/request?id=chat-7-0123abcd&tab=replay&step=900")
     see(page, "Step 9 of 9")
 
 
@@ -433,7 +442,7 @@ def test_a_browser_that_is_behind_takes_no_step_back(page: playwright.Page, trac
     """It reports with each refresh where its slider is, also while it has not yet drawn the step that a key led to."""
     feed(tracer, STALE, request="behind-1-0123abcd", engine="engine-b")
     connection = Connection(page)
-    page.goto(f"{url}/replay?id=behind-1-0123abcd")
+    page.goto(f"{url}/request?id=behind-1-0123abcd&tab=replay")
     see(page, "Step 1 of 8")
     page.locator("[data-listens]").wait_for(state="attached")
     with connection.held_up():
@@ -446,7 +455,7 @@ def test_a_browser_that_is_behind_takes_no_step_back(page: playwright.Page, trac
 
 
 def expect_step(page: playwright.Page, url: str, step: int, *, request: str = "chat-7") -> None:
-    address = re.compile(rf"{re.escape(url)}/replay\?(?=.*id={request}-0123abcd).*step={step}(&|$)")
+    address = re.compile(rf"{re.escape(url)}/request\?(?=.*tab=replay)(?=.*id={request}-0123abcd).*step={step}(&|$)")
     playwright.expect(page).to_have_url(address)
 
 
@@ -454,10 +463,6 @@ def test_an_unknown_request_and_a_missing_id_are_sentences(page: playwright.Page
     page.goto(f"{url}/request?id=chat-9-0123abcd")
     see(page, "The tracer knows no request chat-9-0123abcd")
     page.goto(f"{url}/request")
-    see(page, "Which request?")
-    page.goto(f"{url}/replay?id=chat-9-0123abcd")
-    see(page, "The tracer knows no request chat-9-0123abcd")
-    page.goto(f"{url}/replay")
     see(page, "Which request?")
 
 

@@ -28,14 +28,14 @@ def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: Sha
     known: dict[str, str | re.Pattern[str]] = {
         "": re.compile("1 finding of stale-lookup"),
         "findings": "Open request chat-7-0123abcd",
-        "fleet": "of 2 engines in this range",
+        "savings": "By engine and connector",
     }
     tabs = {path: page.context.new_page() for path in known}
     connection = Connection(page)
     for path, tab in tabs.items():
         tab.goto(f"{pages.url}/{path}")
         see(tab, known[path])
-    page.goto(f"{pages.url}/live")
+    page.goto(f"{pages.url}/requests?view=lanes")
     ready(page)
 
     shown.kill()
@@ -50,7 +50,7 @@ def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: Sha
     assert facts(page) == text, "what was last known stays"
     shoot(page, "live-away")
     asked = page.context.new_page()
-    for path in ("findings", "efficiency"):
+    for path in ("findings", "savings"):
         asked.goto(f"{pages.url}/{path}?from=now-6h&to=now")
         see(asked, "does not answer")
         assert asked.get_by_test_id("stException").count() == 0
@@ -65,7 +65,7 @@ def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: Sha
 
 
 def test_a_tracer_that_was_never_there_is_named(page: playwright.Page, pages: SharedDashboard) -> None:
-    for path in ("", "live"):
+    for path in ("", "requests?view=lanes"):
         page.goto(f"{pages.url}/{path}")
         see(page, "Start it with kvtrail serve.")
     shoot(page, "live-no-tracer")
@@ -73,7 +73,7 @@ def test_a_tracer_that_was_never_there_is_named(page: playwright.Page, pages: Sh
 
 def test_runbooks_lead_to_one_another(page: playwright.Page, pages: SharedDashboard) -> None:
     """Alertmanager leads here. A runbook is wanted most of all when nothing answers."""
-    page.goto(f"{pages.url}/runbook?name=KvtrailSevereDrift")
+    page.goto(f"{pages.url}/findings?runbook=KvtrailSevereDrift")
     see(page, "In the last 15 minutes a rule of severity")
     shoot(page, "runbook-alert")
     links = page.get_by_test_id("stMarkdown").get_by_role("link")
@@ -87,7 +87,7 @@ def test_runbooks_lead_to_one_another(page: playwright.Page, pages: SharedDashbo
     see(page, "One page for each alert and each rule")
     shoot(page, "runbook-index")
 
-    page.goto(f"{pages.url}/runbook?name=KvtrailSevereDrft")
+    page.goto(f"{pages.url}/findings?runbook=KvtrailSevereDrft")
     see(page, "There is no runbook KvtrailSevereDrft")
     shoot(page, "runbook-unknown")
     page.get_by_role("button", name="Did you mean KvtrailSevereDrift?").click()

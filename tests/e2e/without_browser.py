@@ -33,7 +33,7 @@ class Opened:
     def __init__(self, address: str) -> None:
         path, _, query = address.partition("?")
         self.app = AppTest.from_file(APP, default_timeout=1e9)
-        self.app._page_hash = calc_hash(path)
+        self.app._page_hash = calc_hash(path or "overview")
         self.app.query_params.update(parse_qsl(query))
         self.run()
 
@@ -53,11 +53,15 @@ class Opened:
             yield html.unescape(re.sub(r"\\(\W)|\*\*|<[^>]*>", r"\1", " ".join(map(str, parts))))
 
     def follow(self, label: str) -> Opened:
-        """The page to which a link with such a label leads."""
-        links = [each.proto for each in self._elements() if each.type == "page_link"]
-        found = [each for each in links if re.search(label, re.sub(r"\\(\W)", r"\1", each.label))]
-        assert found, [each.label for each in links]
-        return Opened(f"{found[0].page}?{found[0].query_string}")
+        """The page to which a link with such a label leads. A link to another state of the same page is a button."""
+        links = [each for each in self._elements() if each.type in ("page_link", "button")]
+        found = [each for each in links if re.search(label, re.sub(r"\\(\W)", r"\1", each.proto.label))]
+        assert found, [each.proto.label for each in links]
+        if found[0].type == "button":
+            found[0].click()
+            self.run()
+            return self
+        return Opened(f"{found[0].proto.page}?{found[0].proto.query_string}")
 
     def rows(self, key: str) -> list[list[Any]]:
         """The cells of a table's rows, by the name of its container."""

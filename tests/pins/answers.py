@@ -42,11 +42,6 @@ REQUESTS = {
     "opt-lossy-0-0123abcd": "opt-lossy", "opt-killed-0-0123abcd": "opt-killed",
 }  # fmt: skip
 """Requests that are asked about one by one, with their engines."""
-PASTED = (
-    "ERROR 12-03 23:30:39 request opt-stale-0-0123abcd failed on llama-a",
-    "2025-12-03 06:00:03,123 b-phi-a-0 waited",
-    "nothing of ours",
-)
 
 
 def questions() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -84,7 +79,6 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
     yield from (("/api/status", {}), ("/api/status", WHOLE), ("/api/status", {"model": "phi", **WHOLE}))
     yield from (("/api/waste", WHOLE), ("/api/waste", {"tenant": DIGEST, "cause": "evicted", **LAST_HOUR}))
     yield from (("/api/changes", {"at_ns": NOW_NS - 57 * MINUTE_NS, "since_ns": NOW_NS - 2 * HOUR_NS}),)
-    yield from (("/api/search", {"text": text}) for text in PASTED)
     yield "/metrics", {}
 
 

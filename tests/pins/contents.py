@@ -16,7 +16,6 @@ from kvtrail.dashboard.content import (
     causes,
     changes,
     compare,
-    compare_groups,
     efficiency,
     engine_end,
     findings,
@@ -27,7 +26,6 @@ from kvtrail.dashboard.content import (
     memory,
     overview,
     pair,
-    pasted,
     phases,
     replay,
     request,
@@ -59,14 +57,13 @@ def pages(day: Day) -> dict[str, Any]:
         tracer = Tracer("http://testserver", transport=httpx.MockTransport(partial(_answered, day.local)))
         made = {
             "overview": _overview(tracer),
-            "fleet": _fleet(tracer),
+            "engines": _fleet(tracer),
             "findings": _findings(tracer),
-            "efficiency": _efficiency(tracer, HOUR),
-            "efficiency of phi-a": _efficiency(tracer, WHOLE, engine="phi-a"),
+            "savings": _efficiency(tracer, HOUR),
+            "savings of phi-a": _efficiency(tracer, WHOLE, engine="phi-a"),
             "waste": _waste(tracer),
             "latency": _latency(tracer),
             "requests": _requests(tracer),
-            "compare groups": _groups(tracer),
             "changes": _changes(tracer),
             **{f"request {name}": _request(tracer, name, engine) for name, engine in REQUESTS.items()},
             "pair": _pair(tracer),
@@ -111,11 +108,10 @@ def _overview(tracer: Tracer) -> Pages:
         savings, trend = tracer.efficiency(**shown.query), tracer.findings_trend(**shown.query)
         marked = tracer.markers(**shown.query)
         yield f"statements {name}", overview.statements(status, shown)
-        yield f"cards {name}", overview.cards(savings, status["rules"], open_requests=3, minutes=status["minutes"])
+        yield f"cards {name}", overview.cards(status, savings)
         yield f"sources {name}", chart(trends.sources_over_time(savings, dark=False), marked)
         yield f"findings {name}", chart(trends.findings_over_time(trend, dark=False), marked)
         yield f"rules {name}", findings.rule_rows(status["rules"])
-        yield f"outcomes {name}", chart(trends.by_outcome(status["outcomes"], dark=False))
         yield f"markers {name}", [markers.in_a_line(each, now_ns=NOW_NS) for each in marked]
     totals = tracer.overview(window_s=60)
     yield "unknown", (unknown.share(totals), unknown.rows(totals))
@@ -126,10 +122,8 @@ def _fleet(tracer: Tracer) -> Pages:
     answer = tracer.fleet()
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
     engines = fleet.in_order(fleet.since(answer["engines"], WHOLE))
-    yield "counts", fleet.counts(answer, HOUR)
+    yield "counts", fleet.counts(answer["engines"], HOUR)
     yield "engines", fleet.engine_rows(engines, now_ns=NOW_NS)
-    yield "earlier", fleet.earlier(answer["engines"], HOUR)
-    yield "versions", fleet.version_rows(engines)
     yield "recorders", fleet.recorder_rows(recorders, now_ns=NOW_NS)
     yield "pairs", fleet.pair_rows(answer["pairs"])
     yield "kept", fleet.kept_rows(answer["kept"])
@@ -140,8 +134,8 @@ def _fleet(tracer: Tracer) -> Pages:
 
 def _findings(tracer: Tracer) -> Pages:
     found, by_rule = tracer.findings(limit=200, **WHOLE.query), tracer.findings_by_rule(**WHOLE.query)
-    yield "rules", findings.rule_rows(by_rule, since=True)
-    yield "rules, oldest first", findings.rule_rows(by_rule, since=True, oldest_first=True)
+    yield "rules", findings.rule_rows(by_rule)
+    yield "rules, oldest first", findings.rule_rows(by_rule, oldest_first=True)
     yield "sample", findings.sample(by_rule)
     yield "findings", findings.finding_rows(found)
     yield "total", findings.total(tracer.findings_trend(**WHOLE.query))
@@ -164,7 +158,6 @@ def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
         causes.reasons(sums), causes.unknown(sums), causes.largest(sums),
     ]  # fmt: skip
     yield "sources", chart(trends.sources_over_time(savings, dark=False))
-    yield "epochs", chart(trends.by_epoch(savings, dark=False))
     yield "causes", chart(trends.causes_over_time(savings, dark=False))
     for name, each in causes.groups(savings, models).items():
         yield f"causes by {name}", (causes.group_rows(each), chart(trends.causes_by(each, dark=False)))
@@ -197,9 +190,9 @@ def _waste(tracer: Tracer) -> Pages:
 def _latency(tracer: Tracer) -> Pages:
     answer, measures = tracer.latency(of="duration", **HOUR.query), tracer.latency_measures(**HOUR.query)
     yield "summary", latency.summary(answer)
-    yield "percentiles", chart(latency.percentiles_over_time(answer, dark=False))
     yield "heat map", chart(latency.heat_map(answer, None, dark=False))
-    yield "measures", latency.measure_rows(measures)
+    yield "measures", (latency.measure_rows(measures), latency.tokens(measures), latency.usual(measures))
+    yield "scale", latency.scale(answer, dark=False)
 
 
 def _requests(tracer: Tracer) -> Pages:
@@ -208,17 +201,6 @@ def _requests(tracer: Tracer) -> Pages:
     for by in OF_REQUESTS:
         answer = tracer.latency_groups(by=by.value, of="duration", **WHOLE.query)
         yield f"by {by.value}", (groups.rows(answer), groups.note(answer), groups.filters(answer, {}))
-    found = tracer.search("ERROR 12-03 23:30:39 request opt-stale-0-0123abcd failed on llama-a")
-    yield "pasted", (pasted.sentence(found, now_ns=NOW_NS), pasted.links(found, HOUR))
-
-
-def _groups(tracer: Tracer) -> Pages:
-    sides = ({"engine": "mistral-a"}, {"engine": "mistral-b"})
-    a, b = (tracer.latency_measures(**requests.filters(each), **WHOLE.query) for each in sides)
-    yield "summary", compare_groups.summary(a, b, sides)
-    yield "times", compare_groups.time_rows(a, b)
-    yield "causes", compare_groups.cause_rows(a, b)
-    yield "cumulative", chart(compare_groups.cumulative(a, b, "duration", dark=False))
 
 
 def _changes(tracer: Tracer) -> Pages:
@@ -240,7 +222,7 @@ def _request(tracer: Tracer, name: str, engine: str) -> Pages:
     yield "tokens", [(tokens.sum_line(each), tokens.parts(each)) for each in tokens.admissions(timeline)]
     yield "missing", request.missing_events(timeline)
     yield "unknown", unknown.of_request(account)
-    yield "phases", phases.time_texts(parts)
+    yield "phases", (phases.sentence(parts), phases.time_texts(parts))
     for entry in account.get("causes") or ():
         yield f"causes of run {entry['epoch']}", (
             causes.names(entry, dark=False), digest(causes.waterfall(entry, timeline, dark=False)),

@@ -87,13 +87,13 @@ def rule_named(name: str) -> Rule:
     """The rule with this id.
 
     Raises:
-        click.BadParameter: there is none; the text has those with the nearest names.
+        click.BadParameter: there is none; the text has the nearest names.
     """
     known = {rule.id: rule for rule in all_rules()}
     if name not in known:
-        near = get_close_matches(name, known, n=4, cutoff=0.5)
-        hint = f"The nearest: {', '.join(near)}" if near else "docs/rules.md has all of them"
-        raise click.BadParameter(f"there is no rule {name!r}. {hint}")
+        near = [*dict.fromkeys([*(each for each in known if name in each), *get_close_matches(name, known)])][:3]
+        meant = f". Did you mean {' or '.join(near)}?" if near else "; docs/rules.md lists them"
+        raise click.BadParameter(f"there is no rule {name!r}{meant}")
     return known[name]
 
 

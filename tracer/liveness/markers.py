@@ -11,7 +11,7 @@ from kvtrail.tracer.events.events import CacheReset, Event, Heartbeat, Reset
 from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.model.markers import MOST_TEXT, Marker, MarkerKind
-from kvtrail.tracer.model.words import duration, size, some
+from kvtrail.tracer.model.words import duration, ended, size, some, with_open
 
 MOST_DIFFERENCES = 4
 """Differing versions and settings that are named; the rest are counted."""
@@ -126,14 +126,13 @@ def _beginning(
 
 
 def _ending(launch: Launch, at_ns: int) -> Marker:
-    error = "" if launch.ended_by in (None, NO_END_RECORD) else f" of {launch.ended_by}"
     how = {
-        EngineState.DIED: f"died{error}" if error else "was killed",
+        EngineState.DIED: ended(launch.ended_by or NO_END_RECORD, whole=True),
         EngineState.LOST_CONTACT: "stopped reporting",
         EngineState.REPLACED: "stopped reporting and was replaced",
         EngineState.DRAINED: "ended",
     }[launch.state]
-    lost = f"; {some(launch.lost, 'request')} lost" if launch.lost else ""
+    lost = f" {with_open(launch.lost)}" if launch.lost else ""
     id_ = f"end {launch.engine} {launch.launch} {at_ns}"
     text = f"{how[: MOST_TEXT - len(lost)]}{lost}"
     return Marker(id=id_, kind=_ENDS[launch.state], at_ns=at_ns, engine=launch.engine, text=text)

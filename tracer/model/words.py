@@ -140,6 +140,21 @@ def exception(error: str) -> str:
     return error.partition(":")[0]
 
 
+def ended(ended_by: str | None, at: str = "", *, whole: bool = False) -> str:
+    """How an engine died, in the words of every page and report: was killed at 12:00:01; died at 12:00:01 of KeyError. With
+    the `whole` text of the exception, or its class alone."""
+    when = f" at {at}" if at else ""
+    if ended_by == NO_END_RECORD:
+        return f"was killed{when}"
+    of = "" if ended_by is None else f" of {ended_by if whole else exception(ended_by)}"
+    return f"died{when}{of}"
+
+
+def with_open(requests: int) -> str:
+    """How many requests were open as an engine ended: those that were lost with it, and the one that raised."""
+    return f"with {some(requests, 'open request')}" if requests else "with no open request"
+
+
 def advice(reason: Unknown) -> str:
     """What to do about an undecided judgement."""
     return _ADVICE[reason]
@@ -148,13 +163,13 @@ def advice(reason: Unknown) -> str:
 _ADVICE = {
     Unknown.LOST: "The runbooks KvtrailEventsDropped and KvtrailSequenceGaps say where events are lost. What is recorded"
     " afterwards is known again.",
-    Unknown.NEWER: "Run the sidecar in the newer of the two versions; the fleet page says what it does not know.",
+    Unknown.NEWER: "Run the sidecar in the newer of the two versions; the overview says what it does not know.",
     Unknown.LATE: "It resolves itself: requests that start from now on are known from their start.",
     Unknown.LEVEL: "Record at the level that the rule needs (docs/rules.md); a `level_file` changes it at any time.",
     Unknown.UNSEEN: "Nothing to do, unless it is frequent: then the calls come in an order that kvtrail does not know.",
     Unknown.ONE_SIDE: "Record the other engine, too, and have it report here, or to a sidecar with the same ClickHouse.",
     Unknown.DELAYED: "It resolves when the connector releases what it keeps.",
-    Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the fleet page says that it is off,"
+    Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the overview says that it is off,"
     " the engine's log says why.",
     Unknown.SAMPLED: "Record all requests: `unsampled: record`. The sampler's decision travels along as an attribute.",
     Unknown.VERSION: "A newer vLLM shows it (docs/limits.md, *What a vLLM does not show*).",

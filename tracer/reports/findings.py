@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from click import style
 
-from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.history.audit import Audit
 from kvtrail.tracer.ledger.handoff_flows import Flow, Outcome
 from kvtrail.tracer.liveness.deaths import Death
@@ -77,12 +76,7 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
 def _death(death: Death, result: Audit, columns: int | None) -> str:
     """How an engine died, the requests it lost, and the finding that may have caused it."""
     at = f"{day(death.at_ns)} {clock(death.at_ns)} UTC"
-    how = (
-        f"ended at {at} without an end record"
-        if death.ended_by == NO_END_RECORD
-        else f"died at {at} of {death.ended_by}"
-    )
-    head = plain(f"Engine {result.engine_name(death.engine)} {how}")
+    head = plain(f"Engine {result.engine_name(death.engine)} {words.ended(death.ended_by, at, whole=True)}")
     lines = [style(line, fg="red", bold=True) for line in wrapped(head, columns, rest="  ")]
     lost = words.some(len(death.lost), "request")
     named = f": {', '.join(death.lost[:MAX_NAMED])}" if death.lost else ""

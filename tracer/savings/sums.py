@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvtrail.tracer.savings.cause_sums import ages_of, causes_of, unstored_of
+from kvtrail.tracer.model.causes import PEER, Cause
+from kvtrail.tracer.savings.cause_sums import CAUSE, ages_of, causes_of, unstored_of
 from kvtrail.tracer.savings.counter import TIER
+
+HANDED = f"{CAUSE}{Cause.LOADED}:{PEER}"
+"""The measure of tokens that were handed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,8 @@ class Savings:
             (`evicted:full`): there was no room (`full`), the transfer failed (`failed`), they were no full chunk (`partial`),
             or the connector did not ask for them (`unasked`).
         hit_share, local_share: `taken` and `local` as shares of `asked`.
-        spared: tokens that were taken and not computed.
+        spared: tokens that were taken and not computed, without those that were handed over.
+        handed: tokens that another engine computed for the request and handed over, by causes: nobody was spared them.
         recomputed: tokens that the connector's store held and that were computed all the same.
         hidden: admissions of a connector that hides what its store held, so that `recomputed` does not cover them.
         failed: tokens that failed to load.
@@ -76,6 +81,7 @@ class Savings:
     hit_share: float | None
     local_share: float | None
     spared: int
+    handed: int
     recomputed: int
     hidden: int
     failed: int
@@ -112,9 +118,13 @@ def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None 
     rates = prefill_rates(rows) if rates is None else rates
     n: Counter[str] = Counter()
     spared: Counter[str] = Counter()
+    handed: Counter[str] = Counter()
     for row in rows:
         n.update(row.measures)
         spared[row.engine] += row.measures.get("spared", 0)
+        handed[row.engine] += row.measures.get(HANDED, 0)
+    for engine, tokens in handed.items():
+        spared[engine] = max(0, spared[engine] - tokens)
     rated = {engine for engine, tokens in spared.items() if tokens and engine in rates}
     return Savings(
         admissions=n["admissions"],
@@ -127,7 +137,8 @@ def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None 
         unstored=unstored_of(n),
         hit_share=_share(n["taken"], n["asked"]),
         local_share=_share(n["local"], n["asked"]),
-        spared=n["spared"],
+        spared=spared.total(),
+        handed=handed.total(),
         recomputed=n["recomputed"],
         hidden=n["admissions_hidden"],
         failed=n["failed"],

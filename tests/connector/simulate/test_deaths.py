@@ -168,5 +168,5 @@ def test_a_real_engine_that_dies_of_the_stale_lookup_says_so(tmp_path: Path, pro
         reported["ended_by"],
         reported["lost"],
     )
-    assert first["text"].endswith(f" of AssertionError, {reported['lost']} requests lost: a stale lookup")
+    assert first["text"].endswith(f" of AssertionError with {reported['lost']} open requests: a stale lookup")
     assert first["query"] == {"id": failed["request"], "engine": again["engine"]}

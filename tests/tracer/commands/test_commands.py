@@ -173,12 +173,12 @@ def test_explain_says_what_the_documentation_says(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("option", ["--explain", "--rule"])
-def test_an_unknown_rule_is_reported_with_the_nearest(option: str, tmp_path: Path) -> None:
-    result = run("audit", option, "stale-lokup", str(write(tmp_path / "t.jsonl", DRIFT)))
+def test_an_unknown_rule_is_reported_with_the_nearest_ones(option: str, tmp_path: Path) -> None:
+    result = run("audit", option, "stale", str(write(tmp_path / "t.jsonl", DRIFT)))
     assert result.exit_code == 2
-    assert f"'{option}': there is no rule 'stale-lokup'. The nearest: stale-lookup" in result.output
-    assert sum(rule.id in result.output for rule in all_rules()) <= 4
-    assert "docs/rules.md has all of them" in run("audit", option, "xyzzy", "t.jsonl").output
+    assert f"'{option}': there is no rule 'stale'" in result.output
+    assert "stale-lookup" in result.output
+    assert sum(rule.id in result.output for rule in all_rules()) <= 3, "not all of them"
 
 
 def test_audit_needs_a_file() -> None:

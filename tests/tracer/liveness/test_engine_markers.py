@@ -55,7 +55,7 @@ FIRST = "was started, the first of its service and model"
             (launch("a", 10, 50, ended_by="KeyError: 'x'", lost=2), launch("a", 62)),
             [
                 ("deploy", 10, "a", FIRST),
-                ("death", 50, "a", "died of KeyError: 'x'; 2 requests lost"),
+                ("death", 50, "a", "died of KeyError: 'x' with 2 open requests"),
                 ("restart", 62, "a", "was started again, 12.00 s after it ended"),
             ],
         ),

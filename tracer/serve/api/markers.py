@@ -20,6 +20,7 @@ MOST_OF_A_KIND = 2_000
 """How many stored markers of a kind are read, the latest ones."""
 STEPS = 120
 """Markers of one kind are joined where they lie closer than this part of the range: their lines would touch."""
+_KINDS = "any of these kinds; by default all but resets: a reset is named where it explains a change"
 HOUR_NS = 3600 * 10**9
 
 
@@ -45,7 +46,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     def marked(
         chosen: ChosenEngines,
         engine: str = "",
-        kind: Annotated[list[MarkerKind] | None, Query(description="any of these kinds; by default all")] = None,
+        kind: Annotated[
+            list[MarkerKind] | None,
+            Query(description=_KINDS),
+        ] = None,
         since_ns: Moment = None,
         until_ns: Moment = None,
     ) -> list[MarkerRow]:
@@ -53,7 +57,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         found = markers_of(
             OutcomeResolver(process, reader), reader, since_ns=since, until_ns=until, engine=engine, chosen=chosen
         )
-        return [each for each in found if kind is None or each.kind in kind]
+        return [each for each in found if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
 
 
 def markers_of(

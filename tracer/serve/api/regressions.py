@@ -24,8 +24,13 @@ from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 
 ENOUGH_TOKENS = 10_000
 """Tokens that must have been asked for before and after, before a share counts as changed."""
-FACTOR, LEAST = 2.0, 0.1
-"""A share has changed if it is more than `FACTOR` times the other one, and at least `LEAST` apart from it."""
+FALL, FELL_BY = 2.0, 0.1
+"""A hit rate has fallen if it was more than `FALL` times what it is, and at least `FELL_BY` above it."""
+RISE, ROSE_BY = 1.5, 0.2
+"""The computed share of the tokens asked for has risen if it is more than `RISE` times what it was, and more than `ROSE_BY`
+above it: the definition of the alert KvtrailPrefillJump, too."""
+MORE = 2.0
+"""So many times as much prefill as before is worth a sentence, though nothing is wrong with it."""
 NONE_OF = 0.1
 """An engine hits next to nothing if its hit rate is less than this share of that of the others."""
 MOSTLY_NEW = 0.9
@@ -123,7 +128,7 @@ def of_sums(
         by_engine.setdefault(row.engine, []).append(row)
     watch = _Watch(range_, markers, place, step_s)
     engines = {engine: list(_splits(of, step_s)) for engine, of in by_engine.items()}
-    every = list(_splits(rows, step_s))
+    every = list(_splits(_since_the_beginning(rows, models), step_s))
     changes = [_fall(watch, every, engines), _rise(watch, every, engines)]
     found = changes[0] or changes[1]  # what is no hit is computed: one change needs one sentence
     return [*found, *_without_hits(rows, place, models)] or _more(watch, every)
@@ -155,12 +160,23 @@ class _Watch:
     def statement(self, kind: str, text: str, at_s: int, level: Level = Level.WARNING) -> Statement:
         """A statement about a change."""
         at = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return Statement(kind=kind, level=level, text=text, at_ns=at_s * 10**9, page="changes", query={"at": at})
+        return Statement(kind=kind, level=level, text=text, at_ns=at_s * 10**9, page="overview", query={"at": at})
 
 
 def _needed(measures: Mapping[str, int]) -> dict[str, int]:
     """The few measures of a row that are looked at: it is summed up for each moment of the range."""
     return {name: value for name, value in measures.items() if name in _MEASURES or name.startswith(CAUSE)}
+
+
+def _since_the_beginning(rows: Sequence[SavingsRow], models: Mapping[str, str]) -> list[SavingsRow]:
+    """The rows of the models that were served as the first row began. The first engine of a service begins with an empty
+    cache: it changes the sums, though nothing has changed."""
+    first: dict[str | None, int] = {}
+    for row in rows:
+        model = models.get(row.engine)
+        first[model] = min(row.at_s, first.get(model, row.at_s))
+    until_s = min(first.values(), default=0) + LEAST_MINUTES * 60
+    return [row for row in rows if first[models.get(row.engine)] <= until_s]
 
 
 def _splits(rows: Iterable[SavingsRow], step_s: int) -> Iterator[Split]:
@@ -195,8 +211,8 @@ def _fell(splits: Iterable[Split]) -> Split | None:
     fallen = [
         split
         for split in splits
-        if split.after.hit_rate * FACTOR < split.before.hit_rate
-        and split.before.hit_rate - split.after.hit_rate >= LEAST
+        if split.after.hit_rate * FALL < split.before.hit_rate
+        and split.before.hit_rate - split.after.hit_rate >= FELL_BY
         and not _is_chance(split, split.before.hit_rate, split.after.hit_rate)
     ]
     return max(fallen, key=lambda split: split.before.hit_rate - split.after.hit_rate, default=None)
@@ -207,8 +223,8 @@ def _rose(splits: Iterable[Split]) -> Split | None:
     risen = [
         split
         for split in splits
-        if split.after.computed_share > FACTOR * split.before.computed_share
-        and split.after.computed_share - split.before.computed_share >= LEAST
+        if split.after.computed_share > RISE * split.before.computed_share
+        and split.after.computed_share - split.before.computed_share > ROSE_BY
         and not _is_chance(split, split.before.computed_share, split.after.computed_share)
     ]
     return max(risen, key=lambda split: split.after.computed_share - split.before.computed_share, default=None)
@@ -258,7 +274,7 @@ def _more(watch: _Watch, every: list[Split]) -> list[Statement]:
     long = [each for each in every if min(each.before_s, each.after_s) >= least_s]
     grown = [(_a_minute(s.after, s.after_s) / max(1.0, _a_minute(s.before, s.before_s)), s) for s in long]
     times, split = max(grown, key=lambda each: each[0], default=(0.0, None))
-    if split is None or times <= FACTOR or split.before.computed < ENOUGH_TOKENS:
+    if split is None or times <= MORE or split.before.computed < ENOUGH_TOKENS:
         return []
     before, after = _a_minute(split.before, split.before_s), _a_minute(split.after, split.after_s)
     text = (
@@ -294,7 +310,7 @@ def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str,
         if is_one := engine in storing[kind]:
             others.subtract(measures)
         theirs = Sums(others).hit_rate
-        if theirs < LEAST or own.hit_rate >= NONE_OF * theirs:
+        if theirs < FELL_BY or own.hit_rate >= NONE_OF * theirs:
             continue
         causes = own.causes()
         if causes and sum(causes[cause] for cause in _NO_HIT_POSSIBLE) >= MOSTLY_NEW * causes.total():
@@ -304,9 +320,9 @@ def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str,
             f" cache, and"
             f" {some(len(storing[kind]) - is_one, 'other engine')} with {connector} {percent(theirs)}{_most(causes)}"
         )
-        query = {"engine": engine}
+        query = {"on": engine}
         statements.append(
-            Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="efficiency", query=query)
+            Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="savings", query=query)
         )
     return statements
 

@@ -27,7 +27,6 @@ from kvtrail.tracer.serve.api import (
     markers,
     ranges,
     requests,
-    search,
     status_route,
     waste,
 )
@@ -184,7 +183,6 @@ def application(
     names = tenants or TenantNames()
     ranges.add_routes(api, reader, names)
     waste.add_routes(api, reader, names)
-    search.add_routes(api, process, reader)
     status_route.add_routes(api, process, reader)
     lanes.add_routes(api, process, reader)
     markers.add_routes(api, process, reader)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer.events.semconv import NO_END_RECORD
+from kvtrail.tracer.capacity.report import memory_curves
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.liveness.outcome import HARM, Impact
+from kvtrail.tracer.model import store_size
 from kvtrail.tracer.model.findings import WORST_FIRST, Severity, clock, day
-from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.model.words import count, ended, indefinite, percent, size, some, with_open
+from kvtrail.tracer.savings.sums import SavingsRow, savings_of
 
+ENOUGH_WANTED = 10_000
+"""Tokens that must have been asked for beyond vLLM's cache, before a store's share of them is worth a sentence."""
 MAX_OF_A_KIND = 5
 """Statements of one kind; the rest are only counted."""
 
@@ -34,9 +36,8 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `known`,"
-    " `well` or"
-    " `nothing`."""
+    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `store`, `lost-spans`, `damage`, `known`,
+    `well` or `nothing`."""
     level: Level
     text: str
     """Times are UTC."""
@@ -119,44 +120,42 @@ def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list
 
 
 def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
-    error, cause, at = launch.ended_by or "", launch.cause, range_.at(at_ns)
-    if launch.state is EngineState.DRAINED:
-        how = f"was stopped at {at}"
-    else:
-        how = (
-            f"ended at {at} without an end record" if error == NO_END_RECORD else f"died at {at} of {exception(error)}"
-        )
+    """A death, or a stop with open requests: a rollout stops engines too, so that is no more than a warning."""
+    is_stop, cause, at = launch.state is EngineState.DRAINED, launch.cause, range_.at(at_ns)
+    how = f"was stopped at {at}" if is_stop else ended(launch.ended_by, at)
     why = f": {indefinite(cause.rule)}" if cause is not None else ""
     statement = Statement(
-        kind="stop" if launch.state is EngineState.DRAINED else "death",
-        level=Level.LOST,
-        text=f"Engine {place(launch.engine)} {how}, {_lost(launch)}{why}",
+        kind="stop" if is_stop else "death",
+        level=Level.WARNING if is_stop else Level.LOST,
+        text=f"Engine {place(launch.engine)} {how} {with_open(launch.lost)}{why}",
         at_ns=at_ns,
         engine=launch.engine,
-        page="fleet",
+        **_requests_of(launch, "lost"),
     )
     if cause is not None and cause.request:
         statement.page, statement.query = "request", {"id": cause.request, "engine": launch.engine}
     return statement
 
 
+def _requests_of(launch: Launch, status: str) -> dict[str, Any]:
+    """Where a sentence about the end of an engine leads: to the requests that it took along, if there are any."""
+    if not launch.lost:
+        return {"page": "overview"}
+    return {"page": "requests", "query": {"on": launch.engine, "status": status}}
+
+
 def _lost_contact(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
     is_replaced = launch.state is EngineState.REPLACED
     how = "stopped reporting and was replaced" if is_replaced else "lost contact"
     why = "" if is_replaced else ": it was killed, or the network between is broken"
-    what = f", {some(launch.lost, 'request')} open" if launch.lost else ""
     return Statement(
         kind="silence",
         level=Level.LOST if launch.lost else Level.WARNING,
-        text=f"Engine {place(launch.engine)} {how} at {range_.at(at_ns)}{what}{why}",
+        text=f"Engine {place(launch.engine)} {how} at {range_.at(at_ns)} {with_open(launch.lost)}{why}",
         at_ns=at_ns,
         engine=launch.engine,
-        page="fleet",
+        **_requests_of(launch, "lost" if is_replaced else "unheard"),
     )
-
-
-def _lost(launch: Launch) -> str:
-    return f"{some(launch.lost, 'request')} lost" if launch.lost else "no request lost"
 
 
 def of_rules(rules: Sequence[RuleSummary]) -> list[Statement]:
@@ -215,7 +214,7 @@ def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
             level=Level.WARNING,
             text=f"{some(number, 'span')} of engine {place(engine)} did not arrive: what they touch is unknown",
             engine=engine,
-            page="fleet",
+            page="overview",
         )
         for engine, number in worst
     ]
@@ -227,7 +226,29 @@ def of_damage(sentence: str | None) -> list[Statement]:
     if sentence is None:
         return []
     text = f"{sentence[0].upper()}{sentence[1:]}"
-    return [Statement(kind="damage", level=Level.WARNING, text=text, page="fleet")]
+    return [Statement(kind="damage", level=Level.WARNING, text=text, page="overview")]
+
+
+def of_stores(rows: Sequence[SavingsRow], place: Place) -> list[Statement]:
+    """Statements about connectors whose store gave far less than one of another size would have: that is not well."""
+    statements = []
+    for curve in memory_curves(rows):
+        own = [row for row in rows if (row.engine, row.connector) == (curve.engine, curve.connector)]
+        gave = store_size.given(asdict(savings_of(own)))
+        point = store_size.better([asdict(each) for each in curve.points], gave)
+        if curve.wanted < ENOUGH_WANTED or point is None:
+            continue
+        chunks = f"{count(round(point['chunks']))} chunks"
+        size_of = f" ({size(point['chunks'] * curve.chunk_bytes)} a worker)" if curve.chunk_bytes else ""
+        text = (
+            f"The store of {curve.connector} in engine {place(curve.engine)} gave {percent(gave or 0.0)} of what vLLM's cache"
+            f" did not hold, where one of {chunks}{size_of} would have given {percent(point['share'])}"
+        )
+        query = {"on": curve.engine}
+        statements.append(
+            Statement(kind="store", level=Level.WARNING, text=text, engine=curve.engine, page="savings", query=query)
+        )
+    return _few(statements, "store gave little", "stores gave little")
 
 
 def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
@@ -239,23 +260,20 @@ def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
 
 def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, known: int = 0) -> Statement:
     """The statement where nothing is wrong, except for findings that are `known`."""
-    sums: Counter[str] = Counter()
-    admitted = 0
-    for row in rows:
-        sums.update(row.measures)
-        admitted += row.measures.get("admissions", 0) if row.epoch == 0 else 0
-    if not running and not sums and not known:
-        return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="fleet")
+    sums = savings_of(rows)
+    admitted = sum(row.measures.get("admissions", 0) for row in rows if row.epoch == 0)
+    if not running and not rows and not known:
+        return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="overview")
     parts = [some(running, "engine")] * bool(running)
     if admitted:
         rate = admitted / minutes(rows, range_)
         parts.append(f"{rate:.1f} requests a minute" if rate < 100 else f"{count(rate)} requests a minute")
-    if (prefill := sums["asked"] - sums["local"]) > 0:
-        parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
+    if (prefill := sums.asked - sums.local - sums.handed) > 0:
+        parts.append(f"{percent(sums.spared / prefill)} of prefill saved")
     findings = f"no finding but {count(known)} known" if known else "no finding"
     what = "All well" if running else "Nothing went wrong, and no engine runs now"
     text = f"{': '.join(filter(None, (what, ', '.join(parts))))}; {findings}, no loss, no fall in hits"
-    return Statement(kind="well", level=Level.CALM, text=text, page="efficiency")
+    return Statement(kind="well", level=Level.CALM, text=text, page="savings")
 
 
 def worst_first(statements: Iterable[Statement]) -> list[Statement]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 from counting import instructions
 
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.api import regressions
-from kvtrail.tracer.serve.api.status import Level, Range
+from kvtrail.tracer.serve.api.status import Level, Range, of_stores
 
 S = 10**9
 RANGE = Range(since_ns=0, until_ns=3600 * S)
@@ -93,6 +95,17 @@ HEALTHY = [
         [minute(n, asked=1_700, taken=410 if n < 7 else 120, admissions=1) for n in range(60)],
         [],
     ),
+    Situation(
+        "the first engine of another model begins with an empty cache",
+        [
+            *(minute(n, asked=10_000, local=8_000) for n in range(40)),
+            *(minute(n, asked=30_000, engine="c") for n in range(20, 40)),
+        ],
+        [],
+        (marker(MarkerKind.DEPLOY, "c", 20 * 60, "was started, the first of its service and model"),),
+        models=(("a", "llama"), ("c", "qwen")),
+    ),
+    Situation("19 points", [minute(n, asked=10_000, local=8_000 if n < 20 else 6_100) for n in range(40)], []),
     Situation("a busy minute", [minute(n, asked=90_000 if n == 9 else 10_000, taken=500) for n in range(20)], []),
 ]
 WRONG = [
@@ -105,6 +118,11 @@ WRONG = [
         "twenty requests hit mostly, and then none",
         [minute(n, asked=700, taken=420 if n < 20 else 0, admissions=1) for n in range(40)],
         ["Hit rate beyond vLLM's cache fell from 60 % to 0 % at 00:20"],
+    ),
+    Situation(
+        "vLLM's own hits fell from half to none",
+        [minute(n, asked=10_000, local=5_000 if n < 20 else 0) for n in range(40)],
+        ["Prefill rose from 50 % to 100 % of the tokens asked for at 00:20"],
     ),
     Situation("the hit rate fell", FALLS, ["Hit rate beyond vLLM's cache fell from 41 % to 3 % at 00:20"]),
     Situation(
@@ -256,7 +274,7 @@ def test_more_traffic_is_no_fault(situation: Situation) -> None:
 
 def test_a_change_has_its_moment_and_leads_to_the_page_about_it() -> None:
     (statement,) = regressions.of_sums(FALLS, RANGE, (), str, models={}, step_s=60)
-    assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "changes")
+    assert (statement.kind, statement.at_ns, statement.page) == ("hit-rate", 20 * 60 * S, "overview")
     assert statement.query == {"at": "1970-01-01T00:20:00Z"}
 
 
@@ -268,3 +286,31 @@ def test_an_engine_costs_the_same_in_a_large_fleet(models: int) -> None:
         return instructions(lambda: regressions.of_sums(rows, RANGE, (), str, models=of, step_s=60))
 
     assert asked(400) < 5 * asked(100)
+
+
+def test_the_page_and_the_alert_say_alike_that_prefill_rose() -> None:
+    """The page wanted twice as much, and was blind where half or more had been computed before."""
+    rules = yaml.safe_load((Path(__file__).parents[4] / "deploy/prometheus/kvtrail.rules.yml").read_text())
+    (alert,) = (r for group in rules["groups"] for r in group["rules"] if r.get("alert") == "KvtrailPrefillJump")
+    expression = " ".join(alert["expr"].split())
+    assert f"> {regressions.RISE} * engine_connector:kvtrail_computed_tokens:ratio_rate6h" in expression
+    assert f"- engine_connector:kvtrail_computed_tokens:ratio_rate6h > {regressions.ROSE_BY} " in expression
+    assert f"more than {regressions.RISE} times its mean" in alert["annotations"]["description"]
+
+
+def test_a_store_that_gives_nothing_where_another_size_would_give_much_is_not_well() -> None:
+    """ "All well" for a store that gave 0 % where 140 chunks would have given 69 %."""
+    curve = {"memory:wanted": 100_000, "memory::56": 69_000, "memory::": 31_000, "memory:chunks": 400}
+    curve["memory:chunk_tokens"] = 400 * 256
+
+    def said(taken: int, share: float = 1.0) -> list[str]:
+        measures = {name: round(value * share) for name, value in curve.items()} | {"asked": 100_000, "taken": taken}
+        row = SavingsRow(at_s=0, engine="a", connector="Offload", epoch=0, measures=measures)
+        return [each.text for each in of_stores([row], str.upper)]
+
+    assert said(0) == [
+        "The store of Offload in engine A gave 0 % of what vLLM's cache did not hold, where one of 128 chunks would have"
+        " given 69 %"
+    ]
+    assert said(60_000) == [], "it gives nearly as much"
+    assert said(0, share=0.05) == [], "hardly anything was asked for"

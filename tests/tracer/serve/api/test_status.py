@@ -92,7 +92,7 @@ def test_a_death_is_reported_with_its_place_its_loss_and_its_cause(tracer: Trace
     tracer.hear(WELL, "b")
     first, *others = tracer.get("/api/status")["statements"]
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
-    reported = f"Engine llama-a (pod vllm-0) died at {at} of AssertionError, 1 request lost: a stale lookup"
+    reported = f"Engine llama-a (pod vllm-0) died at {at} of AssertionError with 1 open request: a stale lookup"
     assert (first["kind"], first["level"], first["text"]) == ("death", "lost", reported)
     assert (first["at_ns"], first["engine"]) == (events[-1].end_ns, "llama-a")
     assert (first["page"], first["query"]) == ("request", {"id": "llama-a-0123abcd", "engine": "llama-a"})
@@ -104,13 +104,13 @@ def test_a_death_is_reported_with_its_place_its_loss_and_its_cause(tracer: Trace
 def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(tracer: Tracer) -> None:
     events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True, ended_by=NO_END_RECORD)
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
-    assert tracer.statements() == [("death", "lost", f"Engine a ended at {at} without an end record, 1 request lost")]
+    assert tracer.statements() == [("death", "lost", f"Engine a was killed at {at} with 1 open request")]
 
 
 def test_an_engine_that_was_stopped_in_the_middle_of_requests_has_lost_them(tracer: Tracer) -> None:
     events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True)
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
-    assert tracer.statements() == [("stop", "lost", f"Engine a was stopped at {at}, 1 request lost")]
+    assert tracer.statements() == [("stop", "warning", f"Engine a was stopped at {at} with 1 open request")]
 
 
 def test_what_was_found_did_no_harm_where_the_engine_was_stopped(tracer: Tracer) -> None:

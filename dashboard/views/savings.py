@@ -1,8 +1,9 @@
-"""Whether the offload is worth its memory: prefill saved, net of copies; hits by tier and epoch; waits."""
+"""Whether the offload is worth its memory: prefill saved, why the rest was computed, and what more memory would buy."""
 
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import streamlit as st
 
@@ -11,14 +12,24 @@ from kvtrail.dashboard.content import causes, efficiency, fleet, memory, trends
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import legend, of_colours
 from kvtrail.dashboard.content.time_range import of_query
-from kvtrail.dashboard.views import picker
+from kvtrail.dashboard.content.waste import CHOSEN
+from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.charts import draw_chart
 from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar
-from kvtrail.dashboard.views.links import link
 from kvtrail.dashboard.views.tables import number_column, table
+from kvtrail.dashboard.views.wasted import wasted
+
+
+class Answer(NamedTuple):
+    """The data of the page, queried together."""
+
+    savings: Row
+    engines: list[Row]
+    markers: list[Row]
+    waste: Row
 
 
 def filters() -> dict[str, str]:
@@ -30,7 +41,7 @@ def filters() -> dict[str, str]:
     choices = week["choices"]
     with filter_bar():
         return {
-            "engine": choose("Engine", choices.get("engines", []), name="engine", shown=week["engine_names"]),
+            "engine": choose("Engine", choices.get("engines", []), name="on", shown=week["engine_names"]),
             "connector": choose("Connector", choices.get("connectors", []), name="connector"),
             "model": choose("Model", choices.get("models", []), name="model"),
         }
@@ -40,81 +51,69 @@ def filters() -> dict[str, str]:
 def page(filters: dict[str, str]) -> None:
     """Draw the page, again at each refresh."""
     shown = picker.current()
+    narrowed = {name: value for name in CHOSEN if (value := address.query().get(name, ""))}
+    own = {name: value for name, value in filters.items() if name != "connector"}  # markers and waste are of engines
 
-    def ask() -> tuple[Row, list[Row], list[Row]]:
+    def ask() -> Answer:
         source = tracer()
-        own = {name: value for name, value in filters.items() if name != "connector"}  # markers are about engines
-        return (
-            source.efficiency(**filters, **shown.query),
-            source.fleet()["engines"],
-            source.markers(**own, **shown.query),
+        return Answer(
+            savings=source.efficiency(**filters, **shown.query),
+            engines=source.fleet()["engines"],
+            markers=source.markers(**own, **shown.query),
+            waste=source.waste(**own, **narrowed, **shown.query),
         )
 
-    answer = read(ask, key=f"efficiency {shown.field()} {filters}", again_s=picker.again_s(SLOW_S))
+    answer = read(ask, key=f"savings {shown.field()} {filters} {narrowed}", again_s=picker.again_s(SLOW_S))
     if answer is None:
         return
-    savings, engines, marked = answer
-    sums = savings["worth"]
+    savings, sums = answer.savings, answer.savings["worth"]
+    if narrowed:
+        wasted(answer.waste, filters, narrowed)
+        return
     if not sums["lookups"] and not sums["asked"]:
         st.info(
             f"No lookup was traced from {shown.text(now_ns=time.time_ns())}. Choose a longer range, or remove a filter; the"
-            " fleet page shows which engines send spans."
+            " overview shows which engines send spans."
         )
         return
-    summary(savings, engines)
-    link("changes", "What changed?", icon="difference", query=shown.address)
-    link("waste", "What was computed again", icon="delete_sweep", query=shown.address)
-    if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
+    _summary(savings, answer.engines)
+    if sentence := fleet.missing_spans([recorder for each in answer.engines for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below do not include them.")
-    token_sources(savings, marked)
-    models = {each["engine"]: each["model"] for each in engines}
-    reasons(savings, models, marked)
-    more_memory(savings, engines)
-    counters(sums)
-    copies(sums)
-    places(savings, models)
+    _sources(savings, answer.markers)
+    models = {each["engine"]: each["model"] for each in answer.engines}
+    _reasons(savings, models, answer.markers)
+    wasted(answer.waste, filters, narrowed)
+    _more_memory(savings, answer.engines)
+    _places(savings, models)
+    _counters(sums)
 
 
-def summary(savings: Row, engines: list[Row]) -> None:
+def _summary(savings: Row, engines: list[Row]) -> None:
     """Whether it is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = savings["worth"]
-    level, sentence = efficiency.is_it_worth_it(sums)
-    curve = memory.most_to_gain(savings)
+    level, sentence = efficiency.verdict(savings, engines)
     more = [
         efficiency.without_savings(savings),
-        memory.better(
-            curve,
-            limit=memory.limit_of(curve, engines),
-            given=memory.given_of(curve, savings),
-            place=memory.place(curve, savings),
-        )
-        if curve
-        else "",
+        memory.better_of(savings, engines),
         efficiency.memory(savings, engines),
     ]
     with st.container(key=f"say-{level}-worth"):
         st.markdown(f"**{sentence}** {' '.join(filter(None, more))}")
-    with cards("small"):
+    with cards():
         for each in efficiency.cards(sums):
             card(*each)
     st.caption(" ".join(filter(None, (efficiency.source_of_savings(sums), efficiency.limits(sums)))))
 
 
-def token_sources(savings: Row, marked: list[Row]) -> None:
-    """Tokens by tier, over time and by epoch."""
-    left, right = st.columns([2, 1], gap="medium")
-    with left:
-        st.subheader("Where the tokens of admitted requests came from", anchor=False)
-        st.html(of_colours(trends.source_colours(savings, dark=is_dark())))
-        picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), marked, key="sources")
-    with right:
-        st.subheader("By epoch", anchor=False, help=TERMS["epoch"])
-        draw_chart(trends.by_epoch(savings, dark=is_dark()), key="epochs")
-        st.caption("vLLM's own metrics count external hits of the first run only.")
+def _sources(savings: Row, marked: list[Row]) -> None:
+    """Tokens by tier, over time."""
+    st.subheader("Where the tokens of admitted requests came from", anchor=False)
+    st.html(of_colours(trends.source_colours(savings, dark=is_dark())))
+    picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), marked, key="sources")
 
 
-def reasons(savings: Row, models: dict[str, str], marked: list[Row]) -> None:
-    """The causes of computed tokens: over time, and by engine, connector, model and tenant."""
+def _reasons(savings: Row, models: dict[str, str], marked: list[Row]) -> None:
+    """The causes of computed tokens: over time, and by engine, connector, model, tenant and KV cache group."""
     st.subheader("Why the others were computed", anchor=False, help=TERMS["cause"])
     sentence = causes.reasons(savings["worth"])
     if not sentence:
@@ -136,7 +135,7 @@ def reasons(savings: Row, models: dict[str, str], marked: list[Row]) -> None:
         draw_chart(trends.causes_by(groups[chosen], dark=is_dark()), key="causes_by_chart")
 
 
-def more_memory(savings: Row, engines: list[Row]) -> None:
+def _more_memory(savings: Row, engines: list[Row]) -> None:
     """What other sizes of the store would have been worth, for the connector with most to gain."""
     st.subheader("What more memory would buy", anchor=False, help=TERMS["more memory"])
     curve = memory.most_to_gain(savings)
@@ -172,30 +171,7 @@ def more_memory(savings: Row, engines: list[Row]) -> None:
         )
 
 
-def copies(sums: Row) -> None:
-    """Loads and stores."""
-    st.subheader("Loads and stores", anchor=False)
-    if not (sums["load_tokens"] or sums["store_tokens"]):
-        st.caption("No worker reported a copy. Some connectors show copies only in their plans.")
-        return
-    st.table(efficiency.copy_rows(sums), border="horizontal", hide_index=True)
-    st.caption("Bandwidth is that of one rank while it copies; it is unknown if no bytes are reported.")
-
-
-def counters(sums: Row) -> None:
-    """vLLM's own counters beside kvtrail's."""
-    st.subheader("Against vLLM's own counters", anchor=False)
-    sentence = efficiency.reconciled(sums)
-    if sentence:
-        st.table(efficiency.counter_rows(sums), border="horizontal", hide_index=True)
-    else:
-        sentence = (
-            "Not compared: this vLLM does not report its counts for single requests, or no request has begun to run."
-        )
-    st.caption(f"{sentence} {efficiency.accounted(sums)}")
-
-
-def places(savings: Row, models: dict[str, str]) -> None:
+def _places(savings: Row, models: dict[str, str]) -> None:
     """Engines and connectors side by side."""
     st.subheader("By engine and connector", anchor=False)
     formats = {
@@ -215,5 +191,20 @@ def places(savings: Row, models: dict[str, str]) -> None:
     )
 
 
-picker.heading("Efficiency")
+def _counters(sums: Row) -> None:
+    """Loads and stores, and vLLM's own counters beside kvtrail's."""
+    with st.expander("Loads and stores, and vLLM's own counters"):
+        if sums["load_tokens"] or sums["store_tokens"]:
+            st.table(efficiency.copy_rows(sums), border="horizontal", hide_index=True)
+            st.caption("Bandwidth is that of one rank while it copies; it is unknown if no bytes are reported.")
+        else:
+            st.caption("No worker reported a copy. Some connectors show copies only in their plans.")
+        if sentence := efficiency.reconciled(sums):
+            st.table(efficiency.counter_rows(sums), border="horizontal", hide_index=True)
+        else:
+            sentence = "Not compared: this vLLM reports no counts for single requests, or no request has begun to run."
+        st.caption(f"{sentence} {efficiency.accounted(sums)}")
+
+
+picker.heading("Savings")
 page(filters())
