@@ -40,7 +40,7 @@ def one_of(
 
 
 def switch(label: str, texts: Mapping[str, str], *, name: str) -> str:
-    """The chosen one of a few options, side by side; the first one, unless the address names another."""
+    """The chosen one of a few options, side by side; the first one, unless the address names another of them."""
     default = next(iter(texts))
     key, change = _in_address([*texts], name=name, default=default)
     st.segmented_control(

@@ -26,12 +26,14 @@ CHOICE, FIELD, REJECTED = "time_choice", "time_field", "time_rejected"
 """The session's keys for the quick choice, the field, and typed text that could not be parsed."""
 
 
-def heading(title: str, *, timed: bool = True, copied: bool = True) -> None:
+def heading(title: str, *, timed: bool = True, copied: bool = True, beside: Callable[[], object] | None = None) -> None:
     """The page's title, with the picker if the page shows a time range, and the button that copies its address, unless what
-    is below has one of its own."""
+    is below has one of its own. `beside` draws what is next to the title."""
     shown, rejected = current(), st.session_state.pop(REJECTED, {})
     with st.container(key="heading", horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
         st.header(title, width="content", anchor=False)
+        if beside is not None:
+            beside()
         if not timed:
             if copied:
                 copy_link(None)

@@ -163,12 +163,11 @@ def others_shown(found: list[Row], search: str, chosen: dict[str, str]) -> list[
     return [request for request in older if identity(request) in missing]
 
 
-has_lanes = address.query().get("view") == "lanes"
-picker.heading("Requests", timed=not has_lanes, copied=not has_lanes)
+view = address.query().get("view", "table")
+has_lanes = view == "lanes"
+picker.heading("Requests", timed=not has_lanes, copied=not has_lanes, beside=lambda: switch("View", VIEWS, name="view"))
 with filter_bar():
     searched, in_use = filters()
-with st.container(key="views", horizontal=True, gap="small", vertical_alignment="center"):
-    view = switch("View", VIEWS, name="view")
     by = of = ""
     sort = LATEST
     if view == "table":

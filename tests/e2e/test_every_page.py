@@ -90,6 +90,6 @@ def test_on_a_phone_no_card_is_cut_and_a_choice_that_is_shows_it(
         holds(none_is_cut)
     page.goto(f"{pages.url}/requests")
     fields = page.locator(".st-key-filters input")
-    playwright.expect(fields).to_have_count(7)
+    playwright.expect(fields).to_have_count(9)
     for field in fields.all():
         playwright.expect(field).to_have_css("text-overflow", "ellipsis")
