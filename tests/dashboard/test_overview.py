@@ -50,7 +50,8 @@ SUMS = {
 
 def cards(minutes: float = 20, *, outcomes: dict[str, int] | None = None, **sums: Any) -> dict[str, tuple[str, str]]:
     """The cards' values and notes, of an hour with these sums."""
-    status = {"outcomes": outcomes or {}, "rules": [{"findings": 4}, {"findings": 3}], "minutes": minutes}
+    rules = [{"findings": number, "not_known": {"findings": number}} for number in (4, 3)]
+    status = {"outcomes": outcomes or {}, "rules": rules, "minutes": minutes}
     found = overview.cards(status, {"worth": {**SUMS, **sums}})
     return {name: (value, note) for name, value, note, _ in found}
 

@@ -68,5 +68,5 @@ def test_the_replay_shows_the_cause_of_the_death(dying_demo: DyingDemo) -> None:
     replay = [sys.executable, "-m", "kvtrail", "replay", str(dying_demo.trace), "--finding", "1"]
     result = subprocess.run(replay, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "answered 256, cached; took" in result.stdout
+    assert "answered 256, cached" in result.stdout
     assert "stale-lookup [could: crash]" in result.stdout
