@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi.testclient import TestClient
+from sidecar import Sidecar
 from sidecars import span_of
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.audit import Audit, audit
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.findings import Unknown, Verdict
-from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store import Reader
-from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 ALIKE, ACCUSED = 3, 10
 """How many requests with the same verdict, reason and status have their pages looked at: without findings, and with."""
 
 
-class Sidecar:
-    """A sidecar without its servers, and the files that its pages give away."""
+class Giving(Sidecar):
+    """A sidecar, and the files that its pages give away."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pipeline = Pipeline(SqliteWriter(folder / "s.db"), Metrics(), grace_ns=0)
-        self.reader: Reader = SqliteReader(folder / "s.db")
+        super().__init__(folder)
         self._pages: dict[Path, dict[str, Any]] = {}
 
-    @cached_property
-    def _client(self) -> TestClient:
-        return TestClient(application(self.pipeline, self.reader, Metrics()))
-
-    def hear(self, events: Sequence[Event]) -> None:
+    def hear(self, events: Sequence[Event], about: Mapping[str, str | int] | None = None) -> None:
         spans = list(map(span_of, events))
         for number, span in enumerate(spans):
             if not span.span_id:  # a heartbeat that a test made up
@@ -47,8 +35,7 @@ class Sidecar:
         self.take(otlp_json.to_protobuf(json.loads(otlp_json.spans_to_json_line(spans))))
 
     def take(self, payload: bytes) -> None:
-        self.pipeline.ingest(payload, transport="http")
-        self.pipeline.tidy()
+        super().take(payload)
         self._pages.clear()
 
     def pages(self) -> Iterator[tuple[dict[str, Any], Path]]:
@@ -62,8 +49,8 @@ class Sidecar:
             asked = {"engine": row["engine"]}
             path = self.folder / f"{number}.jsonl"
             if path not in self._pages:
-                page = self._client.get(f"/api/requests/{row['request']}", params=asked).raise_for_status().json()
-                path.write_bytes(self._client.get("/api/otlp", params={"request": row["request"], **asked}).content)
+                page = self.client.get(f"/api/requests/{row['request']}", params=asked).raise_for_status().json()
+                path.write_bytes(self.client.get("/api/otlp", params={"request": row["request"], **asked}).content)
                 self._pages[path] = page
             yield self._pages[path], path
 

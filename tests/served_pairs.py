@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from fastapi.testclient import TestClient
 from history import history
 from msgspec import structs
-from wire import encoded
+from sidecar import Sidecar
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import POOL_BLOCKS
-from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 REQUEST = "cmpl-1-0-0123abcd"
 """The id of the request on both engines."""
@@ -38,23 +30,11 @@ DECODE = """
 """
 
 
-class Served:
-    """The api of a tracer in this process."""
+class Served(Sidecar):
+    """A sidecar of engines with pools of 50 blocks."""
 
-    def __init__(self, folder: Path) -> None:
-        store = folder / "s.db"
-        metrics = Metrics()
-        self.pipeline = Pipeline(SqliteWriter(store), metrics, grace_ns=0)
-        self._client = TestClient(application(self.pipeline, SqliteReader(store), metrics))
-
-    def hear(self, events: Sequence[Event]) -> None:
-        """Take the events of several engines."""
-        for _, part in itertools.groupby(events, key=lambda event: event.recorder):
-            self.pipeline.ingest(encoded(list(part), {POOL_BLOCKS.key: 50}), transport="grpc")
-        self.pipeline.tidy()
-
-    def get(self, path: str, **query: str | int) -> Any:
-        return self._client.get(path, params=query).raise_for_status().json()
+    def hear(self, events: Sequence[Event], about: Mapping[str, str | int] | None = None) -> None:
+        super().hear(events, {POOL_BLOCKS.key: 50, **(about or {})})
 
 
 def nixl(text: str) -> list[Event]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from bare_scheduler import scheduler, storm
-from downloads import Sidecar
+from downloads import Giving
 from faults import FAULTS, NATIVE, OF_PAIRS, VARIANTS
 from faults.transfers import StuckStep
 from history import heartbeats, loaded
@@ -335,7 +335,7 @@ def test_the_recording_is_cut_down_to_what_shows_the_fault(played: History, faul
 def test_a_part_of_the_recording_says_what_its_page_says_and_nothing_more(
     played: History, fault: str, tmp_path: Path
 ) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = Giving(tmp_path)
     sidecar.hear([*played.events, *later(played.events, fault)])
     audits = sidecar.assert_parts_say_what_pages_say()
     assert any(result.recorded for result in audits) == (fault in CARRIED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run
-from downloads import Sidecar
+from downloads import Giving
 from history import heartbeats, history, loaded
 from incidents.corpus import INCIDENTS
 from incidents.corpus.look_alikes import LOOK_ALIKES
@@ -31,14 +31,14 @@ RESTS_ON_OTHERS = ("reset-hit", "block-reuse")
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
-    made = Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> Iterator[Giving]:
+    made = Giving(tmp_path)
     yield made
     made.pipeline.close()
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.id)
-def test_a_part_of_an_incident_says_what_its_page_says(incident: Incident, sidecar: Sidecar) -> None:
+def test_a_part_of_an_incident_says_what_its_page_says(incident: Incident, sidecar: Giving) -> None:
     events = incident.events()
     sidecar.hear([*events, *heartbeats(events, later_s=incident.later_s)])
     sidecar.assert_parts_say_what_pages_say()
@@ -48,7 +48,7 @@ def test_a_part_of_what_is_legal_says_so_too(tmp_path: Path) -> None:
     for number, each in enumerate(LOOK_ALIKES[::4]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        sidecar = Sidecar(folder)
+        sidecar = Giving(folder)
         events = each.events()
         sidecar.hear([*events, *heartbeats(events, later_s=each.later_s)])
         sidecar.assert_parts_say_what_pages_say()
@@ -56,7 +56,7 @@ def test_a_part_of_what_is_legal_says_so_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda path: path.name)
-def test_a_part_of_a_recorded_stream_says_what_its_page_says(stream: Path, sidecar: Sidecar) -> None:
+def test_a_part_of_a_recorded_stream_says_what_its_page_says(stream: Path, sidecar: Giving) -> None:
     with stream.open("rb") as file:
         for message in messages(file):
             if message.is_json and message.damage is None and message.data.strip():
@@ -76,7 +76,7 @@ def test_of_a_loss_the_page_and_its_part_say_the_same(tmp_path: Path) -> None:
     for lost in range(len(events)):
         folder = tmp_path / str(lost)
         folder.mkdir()
-        sidecar = Sidecar(folder)
+        sidecar = Giving(folder)
         sidecar.hear([event for at, event in enumerate(events) if at != lost])
         sidecar.pipeline.tidy()
         missing = [audit.missing for audit in sidecar.assert_parts_say_what_pages_say()]
@@ -86,7 +86,7 @@ def test_of_a_loss_the_page_and_its_part_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", RESTS_ON_OTHERS)
 def test_a_part_holds_the_spans_that_its_findings_name_also_those_of_the_engine_and_of_others(
-    rule: str, sidecar: Sidecar
+    rule: str, sidecar: Giving
 ) -> None:
     sidecar.hear(an_incident_of(rule).events())
     assert rule in named_and_held(sidecar)
@@ -96,7 +96,7 @@ def an_incident_of(rule: str) -> Incident:
     return next(incident for incident in INCIDENTS if incident.rule == rule)
 
 
-def named_and_held(sidecar: Sidecar) -> set[str]:
+def named_and_held(sidecar: Giving) -> set[str]:
     """The rules that found something of requests, each by spans that the request's part holds."""
     rules = set()
     for page, path in sidecar.pages():
@@ -110,14 +110,14 @@ def named_and_held(sidecar: Sidecar) -> set[str]:
 @pytest.mark.parametrize("rule", RESTS_ON_OTHERS)
 @pytest.mark.parametrize("bound", ["MAX_SPANS", "MAX_NAMED"])
 def test_a_part_without_room_for_others_says_what_its_page_says(
-    bound: str, rule: str, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+    bound: str, rule: str, sidecar: Giving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, bound, 0)
     sidecar.hear(an_incident_of(rule).events())
     assert sidecar.assert_parts_say_what_pages_say()
 
 
-def test_what_a_part_alone_does_not_show_it_carries_and_an_audit_says_so(sidecar: Sidecar) -> None:
+def test_what_a_part_alone_does_not_show_it_carries_and_an_audit_says_so(sidecar: Giving) -> None:
     stuck = an_incident_of("stuck-load")
     events = stuck.events()
     sidecar.hear([*events, *heartbeats(events, later_s=stuck.later_s)])
@@ -139,7 +139,7 @@ def test_what_a_part_alone_does_not_show_it_carries_and_an_audit_says_so(sidecar
     assert json.loads(run("audit", "--json", "--rule", "full-hit", str(path)).output)["findings"] == []
 
 
-def test_parts_and_the_whole_are_judged_side_by_side(sidecar: Sidecar) -> None:
+def test_parts_and_the_whole_are_judged_side_by_side(sidecar: Giving) -> None:
     """Each has numbers of its own: neither takes the other's events for its own, nor for repeated ones."""
     events = history(f"{STALE}\n" + "\n".join(f"b: {line}" for line in STALE.splitlines()))
     sidecar.hear(events)
@@ -155,7 +155,7 @@ def test_parts_and_the_whole_are_judged_side_by_side(sidecar: Sidecar) -> None:
     assert {finding.id for finding in together.findings} == {finding.id for finding in both.findings}
 
 
-def test_damaged_words_about_what_was_recorded_are_passed_over(sidecar: Sidecar) -> None:
+def test_damaged_words_about_what_was_recorded_are_passed_over(sidecar: Giving) -> None:
     sidecar.hear(history(STALE))
     ((_, path),) = sidecar.pages()
     line = json.loads(path.read_text())
@@ -175,7 +175,7 @@ def test_a_part_out_of_clickhouse_says_what_its_page_says(rule: str, tmp_path: P
     tracer.send()
     elsewhere = tmp_path / "api"
     elsewhere.mkdir()
-    sidecar = Sidecar(elsewhere)
+    sidecar = Giving(elsewhere)
     sidecar.reader = tracer.fleet
     assert sidecar.assert_parts_say_what_pages_say()
     assert rule in named_and_held(sidecar)
@@ -183,7 +183,7 @@ def test_a_part_out_of_clickhouse_says_what_its_page_says(rule: str, tmp_path: P
     sidecar.pipeline.close()
 
 
-def test_the_engine_of_a_part_that_is_more_than_its_spans_is_not_judged_by_them(sidecar: Sidecar) -> None:
+def test_the_engine_of_a_part_that_is_more_than_its_spans_is_not_judged_by_them(sidecar: Giving) -> None:
     """Another request stored what this one found: without that, it would look like a hit on nothing."""
     sidecar.hear(history("b: S 0+256\nb: end\nL 749 c0 h256 -> 256\nA 256\nS 256+493\nend"))
     for page, path in sidecar.pages():

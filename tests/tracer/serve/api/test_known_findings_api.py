@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from history import heartbeats, history
 from known_file import KnownFile
 from msgspec.structs import replace as changed
-from wire import encoded
-
-from kvtrail.tracer.serve.api.routes import application
-from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+from sidecar import Sidecar
 
 S = 10**9
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached"
@@ -26,27 +20,21 @@ WELL = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nend"
 WHY = {"why": "fixed in 0.33", "until": None}
 
 
-class Sidecar:
+class Told(Sidecar):
+    """A sidecar with a file of known findings."""
+
     def __init__(self, folder: Path) -> None:
         self.known = KnownFile(folder)
-        path = folder / "s.db"
-        self.pipeline = Pipeline(SqliteWriter(path), Metrics(), known_findings=self.known, grace_ns=0)
-        self.client = TestClient(application(self.pipeline, SqliteReader(path), self.pipeline.metrics))
+        super().__init__(folder, known_findings=self.known)
 
-    def hear(self, text: str, name: str, *, after_s: float = 0, **about: Any) -> None:
+    def live(self, text: str, name: str, *, after_s: float = 0, **about: Any) -> None:
         """An engine that did this, beginning `after_s` later than a minute ago."""
         events = history(text, request=f"{name}-0123abcd", recorder=f"rec-{name}", engine=name)
         shift_ns = time.time_ns() + int((after_s - 60) * S) - events[0].start_ns
         events = [changed(e, start_ns=e.start_ns + shift_ns, end_ns=e.end_ns + shift_ns) for e in events]
         events = [*events, *heartbeats(events, later_s=1)]
         named = {name.replace("__", "."): value for name, value in about.items()}
-        self.pipeline.ingest(encoded(events, named), transport="grpc")
-        self.pipeline.tidy()
-
-    def get(self, path: str, **params: Any) -> Any:
-        answer = self.client.get(path, params=params)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        self.hear(events, named)
 
     def statements(self) -> list[tuple[str, str, str]]:
         return [(each["kind"], each["level"], each["text"]) for each in self.get("/api/status")["statements"]]
@@ -61,14 +49,14 @@ class Sidecar:
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
-    made = Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> Iterator[Told]:
+    made = Told(tmp_path)
     yield made
     made.pipeline.close()
 
 
-def test_a_known_finding_says_why_and_until_when_and_is_what_it_was(sidecar: Sidecar) -> None:
-    sidecar.hear(STALE, "a")
+def test_a_known_finding_says_why_and_until_when_and_is_what_it_was(sidecar: Told) -> None:
+    sidecar.live(STALE, "a")
     (finding,) = sidecar.get("/api/findings")
     assert finding["known"] is None
     sidecar.known.say(rule="stale-lookup", until="2999-01-01")
@@ -81,15 +69,15 @@ def test_a_known_finding_says_why_and_until_when_and_is_what_it_was(sidecar: Sid
     assert sidecar.get("/api/findings") == [finding]
 
 
-def test_health_says_whether_the_file_is_used_as_it_is(sidecar: Sidecar) -> None:
+def test_health_says_whether_the_file_is_used_as_it_is(sidecar: Told) -> None:
     assert sidecar.get("/api/health")["known_findings"] == "ok"
     sidecar.known.say(rule="stale-lokup")
     assert "there is no rule 'stale-lokup'" in sidecar.get("/api/health")["known_findings"]
 
 
-def test_the_first_page_says_how_many_are_known_and_is_calm(sidecar: Sidecar) -> None:
-    sidecar.hear(FAILED, "a")
-    sidecar.hear(WELL, "b")
+def test_the_first_page_says_how_many_are_known_and_is_calm(sidecar: Told) -> None:
+    sidecar.live(FAILED, "a")
+    sidecar.live(WELL, "b")
     assert [each[:2] for each in sidecar.statements()] == [("findings", "lost")]
     sidecar.known.say(rule="stale-lookup")
     well, known = sidecar.statements()
@@ -101,9 +89,9 @@ def test_the_first_page_says_how_many_are_known_and_is_calm(sidecar: Sidecar) ->
     assert rule["not_known"] == {"findings": 0, "looked_at": 0, "requests": 0, "healed": 0, "harmed": 0}
 
 
-def test_what_is_known_of_one_engine_leaves_the_others_loud(sidecar: Sidecar) -> None:
-    sidecar.hear(FAILED, "a")
-    sidecar.hear(STALE, "b")
+def test_what_is_known_of_one_engine_leaves_the_others_loud(sidecar: Told) -> None:
+    sidecar.live(FAILED, "a")
+    sidecar.live(STALE, "b")
     sidecar.known.say(rule="stale-lookup", engine="a")
     loud, known = sidecar.statements()
     assert loud == ("findings", "warning", "1 finding of stale-lookup in 1 request: no harm seen; 1 more is known")
@@ -116,43 +104,43 @@ def test_what_is_known_of_one_engine_leaves_the_others_loud(sidecar: Sidecar) ->
     assert count["findings"] == 1
 
 
-def test_what_is_known_of_a_version_ends_with_the_version(sidecar: Sidecar) -> None:
-    sidecar.hear(STALE, "old", kvtrail__vllm__version="0.31.0")
-    sidecar.hear(STALE, "new", kvtrail__vllm__version="0.32.0")
+def test_what_is_known_of_a_version_ends_with_the_version(sidecar: Told) -> None:
+    sidecar.live(STALE, "old", kvtrail__vllm__version="0.31.0")
+    sidecar.live(STALE, "new", kvtrail__vllm__version="0.32.0")
     sidecar.known.say(rule="stale-lookup", version="0.31.0")
     assert {each["engine"]: each["known"] for each in sidecar.get("/api/findings")} == {"old": WHY, "new": None}
 
 
-def test_counters_never_fall_whenever_something_becomes_known(sidecar: Sidecar) -> None:
-    sidecar.hear(STALE, "a")
+def test_counters_never_fall_whenever_something_becomes_known(sidecar: Told) -> None:
+    sidecar.live(STALE, "a")
     assert (sidecar.counted("false"), sidecar.counted("true")) == (1, 0)
     sidecar.known.say(rule="stale-lookup")
     assert (sidecar.counted("false"), sidecar.counted("true")) == (1, 0), "it was counted before"
-    sidecar.hear(STALE, "b")
+    sidecar.live(STALE, "b")
     assert (sidecar.counted("false"), sidecar.counted("true")) == (1, 1)
     sidecar.known.forget()
-    sidecar.hear(STALE, "c")
+    sidecar.live(STALE, "c")
     assert (sidecar.counted("false"), sidecar.counted("true")) == (2, 1)
 
 
-def test_the_first_batch_of_an_engine_is_counted_by_what_it_says_of_itself(sidecar: Sidecar) -> None:
+def test_the_first_batch_of_an_engine_is_counted_by_what_it_says_of_itself(sidecar: Told) -> None:
     sidecar.known.say(rule="stale-lookup", version="0.31.0")
-    sidecar.hear(STALE, "a", kvtrail__vllm__version="0.31.0")
+    sidecar.live(STALE, "a", kvtrail__vllm__version="0.31.0")
     assert (sidecar.counted("false"), sidecar.counted("true")) == (0, 1)
 
 
-def test_what_was_known_until_yesterday_has_no_effect(sidecar: Sidecar) -> None:
+def test_what_was_known_until_yesterday_has_no_effect(sidecar: Told) -> None:
     sidecar.known.say(rule="stale-lookup", until="2020-01-01")
-    sidecar.hear(STALE, "a")
+    sidecar.live(STALE, "a")
     assert (sidecar.counted("false"), sidecar.counted("true")) == (1, 0)
 
 
-def test_a_rule_is_new_if_its_engines_had_it_only_since_their_last_deploy(sidecar: Sidecar) -> None:
+def test_a_rule_is_new_if_its_engines_had_it_only_since_their_last_deploy(sidecar: Told) -> None:
     day_s = 24 * 3600
     chat: dict[str, Any] = {"service__name": "chat", "kvtrail__model": "m"}
-    sidecar.hear(WELL, "one", after_s=-day_s, **chat)
-    sidecar.hear(STALE, "other", after_s=-day_s, service__name="batch")
-    sidecar.hear(STALE, "two", **chat)
+    sidecar.live(WELL, "one", after_s=-day_s, **chat)
+    sidecar.live(STALE, "other", after_s=-day_s, service__name="batch")
+    sidecar.live(STALE, "two", **chat)
     (rule,) = sidecar.get("/api/status")["rules"]
     (finding,) = sidecar.get("/api/findings", engine="two")
     assert rule["new_since_ns"] is not None
@@ -164,16 +152,16 @@ def test_a_rule_is_new_if_its_engines_had_it_only_since_their_last_deploy(sideca
     assert of_batch["new_since_ns"] is None, "it was deployed once: what was before is unknown"
 
 
-def test_a_rule_that_came_back_after_a_deploy_is_not_new(sidecar: Sidecar) -> None:
+def test_a_rule_that_came_back_after_a_deploy_is_not_new(sidecar: Told) -> None:
     chat: dict[str, Any] = {"service__name": "chat"}
-    sidecar.hear(STALE, "one", after_s=-24 * 3600, **chat)
-    sidecar.hear(STALE, "two", **chat)
+    sidecar.live(STALE, "one", after_s=-24 * 3600, **chat)
+    sidecar.live(STALE, "two", **chat)
     (rule,) = sidecar.get("/api/status")["rules"]
     assert rule["new_since_ns"] is None
 
 
-def test_the_oldest_findings_come_first_where_they_are_asked_for(sidecar: Sidecar) -> None:
+def test_the_oldest_findings_come_first_where_they_are_asked_for(sidecar: Told) -> None:
     for number, name in enumerate("abc"):
-        sidecar.hear(STALE, name, after_s=number)
+        sidecar.live(STALE, name, after_s=number)
     assert [each["engine"] for each in sidecar.get("/api/findings", order="oldest", limit=2)] == ["a", "b"]
     assert [each["engine"] for each in sidecar.get("/api/findings", limit=2)] == ["c", "b"]

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from history import heartbeats, history
 from msgspec.structs import replace
+from sidecar import Sidecar
 from stores import FleetTracer, clickhouse
 from wire import encoded
 
@@ -20,9 +21,7 @@ from kvtrail.tracer.serve.api.markers import STEPS
 from kvtrail.tracer.serve.api.process import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.clickhouse import markers
-from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9
 MINUTE_NS = 60 * S
@@ -44,31 +43,25 @@ def resource(name: str, version: str) -> dict[str, str]:
     return {semconv.ENGINE_VERSION.key: version, "service.name": "chat", "k8s.pod.name": f"pod-{name}"}
 
 
-class Sidecar:
-    def __init__(self, path: Path) -> None:
-        self.pipeline = Pipeline(SqliteWriter(path), Metrics(), grace_ns=0)
-        self.client = TestClient(application(self.pipeline, SqliteReader(path), self.pipeline.metrics))
-
-    def hear(self, name: str, *, version: str = "0.11", **about: Any) -> None:
-        self.pipeline.ingest(encoded(life(name, **about), resource(name, version)), transport="grpc")
-        self.pipeline.tidy()
+class Marked(Sidecar):
+    def live(self, name: str, *, version: str = "0.11", **about: Any) -> None:
+        """An engine that lives."""
+        self.hear(life(name, **about), resource(name, version))
 
     def markers(self, **params: Any) -> list[tuple[str, str, str]]:
-        answer = self.client.get("/api/markers", params=params)
-        assert answer.status_code == 200, answer.text
-        return [(each["kind"], each["engine_name"], each["text"]) for each in answer.json()]
+        return [(each["kind"], each["engine_name"], each["text"]) for each in self.get("/api/markers", **params)]
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
-    made = Sidecar(tmp_path / "s.db")
+def sidecar(tmp_path: Path) -> Iterator[Marked]:
+    made = Marked(tmp_path)
     yield made
     made.pipeline.close()
 
 
-def test_what_happened_to_engines_is_marked(sidecar: Sidecar) -> None:
-    sidecar.hear("a", minutes=40)
-    sidecar.hear("b", minutes=20, version="0.12")
+def test_what_happened_to_engines_is_marked(sidecar: Marked) -> None:
+    sidecar.live("a", minutes=40)
+    sidecar.live("b", minutes=20, version="0.12")
     found = sidecar.markers()
     assert [each[:2] for each in found] == [
         ("deploy", "a"), ("drop", "a"), ("deploy", "b"), ("drop", "b"),
@@ -82,11 +75,11 @@ def test_what_happened_to_engines_is_marked(sidecar: Sidecar) -> None:
 
 
 def test_a_restarted_sidecar_marks_nothing_twice(tmp_path: Path) -> None:
-    first = Sidecar(tmp_path / "s.db")
-    first.hear("a")
+    first = Marked(tmp_path)
+    first.live("a")
     before = first.markers()
     first.pipeline.close()
-    again = Sidecar(tmp_path / "s.db")
+    again = Marked(tmp_path)
     later = [replace(each, sequence=each.sequence + 1) for each in life("a", minutes=10)[-1:]]
     again.pipeline.ingest(encoded(later, resource("a", "0.11")), transport="grpc")
     again.pipeline.tidy()
@@ -94,9 +87,9 @@ def test_a_restarted_sidecar_marks_nothing_twice(tmp_path: Path) -> None:
     again.pipeline.close()
 
 
-def test_an_answer_does_not_grow_with_what_happened(sidecar: Sidecar) -> None:
+def test_an_answer_does_not_grow_with_what_happened(sidecar: Marked) -> None:
     story = "\n".join(["L 100 c0 h0 -> 0", *["reset"] * 1000, "end"])
-    sidecar.hear("a", story=story)
+    sidecar.live("a", story=story)
     assert len(sidecar.markers(kind="reset")) <= STEPS
     counts = [each["count"] for each in sidecar.client.get("/api/markers", params={"kind": "reset"}).json()]
     assert sum(counts) == 1000
@@ -116,10 +109,10 @@ def test_a_fleet_has_the_markers_of_all_tracers(tmp_path: Path) -> None:
     reader.connection.insert(markers.TABLE, markers.COLUMNS, [old])
     client = TestClient(application(FleetProcess(reader, Metrics().internal_errors), reader, Metrics()))
     found = client.get("/api/markers").json()
-    assert {each["kind"] for each in found} == {"deploy", "reset", "drop"}
+    assert {each["kind"] for each in found} == {"deploy", "drop"}
 
 
-def test_prometheus_gets_the_moments(sidecar: Sidecar) -> None:
+def test_prometheus_gets_the_moments(sidecar: Marked) -> None:
     events = life("a")
     sidecar.pipeline.ingest(encoded(events, resource("a", "0.11")), transport="grpc")
     again = replace(events[-1], sequence=events[-1].sequence + 1, end_ns=events[-1].end_ns + MINUTE_NS)

@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from history import goodbyes, heartbeats, history
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
+from sidecar import Sidecar
 from wire import encoded
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.serve.api import rule_summaries, status
-from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.api.status import MAX_OF_A_KIND, Level, Range, Statement
-from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached"
@@ -30,13 +26,12 @@ DIED = f"{STALE}\nA 256 !AssertionError: Mismatch"
 WELL = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nend"
 
 
-class Tracer:
+class Tracer(Sidecar):
     def __init__(self, folder: Path) -> None:
-        self.pipeline = Pipeline(SqliteWriter(folder / "s.db"), Metrics(), grace_ns=0)
-        self.client = TestClient(application(self.pipeline, SqliteReader(folder / "s.db"), self.pipeline.metrics))
+        super().__init__(folder)
         self.began_ns = time.time_ns() - 60 * S
 
-    def hear(
+    def live(
         self,
         text: str,
         name: str = "a",
@@ -53,14 +48,8 @@ class Tracer:
         last = goodbyes(events) if dies else heartbeats(events, later_s=1)
         events += [replace(each, recorder_ended_by=ended_by, scheduler_step=1) for each in last]  # type: ignore[call-arg]
         named = {name.replace("_", "."): value for name, value in about.items()}
-        self.pipeline.ingest(encoded(events, named), transport="grpc")
-        self.pipeline.tidy()
+        self.hear(events, named)
         return events
-
-    def get(self, path: str, **params: Any) -> Any:
-        answer = self.client.get(path, params=params)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
 
     def statements(self, **params: Any) -> list[tuple[str, str, str]]:
         return [(each["kind"], each["level"], each["text"]) for each in self.get("/api/status", **params)["statements"]]
@@ -78,8 +67,8 @@ def test_an_empty_store_is_not_called_well(tracer: Tracer) -> None:
 
 
 def test_where_nothing_is_wrong_one_sentence_says_so(tracer: Tracer) -> None:
-    tracer.hear(WELL)
-    tracer.hear(WELL, "b")
+    tracer.live(WELL)
+    tracer.live(WELL, "b")
     ((kind, level, text),) = tracer.statements()
     assert (kind, level) == ("well", "calm")
     assert text.startswith("All well: 2 engines, ")
@@ -88,8 +77,8 @@ def test_where_nothing_is_wrong_one_sentence_says_so(tracer: Tracer) -> None:
 
 
 def test_a_death_is_reported_with_its_place_its_loss_and_its_cause(tracer: Tracer) -> None:
-    events = tracer.hear(DIED, "llama-a", dies=True, ended_by="AssertionError: Mismatch", k8s_pod_name="vllm-0")
-    tracer.hear(WELL, "b")
+    events = tracer.live(DIED, "llama-a", dies=True, ended_by="AssertionError: Mismatch", k8s_pod_name="vllm-0")
+    tracer.live(WELL, "b")
     first, *others = tracer.get("/api/status")["statements"]
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
     reported = f"Engine llama-a (pod vllm-0) died at {at} of AssertionError with 1 open request: a stale lookup"
@@ -102,20 +91,20 @@ def test_a_death_is_reported_with_its_place_its_loss_and_its_cause(tracer: Trace
 
 
 def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(tracer: Tracer) -> None:
-    events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True, ended_by=NO_END_RECORD)
+    events = tracer.live("L 749 c0 h0 -> 0\nA 0", dies=True, ended_by=NO_END_RECORD)
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
     assert tracer.statements() == [("death", "lost", f"Engine a was killed at {at} with 1 open request")]
 
 
 def test_an_engine_that_was_stopped_in_the_middle_of_requests_has_lost_them(tracer: Tracer) -> None:
-    events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True)
+    events = tracer.live("L 749 c0 h0 -> 0\nA 0", dies=True)
     at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
     assert tracer.statements() == [("stop", "warning", f"Engine a was stopped at {at} with 1 open request")]
 
 
 def test_what_was_found_did_no_harm_where_the_engine_was_stopped(tracer: Tracer) -> None:
     """`store-gap: 1 did harm`, since an operator had stopped the engine."""
-    tracer.hear(f"{STALE}\nA 0\nS 336+48", dies=True)
+    tracer.live(f"{STALE}\nA 0\nS 336+48", dies=True)
     assert [kind for kind, *_ in tracer.statements()] == ["stop", "findings"]
     (rule,) = tracer.get("/api/status")["rules"]
     assert (rule["harmed"], rule["findings"]) == (0, 1)
@@ -124,11 +113,11 @@ def test_what_was_found_did_no_harm_where_the_engine_was_stopped(tracer: Tracer)
 
 def test_numbers_agree_on_every_route(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
     """More requests than a page lists: what counts them counts all."""
-    tracer.hear(f"{DIED}\nb: {WELL.splitlines()[0]}", dies=True, ended_by="AssertionError: Mismatch")
-    tracer.hear(HEALED, "c")
+    tracer.live(f"{DIED}\nb: {WELL.splitlines()[0]}", dies=True, ended_by="AssertionError: Mismatch")
+    tracer.live(HEALED, "c")
     for number, end in enumerate(("end", "end", "end", "end aborted", "end error")):
-        tracer.hear(WELL.replace("end", end), f"e{number}")
-    tracer.hear("L 749 c0 h0 -> 0\nA 0", "open")
+        tracer.live(WELL.replace("end", end), f"e{number}")
+    tracer.live("L 749 c0 h0 -> 0\nA 0", "open")
     answer = tracer.get("/api/status")
     since_ns, until_ns = answer["since_ns"], answer["until_ns"]
     range_ = {"since_ns": since_ns, "until_ns": until_ns}
@@ -151,10 +140,10 @@ def test_numbers_agree_on_every_route(tracer: Tracer, monkeypatch: pytest.Monkey
 
 def test_the_metrics_count_as_the_pages_do(tracer: Tracer) -> None:
     """Requests, findings and deaths, in /metrics, in the api and so on every page."""
-    tracer.hear(DIED, dies=True, ended_by="AssertionError: Mismatch")
-    tracer.hear(HEALED, "c")
+    tracer.live(DIED, dies=True, ended_by="AssertionError: Mismatch")
+    tracer.live(HEALED, "c")
     for number, end in enumerate(("end", "end aborted", "end error")):
-        tracer.hear(WELL.replace("end", end), f"e{number}")
+        tracer.live(WELL.replace("end", end), f"e{number}")
     families = [*text_string_to_metric_families(tracer.client.get("/metrics").text)]
 
     def total(name: str, **labels: str) -> float:
@@ -183,14 +172,14 @@ def test_the_metrics_count_as_the_pages_do(tracer: Tracer) -> None:
 def test_what_very_old_findings_did_is_not_made_up(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`healed by the guard (of the latest 0)`."""
     monkeypatch.setattr(rule_summaries, "LOOKED_AT", 0)
-    tracer.hear(DIED, dies=True, ended_by="AssertionError: Mismatch")
+    tracer.live(DIED, dies=True, ended_by="AssertionError: Mismatch")
     texts = [text for kind, _, text in tracer.statements() if kind == "findings"]
     assert texts == ["1 finding of stale-lookup: they are too old to say what they did"]
 
 
 def test_only_what_is_in_the_range_is_returned(tracer: Tracer) -> None:
-    events = tracer.hear(DIED, dies=True, ended_by="AssertionError: Mismatch")
-    tracer.hear(WELL, "b")
+    events = tracer.live(DIED, dies=True, ended_by="AssertionError: Mismatch")
+    tracer.live(WELL, "b")
     ended_ns = events[-1].end_ns
     kinds = [kind for kind, _, _ in tracer.statements(since_ns=ended_ns, until_ns=ended_ns + 60 * S)]
     assert "death" in kinds
@@ -199,8 +188,8 @@ def test_only_what_is_in_the_range_is_returned(tracer: Tracer) -> None:
 
 
 def test_what_findings_did_is_counted_by_rule(tracer: Tracer) -> None:
-    tracer.hear(HEALED)
-    tracer.hear(f"{STALE}\nA 0\nS 336+48\nend", "b")
+    tracer.live(HEALED)
+    tracer.live(f"{STALE}\nA 0\nS 336+48\nend", "b")
     answer = tracer.get("/api/status")
     (rule,) = answer["rules"]
     assert [rule[name] for name in ("rule", "severity", "findings", "requests", "healed", "harmed")] == [
@@ -219,8 +208,8 @@ def test_findings_beyond_those_that_are_looked_at_are_counted_all_the_same(
     tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rule_summaries, "LOOKED_AT", 1)
-    tracer.hear(HEALED)
-    tracer.hear(HEALED, "b")
+    tracer.live(HEALED)
+    tracer.live(HEALED, "b")
     (rule,) = tracer.get("/api/status")["rules"]
     assert [rule[name] for name in ("findings", "looked_at", "requests", "healed")] == [2, 1, 1, 1]
     ((_, _, text),) = tracer.statements()
@@ -228,7 +217,7 @@ def test_findings_beyond_those_that_are_looked_at_are_counted_all_the_same(
 
 
 def test_all_is_not_well_where_no_engine_runs(tracer: Tracer) -> None:
-    tracer.hear(WELL, dies=True)
+    tracer.live(WELL, dies=True)
     ((_, level, text),) = tracer.statements()
     assert level == "calm"
     assert text.startswith("Nothing went wrong, and no engine runs now: ")
@@ -236,8 +225,8 @@ def test_all_is_not_well_where_no_engine_runs(tracer: Tracer) -> None:
 
 
 def test_a_request_that_failed_or_was_lost(tracer: Tracer) -> None:
-    tracer.hear(f"{DIED}\nb: {WELL.splitlines()[0]}", dies=True, ended_by="AssertionError: Mismatch")
-    tracer.hear(f"{DIED}\nb: S 10+10", "alive")
+    tracer.live(f"{DIED}\nb: {WELL.splitlines()[0]}", dies=True, ended_by="AssertionError: Mismatch")
+    tracer.live(f"{DIED}\nb: S 10+10", "alive")
     outcomes = {row["request"]: (row["engine"], row["outcome"]) for row in tracer.get("/api/requests")}
     assert outcomes["a-0123abcd"] == ("a", "failed")
     assert outcomes["b-a-0123abcd"] == ("a", "lost")
@@ -262,7 +251,7 @@ def test_a_request_that_failed_or_was_lost(tracer: Tracer) -> None:
 def test_requests_of_one_outcome_are_looked_for_behind_others_and_sorted(tracer: Tracer) -> None:
     aborted = ("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend aborted", "L 749 c0 h0 -> 0\nA 0\nS 0+80\nend aborted")
     for number, text in enumerate((*aborted, WELL, WELL, WELL, WELL, WELL)):
-        tracer.hear(text, f"e{number}", after_s=number)
+        tracer.live(text, f"e{number}", after_s=number)
 
     def aborts(**wanted: str | int) -> list[str]:
         return [row["engine"] for row in tracer.get("/api/requests", outcome="aborted", **wanted)]
@@ -304,10 +293,10 @@ def test_a_moment_of_another_day_has_its_date() -> None:
 
 
 def test_requests_are_sorted_by_what_is_asked_for(tracer: Tracer) -> None:
-    tracer.hear(WELL, "plain")
-    tracer.hear("L 749 c0 h256 -> 256 async\nA 256\nwait 2\nR\nS 256+80\nend", "waits", after_s=1)
-    tracer.hear("L 749 c0 h0 -> 0\nA 0\nS 0+300\nP\nL 749 c0 h0 -> 0\nA 0\nS 0+300\nend", "again", after_s=2)
-    tracer.hear(f"{STALE}\nA 0\nS 336+48\nend", "drifts", after_s=3)
+    tracer.live(WELL, "plain")
+    tracer.live("L 749 c0 h256 -> 256 async\nA 256\nwait 2\nR\nS 256+80\nend", "waits", after_s=1)
+    tracer.live("L 749 c0 h0 -> 0\nA 0\nS 0+300\nP\nL 749 c0 h0 -> 0\nA 0\nS 0+300\nend", "again", after_s=2)
+    tracer.live(f"{STALE}\nA 0\nS 336+48\nend", "drifts", after_s=3)
     first = {
         sort: tracer.get("/api/requests", sort=sort)[0]["engine"]
         for sort in ("latest", "waiting", "recomputed", "findings")
@@ -324,8 +313,8 @@ def test_requests_are_sorted_by_what_is_asked_for(tracer: Tracer) -> None:
 
 
 def test_requests_of_an_engine_and_of_a_time(tracer: Tracer) -> None:
-    tracer.hear(WELL, "a", service_name="chat")
-    events = tracer.hear(WELL, "b", after_s=10)
+    tracer.live(WELL, "a", service_name="chat")
+    events = tracer.live(WELL, "b", after_s=10)
     assert [row["engine"] for row in tracer.get("/api/requests", engine="a")] == ["a"]
     assert tracer.get("/api/requests", engine="a", service="another") == []
     assert [row["service"] for row in tracer.get("/api/requests", engine="a")] == ["chat"]
@@ -336,10 +325,10 @@ def test_requests_of_an_engine_and_of_a_time(tracer: Tracer) -> None:
 
 
 def test_requests_like_another_come_the_most_alike_first(tracer: Tracer) -> None:
-    tracer.hear(f"{WELL}\nb: L 760 c0 h0 -> 0\nc: L 3000 c0 h0 -> 0", "a")
-    tracer.hear(WELL, "same")
-    tracer.hear(WELL.replace("749", "740"), "d", after_s=500)
-    tracer.hear(WELL, "e", kvtrail_model="another")
+    tracer.live(f"{WELL}\nb: L 760 c0 h0 -> 0\nc: L 3000 c0 h0 -> 0", "a")
+    tracer.live(WELL, "same")
+    tracer.live(WELL.replace("749", "740"), "d", after_s=500)
+    tracer.live(WELL, "e", kvtrail_model="another")
     near = tracer.get("/api/requests", near="a-0123abcd", near_engine="a")
     assert [row["request"] for row in near] == ["b-a-0123abcd", "same-0123abcd", "c-a-0123abcd", "d-0123abcd"]
     assert tracer.client.get("/api/requests", params={"near": "nobody"}).status_code == 404
@@ -348,9 +337,9 @@ def test_requests_like_another_come_the_most_alike_first(tracer: Tracer) -> None
 def test_wrong_kv_that_was_read_did_harm(tracer: Tracer) -> None:
     """Its request goes on and its output is not seen; but what it read is known."""
     story = "L 64 c0 h64 -> 63\nA 63\ncheck loaded 2 wrong drift 12@0{healed}\nS 63+1\nend"
-    tracer.hear(story.format(healed=" healed"))
+    tracer.live(story.format(healed=" healed"))
     assert {finding["did"] for finding in tracer.get("/api/findings")} == {"healed"}
-    tracer.hear(story.format(healed=""), "b")
+    tracer.live(story.format(healed=""), "b")
     assert {finding["engine"]: finding["did"] for finding in tracer.get("/api/findings", rule="byte-drift")} == {
         "a": "healed", "b": "wrong KV read",
     }  # fmt: skip

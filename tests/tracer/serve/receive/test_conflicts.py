@@ -9,48 +9,32 @@ import pytest
 from history import history
 from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from sidecar import Sidecar
 from wire import encoded
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 
 
-class Sidecar:
-    """A pipeline that can be started again."""
+def hear(sidecar: Sidecar, events: Sequence[Event], *, ids: str = "") -> None:
+    """Take events of one recorder; `ids` is the first half of their spans' ids."""
+    request = ExportTraceServiceRequest.FromString(encoded(events))
+    for span in request.resource_spans[0].scope_spans[0].spans:
+        span.span_id = ids.encode().ljust(4, b"\0") + span.span_id[4:]
+    sidecar.pipeline.ingest(request.SerializeToString(), transport="grpc")
 
-    def __init__(self, folder: Path) -> None:
-        self._store = folder / "s.db"
-        self.start()
 
-    def start(self) -> None:
-        self.metrics = Metrics()
-        self.pipeline = Pipeline(SqliteWriter(self._store), self.metrics, grace_ns=0)
+def conflicts(sidecar: Sidecar) -> float:
+    samples = (sample for metric in sidecar.metrics.registry.collect() for sample in metric.samples)
+    return sum(sample.value for sample in samples if sample.name == "kvtrail_events_conflicting_total")
 
-    def hear(self, events: Sequence[Event], *, ids: str = "") -> None:
-        """Take events of one recorder; `ids` is the first half of their spans' ids."""
-        request = ExportTraceServiceRequest.FromString(encoded(events))
-        for span in request.resource_spans[0].scope_spans[0].spans:
-            span.span_id = ids.encode().ljust(4, b"\0") + span.span_id[4:]
-        self.pipeline.ingest(request.SerializeToString(), transport="grpc")
 
-    @property
-    def conflicts(self) -> float:
-        return sum(
-            sample.value
-            for metric in self.metrics.registry.collect()
-            for sample in metric.samples
-            if sample.name == "kvtrail_events_conflicting_total"
-        )
-
-    def verdicts(self) -> dict[str, Verdict]:
-        detector = self.pipeline.detector
-        return {key[1]: detector.verdict(account) for key, account in detector.accounts.items()}
+def verdicts(sidecar: Sidecar) -> dict[str, Verdict]:
+    detector = sidecar.pipeline.detector
+    return {key[1]: detector.verdict(account) for key, account in detector.accounts.items()}
 
 
 @pytest.fixture
@@ -67,62 +51,62 @@ def story(name: str, *, first: int, text: str = STORY) -> list[Event]:
 
 def test_forged_numbers_do_not_hide_the_recorders_own(sidecar: Sidecar) -> None:
     mine = story("mine", first=0)
-    sidecar.hear(mine)
-    sidecar.hear(story("forged", first=len(mine)), ids="evil")
-    sidecar.hear(story("drift", first=len(mine), text=STALE))
-    assert sidecar.conflicts == len(history(STORY))
-    assert sidecar.verdicts()["drift"] is not Verdict.OK
-    assert sidecar.verdicts()["forged"] is Verdict.UNKNOWN
+    hear(sidecar, mine)
+    hear(sidecar, story("forged", first=len(mine)), ids="evil")
+    hear(sidecar, story("drift", first=len(mine), text=STALE))
+    assert conflicts(sidecar) == len(history(STORY))
+    assert verdicts(sidecar)["drift"] is not Verdict.OK
+    assert verdicts(sidecar)["forged"] is Verdict.UNKNOWN
 
 
 def test_a_late_forgery_is_a_conflict(sidecar: Sidecar) -> None:
     mine = story("mine", first=0)
-    sidecar.hear(mine)
-    sidecar.hear(story("forged", first=0), ids="evil")
-    assert sidecar.conflicts == len(mine)
+    hear(sidecar, mine)
+    hear(sidecar, story("forged", first=0), ids="evil")
+    assert conflicts(sidecar) == len(mine)
 
 
 def test_both_in_one_request(sidecar: Sidecar) -> None:
     """A Collector joins what several clients send."""
     mine = story("mine", first=0)
-    sidecar.hear([*mine, *story("forged", first=0)])
-    sidecar.hear(story("next", first=len(mine)))
-    assert sidecar.conflicts > 0
-    assert sidecar.verdicts()["next"] is Verdict.OK, "what comes afterwards is whole again"
+    hear(sidecar, [*mine, *story("forged", first=0)])
+    hear(sidecar, story("next", first=len(mine)))
+    assert conflicts(sidecar) > 0
+    assert verdicts(sidecar)["next"] is Verdict.OK, "what comes afterwards is whole again"
 
 
 def test_what_is_sent_again_is_no_conflict(sidecar: Sidecar) -> None:
     events = [*story("mine", first=0), *story("next", first=len(history(STORY)))]
-    sidecar.hear(events)
+    hear(sidecar, events)
     for size in (1, 3, 5):
         for at in range(0, len(events), size):
-            sidecar.hear(events[at : at + size])
-    sidecar.hear(events[::-1])
+            hear(sidecar, events[at : at + size])
+    hear(sidecar, events[::-1])
     sidecar.pipeline.close()
     sidecar.start()
-    sidecar.hear(events[1:])
-    assert sidecar.conflicts == 0
-    assert set(sidecar.verdicts().values()) == {Verdict.OK}
+    hear(sidecar, events[1:])
+    assert conflicts(sidecar) == 0
+    assert set(verdicts(sidecar).values()) == {Verdict.OK}
 
 
 def test_ids_are_known_again_after_a_restart(sidecar: Sidecar) -> None:
-    sidecar.hear(story("mine", first=0))
+    hear(sidecar, story("mine", first=0))
     sidecar.pipeline.close()
     sidecar.start()
-    sidecar.hear(story("forged", first=0), ids="evil")
-    assert sidecar.conflicts == len(history(STORY))
+    hear(sidecar, story("forged", first=0), ids="evil")
+    assert conflicts(sidecar) == len(history(STORY))
 
 
 def test_a_number_far_ahead_makes_nothing_missing(sidecar: Sidecar) -> None:
     mine = story("mine", first=0)
-    sidecar.hear(mine)
-    sidecar.hear(story("far", first=10**9), ids="evil")
-    sidecar.hear(story("drift", first=len(mine), text=STALE))
+    hear(sidecar, mine)
+    hear(sidecar, story("far", first=10**9), ids="evil")
+    hear(sidecar, story("drift", first=len(mine), text=STALE))
     sidecar.pipeline.tidy()
-    assert sidecar.conflicts == len(mine)
+    assert conflicts(sidecar) == len(mine)
     assert sidecar.pipeline.events_missing == 0
     assert sum(recorder.missing for recorder in sidecar.pipeline.recorders.values()) == 0
-    assert sidecar.verdicts()["drift"] is Verdict.DRIFT
+    assert verdicts(sidecar)["drift"] is Verdict.DRIFT
     sidecar.pipeline.close()
     sidecar.start()
     sidecar.pipeline.tidy()

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import malformed_input
 import pytest
-from fastapi.testclient import TestClient
 from history import history
 from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -20,8 +19,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from processes import until
+from sidecar import Sidecar
 from wire import as_request, encoded
 
+from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import KEYS, Event, Lookup
 from kvtrail.tracer.ingest import decode, otlp_json
@@ -33,38 +34,25 @@ from kvtrail.tracer.ledger.phases import Phases
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.counter import SavingsCounter
-from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import receiving, storing
-from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch
-from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteReader
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
 
-class Sidecar:
-    """A pipeline and the api in front of it, which can be started again."""
+class Careful(Sidecar):
+    """A sidecar with a trace file, which waits for missing events."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.start()
+        super().__init__(folder, trace_file=folder / "trace.jsonl", grace_ns=GRACE_NS)
 
-    def start(self) -> None:
-        self.metrics = Metrics()
-        self.writer = SqliteWriter(self.folder / "s.db")
-        self.pipeline = Pipeline(self.writer, self.metrics, trace_file=self.folder / "trace.jsonl")
-        self.reader = SqliteReader(self.folder / "s.db")
-        self.client = TestClient(application(self.pipeline, self.reader, self.metrics), raise_server_exceptions=False)
-
-    def hear(self, *requests: ExportTraceServiceRequest | bytes) -> None:
+    def send(self, *requests: ExportTraceServiceRequest | bytes) -> None:
         """Take one batch with the spans of all requests."""
         parts = (each if isinstance(each, bytes) else each.SerializeToString() for each in requests)
         self.pipeline.ingest(b"".join(parts), transport="grpc")
-
-    def value(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, labels)
 
     def error_count(self, where: str) -> float | None:
         return self.value("kvtrail_internal_errors_total", where=where)
@@ -74,8 +62,8 @@ class Sidecar:
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
-    made = Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> Iterator[Careful]:
+    made = Careful(tmp_path)
     yield made
     made.pipeline.close()
 
@@ -96,7 +84,7 @@ def test_odd_spans_cost_themselves_alone(tmp_path: Path, seed: int) -> None:
     assert not tried.errors
 
 
-def test_an_unreadable_span_is_reported_and_the_others_are_stored(sidecar: Sidecar) -> None:
+def test_an_unreadable_span_is_reported_and_the_others_are_stored(sidecar: Careful) -> None:
     whole = story("odd").SerializeToString()
     damaged = whole.replace(b"kv.alloc", b"kv.allo\xff")
     answer = sidecar.client.post("/v1/traces", content=story("good").SerializeToString() + damaged, headers=PROTOBUF)
@@ -110,7 +98,7 @@ def test_an_unreadable_span_is_reported_and_the_others_are_stored(sidecar: Sidec
     until(lambda: (sidecar.folder / "trace.jsonl").read_text().count('"spanId"') == len(stored))
 
 
-def test_the_same_in_json(sidecar: Sidecar) -> None:
+def test_the_same_in_json(sidecar: Careful) -> None:
     line = otlp_json.to_json_line(story("good").SerializeToString())
     body = json.loads(line)
     body["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["traceId"] = "abc"
@@ -174,14 +162,14 @@ def test_a_malformed_span_holds_no_frames() -> None:
     assert not any(each.__traceback__ or each.__cause__ or each.__context__ for each in malformed)
 
 
-def test_a_request_without_one_span_that_can_be_read_is_refused_for_good(sidecar: Sidecar) -> None:
+def test_a_request_without_one_span_that_can_be_read_is_refused_for_good(sidecar: Careful) -> None:
     damaged = story("odd").SerializeToString().replace(b"kv.", b"kv\xff")
     with pytest.raises(MalformedOtlp, match="UTF-8"):
-        sidecar.hear(damaged)
+        sidecar.send(damaged)
     assert sidecar.client.post("/v1/traces", content=damaged, headers=PROTOBUF).status_code == 400
 
 
-def test_an_unexpected_error_asks_the_sender_to_try_again(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_asks_the_sender_to_try_again(sidecar: Careful, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.writer, "write", failing)
     answer = sidecar.client.post("/v1/traces", content=story("good").SerializeToString(), headers=PROTOBUF)
     assert answer.status_code == 503
@@ -191,7 +179,7 @@ def test_an_unexpected_error_asks_the_sender_to_try_again(sidecar: Sidecar, monk
     assert sidecar.requests()["good-0123abcd"]["verdict"] == "ok"
 
 
-def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Careful, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqliteReader, "totals", failing)
     answer = sidecar.client.get("/api/overview")
     assert (answer.status_code, answer.json()["detail"]) == (500, "an error in kvtrail itself: ZeroDivisionError")
@@ -211,21 +199,21 @@ def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Sidecar, monkeyp
     ],
 )
 def test_an_error_where_something_is_only_noted_refuses_nothing(
-    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, where: str, caplog: Any
+    sidecar: Careful, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, where: str, caplog: Any
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, failing)
-        sidecar.hear(story("first"))
-        sidecar.hear(story("second"))
+        sidecar.send(story("first"))
+        sidecar.send(story("second"))
         until(lambda: (sidecar.error_count(where) or 0) >= 2)
     assert caplog.text.count("an error in kvtrail itself") == 1, "reported once for each place in the code"
     assert len(sidecar.reader.tail(after=0)) == 10
-    sidecar.hear(story("third"))
+    sidecar.send(story("third"))
     assert sidecar.requests()["third-0123abcd"]["verdict"] == "ok"
 
 
 def test_an_error_in_the_detector_costs_the_event_that_it_met(
-    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+    sidecar: Careful, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = sidecar.pipeline.detector.feed
 
@@ -238,7 +226,7 @@ def test_an_error_in_the_detector_costs_the_event_that_it_met(
 
     monkeypatch.setattr(sidecar.pipeline.detector, "feed", fails_at_lookups_of_odd)
     stale = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
-    sidecar.hear(story("good"), story("odd"), story("stale", stale))
+    sidecar.send(story("good"), story("odd"), story("stale", stale))
     found = {name: row["verdict"] for name, row in sidecar.requests().items()}
     assert found == {"good-0123abcd": "ok", "odd-0123abcd": "unknown", "stale-0123abcd": "drift"}
     assert len(sidecar.reader.findings()) == 1
@@ -247,20 +235,20 @@ def test_an_error_in_the_detector_costs_the_event_that_it_met(
 
 @pytest.mark.parametrize("part", ["settle", "forget_finished"])
 def test_an_error_in_one_part_of_the_tidying_leaves_the_others(
-    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, part: str
+    sidecar: Careful, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     monkeypatch.setattr(sidecar.pipeline.detector, part, failing)
     shown: list[int] = []
     monkeypatch.setattr(sidecar.pipeline.engines, "show", lambda detector, known, now_ns: shown.append(now_ns))
-    sidecar.hear(story("good"))
+    sidecar.send(story("good"))
     sidecar.pipeline.tidy()
     assert sidecar.error_count("tidy") == 1
     assert shown
 
 
-def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Sidecar) -> None:
+def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Careful) -> None:
     """An account with something else in place of a text, and one with too large a number: the rest of the batch is stored."""
-    sidecar.hear(story("good"), story("odd"))
+    sidecar.send(story("good"), story("odd"))
     accounts = sidecar.pipeline.detector.accounts
     odd, good = accounts["engine-odd", "odd-0123abcd"], accounts["engine-good", "good-0123abcd"]
     odd.started_ns, good.lookups = 2**70, 7
@@ -268,17 +256,17 @@ def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Sidecar) -> None:
     sidecar.pipeline.tidy()
     assert sidecar.error_count("store") == 2, "its account and its lane"
     assert sidecar.requests()["good-0123abcd"]["lookups"] == 7
-    sidecar.hear(story("later"))
+    sidecar.send(story("later"))
     assert "later-0123abcd" in sidecar.requests()
 
 
-def test_sums_that_outgrow_the_database_stop_growing(sidecar: Sidecar) -> None:
+def test_sums_that_outgrow_the_database_stop_growing(sidecar: Careful) -> None:
     cell = Cell(time.time_ns() // 10**9 // 60 * 60, "e", "C", 0, "lookup_ns")
     for _ in range(3):
         assert not sidecar.writer.write(Batch(savings={cell: 2**62}))
     assert not sidecar.writer.write(Batch(savings={cell._replace(connector="D"): 2**80}))
     assert sidecar.client.get("/api/efficiency").status_code == 200
-    sidecar.hear(story("good"), story("other"))
+    sidecar.send(story("good"), story("other"))
     for account in sidecar.pipeline.detector.accounts.values():
         account.loaded, account.stored = 2**63 - 1, 2**90
     sidecar.pipeline.judge.dirty |= dict.fromkeys(sidecar.pipeline.detector.accounts)
@@ -288,7 +276,7 @@ def test_sums_that_outgrow_the_database_stop_growing(sidecar: Sidecar) -> None:
     assert sidecar.client.get("/api/requests").is_success
 
 
-def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Sidecar) -> None:
+def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Careful) -> None:
     odd = story("odd")
     now_ns = time.time_ns()
     for span in odd.resource_spans[0].scope_spans[0].spans:
@@ -299,7 +287,7 @@ def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Sidecar) -> N
     again = ExportTraceServiceRequest.FromString(odd.SerializeToString().replace(b"odd", b"alt"))
     for number, span in enumerate(again.resource_spans[0].scope_spans[0].spans):
         span.span_id = bytes([number + 1]) * 8
-    sidecar.hear(odd, again)
+    sidecar.send(odd, again)
     assert sidecar.value("kvtrail_spans_malformed_total") == 2
     assert sidecar.client.get("/api/overview?window_s=900").json()["activity"].keys() == {
         "kv.request.start", "kv.alloc", "kv.schedule", "kv.request",
@@ -307,14 +295,14 @@ def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Sidecar) -> N
     assert len(sidecar.reader.tail(after=0)) == 10, "it is stored as it came"
 
 
-def test_a_malformed_span_is_reported_once_for_each_kind(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_span_is_reported_once_for_each_kind(sidecar: Careful, caplog: pytest.LogCaptureFixture) -> None:
     for name, value in (("a", "x"), ("b", "y"), ("c", "z")):
         odd = story(name)
         for span in odd.resource_spans[0].scope_spans[0].spans:
             for attribute in span.attributes:
                 if attribute.key == KEYS["total"]:
                     attribute.value.string_value = value
-        sidecar.hear(odd)
+        sidecar.send(odd)
     reported = [record.getMessage() for record in caplog.records if "no rule judges it" in record.getMessage()]
     assert [text.partition("(")[2].partition(")")[0] for text in reported] == [
         "kv.request.start", "kv.lookup", "kv.alloc", "kv.request",
@@ -323,7 +311,7 @@ def test_a_malformed_span_is_reported_once_for_each_kind(sidecar: Sidecar, caplo
 
 
 def test_the_sources_of_hits_as_a_number_and_a_block_size_as_text(
-    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
+    sidecar: Careful, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both were fatal once: at first to their request, and then to the store."""
     caplog.set_level(logging.WARNING)
@@ -338,7 +326,7 @@ def test_the_sources_of_hits_as_a_number_and_a_block_size_as_text(
         if attribute.key == semconv.BLOCK_SIZE.key:
             attribute.value.string_value = "16"
     for _ in range(2):
-        sidecar.hear(number, text, story("innocent"))
+        sidecar.send(number, text, story("innocent"))
     assert "kvtrail.block.size is '16', but must be int; it is left out" in caplog.text
     sidecar.pipeline.close()
     sidecar.start()
@@ -348,7 +336,7 @@ def test_the_sources_of_hits_as_a_number_and_a_block_size_as_text(
 
 
 @pytest.mark.parametrize("change", ["later", "longer", "numbered", "named"])
-def test_what_no_recorder_writes_is_not_judged(sidecar: Sidecar, change: str) -> None:
+def test_what_no_recorder_writes_is_not_judged(sidecar: Careful, change: str) -> None:
     events = history(STORY)
     changes: dict[str, Callable[[Event], Event]] = {
         "later": lambda event: replace(event, end_ns=time.time_ns() + 2 * receiving.AHEAD_NS),
@@ -356,7 +344,7 @@ def test_what_no_recorder_writes_is_not_judged(sidecar: Sidecar, change: str) ->
         "numbered": lambda event: replace(event, sequence=2**50),
         "named": lambda event: replace(event, request="r" * 100_000),
     }
-    sidecar.hear(encoded([changes[change](events[1])]))
+    sidecar.send(encoded([changes[change](events[1])]))
     assert sidecar.value("kvtrail_spans_malformed_total") == 1
     assert not sidecar.pipeline.detector.accounts
     assert len(sidecar.reader.tail(after=0)) == 1
@@ -365,8 +353,8 @@ def test_what_no_recorder_writes_is_not_judged(sidecar: Sidecar, change: str) ->
     assert not sidecar.pipeline.detector.accounts, "nor after a restart"
 
 
-def test_a_store_with_a_damaged_chunk_is_opened(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
-    sidecar.hear(story("open", "L 749 c0 h256 -> 256"))
+def test_a_store_with_a_damaged_chunk_is_opened(sidecar: Careful, caplog: pytest.LogCaptureFixture) -> None:
+    sidecar.send(story("open", "L 749 c0 h256 -> 256"))
     sidecar.pipeline.close()
     db = sqlite3.connect(sidecar.folder / "s.db")
     db.execute("UPDATE chunks SET body = substr(body, 1, length(body) - 9)")
@@ -375,25 +363,25 @@ def test_a_store_with_a_damaged_chunk_is_opened(sidecar: Sidecar, caplog: pytest
     sidecar.start()
     assert "the spans from number 1 on are left out" in caplog.text
     assert sidecar.requests()["open-0123abcd"]["lookups"] == 1
-    sidecar.hear(story("good"))
+    sidecar.send(story("good"))
     assert sidecar.requests()["good-0123abcd"]["verdict"] == "ok"
 
 
-def test_two_connectors_that_record_one_step_make_one_lane(sidecar: Sidecar) -> None:
+def test_two_connectors_that_record_one_step_make_one_lane(sidecar: Careful) -> None:
     """Both children of a MultiConnector record the step that computes the whole prompt."""
     text = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nS 256+493\nstore 256+493\nend"
     events = [
         replace(each, drafted=None, blocks_ids=None) if each.kind == semconv.Kind.SCHEDULE else each
         for each in history(text)
     ]  # type: ignore[call-arg]
-    sidecar.hear(encoded(events))
+    sidecar.send(encoded(events))
     (account,) = sidecar.pipeline.detector.accounts.values()
     assert lane_of(account, verdict="ok", findings=0).changes
     assert sidecar.error_count("rows") == 0
 
 
 @pytest.mark.parametrize("number", [str(2**63), str(2**64), "9" * 300, "9" * 900])
-def test_a_number_that_no_store_has_is_refused(sidecar: Sidecar, number: str) -> None:
+def test_a_number_that_no_store_has_is_refused(sidecar: Careful, number: str) -> None:
     for name, unit in (("prompt", ""), ("duration", "h"), ("evicted", "")):
         answer = sidecar.client.get("/api/requests", params={"where": f"{name} >= {number}{unit}"})
         assert answer.status_code == 422, (name, answer.text)
@@ -402,7 +390,7 @@ def test_a_number_that_no_store_has_is_refused(sidecar: Sidecar, number: str) ->
 
 @pytest.mark.parametrize("error", [OverflowError("too large"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no text")])
 def test_what_a_reader_asks_for_is_no_error_of_kvtrails(
-    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, error: Exception
+    sidecar: Careful, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refused(*_: Any, **__: Any) -> NoReturn:
         raise error
