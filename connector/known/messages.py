@@ -7,7 +7,7 @@ event waits until the probe names the request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -63,14 +63,6 @@ class Messages:
         with self._lock:
             self._requests[key] = request_id
             self._seen.extend(each._replace(request_id=request_id) for each in self._unnamed.pop(key, ()))
-
-    def name_waiting(self, requests: Mapping[str, str]) -> None:
-        """Name those hand-offs that wait for it, by what is known of them."""
-        if self._unnamed:
-            with self._lock:
-                known = [key for key in self._unnamed if key in requests]
-            for key in known:
-                self.name(key, requests[key])
 
     def note(self, kind: Kind, request_id: str | None, **values: Any) -> None:
         """An event of a request, or of none."""

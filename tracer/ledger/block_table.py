@@ -7,7 +7,7 @@ from copy import copy
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from kvtrail.tracer.events.cache_groups import FULL, MAMBA, NULL_BLOCK, CacheGroup, groups_of
+from kvtrail.tracer.events.cache_groups import MAMBA, NULL_BLOCK, CacheGroup, groups_of
 from kvtrail.tracer.events.events import Alloc, LoadError, Plan, RequestEnd, Schedule
 
 WithBlocks = Alloc | LoadError | Plan | RequestEnd | Schedule
@@ -83,11 +83,6 @@ class BlockTable:
     def is_recurrent(self, group: int) -> bool:
         """Whether a group keeps states."""
         return group < len(self.kinds) and self.kinds[group].kind == MAMBA
-
-    @property
-    def leaves_behind(self) -> bool:
-        """Whether vLLM gives blocks of it back before the request ends."""
-        return any(kind.kind != FULL for kind in self.kinds)
 
     def new_from(self, computed: int) -> Iterator[int]:
         """The blocks behind those of the `computed` tokens: what a prefix cache has may end within a block. All of them where
