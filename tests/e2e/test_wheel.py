@@ -331,7 +331,7 @@ def test_the_tracer_alone_needs_neither_vllm_nor_torch(wheel: Path, tmp_path: Pa
     trace = str(ROOT / "tests/golden/preempted.jsonl")
     assert "3 requests" in printed([python.parent / "kvtrail", "replay", trace], tmp_path)
     missing = {
-        ("demo",): "the demo runs vLLM",
+        ("demo",): "needs httpx: pip install 'kvtrail[tracer,dashboard]'",
         ("dashboard",): "needs streamlit: pip install 'kvtrail[dashboard]'",
         ("check", "OffloadConnector"): "install kvtrail where vLLM is installed",
         ("replay", "--against", "recorded", trace): "install kvtrail where vLLM is installed",

@@ -362,12 +362,18 @@ class Engine:
 
     def _given_afresh(self, event: Alloc, lookup: Lookup | None) -> Iterable[int]:
         """The blocks of an allocation that may be given out afresh. Those that vLLM's own cache takes for computed are not,
-        where an error has named them. After an asynchronous load vLLM reports all blocks of the request again: those that it
-        holds, and that have failed since its last lookup, still hold what they did."""
+        where an error has named them and this request was the last that they were given to: another one may find in the cache
+        what a request computes in this very step. After an asynchronous load vLLM reports all blocks of the request again:
+        those that it holds, and that have failed since its last lookup, still hold what they did."""
         blocks, held = event.blocks_ids or (), self.tables.get(event.request or "") or ()
         if lookup is None:
             return blocks
-        cached = {block for size, ids in BlockTable(event).sized() for block in ids[: lookup.computed // size]}
+        cached = {
+            block
+            for size, ids in BlockTable(event).sized()
+            for block in ids[: lookup.computed // size]
+            if (given := self.given.get(block)) is not None and given.request == event.request
+        }
         failed = {block: report for block in blocks if (report := self.invalid.get(block)) is not None}
         remain = {
             block

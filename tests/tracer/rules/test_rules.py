@@ -484,6 +484,25 @@ def test_vllms_cache_offers_what_failed_to_load(cached: int, loads: int, blocks:
     assert rules_found(judge(history(text))) == found
 
 
+def test_what_a_request_computes_in_this_step_another_finds_in_vllms_cache() -> None:
+    """vLLM caches a block when it schedules the step that computes it. The step's own event comes after the other's."""
+    text = """
+        a: L 300 c0 h256 -> 256
+        a: A 256 [1-10]
+        a: S 256+44 [1-10]
+        error [8]
+        a: end error
+        b: L 256 c0 h0 -> 0
+        b: A 0 [11-17]
+        b: S 0+224 [11-17]
+        c: L 300 c256 h0 -> 0
+        c: A 0 [11-17 8 18-19]
+        c: S 256+44 [11-17 8 18-19]
+        b: S 224+32 [8]
+    """
+    assert rules_found(judge(history(text))) == []
+
+
 def test_a_load_that_is_received_before_all_of_its_reads_have_ended_is_found() -> None:
     text = f"{TAKES}xfer read posted 1 rank 1 peer p\n{DONE_READ}R\nxfer read done 1 rank 1 peer p"
     finding = only_finding(text)
