@@ -185,11 +185,12 @@ def test_columns_that_do_not_fit_cost_this_step_alone(key: str, value: Any, word
         decode.from_span(left)
 
 
-def test_what_all_rows_would_share_is_bounded() -> None:
-    """Each of 16,000 rows with 20,000 attributes would be a dictionary: 6 GiB, of a request of a megabyte."""
+def test_what_all_rows_would_share_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 16,000 rows with 900 attributes would be a dictionary: 1 GiB, of a request of a megabyte."""
     payload = recorded()
+    monkeypatch.setattr(steps, "MAX_SHARED", 2_000)
     few = [(f"x{n}", n) for n in range(50)]
-    for more, is_taken in ((few, True), ([(f"x{n}", n) for n in range(steps.MAX_SHARED // 3)], False)):
+    for more, is_taken in ((few, True), ([(f"x{n}", n) for n in range(900)], False)):
         request = ExportTraceServiceRequest.FromString(payload)
         for span in request.resource_spans[0].scope_spans[0].spans:
             if span.name == semconv.STEP_SPAN:
@@ -197,7 +198,7 @@ def test_what_all_rows_would_share_is_bounded() -> None:
                     span.attributes.add(key=key).value.int_value = value
         malformed = ProtobufDecoder().decoded(request.SerializeToString()).malformed
         assert (malformed == []) is is_taken
-    assert "has 3 elements, and each would share 174" in str(malformed[0])
+    assert "has 3 elements, and each would share 9" in str(malformed[0])
 
 
 def test_an_odd_element_costs_its_row_alone() -> None:

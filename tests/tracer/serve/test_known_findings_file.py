@@ -92,10 +92,10 @@ def test_a_bad_file_is_refused_with_its_line_and_the_reason(tmp_path: Path, text
     assert "known.yaml" in str(refused.value)
 
 
-def test_no_sidecar_and_no_api_starts_with_a_bad_file(tmp_path: Path) -> None:
+def test_nothing_is_served_with_a_bad_file(tmp_path: Path) -> None:
     path = written(tmp_path / "known.yaml", "- rule: full-hti\n  why: x\n")
-    for command in (["serve"], ["api", "--store", "clickhouse://nowhere.invalid/x"]):
-        result = CliRunner().invoke(main, [*command, "--known-findings", str(path)])
+    for options in ([], ["--read-only", "--store", "clickhouse://nowhere.invalid/x"]):
+        result = CliRunner().invoke(main, ["serve", *options, "--known-findings", str(path)])
         assert result.exit_code == 2
         assert "line 1: there is no rule 'full-hti'; did you mean 'full-hit'" in " ".join(result.output.split())
 
