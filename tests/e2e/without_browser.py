@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,11 @@ class Opened:
         self.run()
 
     def run(self) -> None:
-        self.app.run()
+        main = sys.modules["__main__"]
+        try:
+            self.app.run()
+        finally:
+            sys.modules["__main__"] = main  # Streamlit puts the page there, and forks would run it again
         assert not self.app.exception, self.app.exception[0].stack_trace
 
     def sees(self, text: str) -> None:
