@@ -39,7 +39,7 @@ from kvtrail.tracer.history.history import load
 pytest_plugins = ["engines"]
 MODELS: dict[str, dict[str, Any]] = {"gemma3": {}, "lfm2": {"max_num_batched_tokens": 96}}
 TRACE = "trace.jsonl"
-ALL = {"fingerprints": "all", "fingerprint_held": "all"}
+ALL = {"fingerprints": "all"}
 
 
 @pytest.fixture(scope="module")
