@@ -67,12 +67,14 @@ class AllBytes:
 
     def read(self, blocks: Sequence[int], hashes: Array) -> BytesReading:
         """These blocks on their way to the host; `hashes` are the last 64 bits of theirs, uint64."""
-        return BytesReading(self._words.read(blocks, hashes), ToHost([self.sums(blocks)]))
+        places = {block: n for n, block in enumerate(dict.fromkeys(blocks))}  # requests may hold the same block
+        which = np.array([places[block] for block in blocks], dtype=np.int64)
+        return BytesReading(self._words.read(blocks, hashes), which, ToHost([self.sums([*places])]))
 
     def values(self, readings: Sequence[BytesReading]) -> Array:
         """The fingerprint of each block of these readings, uint64. A block of zeros has 0."""
         upper = self._words.values([reading.words for reading in readings])
-        sums = np.concatenate([each for reading in readings for each in reading.sums.arrays()]).view(np.uint64)
+        sums = np.concatenate([reading.sums.arrays()[0][reading.which] for reading in readings]).view(np.uint64)
         values: Array = (upper & ~_OWN) | (sums >> np.uint64(64 - OWN_BITS))
         return values
 
@@ -119,9 +121,10 @@ class AllBytes:
 
 
 class BytesReading(NamedTuple):
-    """Words of blocks, and sums of all of their bytes, on their way to the host."""
+    """Words of blocks, and sums of all of their bytes, on their way to the host; `which` is each block's place among them."""
 
     words: WordsReading
+    which: Array
     sums: ToHost
 
     def is_ready(self) -> bool:

@@ -99,6 +99,7 @@ class Judge:
         check is plain."""
         group = checks[0].group
         right = self._references.contains(group, hashes, contents) if checks[0].kind != COMPUTED or each else None
+        all_right = right is not None and bool(right.all())
         computed: list[tuple[Check, slice]] = []
         end = 0
         for check in checks:
@@ -114,9 +115,12 @@ class Judge:
                     self._on_plain(check, hashes[here], is_right=True)
             elif is_plain:
                 assert right is not None
-                is_plain = self._is_plain(check, hashes[here], contents[here], right[here], result)
+                if all_right:
+                    self._references.is_exact = self._references.is_exact or check.kind == LOADED
+                else:
+                    is_plain = self._is_plain(check, hashes[here], contents[here], right[here], result)
                 if is_plain:
-                    self._on_plain(check, hashes[here], is_right=bool(right[here].all()))
+                    self._on_plain(check, hashes[here], is_right=all_right or bool(right[here].all()))
             blocks: list[ReadBlock] = []
             if is_plain:
                 result.blocks = len(check.blocks)

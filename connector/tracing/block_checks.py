@@ -35,7 +35,7 @@ logger = logging.getLogger("vllm.kvtrail")
 
 CHECK_PLAN = "_kvtrail_check_plan"
 """Attribute of a connector's metadata in which the scheduler's side sends its workers the checks of a step."""
-HELD = {Fingerprints.SOME: 0.01, Fingerprints.ALL: 1.0}
+HELD = {Fingerprints.SOME: 0.01, Fingerprints.ALL: 0.25}
 """The share of the running requests of which a block is checked in each step."""
 PEER = "p2p:"
 """How vLLM calls another engine as the source of a hit."""

@@ -215,6 +215,7 @@ def test_only_the_lower_bits_are_of_all_bytes() -> None:
         by_block(given["layer.2"]).view(torch.uint8)[5, -1] ^= 1
     after = made.values([made.read([4, 5], of[4:6]), made.read([6], of[6:7])])
     assert (after == every[4:7]).tolist() == [True, False, True]
+    assert made.values([made.read([6, 4, 6], of[[6, 4, 6]])]).tolist() == after[[2, 0, 2]].tolist()
     fill_with_zeros(given, BLOCKS, [4])
     assert made.values([made.read([4], of[4:5])]).tolist() == [0]
 

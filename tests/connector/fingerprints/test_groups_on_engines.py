@@ -277,7 +277,7 @@ def test_nothing_is_found_where_nothing_is_wrong(built: Callable[..., GroupEngin
     for group in (0, 1):
         assert min(counts[kind, group] for kind in ("computed", "loaded", "admitted")) > 2, counts
         assert counts["unknown", group] == 0
-    assert counts["held", 1] > 500
+    assert counts["held", 1] > 100
     assert bool(counts["held", 0]) == (model == "gemma3")
 
 
