@@ -67,7 +67,9 @@ def test_a_correct_connector_has_nothing_wrong_also_after_a_test_with_a_fault(
     assert injected.touched
     engine.rewind(expected, 2)
     assert engine.round(prefix="1") == expected
-    assert (engine.counted(), engine.named()) == (counts, set())
+    again = engine.counted()
+    assert {**again, "held": 0} == {**counts, "held": 0}, "which blocks are held and checked is random"
+    assert not engine.named()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
