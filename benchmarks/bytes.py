@@ -1,11 +1,11 @@
 """Nothing is wrong where nothing was done, and nothing that was done goes unseen: bytes on the real engine on the CPU.
 
     python benchmarks/bytes.py --faults 1000 --looks 1000000
-    python benchmarks/bytes.py --slim --faults 300 --looks 1000000
+    python benchmarks/bytes.py --some --faults 300 --looks 1000000
 
 Faults are put into blocks just after the connector has loaded them, and the tokens are compared with those of an engine
 without a connector: a request with wrong tokens must be named, and a load that was touched must be found. Then engines
-with a correct connector look at everything, at every block that a request holds in each step, with preemption, chunked
+with a correct connector look at everything, with preemption, chunked
 prefill, prefix hits, several chunk sizes and hosts too small. What is accused there is a false alarm. The exit code is 1 if
 anything is missed or accused falsely.
 """
@@ -37,7 +37,7 @@ Tokens = dict[str, list[int]]
 REQUESTS = 9
 SHAPES = [(256, 1 << 30), (64, 1 << 30), (64, 24 * 65_536), (32, 48 * 32_768)]
 """Tokens of a chunk, and bytes of host memory."""
-SLIM_ROUNDS = 40
+ROUNDS_OF_SOME = 40
 """Rounds of an engine that looks at some bytes of every block."""
 
 
@@ -109,14 +109,14 @@ class Engine:
         named: the requests with reported wrong blocks.
     """
 
-    def __init__(self, folder: Path, chunk_size: int | None = None, host_bytes: int = 0, *, slim: bool = False) -> None:
-        """Without a chunk size, it has no connector. `slim`: with default settings, and not all bytes."""
+    def __init__(self, folder: Path, chunk_size: int | None = None, host_bytes: int = 0, *, some: bool = False) -> None:
+        """Without a chunk size, it has no connector. `some`: with default settings, and not all bytes."""
         connector = None
         if chunk_size is not None:
-            kvtrail = {} if slim else {"fingerprints": "all", "fingerprint_held": "all"}
+            kvtrail = {} if some else {"fingerprints": "all"}
             extra = {"chunk_size": chunk_size, "cpu_bytes_to_use": host_bytes, "kvtrail": kvtrail}
             connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
-        larger: dict[str, Any] = {"max_num_batched_tokens": 1024, "num_gpu_blocks_override": 256} if slim else {}
+        larger: dict[str, Any] = {"max_num_batched_tokens": 1024, "num_gpu_blocks_override": 256} if some else {}
         self.llm = tiny_model.build(folder / "model", connector, **larger)
         self.counts: Counter[str] = Counter()
         self.named: set[str] = set()
@@ -124,7 +124,7 @@ class Engine:
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
             agent: Any = get_kv_transfer_group()
-            agent._kvtrail_checks._worker._worker._results.report = self._count
+            agent._kvtrail_checks._worker._results.report = self._count
         self._rounds = 0
 
     def _count(self, result: Any) -> None:
@@ -148,15 +148,15 @@ class Engine:
         gc.collect()
 
 
-def soundness(folder: Path, looks: int, slim: bool) -> int:
+def soundness(folder: Path, looks: int, some: bool) -> int:
     """Check blocks of correct engines `looks` times; returns how many requests were accused."""
     counts: Counter[str] = Counter()
     accused, seed = 0, 0
     while sum(counts[look] for look in ("computed", "loaded", "admitted", "held")) < looks:
-        engine = Engine(folder, *SHAPES[seed % len(SHAPES)], slim=slim)
-        for number in range(SLIM_ROUNDS if slim else 8):
-            if slim:
-                engine.round(_long_prompts(random.Random(seed * SLIM_ROUNDS + number // 2), number))
+        engine = Engine(folder, *SHAPES[seed % len(SHAPES)], some=some)
+        for number in range(ROUNDS_OF_SOME if some else 8):
+            if some:
+                engine.round(_long_prompts(random.Random(seed * ROUNDS_OF_SOME + number // 2), number))
             else:
                 engine.round(workload.shared_prefixes(seed=seed + number // 2, requests=REQUESTS))
         counts += engine.counts
@@ -178,7 +178,7 @@ def _long_prompts(rng: random.Random, number: int) -> list[DemoRequest]:
     return random.Random(number).sample(named, len(named))
 
 
-def completeness(folder: Path, faults: int, slim: bool) -> int:
+def completeness(folder: Path, faults: int, some: bool) -> int:
     """Inject `faults` faults; returns how many requests were missed."""
     from kvtrail.connector.offload.host_memory import HostMemory
 
@@ -186,7 +186,7 @@ def completeness(folder: Path, faults: int, slim: bool) -> int:
     plain = Engine(folder)
     _, expected = plain.round(jobs)
     plain.end()
-    engine = Engine(folder, 64, 1 << 30, slim=slim)
+    engine = Engine(folder, 64, 1 << 30, some=some)
     for _ in range(2):  # the second loads what the first has stored
         engine.round(jobs)
     rng, load = random.Random(0), HostMemory.load
@@ -198,7 +198,7 @@ def completeness(folder: Path, faults: int, slim: bool) -> int:
         layers: Layers = [part._cache for part in memory._parts]  # type: ignore[misc]
         for copy in copies:
             if rng.random() < 0.3:
-                blocks, fault = list(copy.blocks), rng.choice(WHOLE if slim else FAULTS)
+                blocks, fault = list(copy.blocks), rng.choice(WHOLE if some else FAULTS)
                 before = [layer[blocks].copy() for layer in layers]
                 fault(rng, layers, blocks)
                 if any((one != layer[blocks]).any() for one, layer in zip(before, layers, strict=True)):
@@ -223,13 +223,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--looks", type=int, default=1_000_000)
-    parser.add_argument("--slim", action="store_true", help="default settings, and faults of whole blocks")
+    parser.add_argument("--some", action="store_true", help="default settings, and faults of whole blocks")
     arguments = parser.parse_args()
     tiny_model.prepare_environment()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, exporting_to(NullExporter):
-        missed = completeness(Path(folder), arguments.faults, arguments.slim) if arguments.faults else 0
-        accused = soundness(Path(folder), arguments.looks, arguments.slim) if arguments.looks else 0
+        missed = completeness(Path(folder), arguments.faults, arguments.some) if arguments.faults else 0
+        accused = soundness(Path(folder), arguments.looks, arguments.some) if arguments.looks else 0
     print(f"{time.monotonic() - begun:,.0f} s")
     sys.exit(bool(missed or accused))
 

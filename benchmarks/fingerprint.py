@@ -1,4 +1,4 @@
-"""Bytes per second of the fingerprints of KV blocks, beside a plain copy of as many bytes.
+"""Bytes per second of the fingerprints of all bytes of KV blocks, beside a plain copy of as many bytes.
 
     python benchmarks/fingerprint.py
     python benchmarks/fingerprint.py --block-kib 16 --blocks 8 --device cuda
@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable
 from itertools import product
 
+import numpy as np
 import torch
 from rounds import print_ratio
 
-from kvtrail.connector.fingerprints.full import FullFingerprints
+from kvtrail.connector.fingerprints.all_bytes import AllBytes
+from kvtrail.connector.fingerprints.some_bytes import SomeBytes
 
 CACHE_MIB = 1024
 """Of all layers: no processor's cache holds what a step reads."""
@@ -37,12 +39,12 @@ def measure(block_kib: int, blocks: int, layers: int, rounds: int, device: str, 
     count, numbers = max(CACHE_MIB // (layers * block_kib) * 1024, 2 * blocks), block_kib * 1024 // 2  # of 16 bits
     sizes = (2, count, numbers // 2) if shape == "split" else (count, numbers)
     caches = {f"layer {n}": torch.randn(sizes, device=device).to(torch.bfloat16) for n in range(layers)}
-    made = FullFingerprints(caches, count)
+    made = AllBytes(SomeBytes(caches, count, 0), caches)
     chosen = random.Random(0)
     plain = [torch.empty(blocks * numbers, dtype=torch.bfloat16, device=device) for _ in caches]
 
     def look() -> None:
-        made.folded(made.of(chosen.sample(range(count), blocks)))
+        made.values([made.read(chosen.sample(range(count), blocks), np.arange(blocks, dtype=np.uint64))])
 
     def copy() -> None:
         begin = chosen.randrange(count - blocks + 1) * numbers

@@ -342,7 +342,7 @@ def main() -> None:
         "--window", type=int, default=0, help="of `running`: a second KV cache group, with such a window"
     )
     parser.add_argument("--layers", type=int, default=2, help="layers of the engine's model")
-    parser.add_argument("--fingerprints", default="all", help="of `bytes`: all, or a share")
+    parser.add_argument("--fingerprints", default="all", help="of `bytes`: some or all")
     parser.add_argument("--tracer", choices=["running", "absent", "hung"], default="running")
     arguments = parser.parse_args()
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = f"http://127.0.0.1:{GRPC_PORT}"

@@ -60,11 +60,12 @@ class FingerprintStore(StrEnum):
     """Others, or an earlier engine: a block is wrong only if what it holds instead is known."""
 
 
-class HeldBlocks(StrEnum):
-    """Which of the blocks that a running request holds are checked in each step."""
+class Fingerprints(StrEnum):
+    """How many bytes of each KV block are compared with what was computed under its hash."""
 
-    ONE = "one"
-    """One of them, at random."""
+    OFF = "off"
+    SOME = "some"
+    """16 words of 8 bytes."""
     ALL = "all"
 
 
@@ -77,9 +78,8 @@ class Switch(StrEnum):
 
 QUEUE_MIB = 64
 """MiB of events that wait in an engine's process, by default."""
-OFF, EVERY = "off", "all"
-"""What `fingerprints` can be besides a rate."""
-DEFAULT_RATE = {Level.BASIC: 0.0, Level.DETAILED: 0.01}
+FINGERPRINTS = {Level.BASIC: Fingerprints.OFF, Level.DETAILED: Fingerprints.SOME}
+"""By level, where nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,11 @@ class Settings:
     unsampled: whether requests that OpenTelemetry's sampler leaves out are recorded: `record` (default) or `drop`. The
         first connector of an engine decides for its process.
     heartbeats: whether heartbeats are sent: `auto` (default), `spans` or `off`. The first connector decides here, too.
-    fingerprints: which blocks have full fingerprints: `off`, `all`, or the share of block hashes (0.01). By default
-        0.01 at level `detailed`, and `off` at `basic`. With a share, every block has a slim fingerprint at level `detailed`.
+    fingerprints: how many bytes of each KV block are checked: `off`, `some` (16 words) or `all`. By default `some` at level
+        `detailed`, and `off` at `basic`.
     fingerprint_store: who writes to the connector's store: `auto` (default), `own` or `shared`.
     block_hashes: whether block hashes are recorded, at level `detailed`: those of requests, and what vLLM's own prefix cache
         stores and removes, and a connector's store where its probe follows it: `on` (default) or `off`.
-    fingerprint_held: which held blocks are checked in each step: `one` of a request (default) or `all`.
     queue_mib: MiB that events may take while they wait to be sent, in each process of the engine, the batch that is being
         sent included: 1 to 4096 (64). The first connector of an engine decides for its process.
     """
@@ -108,22 +107,14 @@ class Settings:
     unsampled: Unsampled = Unsampled.RECORD
     heartbeats: Heartbeats = Heartbeats.AUTO
     block_hashes: Switch = Switch.ON
-    fingerprints: str | float | None = None
+    fingerprints: Fingerprints | None = None
     fingerprint_store: FingerprintStore = FingerprintStore.AUTO
-    fingerprint_held: HeldBlocks = HeldBlocks.ONE
     queue_mib: int = QUEUE_MIB
 
     @property
-    def rate(self) -> float:
-        """The share of block hashes with full fingerprints, 0 to 1."""
-        if self.fingerprints is None:
-            return DEFAULT_RATE[self.level]
-        return {OFF: 0.0, EVERY: 1.0}[self.fingerprints] if isinstance(self.fingerprints, str) else self.fingerprints
-
-    @property
-    def slim(self) -> bool:
-        """Whether every block has a slim fingerprint."""
-        return self.level is Level.DETAILED and 0 < self.rate < 1
+    def checked_bytes(self) -> Fingerprints:
+        """How many bytes of each KV block are checked."""
+        return FINGERPRINTS[self.level] if self.fingerprints is None else self.fingerprints
 
     @classmethod
     def read(cls, given: object, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -150,8 +141,8 @@ class Settings:
             ("unsampled", Unsampled),
             ("heartbeats", Heartbeats),
             ("block_hashes", Switch),
+            ("fingerprints", Fingerprints),
             ("fingerprint_store", FingerprintStore),
-            ("fingerprint_held", HeldBlocks),
         ):
             if name in values:
                 values[name] = _choice(name, values[name], choices)
@@ -159,8 +150,6 @@ class Settings:
             raise ValueError(f"kvtrail: level_file is {values['level_file']!r}; it must be a path")
         if "queue_mib" in values:
             values["queue_mib"] = _mebibytes(values["queue_mib"])
-        if "fingerprints" in values:
-            values["fingerprints"] = _share(values["fingerprints"])
         return cls(**values)
 
 
@@ -177,16 +166,6 @@ def _mebibytes(value: Any) -> int:
         if 1 <= int(value) <= 4096 and not isinstance(value, bool | float):
             return int(value)
     raise ValueError(f"kvtrail: queue_mib is {value!r}; it can be 1 to 4096")
-
-
-def _share(value: Any) -> str | float:
-    """`off`, `all`, or a share of all."""
-    if value in (OFF, EVERY):
-        return str(value)
-    with contextlib.suppress(ValueError, TypeError):
-        if 0 <= float(value) <= 1 and not isinstance(value, bool):
-            return float(value)
-    raise ValueError(f"kvtrail: fingerprints is {value!r}; it can be {OFF}, {EVERY}, or a share from 0 to 1")
 
 
 class LevelSwitch:

@@ -89,7 +89,7 @@ def offload(name: str = "OffloadConnector", *, guard: str = "observe") -> dict[s
         "kv_connector_module_path": "kvtrail.connector",
         "kv_connector_extra_config": {
             "chunk_size": 64,
-            "kvtrail": {"fingerprints": "all", "fingerprint_held": "all", "guard": guard},
+            "kvtrail": {"fingerprints": "all", "guard": guard},
         },
         "kv_load_failure_policy": "recompute",
     }

@@ -14,21 +14,18 @@ import pytest
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.fingerprints.full_reference import FullReference
 from kvtrail.connector.fingerprints.mismatch import Origin
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult
-from kvtrail.connector.fingerprints.slim_reference import SlimReference
 from kvtrail.connector.fingerprints.worker import CheckWorker
 from kvtrail.connector.offload.host_memory import HostMemory
-from kvtrail.tracer.events.bounded import BoundedDict
 
 Tokens = dict[str, list[int]]
 JOBS = workload.shared_prefixes(requests=6)
 """Three of them are preempted."""
 AFTER = DemoRequest("after", (5, 6, 7), 1)
 """A last request, for the checks after the step before."""
-ALL = {"fingerprints": "all", "fingerprint_held": "all"}
+ALL = {"fingerprints": "all"}
 CHUNK_BYTES = 64 * 2 * 2 * 64 * 4  # tokens, layers, heads, K and V of a head, float32
 Corrupt = Callable[[random.Random, list[np.ndarray[Any, Any]], list[int]], None]
 
@@ -57,9 +54,7 @@ class Engine:
         self._known = None
         if (checks := self._checks()) is not None:
             known = checks._judge._references
-            full = FullReference(own=known._own)
-            slim = None if known.slim is None else SlimReference(own=known._own, incomplete=full.incomplete)
-            self._restore(References(full, slim, known._units, below=known._below, own=known._own))
+            self._restore(References(own=known.own, units=known._units))
 
     def rewind(self, expected: Tokens, rounds: int) -> None:
         """Let the checks know what they did when it had run `JOBS` in so many rounds, which are called 0, 1, ... The store
@@ -70,8 +65,8 @@ class Engine:
                 assert self.round(prefix=str(number)) == expected
             assert not self.named()
             assert self.counted()["computed"] > 5
-            self._known = copied(self.checks._judge._references)
-        self._restore(copied(self._known))
+            self._known = deepcopy(self.checks._judge._references)
+        self._restore(deepcopy(self._known))
 
     def _restore(self, references: References) -> None:
         self.checks._judge._references, self.checks._judge.heals = references, False
@@ -106,14 +101,6 @@ class Engine:
         """Keep the results of its checks, which are sent nowhere then."""
         if (checks := self._checks()) is not None:
             checks._results.report = self.results.append
-
-
-def copied(references: References) -> References:
-    """The same knowledge of far fewer hashes than are remembered."""
-    by_hash = references.full._by_hash
-    copy = BoundedDict[Any, Any](by_hash.most)
-    copy.update(deepcopy(dict(by_hash)))
-    return deepcopy(references, {id(by_hash): copy})
 
 
 def flipped(rng: random.Random, layers: list[np.ndarray[Any, Any]], blocks: list[int]) -> None:
@@ -202,8 +189,6 @@ def last_block_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostMemory, "load", load)
 
 
-def it_holds_the_first_block(engine: Engine) -> None:
+def its_last_block_is_named(engine: Engine) -> None:
     ((result, found),) = [(result, each) for result in engine.results for each in result.mismatches]
     assert (result.kind, found.kind, found.token) == ("loaded", "drift", 96)
-    assert isinstance(found.holds, Origin), found
-    assert found.holds.token == 0

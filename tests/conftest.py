@@ -62,7 +62,7 @@ SHARED = {
     ],
     "engines": [
         "tests/connector/fingerprints/test_block_checks.py",
-        "tests/connector/fingerprints/test_slim_on_engines.py",
+        "tests/connector/fingerprints/test_some_bytes_on_engines.py",
         "tests/connector/tracing/test_engine.py",
     ],
     "lmcache": [

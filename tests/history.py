@@ -29,10 +29,11 @@
     refs -1, pins -1                   of a stored chunk
     check loaded 64 unknown 3          a worker's look at blocks: computed, loaded, admitted, held; `rank 1` after it
     check held 9 wrong rot 12@256      what is wrong, the block and its first token, for each wrong block; after it
-                                       `layers 0-3,7`, `holds r-7@256`, `from r-9`
+                                       `holds r-7@256`, `from r-9`
     check loaded 3 wrong drift 12@256 holds zeros more 5 healed
-    check computed 2 tells a:-17@0 b:4@16      for other engines: hash, fingerprint, first token; `group 1` before it,
-                                       `as plain` after it: the request's adapter and salt
+    check computed 2 tells a:17@0 b:4@16       for other engines: hash, fingerprint, first token; a small fingerprint stands
+                                       for a random one; `group 1` before it, `as plain` after it: the request's adapter
+                                       and salt
     stats 100 cached 50 external 60 queried 40
     freed expired, read                the blocks of an ended request
     read by d-0 of 2                   a reader's name, and how many reports it expects there to be
@@ -86,6 +87,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from struct import pack
 from typing import Any
 
 from msgspec import structs
@@ -223,10 +225,10 @@ def _holdings(m: re.Match[str]) -> Fields:
 
 
 _WRONG = (
-    r" wrong (?P<kind>drift|rot|early) (?P<block>\d+)@(?P<token>\d+)(?: layers (?P<layers>\S+))?(?: holds (?P<holds>\S+))?"
+    r" wrong (?P<kind>drift|rot|early) (?P<block>\d+)@(?P<token>\d+)(?: holds (?P<holds>\S+))?"
     r"(?: from (?P<from>\S+))?"
 )
-_REPORTED = r" (?P<hash>\w+):(?P<fingerprint>-?\d+)@(?P<token>\d+)"
+_REPORTED = r" (?P<hash>\w+):(?P<fingerprint>\d+)@(?P<token>\d+)"
 
 
 def _handoff(m: re.Match[str]) -> Fields:
@@ -254,14 +256,14 @@ def _check(m: re.Match[str]) -> Fields:
         "check_look": m["look"],
         "check_blocks": int(m["blocks"]),
         "check_unknown": int(m["unknown"] or 0),
-        "check_hashes": tuple(each["hash"] for each in reported),
-        "check_fingerprints": tuple(int(each["fingerprint"]) for each in reported),
-        "check_tokens": tuple(int(each["token"]) for each in reported),
+        "check_fingerprints": b"".join(
+            pack(">QQI", int(each["hash"], 16), _fingerprint(each["fingerprint"]), int(each["token"]))
+            for each in reported
+        ),
         "check_wrong_kinds": tuple(each["kind"] for each in wrong),
         "check_wrong_blocks": tuple(int(each["block"]) for each in wrong),
         "check_wrong_tokens": tuple(int(each["token"]) for each in wrong),
         "check_wrong_hashes": tuple(f"{int(each['block']):016x}" for each in wrong),
-        "check_wrong_layers": tuple(each["layers"] or "" for each in wrong),
         "check_wrong_holds": tuple(each["holds"] or "unknown" for each in wrong),
         "check_wrong_from": tuple(each["from"] or "" for each in wrong),
         "check_wrong_more": int(m["more"] or 0),
@@ -271,6 +273,11 @@ def _check(m: re.Match[str]) -> Fields:
         "role": "worker",
         "rank": int(m["rank"] or 0),
     }
+
+
+def _fingerprint(text: str) -> int:
+    number = int(text)
+    return number if number >> 32 else number * 0x9E3779B97F4A7C15 & (1 << 64) - 1
 
 
 _PEER = r"(?: rank (?P<rank>\d+))?(?: peer (?P<peer>\S+))?(?: for (?P<owner>\S+))?(?: of (?P<expected>\d+))?"
@@ -359,7 +366,7 @@ LINES: list[Line] = [
     ),
     (
         r"check (?P<look>computed|loaded|admitted|held) (?P<blocks>\d+)(?: unknown (?P<unknown>\d+))?"
-        r"(?: group (?P<group>\d+))?(?: tells(?P<reported>(?: \w+:-?\d+@\d+)+)(?: as (?P<identity>\w+))?)?"
+        r"(?: group (?P<group>\d+))?(?: tells(?P<reported>(?: \w+:\d+@\d+)+)(?: as (?P<identity>\w+))?)?"
         r"(?P<wrong>(?:" + re.sub(r"\?P<[a-z]+>", "?:", _WRONG) + r")*)"
         r"(?: more (?P<more>\d+))?(?P<healed> healed)?(?: rank (?P<rank>\d+))?",
         e.BlockCheck,

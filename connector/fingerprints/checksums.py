@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 if TYPE_CHECKING:
-    from kvtrail.connector.fingerprints.slim import SlimFingerprints
+    from kvtrail.connector.fingerprints.some_bytes import SomeBytes
 
 KEY = "kvtrail"
 """Under which they stand in `kv_transfer_params`."""
@@ -75,17 +75,17 @@ class BlockChecksums:
         layout: how the bytes of a block lie there.
     """
 
-    def __init__(self, slim: SlimFingerprints) -> None:
-        self._slim = slim
-        self.layout = slim.layout
-        self._stream = slim.side_stream()
+    def __init__(self, fingerprints: SomeBytes) -> None:
+        self._fingerprints = fingerprints
+        self.layout = fingerprints.layout
+        self._stream = fingerprints.side_stream()
 
     def of(self, numbers: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
         """Those of these blocks, by their numbers in their request. On a GPU that waits for nothing that is queued: nobody
         writes to them any more, or yet."""
         places = np.array(numbers, dtype=np.uint64)
         with nullcontext() if self._stream is None else self._stream:
-            contents = self._slim.read(blocks, places).values()
+            contents = self._fingerprints.values([self._fingerprints.read(blocks, places)])
         return tuple((((contents ^ (contents >> _SHIFT)) * _MIX) >> _SHIFT).tolist())
 
 

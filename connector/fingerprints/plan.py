@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
@@ -125,13 +125,3 @@ class CheckPlan(NamedTuple):
 
 
 EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), (), (), (), False, {})
-
-
-def partial_blocks(checks: Iterable[Check]) -> list[Check]:
-    """The checks of those blocks that are loaded but for their last token."""
-    return [some for each in checks if (some := each.only([n == each.partial for n in each.numbers])).blocks]
-
-
-def blocks_of(checks: Iterable[Check]) -> list[int]:
-    """The ids of the blocks of these checks."""
-    return sorted({block for check in checks for block in check.blocks})

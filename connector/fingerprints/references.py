@@ -1,199 +1,225 @@
-"""What is known of the contents of blocks: by full fingerprints of the sampled ones, and by slim fingerprints of all."""
+"""The fingerprints that were computed under each hash, in a table that never grows: 16 bytes a block.
+
+A hash has a bucket of eight places, and in it a set of fingerprints: results of the same tokens may differ in their last bits
+from batch to batch. Where a bucket is full, another hash is forgotten, with all of its fingerprints.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 
-from kvtrail.connector.fingerprints.full_reference import FullReference
-from kvtrail.connector.fingerprints.mismatch import UNKNOWN, Match, Mismatch, Origin
-from kvtrail.connector.fingerprints.plan import LOADED, Check
-from kvtrail.connector.fingerprints.result import CheckResult
-from kvtrail.connector.fingerprints.slim import ROW, Array
-from kvtrail.connector.fingerprints.slim_reference import SlimReference
+from kvtrail.connector.fingerprints.bloom_filter import BloomFilter
+from kvtrail.connector.fingerprints.fingerprint import MAX_COMMON_GROUPS, OWN_BITS, Array, equal_groups
+from kvtrail.connector.fingerprints.mismatch import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
+from kvtrail.tracer.events import ids
 
-ALL = 1 << 64
-"""More than any hash: all blocks are sampled."""
-
-
-class BlockFingerprint(NamedTuple):
-    """One block of a check, and its fingerprints, where they were read: the full one of all layers, and by layer; and the
-    slim one."""
-
-    number: int
-    block: int
-    hash: int
-    full: int | None
-    layers: Sequence[int]
-    slim: int | None
-
-    def differs(self, other: BlockFingerprint) -> bool:
-        """Whether it holds something else, as far as both were read."""
-        full = None not in (self.full, other.full) and self.full != other.full
-        return full or (None not in (self.slim, other.slim) and self.slim != other.slim)
+BUCKETS, WAYS = 1 << 17, 8
+REQUESTS = 4096
+"""Requests with remembered names."""
+MAX_SERIALS = (1 << 20) - 1
+MAX_NUMBERS = (1 << 12) - 1
+"""Blocks of a request that are remembered with their number."""
+FEW = 8
+"""Blocks that are entered one by one."""
+NOBODY = "", 0
+Number = TypeVar("Number", int, Array)
+_CONTAMINATED = 0xFFFFFFFF
+_GROUP = 0x9E3779B97F4A7C15
+_ALL = (1 << 64) - 1
 
 
 class References:
-    """What one rank's blocks hold, by hash."""
+    """What one rank's blocks hold, by hash. Hashes and contents, which are fingerprints, are unsigned numbers of 64 bits.
 
-    def __init__(
-        self, full: FullReference, slim: SlimReference | None, units: Mapping[int, int], *, below: int, own: bool
-    ) -> None:
+    Nothing is a mismatch for not being what was computed until a load has brought just that: a store may lose precision. What
+    is left out, because there is no room or because nobody could know, makes its hash incomplete: nothing is a mismatch
+    then for not being known.
+
+    Attributes:
+        own: whether this engine alone writes to the connector's store.
+        is_exact: whether a load has.
+    """
+
+    def __init__(self, *, own: bool, units: Mapping[int, int]) -> None:
         """
         Args:
-            full: of the sampled blocks.
-            slim: of all blocks; None where there are no slim fingerprints.
-            units: tokens by which blocks are counted, by the number of the KV cache group.
-            below: hashes below this are sampled: their blocks have full fingerprints.
             own: this engine alone writes to the connector's store.
+            units: tokens by which blocks are counted, by the number of the KV cache group.
         """
-        self.full, self.slim = full, slim
-        self._units, self._below, self._own = units, below, own
-        self._skimmed: list[tuple[Check, Array, Array, list[int]]] = []
+        self.own, self._units, self._incomplete = own, units, BloomFilter()
+        self._tags = np.zeros((BUCKETS, WAYS), dtype=np.uint32)
+        self._places = np.zeros((BUCKETS, WAYS), dtype=np.uint32)
+        self._contents = np.zeros((BUCKETS, WAYS), dtype=np.uint64)
+        self._turn = 0
+        self._computes_zeros = self.is_exact = False
+        self._serial = 0
+        self._serials: dict[int, dict[str, int]] = {}
+        """Numbers of requests, by KV cache group."""
+        self._names: list[tuple[str, int]] = [NOBODY] * REQUESTS
+        """Of the latest requests: the id, and the group."""
 
     def __len__(self) -> int:
-        return len(self.full)
+        return int(np.count_nonzero(self._tags))
 
-    def is_sampled(self, hash_: int) -> bool:
-        """Whether its blocks have full fingerprints."""
-        return hash_ < self._below
+    @property
+    def bytes(self) -> int:
+        """Of the whole table."""
+        return self._tags.nbytes + self._places.nbytes + self._contents.nbytes
+
+    def contains(self, group: int, hashes: Array, contents: Array) -> Array:
+        """Whether each content was computed under its hash."""
+        rows, tags = _at(group, hashes)
+        found = (self._tags[rows] == tags[:, None]) & (self._contents[rows] == contents[:, None])
+        found &= self._places[rows] != _CONTAMINATED
+        right: Array = found.any(1)
+        return right
+
+    def may_mismatch(self, group: int, hashes: Array, contents: Array) -> bool:
+        """Whether one of these contents, which were not computed under their hashes, is known to be wrong."""
+        rows, tags = _at(group, hashes)
+        known = (self._tags[rows] == tags[:, None]) & (self._contents[rows] == contents[:, None])
+        return bool(known.any()) or not contents.all()
+
+    def first_token(self, group: int, number: Number) -> Number:
+        """Of the block with this number in a request; of a recurrent state, the tokens that it has seen."""
+        return number * self._units[group]
+
+    def add(
+        self, group: int, hashes: Array, contents: Array, request_ids: Sequence[str], numbers: Sequence[int]
+    ) -> None:
+        """Blocks were computed under these hashes, by requests that have met no mismatch; `numbers` are the blocks'."""
+        rows, tags = _at(group, hashes)
+        self._computes_zeros = self._computes_zeros or not contents.all()
+        same = (self._tags[rows] == tags[:, None]) & (self._contents[rows] == contents[:, None])
+        fresh = np.flatnonzero(~(same & (self._places[rows] != _CONTAMINATED)).any(1))
+        serials = self._serials.setdefault(group, {})
+        places = [self._place_of(group, serials, request_ids[n], numbers[n]) for n in fresh.tolist()]
+        if len(fresh) > FEW:  # those alone in their buckets at once
+            _, first = np.unique(rows[fresh], return_index=True)
+            free = self._tags[rows[fresh[first]]] == 0
+            first = first[free.any(1) & ~same[fresh[first]].any(1)]
+            alone = fresh[first]
+            ways = (self._tags[rows[alone]] == 0).argmax(1)
+            self._tags[rows[alone], ways], self._contents[rows[alone], ways] = tags[alone], contents[alone]
+            self._places[rows[alone], ways] = np.array(places, dtype=np.uint32)[first]
+            fresh, places = np.delete(fresh, first), np.delete(places, first).tolist()
+        for n, place in zip(fresh.tolist(), places, strict=True):
+            self._enter(int(rows[n]), int(tags[n]), int(contents[n]), place)
+
+    def add_contaminated(self, group: int, hash_: int, content: int) -> None:
+        """A block was computed under the hash after a mismatch."""
+        rows, tags = _at(group, np.array([hash_], dtype=np.uint64))
+        row, tag = int(rows[0]), int(tags[0])
+        if not ((self._tags[row] == tag) & (self._contents[row] == np.uint64(content))).any():
+            self._enter(row, tag, content, _CONTAMINATED)
+
+    def mark_incomplete(self, group: int, hash_: int) -> None:
+        """A block under the hash may hold what is right, or not."""
+        if self.own:  # else nothing is wrong for not being known
+            self._incomplete.add(_key(*_of_hash(group, hash_)))
 
     def clear(self) -> None:
         """Other weights compute other contents."""
-        self.full.clear()
-        if self.slim is not None:
-            self.slim.clear()
+        rows, ways = np.nonzero(self._tags)
+        keys = self._tags[rows, ways].astype(np.uint64) * np.uint64(BUCKETS) + rows.astype(np.uint64)
+        self._incomplete.add_all(keys * np.uint64(_GROUP))
+        self._tags[:] = 0
+        self.is_exact = self._computes_zeros = False
 
-    def add(self, check: Check, block: BlockFingerprint) -> None:
-        """A block was computed under its hash, by a request that has met no mismatch."""
-        origin = Origin(check.request_id, self.token(check, block), check.identity, check.group)
-        if block.full is not None:
-            self.full.add((check.group, block.hash), block.full, block.layers, origin)
-        if block.slim is not None and self.slim is not None:
-            hashes, contents = np.array([[block.hash], [block.slim]], dtype=np.uint64)
-            self.slim.add(check.group, hashes, contents, [origin], [block.number])
+    def is_complete(self, group: int, hash_: int) -> bool:
+        """Whether all contents are known that were computed under the hash, and there is one."""
+        row, tag = _of_hash(group, hash_)
+        is_right = (self._tags[row] == tag) & (self._places[row] != _CONTAMINATED)
+        return bool(is_right.any()) and _key(row, tag) not in self._incomplete
 
-    def add_contaminated(self, check: Check, block: BlockFingerprint) -> None:
-        """A block was computed under its hash after a mismatch."""
-        if block.full is not None:
-            self.full.add_contaminated((check.group, block.hash), block.full)
-        if block.slim is not None and self.slim is not None:
-            self.slim.add_contaminated(check.group, block.hash, block.slim)
+    def match(self, group: int, hash_: int, content: int, *, is_whole: bool, names: bool) -> Match:
+        """Whether a block holds what was computed under its hash: True, what it is instead, or None where nobody knows. Of a
+        block that is not `is_whole`, the last token was computed after its load: only the upper bits count, and some groups
+        of them may legally differ. `names`: the origin of what it holds is worth a search."""
+        row, tag = _of_hash(group, hash_)
+        of_hash = self._tags[row] == tag
+        contents, places = self._contents[row][of_hash], self._places[row][of_hash]
+        differing = contents ^ np.uint64(content)
+        same = places[(differing if is_whole else differing >> np.uint64(OWN_BITS)) == 0]
+        if len(same):
+            return True if (same != _CONTAMINATED).any() else CONTAMINATED
+        if content == 0 and not self._computes_zeros:
+            return ZEROS
+        right = contents[places != _CONTAMINATED]
+        if not (self.own and len(right)) or _key(row, tag) in self._incomplete:
+            return None
+        if not is_whole and equal_groups(right, content) > MAX_COMMON_GROUPS:
+            return None
+        holds = self._holds(content, row, tag) if names or not self.is_exact else UNKNOWN
+        return holds if holds is not UNKNOWN or self.is_exact else None
 
-    def mark_incomplete(self, check: Check, block: BlockFingerprint) -> None:
-        """A block under the hash may hold what is right, or not."""
-        self.full.mark_incomplete((check.group, block.hash))
-        if self.slim is not None and self._own:
-            self.slim.mark_incomplete(check.group, block.hash)
+    def _holds(self, content: int, row: int, tag: int) -> Holds:
+        """The origin of this content, if it was computed under another hash. The lower bits are not comparable: the groups
+        are."""
+        groups = np.uint64(content >> OWN_BITS)
+        found = ((self._contents >> np.uint64(OWN_BITS)) == groups) & (self._tags != 0)
+        found[row] &= self._tags[row] != tag
+        for place in self._places[found].tolist():
+            if place == _CONTAMINATED:
+                return CONTAMINATED
+            serial, number = divmod(place, MAX_NUMBERS + 1)
+            if place and self._serial - serial < REQUESTS:
+                request_id, group = self._names[serial % REQUESTS]
+                return Origin(request_id, self.first_token(group, number), group)
+        return UNKNOWN
 
-    def miss(self, check: Check) -> None:
-        """Blocks were computed under these hashes that nobody has looked at."""
-        for hash_ in check.hashes:
-            if self.is_sampled(hash_):
-                self.full.mark_incomplete((check.group, hash_))
-            if self.slim is not None and self._own:
-                self.slim.mark_incomplete(check.group, hash_)
+    def _place_of(self, group: int, serials: dict[str, int], request_id: str, number: int) -> int:
+        """Where a block was computed, in 32 bits; `serials` are those of its group."""
+        if number > MAX_NUMBERS:
+            return 0
+        request_id = ids.bounded(request_id)  # thousands are kept
+        serial = serials.get(request_id)
+        if serial is None:
+            if self._serial == MAX_SERIALS - 1:
+                self._restart()
+            self._serial = serial = self._serial + 1
+            forgotten, of_group = self._names[serial % REQUESTS]
+            self._serials.get(of_group, {}).pop(forgotten, None)
+            self._names[serial % REQUESTS] = request_id, group
+            serials[request_id] = serial
+        return serial * (MAX_NUMBERS + 1) + number
 
-    def contains(self, check: Check, block: BlockFingerprint) -> bool:
-        """Whether this was computed under the hash."""
-        if block.full is not None:
-            return self.full.contains((check.group, block.hash), block.full)
-        return self.match(check, block, names=False) is True
+    def _restart(self) -> None:
+        """All numbers have been given: what was computed until now has no name any more."""
+        self._places[self._places != _CONTAMINATED] = 0
+        for serials in self._serials.values():
+            serials.clear()
+        self._serial, self._names = 0, [NOBODY] * REQUESTS
 
-    def is_complete(self, check: Check, block: BlockFingerprint) -> bool:
-        """Whether all is known that was computed under the block's hash, by slim fingerprints."""
-        return self.slim is not None and self.slim.is_complete(check.group, block.hash)
+    def _enter(self, row: int, tag: int, content: int, place: int) -> None:
+        """Into a free place, or that of a hash that is forgotten for it, or its own contaminated one."""
+        tags = self._tags[row]
+        same = np.flatnonzero((tags == tag) & (self._contents[row] == np.uint64(content)))
+        free = same if len(same) else np.flatnonzero(tags == 0)
+        if not len(free):
+            self._turn = (self._turn + 1) % WAYS
+            forgotten = int(tags[self._turn])
+            self._incomplete.add(_key(row, forgotten))
+            tags[tags == forgotten] = 0
+            free = np.flatnonzero(tags == 0)
+        way = free[0]
+        tags[way], self._contents[row, way], self._places[row, way] = tag, content, place
 
-    def match(self, check: Check, block: BlockFingerprint, *, names: bool = True) -> Match:
-        """Whether a block holds what was computed under its hash. `names`: the origin of what it holds is worth a search."""
-        full: Match = None
-        slim: Match = None
-        if block.full is not None:
-            full = self.full.match((check.group, block.hash), block.full, block.layers, check.identity)
-        if block.slim is None or self.slim is None or full is True:
-            return full
-        if not isinstance(full, Mismatch) or full.holds is UNKNOWN:
-            is_whole = block.number != check.partial
-            slim = self.slim.match(check.group, block.hash, block.slim, is_whole=is_whole, names=names)
-        if isinstance(slim, Mismatch):
-            holds = slim.holds
-            if isinstance(holds, Origin):
-                holds = holds._replace(token=holds.token * self._units[holds.group])
-            return Mismatch(holds, full.layers if isinstance(full, Mismatch) else ())
-        return slim if full is None else full
 
-    def token(self, check: Check, block: BlockFingerprint) -> int:
-        """The block's first token in the request; of a recurrent state, the tokens that it has seen."""
-        return self.first_token(check, block.number)
+def _at(group: int, hashes: Array) -> tuple[Array, Array]:
+    """The bucket of each hash, and what tells it from others there."""
+    mixed = hashes ^ np.uint64(group * _GROUP & _ALL)
+    return mixed % np.uint64(BUCKETS), np.maximum(mixed >> np.uint64(32), np.uint64(1)).astype(np.uint32)
 
-    def first_token(self, check: Check, number: int) -> int:
-        """The same of the block with this number."""
-        return number * self._units[check.group]
 
-    # Many slim fingerprints at once.
+def _of_hash(group: int, hash_: int) -> tuple[int, int]:
+    mixed = hash_ ^ (group * _GROUP & _ALL)
+    return mixed % BUCKETS, max(mixed >> 32, 1)
 
-    def slim_matches(self, group: int, hashes: Array, contents: Array) -> Array:
-        """Which of these slim fingerprints were computed under their hashes."""
-        assert self.slim is not None
-        return self.slim.contains(group, hashes, contents)
 
-    def skim(self, check: Check, hashes: Array, contents: Array, right: Array, result: CheckResult) -> bool:
-        """Count blocks that nobody has just computed, by their slim fingerprints, if all of them are `right` or nothing is
-        known of those that are not. False if each is to be judged."""
-        if self.slim is None or (hashes < np.uint64(min(self._below, ALL - 1))).any():
-            return False
-        if check.kind == LOADED and not self.slim.is_exact and right.any():
-            self.slim.is_exact = True
-        if not right.all():
-            if self._own or check.kind != LOADED or check.partial in check.numbers:
-                return False
-            unknown = ~right
-            if self.slim.may_mismatch(check.group, hashes[unknown], contents[unknown]):
-                return False
-            result.unknown, result.slim = int(unknown.sum()), self._rows(check, hashes, contents, unknown)
-        result.blocks = len(right)
-        return True
-
-    def skim_computed(
-        self, check: Check, hashes: Array, contents: Array, result: CheckResult, *, reports: bool
-    ) -> Array:
-        """The same of blocks that a request has just computed that has met no mismatch. Returns which of them are to be
-        judged each. The others are added with the next `add_skimmed`."""
-        each = hashes < np.uint64(min(self._below, ALL - 1))
-        if check.partial is not None:
-            each |= np.array(check.numbers) == check.partial
-        rest = ~each
-        self._skimmed.append((check, hashes[rest], contents[rest], np.array(check.numbers)[rest].tolist()))
-        result.blocks = int(rest.sum())
-        if reports:
-            result.slim = self._rows(check, hashes, contents, rest)
-        return each
-
-    def add_skimmed(self) -> None:
-        """All of them are added at once."""
-        skimmed, self._skimmed = self._skimmed, []
-        if self.slim is None or not skimmed:
-            return
-        origins = [
-            origin
-            for check, _, _, numbers in skimmed
-            for origin in [Origin(check.request_id, 0, check.identity, check.group)] * len(numbers)
-        ]
-        numbers = [number for *_, numbers in skimmed for number in numbers]
-        hashes, contents = (np.concatenate([part[n] for part in skimmed]) for n in (1, 2))
-        self.slim.add(skimmed[0][0].group, hashes, contents, origins, numbers)
-
-    def row(self, check: Check, block: BlockFingerprint) -> bytes:
-        """The block's slim fingerprint as it is reported; nothing where it was not read."""
-        if block.slim is None:
-            return b""
-        return np.array([(block.hash, block.slim, self.token(check, block))], dtype=ROW).tobytes()
-
-    def _rows(self, check: Check, hashes: Array, contents: Array, chosen: Array) -> bytes:
-        """The same of several blocks."""
-        rows = np.empty(int(chosen.sum()), dtype=ROW)
-        rows["hash"], rows["content"] = hashes[chosen], contents[chosen]
-        rows["token"] = np.array(check.numbers)[chosen] * self._units[check.group]
-        return rows.tobytes()
+def _key(row: int, tag: int) -> int:
+    """Of a hash in a filter, which has random numbers."""
+    return (tag * BUCKETS + row) * _GROUP & _ALL

@@ -6,34 +6,33 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvtrail.connector.fingerprints.mismatch import Mismatch, Origin
+from kvtrail.connector.fingerprints.fingerprint import ROW
+from kvtrail.connector.fingerprints.mismatch import Holds
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, Check
-from kvtrail.connector.fingerprints.slim import ROW
 from kvtrail.tracer.events.bounded import BoundedDict
 
 DRIFT, ROT, EARLY = "drift", "rot", "early"
 MAX_REMEMBERED = 65_536
 """Mismatches that were reported, and requests with counted checks."""
-MAX_SLIM_BYTES = 64 * ROW.itemsize
-"""Slim fingerprints that wait to be reported."""
+MAX_BYTES = 64 * ROW.itemsize
+"""Fingerprints that wait to be reported."""
 
 
 class MismatchedBlock(NamedTuple):
-    """A mismatch of one block: its kind, the block's id, its first token in the request, its hash, what it holds, in which
-    layers it differs, and the request that left it so, or ""."""
+    """A mismatch of one block: its kind, the block's id, its first token in the request, its hash, what it holds, and
+    the request that left it so, or ""."""
 
     kind: str
     block: int
     token: int
     hash: int
-    holds: str | Origin
-    layers: tuple[int, ...]
+    holds: Holds
     source: str
 
 
 @dataclass(slots=True)
 class CheckResult:
-    """What a check of blocks of a request has found. `hashes`, `fingerprints`, `tokens` and `slim` are for other engines.
+    """What a check of blocks of a request has found. `fingerprints` are for other engines.
 
     Attributes:
         blocks: blocks that were checked.
@@ -47,10 +46,7 @@ class CheckResult:
     identity: str
     blocks: int = 0
     unknown: int = 0
-    hashes: list[int] = field(default_factory=list)
-    fingerprints: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    slim: bytes = b""
+    fingerprints: bytes = b""
     mismatches: list[MismatchedBlock] = field(default_factory=list)
     healed: bool = False
 
@@ -83,7 +79,7 @@ class Results:
         token: int,
         hash_: int,
         kind: str,
-        mismatch: Mismatch,
+        holds: Holds,
         of: str,
     ) -> None:
         """A block is a mismatch; each is reported once of a request. `of` has left it so."""
@@ -91,9 +87,7 @@ class Results:
         if name not in self._reported:
             self._reported[name] = None
             source = "" if of == check.recorded_id else of
-            result.mismatches.append(
-                MismatchedBlock(kind, block, token, hash_, mismatch.holds, mismatch.layers, source)
-            )
+            result.mismatches.append(MismatchedBlock(kind, block, token, hash_, holds, source))
         else:  # nobody may take it for right
             result.blocks -= 1
 
@@ -103,10 +97,10 @@ class Results:
         if (before := self._counted.pop(name, None)) is not None:
             result.blocks += before.blocks
             result.unknown += before.unknown
-            result.slim = before.slim + result.slim
+            result.fingerprints = before.fingerprints + result.fingerprints
         if not (result.blocks or result.mismatches):
             return
-        if at_once or result.mismatches or result.hashes or len(result.slim) >= MAX_SLIM_BYTES:
+        if at_once or result.mismatches or len(result.fingerprints) >= MAX_BYTES:
             self.report(result)
         else:
             self._counted[name] = result

@@ -1,7 +1,6 @@
 """The scheduler's side: which blocks the workers check in a step, and under which hash each was or will be filled.
 
-A block counts as computed when the next step counts it so. Whatever is sampled is sampled by hash: a block is checked always
-or never, since partial references cause false positives. Slim fingerprints are of all blocks.
+A block counts as computed when the next step counts it so. All blocks that are computed, loaded or taken over are checked.
 
 Groups with windows and with states give blocks back while their request runs. What the last step has computed is still there
 when the next one begins, whoever has the block by then; of anything older, only what the request is sure to hold is checked.
@@ -10,14 +9,13 @@ when the next one begins, whoever has the block by then; of anything older, only
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.connector.fingerprints.checksums import HandedOver
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group, HandedLoad
 
-_HASHES = 1 << 64
 NULL_BLOCK = 0
 """vLLM's id of no block, in the place of one that a request has given back or never needed."""
 Block = tuple[int, int, int]
@@ -35,9 +33,6 @@ class _RequestState:
         end: tokens that are computed when its last step has run; 0 before its first.
         step: the number of that step, where some group frees blocks.
         partial: the number of the block that is loaded but for its last token.
-        held: the complete blocks with full fingerprints, by number.
-        pending: those that will be once its first step has run.
-        has_sampled: whether there are any of these.
     """
 
     request: Any
@@ -48,9 +43,6 @@ class _RequestState:
     end: int = 0
     step: int = -1
     partial: list[int | None] = field(default_factory=list)
-    held: list[dict[int, Block]] = field(default_factory=list)
-    pending: list[list[Block]] = field(default_factory=list)
-    has_sampled: bool = False
     matched: tuple[int, bool] | None = None
     """Of the last lookup: the tokens that vLLM had computed, and whether the load ends between steps."""
 
@@ -63,24 +55,19 @@ class CheckScheduler:
         groups: Sequence[Group],
         *,
         hash_size: int,
-        rate: float,
-        all_held: bool,
+        held: float,
         identity: Callable[[Any], str],
-        slim: bool = False,
     ) -> None:
         """
         Args:
             groups: those that are checked.
             hash_size: tokens of a hash of vLLM's requests.
-            rate: the share of hashes that is sampled.
-            all_held: whether all sampled blocks that a running request holds are checked in each step, and not one of them.
+            held: the share of the running requests of which a block is checked in each step.
             identity: what a request's KV depends on besides its tokens.
-            slim: whether all blocks that are computed, loaded or admitted are checked by slim fingerprints, besides.
         """
         self._groups = groups
         self._hash_size = hash_size
-        self._below, self._sampled_below = _HASHES if slim else sampled_below(rate), sampled_below(rate)
-        self._all_held = all_held
+        self._held = held
         self._identity = identity
         self._random = random.Random(0)
         self._frees_blocks = any(group.frees_blocks for group in groups)
@@ -157,15 +144,18 @@ class CheckScheduler:
             if (state := self._requests.get(new.req_id)) is not None:
                 state.tables = [list(new.block_ids[group.number]) for group in self._groups]
                 self._ran(state, new.num_computed_tokens, scheduled[new.req_id], checks)
+        held = self._chosen(running.req_ids)
         for request_id, computed, added in zip(
             running.req_ids, running.num_computed_tokens, running.new_block_ids, strict=True
         ):
             if (state := self._requests.get(request_id)) is not None:
                 if added is not None:
                     self._extend(state, added, resumed=request_id in running.resumed_req_ids)
-                if state.has_sampled or computed >= state.due:
+                if request_id in held:
+                    self._check_held(state, computed, checks)
+                if computed >= state.due:
                     self._ran(state, computed, scheduled[request_id], checks)
-                else:  # nearly always, where few are sampled
+                else:  # nearly always
                     state.end = computed + scheduled[request_id]
         checks += self._left
         if self._frees_blocks:
@@ -237,9 +227,6 @@ class CheckScheduler:
         state.tables = [[] for _ in self._groups]
         state.planned = [0] * len(self._groups)
         state.partial = [None] * len(self._groups)
-        state.held = [{} for _ in self._groups]
-        state.pending = [[] for _ in self._groups]
-        state.has_sampled = False
 
     def _restart(self, state: _RequestState, computed: int, end: int, is_async: bool) -> None:
         """It takes over blocks with `computed` tokens, and what comes after them up to `end` is loaded."""
@@ -259,12 +246,9 @@ class CheckScheduler:
                 state.partial[n] = loaded
             state.planned[n] = loaded
             kept = group.first_kept(end) if self._frees_blocks else 0
-            admitted = self._sampled(blocks := self._blocks(state, n, kept, first))
             # all of an asynchronous load is there before the first step, of another only what is not computed
             to_load = self._blocks(state, n, max(first, kept), full if is_async else loaded + (end == total - 1))
-            state.pending[n] = admitted + [each for each in self._sampled(to_load) if each[0] < loaded]
-            state.has_sampled = state.has_sampled or bool(state.pending[n])
-            self._admitted += self._checks(state, ADMITTED, n, blocks)
+            self._admitted += self._checks(state, ADMITTED, n, self._blocks(state, n, kept, first))
             (self._async_loads if is_async else self._loads).extend(self._checks(state, LOADED, n, to_load))
         state.due = 0
 
@@ -275,7 +259,7 @@ class CheckScheduler:
         numbers = range(-(-computed // group.block_size), min(-(-end // group.block_size), len(table)))
         known = [number for number in numbers if number in handed_over.checksums]
         hashes = state.request.block_hashes[each - 1 :: each]
-        short = [int.from_bytes(hashes[number][-8:], "big") if number < len(hashes) else 0 for number in known]
+        short = [_short(hashes[number]) if number < len(hashes) else 0 for number in known]
         chosen = [(number, table[number], hash_) for number, hash_ in zip(known, short, strict=True)]
         for check in self._checks(state, LOADED, 0, chosen):
             checksums = tuple(handed_over.checksums[number] for number in known)
@@ -298,12 +282,6 @@ class CheckScheduler:
 
     def _ran(self, state: _RequestState, computed: int, scheduled: int, checks: list[Check]) -> None:
         """A step runs `scheduled` of its tokens, after `computed` ones."""
-        if state.end:
-            if any(state.pending):
-                for held, pending in zip(state.held, state.pending, strict=True):
-                    held.update((each[0], each) for each in pending)
-                    pending.clear()
-            self._check_held(state, computed, checks)
         if computed >= state.due:
             checks += self._completed(state, computed)
         state.end = computed + scheduled
@@ -331,11 +309,7 @@ class CheckScheduler:
                 if state.end:
                     self._unseen += self._checks(state, COMPUTED, n, self._blocks(state, n, first, kept))
                 first = kept
-            blocks = self._blocks(state, n, first, last)
-            checks += self._checks(state, COMPUTED, n, blocks)
-            if sampled := self._sampled(blocks):
-                state.held[n].update((each[0], each) for each in sampled)
-                state.has_sampled = True
+            checks += self._checks(state, COMPUTED, n, self._blocks(state, n, first, last))
             state.planned[n] = max(state.planned[n], last)
             due.append((state.planned[n] + 1) * group.block_size)
         state.due = min(due)
@@ -350,18 +324,20 @@ class CheckScheduler:
             return []
         return self._blocks(state, n, number, number + 1)
 
+    def _chosen(self, running: Sequence[str]) -> Collection[str]:
+        """Those of the running requests of which a block is checked in this step."""
+        count = int(len(running) * self._held + self._random.random())
+        return {*self._random.sample(running, count)} if count else ()
+
     def _check_held(self, state: _RequestState, computed: int, checks: list[Check]) -> None:
-        for n, held in enumerate(state.held):
-            if not held:
-                continue
-            first = self._groups[n].first_kept(computed)
-            if first:
-                for number in [number for number in held if number < first]:
-                    del held[number]
-            if self._all_held:
-                checks += self._checks(state, HELD, n, list(held.values()))
-            elif (one := held.get(first + int(self._random.random() * (state.planned[n] - first)))) is not None:
-                checks += self._checks(state, HELD, n, [one])
+        """Check one of the blocks of each group that a request holds and that was checked before."""
+        if not state.end:
+            return
+        for n, group in enumerate(self._groups):
+            first = group.first_kept(computed)
+            if not group.boundary and first < state.planned[n]:
+                number = self._random.randrange(first, state.planned[n])
+                checks += self._checks(state, HELD, n, self._blocks(state, n, number, number + 1))
 
     def _leave(self, state: _RequestState) -> None:
         """It has lost its blocks, or ended: what its last step has computed is still there when the next one begins."""
@@ -378,21 +354,18 @@ class CheckScheduler:
     def _rewind(self, state: _RequestState, n: int, first: int) -> None:
         """From this block on it will be computed."""
         state.planned[n], state.partial[n], state.due = first, None, 0
-        state.held[n] = {number: each for number, each in state.held[n].items() if number < first}
-        state.pending[n] = [each for each in state.pending[n] if each[0] < first]
         self._rewound.append(state.request.request_id)
 
     def _blocks(self, state: _RequestState, n: int, first: int, last: int) -> list[Block]:
-        """Those of a request's blocks that are checked at all, by their numbers."""
+        """Those of a request's blocks that have a hash, by their numbers."""
         if self._states and self._groups[n].boundary:
             return self._boundaries(state, self._groups[n], state.tables[n], first, last)
         hashes, table = state.request.block_hashes, state.tables[n]
         each = self._hashes_of_block[n]
-        blocks = []
-        for number in range(first, min(last, len(table), len(hashes) // each)):
-            short = int.from_bytes(hashes[(number + 1) * each - 1][-8:], "big")
-            if short < self._below:
-                blocks.append((number, table[number], short))
+        blocks = [
+            (number, table[number], _short(hashes[(number + 1) * each - 1]))
+            for number in range(first, min(last, len(table), len(hashes) // each))
+        ]
         return [block for block in blocks if block[1] != NULL_BLOCK] if self._frees_blocks else blocks
 
     def _boundaries(self, state: _RequestState, group: Group, table: list[int], first: int, last: int) -> list[Block]:
@@ -402,16 +375,9 @@ class CheckScheduler:
         blocks = []
         for number in range(max(first, 1), min(last, len(hashes) // each + 1)):
             place = (number * group.unit - 1) // group.block_size
-            short = int.from_bytes(hashes[number * each - 1][-8:], "big")
-            if short < self._below and place < len(table) and table[place] != NULL_BLOCK:
-                blocks.append((number, table[place], short))
+            if place < len(table) and table[place] != NULL_BLOCK:
+                blocks.append((number, table[place], _short(hashes[number * each - 1])))
         return blocks
-
-    def _sampled(self, blocks: list[Block]) -> list[Block]:
-        """Those with full fingerprints."""
-        return (
-            blocks if self._sampled_below == self._below else [each for each in blocks if each[2] < self._sampled_below]
-        )
 
     def _checks(self, state: _RequestState, kind: str, n: int, chosen: Sequence[Block]) -> list[Check]:
         if not chosen:
@@ -422,6 +388,6 @@ class CheckScheduler:
         return [Check(request_id, kind, group, numbers, blocks, hashes, state.partial[n], identity)]
 
 
-def sampled_below(rate: float) -> int:
-    """The hashes below this are sampled."""
-    return int(rate * _HASHES)
+def _short(hash_: bytes) -> int:
+    """The last 64 bits."""
+    return int.from_bytes(hash_[-8:], "big")

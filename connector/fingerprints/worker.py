@@ -9,25 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
-from typing import Any
 
 from kvtrail.connector.fingerprints.checksums import BlockChecksums
+from kvtrail.connector.fingerprints.fingerprint import Fingerprints
 from kvtrail.connector.fingerprints.judge import Judge, JudgeOne
-from kvtrail.connector.fingerprints.plan import (
-    COMPUTED,
-    EMPTY_PLAN,
-    Check,
-    CheckPlan,
-    HandedLoad,
-    blocks_of,
-    partial_blocks,
-)
+from kvtrail.connector.fingerprints.plan import COMPUTED, EMPTY_PLAN, Check, CheckPlan, HandedLoad
 from kvtrail.connector.fingerprints.reading import Readings
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult, Results
 
 MAX_ADMITTED = 64
-"""Of more blocks that a request takes over, with no known mismatch, this many have slim fingerprints."""
+"""Of more blocks that a request takes over, with no known mismatch, this many are checked."""
 
 
 class CheckWorker:
@@ -35,39 +27,34 @@ class CheckWorker:
 
     def __init__(
         self,
-        full: Mapping[int, Any],
+        fingerprints: Mapping[int, Fingerprints],
         references: References,
         *,
-        slim: Mapping[int, Any],
         checksums: BlockChecksums | None,
-        below: int,
+        fill_with_zeros: Callable[[Collection[int]], None],
         heals: bool,
-        shares: bool,
         report: Callable[[CheckResult], None],
     ) -> None:
         """
         Args:
-            full: `FullFingerprints` by the number of the KV cache group.
-            slim: `SlimFingerprints`, likewise; empty where there are none.
+            fingerprints: by the number of the KV cache group.
             checksums: of what other engines hand over; None where nobody does.
-            below: blocks with hashes below this are sampled: they have full fingerprints.
+            fill_with_zeros: overwrites blocks in all layers.
             heals: mismatched blocks are filled with zeros and named to vLLM.
-            shares: what is computed is reported for other engines.
             report: is called with what there is to report.
         """
-        self._full, self._slim, self._checksums = full, slim, checksums
-        self._slim_sees_partial = bool(slim) and all(each.skips_last for each in slim.values())
-        self._results = Results(full, report)
+        self._checksums, self._fill_with_zeros = checksums, fill_with_zeros
+        self._sees_partial = all(each.sees_partial for each in fingerprints.values())
+        self._results = Results(fingerprints, report)
         self._judge = Judge(
             references,
             self._results,
-            num_blocks={group: each.num_blocks for group, each in slim.items()},
-            on_cpu={group for group, each in full.items() if each.is_on_cpu},
+            num_blocks={group: each.num_blocks for group, each in fingerprints.items()},
             heals=heals,
-            shares=shares,
+            shares=not references.own,
         )
         self._readings = Readings(
-            full, slim, below=below, on_batch=lambda *read: self._judge.judge_all(self._judge.before_step(), *read)
+            fingerprints, on_batch=lambda *read: self._judge.judge_all(self._judge.before_step(), *read)
         )
         self._random = random.Random(0)
         self._loads: list[Check] = []
@@ -81,9 +68,6 @@ class CheckWorker:
         """Loads of this step with fingerprints that are being read."""
         self._reported: set[int] = set()
         """Blocks of this step's loads that the connector itself reports as not loaded."""
-        self._layers: list[tuple[Any, list[Check]]] = []
-        """Partially computed blocks that are read layer by layer in this step's forward pass: `LayerByLayer`, and their
-        checks."""
 
     def begin(self, plan: CheckPlan | None) -> bool:
         """At the beginning of a step, before its loads and its forward pass. Returns whether the other calls of the step are
@@ -128,8 +112,6 @@ class CheckWorker:
             if is_awaited or self._readings.is_busy or self._judge.has_contaminated(changed):
                 self._readings.end_batches()
             self._readings.call(partial(self._on_requests_changed, plan))
-        if not (self._judge.loads_partial or self._judge.loads_partial_by_layer):
-            self._read_full(partial_blocks(self._loads), self._judge.judge_unloaded)
         self._readings.settle()
 
     def _check_before(self, checks: Sequence[Check]) -> None:
@@ -140,32 +122,10 @@ class CheckWorker:
         if fresh:
             kept = [check.only([(check.group, block) not in fresh for block in check.blocks]) for check in kept]
         kept = [self._fewer(check) for check in kept]
-        if kept or not self._readings.can_batch(computed):
+        if kept or any(check.partial in check.numbers for check in computed):
             self._read([*kept, *computed], self._judge.before_step())
         elif computed:
             self._readings.read_batched(computed)
-
-    def loads_started(self) -> bool:
-        """After `start_load_kv`: blocks with a last token that this step will compute. Returns whether they must be read
-        layer by layer, too, since the connector may load them so."""
-        checks = [some for each in partial_blocks(self._loads) if (some := self._readings.sampled(each)).blocks]
-        self._read_full(checks, self._judge.judge_partial)
-        self._readings.settle()
-        self._layers = [
-            (fingerprints.layer_by_layer(blocks_of(these)), these)
-            for group, fingerprints in self._full.items()
-            if (these := [check for check in checks if check.group == group])
-            and not (self._judge.loads_partial and fingerprints.is_on_cpu)
-        ]
-        return bool(self._layers)
-
-    def layer_loaded(self, name: str) -> None:
-        """After `wait_for_layer_load` of a layer, before the forward pass writes into it."""
-        for layers, checks in self._layers:
-            if (reading := layers.read(name)) is not None:
-                then = partial(self._judge.judge_all, self._judge.judge_partial_by_layer)
-                self._readings.enqueue(reading, checks, then)
-        self._readings.settle()
 
     def received(self, request_ids: Iterable[str], failed: Collection[str]) -> None:
         """The connector reports loads that have ended between steps."""
@@ -180,7 +140,7 @@ class CheckWorker:
     def forward_passed(self) -> None:
         """After the forward pass, and before the connector does anything more: a load that ends only now was read before."""
         loads, self._loads = self._loads, []
-        if not self._slim_sees_partial:
+        if not self._sees_partial:
             loads = [check.only([number != check.partial for number in check.numbers]) for check in loads]
         self._take(loads, read=True)
 
@@ -200,8 +160,7 @@ class CheckWorker:
         self._readings.settle(wait=self._judge.heals and bool(loads))
         healed = self._judge.take_to_heal() | unlike
         if healed:
-            for fingerprints in self._full.values():
-                fingerprints.fill_with_zeros(sorted(healed))
+            self._fill_with_zeros(healed)
         return healed
 
     def end(self) -> None:
@@ -231,32 +190,18 @@ class CheckWorker:
         """Read loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
         self._taken += loads
         judge = self._judge.loaded(self._reported, read)
-        self._read(loads, judge, but_partial=read, excluded=self._reported)
+        self._read(loads, judge, excluded=self._reported)
 
     def _read(
-        self,
-        checks: Sequence[Check],
-        judge: JudgeOne,
-        *,
-        each: bool = False,
-        but_partial: bool = False,
-        excluded: Set[int] = frozenset(),
+        self, checks: Sequence[Check], judge: JudgeOne, *, each: bool = False, excluded: Set[int] = frozenset()
     ) -> None:
-        then = partial(self._judge.judge_all, judge, each=each, but_partial=but_partial, excluded=excluded)
-        self._readings.read(checks, then, but_partial=but_partial)
-
-    def _read_full(self, checks: Sequence[Check], judge: JudgeOne) -> None:
-        self._readings.read_full(checks, partial(self._judge.judge_all, judge))
+        self._readings.read(checks, partial(self._judge.judge_all, judge, each=each, excluded=excluded))
 
     def _fewer(self, check: Check) -> Check:
         """The check of some of the blocks that a request takes over."""
-        if (
-            len(check.blocks) <= MAX_ADMITTED
-            or check.group not in self._slim
-            or not self._judge.mismatched.isdisjoint(check.blocks)
-        ):
+        if len(check.blocks) <= MAX_ADMITTED or not self._judge.mismatched.isdisjoint(check.blocks):
             return check
-        chosen = {*self._random.sample(check.numbers, MAX_ADMITTED), *self._readings.sampled(check).numbers}
+        chosen = {*self._random.sample(check.numbers, MAX_ADMITTED)}
         return check.only([number in chosen for number in check.numbers])
 
     def _on_requests_changed(self, plan: CheckPlan) -> None:

@@ -87,17 +87,12 @@ class _Integers(dict[int, bytes]):
     def __missing__(self, number: int) -> bytes:
         if type(number) is not int:  # True is the same key as 1, but not the same bytes
             raise TypeError(f"{number!r} is no number")
-        encoded = field(1, _any_value(number))
-        if abs(number) >= _NEVER_AGAIN:
-            return encoded
         if len(self) >= _REMEMBERED:
             self.clear()
-        self[number] = encoded
+        encoded = self[number] = field(1, _any_value(number))
         return encoded
 
 
-_NEVER_AGAIN = 1 << 48
-"""An element beyond this is a fingerprint, which would push out what is needed again."""
 _INTEGERS = _Integers()
 
 

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
-from itertools import groupby
+from functools import partial, wraps
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
 from kvtrail.connector.fingerprints.plan import CheckPlan, Group
-from kvtrail.connector.fingerprints.scheduler import CheckScheduler, sampled_below
+from kvtrail.connector.fingerprints.scheduler import CheckScheduler
 from kvtrail.connector.fingerprints.store import identity_of as identity_of_caches
 from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.known import by_name, unrecoverable
-from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
+from kvtrail.connector.settings import Fingerprints, FingerprintStore, Guard, Settings
 from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.reading import hit_sources
@@ -29,16 +28,15 @@ from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.semconv import Kind
 
 if TYPE_CHECKING:
-    from kvtrail.connector.fingerprints.mismatch import Origin
+    from kvtrail.connector.fingerprints.mismatch import Holds
     from kvtrail.connector.fingerprints.result import CheckResult
-    from kvtrail.connector.fingerprints.slim import SlimFingerprints
 
 logger = logging.getLogger("vllm.kvtrail")
 
 CHECK_PLAN = "_kvtrail_check_plan"
 """Attribute of a connector's metadata in which the scheduler's side sends its workers the checks of a step."""
-LAYER_CALL = "wait_for_layer_load"
-"""What vLLM calls for every layer: it is wrapped only in a step that needs it."""
+HELD = {Fingerprints.SOME: 0.01, Fingerprints.ALL: 0.25}
+"""The share of the running requests of which a block is checked in each step."""
 PEER = "p2p:"
 """How vLLM calls another engine as the source of a hit."""
 MAX_MISMATCHES = 64
@@ -135,10 +133,8 @@ class SchedulerChecks(BlockChecks):
         self._scheduler = CheckScheduler(
             groups_of(vllm_config, kv_cache_config),
             hash_size=_hash_size(vllm_config, kv_cache_config),
-            rate=settings.rate,
-            all_held=settings.fingerprint_held is HeldBlocks.ALL,
+            held=HELD[settings.checked_bytes],
             identity=identity_of,
-            slim=settings.slim,
         )
         self._wrap_after("get_num_new_matched_tokens", self._on_lookup)
         self._wrap_after("update_state_after_alloc", self._on_alloc)
@@ -255,7 +251,7 @@ class WorkerChecks(BlockChecks):
         self._worker: Any = None
         """A `CheckWorker`, once there are KV caches."""
         self._slices: dict[int, str] = {}
-        """By KV cache group, the caches of the slim fingerprints and their first head."""
+        """By KV cache group, the caches of the fingerprints and their first head."""
         self._in_step: dict[str, Callable[..., Any]] = {}
         """The wrappers of steps with something to check."""
         self._wrap_after("register_kv_caches", self._on_kv_caches)
@@ -263,11 +259,8 @@ class WorkerChecks(BlockChecks):
     def _on_kv_caches(self, result: Any, kv_caches: dict[str, Any]) -> None:
         from vllm.distributed import kv_transfer
 
-        from kvtrail.connector.fingerprints.full import FullFingerprints
-        from kvtrail.connector.fingerprints.full_reference import FullReference
+        from kvtrail.connector.fingerprints.caches import fill_with_zeros
         from kvtrail.connector.fingerprints.references import References
-        from kvtrail.connector.fingerprints.slim import SlimFingerprints
-        from kvtrail.connector.fingerprints.slim_reference import SlimReference
         from kvtrail.connector.fingerprints.worker import CheckWorker
 
         if kv_transfer.has_kv_transfer_group() and kv_transfer.get_kv_transfer_group() is not self._connector:
@@ -276,37 +269,18 @@ class WorkerChecks(BlockChecks):
         num_blocks = self._kv_cache_config.num_blocks
         layers = {number: self._kv_cache_config.kv_cache_groups[number].layer_names for number in groups}
         caches = {number: {name: kv_caches[name] for name in names} for number, names in layers.items()}
-        units = {number: group.unit for number, group in groups.items()}
-        own, below = self._owns_store(), sampled_below(self._settings.rate)
-        slim: dict[int, SlimFingerprints] = {}
-        full_reference, slim_reference = FullReference(own=own), None
-        if self._settings.slim:
-            heads = self._heads(groups.values())
-            slim = {
-                number: SlimFingerprints(
-                    each,
-                    num_blocks,
-                    0 if groups[number].boundary else groups[number].block_size,
-                    heads=heads.get(number, 0),
-                )
-                for number, each in caches.items()
-            }
-            self._slices = {number: self._slice() for number, each in slim.items() if each.of_first_head}
-            slim_reference = SlimReference(own=own, incomplete=full_reference.incomplete)
+        references = References(own=self._owns_store(), units={number: group.unit for number, group in groups.items()})
         self._worker = CheckWorker(
-            {number: FullFingerprints(each, num_blocks) for number, each in caches.items()},
-            References(full_reference, slim_reference, units, below=below, own=own),
-            slim=slim,
-            checksums=self._checksums(groups, caches, slim),
-            below=below,
+            self._fingerprints(groups, caches),
+            references,
+            checksums=self._checksums(groups, caches),
+            fill_with_zeros=partial(fill_with_zeros, kv_caches, num_blocks),
             heals=self._heals(),
-            shares=not own,
             report=self._record,
         )
         self._wrap_after("bind_connector_metadata", self._on_metadata)
         self._wrap_after("shutdown", lambda result: self._worker.end())
         after = {
-            "start_load_kv": self._on_loads_started,
             "get_finished": self._on_finished,
             "get_transfer_results": self._on_transfer_results,
             "get_block_ids_with_load_errors": self._conclude,
@@ -314,21 +288,36 @@ class WorkerChecks(BlockChecks):
         self._in_step = {call: wrapped for call, do in after.items() if (wrapped := self._after(call, do))}
         self._in_step["wait_for_save"] = self._before("wait_for_save", self._worker.forward_passed)
 
-    def _checksums(
-        self, groups: Mapping[int, Group], caches: Mapping[int, Any], slim: Mapping[int, SlimFingerprints]
-    ) -> BlockChecksums | None:
+    def _fingerprints(self, groups: Mapping[int, Group], caches: Mapping[int, Any]) -> dict[int, Any]:
+        """Those of each KV cache group."""
+        from kvtrail.connector.fingerprints.all_bytes import AllBytes
+        from kvtrail.connector.fingerprints.some_bytes import SomeBytes
+
+        num_blocks = self._kv_cache_config.num_blocks
+        sizes = {number: 0 if group.boundary else group.block_size for number, group in groups.items()}
+        heads = self._heads(groups.values())
+        made = {
+            number: SomeBytes(each, num_blocks, sizes[number], heads=heads.get(number, 0))
+            for number, each in caches.items()
+        }
+        self._slices = {number: self._slice() for number, each in made.items() if each.of_first_head}
+        if self._settings.checked_bytes is Fingerprints.ALL:
+            return {number: AllBytes(made[number], each) for number, each in caches.items()}
+        return made
+
+    def _checksums(self, groups: Mapping[int, Group], caches: Mapping[int, Any]) -> BlockChecksums | None:
         """For what engines hand over to each other, where they do and requests keep all of their blocks. A scheduler's side
         in this process may read them, too."""
-        from kvtrail.connector.fingerprints.slim import SlimFingerprints
+        from kvtrail.connector.fingerprints.some_bytes import SomeBytes
 
         transfer, groups_in_all = self._vllm_config.kv_transfer_config, self._kv_cache_config.kv_cache_groups
         if not _receives(transfer) or len(groups_in_all) != 1 or any(each.frees_blocks for each in groups.values()):
             return None
-        (number,) = groups
-        made = slim.get(number) or SlimFingerprints(
-            caches[number], self._kv_cache_config.num_blocks, groups[number].block_size
+        ((number, group),) = groups.items()
+        heads = self._heads(groups.values()).get(number, 0)
+        read = BlockChecksums(
+            SomeBytes(caches[number], self._kv_cache_config.num_blocks, group.block_size, heads=heads)
         )
-        read = BlockChecksums(made)
         if self._vllm_config.parallel_config.world_size == 1:
             checksums.enter(str(transfer.engine_id), read)
         return read
@@ -383,10 +372,6 @@ class WorkerChecks(BlockChecks):
                 else:
                     self._unwrap(call)
 
-    def _on_loads_started(self, result: Any, *_: Any, **__: Any) -> None:
-        if self._worker.loads_started():
-            self._wrap_after(LAYER_CALL, lambda result, name: self._worker.layer_loaded(name))
-
     def _on_finished(self, result: Any, *_: Any) -> None:
         if result and result[1]:
             self._worker.received(result[1], ())
@@ -395,7 +380,6 @@ class WorkerChecks(BlockChecks):
         self._worker.received(result.finished_recving or (), getattr(result, "failed_recving", None) or ())
 
     def _conclude(self, result: Any) -> Any:
-        self._unwrap(LAYER_CALL)
         healed = self._worker.conclude(result or ())
         return {*result, *healed} if healed else result
 
@@ -409,14 +393,12 @@ class WorkerChecks(BlockChecks):
             result.kind,
             result.blocks,
             result.unknown,
-            tuple(map(_short, result.hashes)) or None,
-            tuple(result.fingerprints) or None,
-            tuple(result.tokens) or None,
+            result.fingerprints or None,
+            self._slices.get(result.group) if result.fingerprints else None,
             tuple(each.kind for each in listed) or None,
             tuple(each.block for each in listed) or None,
             tuple(each.token for each in listed) or None,
             tuple(_short(each.hash) for each in listed) or None,
-            tuple(_ranges(each.layers) for each in listed) or None,
             tuple(_described(each.holds, contexts.name_of, result.group) for each in listed) or None,
             tuple(each.source and contexts.name_of(each.source) for each in listed) or None,
             len(result.mismatches) - len(listed) or None,
@@ -424,8 +406,6 @@ class WorkerChecks(BlockChecks):
             result.group if self._has_groups else None,
             self._step,
             result.identity,
-            result.slim or None,
-            self._slices.get(result.group) if result.slim else None,
         )
         at_ns = monotonic_ns()
         source = self._instrumentation.source
@@ -434,7 +414,7 @@ class WorkerChecks(BlockChecks):
 
 def attach(connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_cache_config: Any) -> BlockChecks | None:
     """Check bytes around the calls of this connector, if the settings say so and its caches can be checked."""
-    if not (settings.rate or settings.slim):
+    if settings.checked_bytes is Fingerprints.OFF:
         return None
     if not groups_of(vllm_config, kv_cache_config):
         logger.info(
@@ -520,15 +500,9 @@ def _short(number: int) -> str:
     return f"{number:016x}"
 
 
-def _described(holds: str | Origin, name: Callable[[str], str], group: int) -> str:
+def _described(holds: Holds, name: Callable[[str], str], group: int) -> str:
     """What a block of this KV cache group holds."""
     if isinstance(holds, str):
         return holds
     place = f"{name(holds.request_id)}@{holds.token}"
     return place if holds.group == group else f"{place}/{holds.group}"
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """Numbers in order, as "0-3,7"."""
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])]
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

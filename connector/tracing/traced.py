@@ -33,7 +33,7 @@ from kvtrail.connector.known import (
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
-from kvtrail.connector.settings import Heartbeats, Settings, Switch, Unsampled
+from kvtrail.connector.settings import Fingerprints, Heartbeats, Settings, Switch, Unsampled
 from kvtrail.connector.tracing import block_checks
 from kvtrail.connector.tracing.block_checks import BlockChecks
 from kvtrail.connector.tracing.cache_groups import groups_in
@@ -273,10 +273,8 @@ def _instrumentation(
         resource[semconv.SAMPLED_ONLY.key] = True
     if kv_cache_config is not None:
         resource[semconv.CACHE_IDENTITY.key] = identity_of(vllm_config, kv_cache_config)
-        if settings.rate:
-            resource[semconv.FINGERPRINTS.key] = settings.rate
-        if settings.slim:
-            resource[semconv.SLIM.key] = True
+        if settings.checked_bytes is not Fingerprints.OFF:
+            resource[semconv.FINGERPRINTS.key] = settings.checked_bytes.value
     if settings.heartbeats is not Heartbeats.AUTO:
         resource[semconv.HEARTBEATS.key] = settings.heartbeats.value
     recorder = of_process(str(transfer.engine_id), resource, queue_mib=settings.queue_mib)

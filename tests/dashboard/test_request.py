@@ -307,7 +307,7 @@ def test_whether_a_finding_was_healed() -> None:
 
 
 def test_the_page_says_what_was_found_of_the_bytes_of_blocks() -> None:
-    looks = "check loaded 8\ncheck held 12 unknown 2 wrong rot 5@96 layers 2 holds zeros healed"
+    looks = "check loaded 8\ncheck held 12 unknown 2 wrong rot 5@96 holds zeros healed"
     compared = timeline_of(f"L 300 c0 h256 -> 256\nA 256\nS 256+44\n{looks}\nend")
     assert [row["Says"] for row in request.step_rows(compared) if row["Kind"] == "block check"] == [
         "8 loaded blocks checked: all hold what was computed",

@@ -14,7 +14,7 @@ from real_lmcache import Run
 pytest_plugins = ["real_lmcache"]
 Findings = list[dict[str, Any]]
 DETAILED = {"level": "detailed", "fingerprints": "off"}
-BYTES = {"level": "basic", "fingerprints": "all", "fingerprint_held": "all"}
+BYTES = {"level": "basic", "fingerprints": "all"}
 VERSIONS = [pytest.param("0.3.11", marks=pytest.mark.long), "0.5.6"]
 MISMATCH = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm)"
 

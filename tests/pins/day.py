@@ -86,7 +86,7 @@ RESETS = """
     b: load 0/64
     b: S 64+32
     b: end
-    check loaded 4 wrong drift 12@256 layers 0-3 holds zeros
+    check loaded 4 wrong drift 12@256 holds zeros
 """
 PREFILL = """
     start 600

@@ -54,8 +54,6 @@ Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 Id = Annotated[str, Meta(max_length=LONGEST_ID)]
 Ids = tuple[Count, ...]
 Keys = tuple[str, ...]
-Fingerprints = tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], ...]
-"""Digests of 64 bits, as signed numbers."""
 
 KEYS = {attribute.field: attribute.key for attribute in (*semconv.COMMON, *semconv.RESOURCE)}
 """A field's name on the wire, by the field."""
@@ -908,20 +906,23 @@ class BlockCheck(Event, kw_only=True, gc=False):
         Count, _check("blocks", "Blocks looked at for the request since its last event of this look.")
     ]
     check_unknown: Annotated[Count, _check("unknown", "Of these, blocks with a hash without a known content.")] = 0
-    check_hashes: Annotated[
-        Keys,
-        _check(
-            "hashes",
-            "Of blocks reported for other engines, the last 16 hexadecimal digits of the hash: all that the request"
-            " `computed` while it had met no wrong block, and the unknown ones of those that it `loaded` or `admitted`.",
-        ),
-    ] = ()
     check_fingerprints: Annotated[
-        Fingerprints, _check("fingerprints", "The fingerprint of each of these, a signed number of 64 bits.")
-    ] = ()
-    check_tokens: Annotated[
-        tuple[Tokens, ...], _check("tokens", "The first token of each of these in the request.")
-    ] = ()
+        bytes,
+        _check(
+            "fingerprints",
+            "Fingerprints for other engines, 20 bytes a block, big-endian: the last 64 bits of the hash, the fingerprint,"
+            " and the block's first token in the request (32 bits). Of blocks that the request `computed` while it had met"
+            " no wrong block, and of the unknown ones of those that it `loaded` or `admitted`.",
+        ),
+    ] = b""
+    check_slice: Annotated[
+        Name | None,
+        _check(
+            "slice",
+            "Of fingerprints by a rank's first head: what engines of any tensor-parallel size have in common that have the"
+            " same KV under the same hashes, `/`, and the number of that head.",
+        ),
+    ] = None
     check_wrong_kinds: Annotated[
         Keys,
         _check(
@@ -936,9 +937,6 @@ class BlockCheck(Event, kw_only=True, gc=False):
     ] = ()
     check_wrong_hashes: Annotated[
         Keys, _check("wrong.hashes", "The last 16 hexadecimal digits of each wrong block's hash.")
-    ] = ()
-    check_wrong_layers: Annotated[
-        Keys, _check("wrong.layers", "The layers that differ, `0-3,7`; empty where it is not known.")
     ] = ()
     check_wrong_holds: Annotated[
         Keys,
@@ -960,23 +958,6 @@ class BlockCheck(Event, kw_only=True, gc=False):
     group: Group | None = None
     scheduler_step: Step | None = None
     identity: Identity | None = None
-    check_slim: Annotated[
-        bytes,
-        _check(
-            "slim",
-            "Slim fingerprints for other engines, 20 bytes a block, big-endian: the last 64 bits of the hash, the"
-            " fingerprint, and the block's first token in the request (32 bits). Of blocks that the request `computed`"
-            " while it had met no wrong block, and of the unknown ones of those that it `loaded` or `admitted`.",
-        ),
-    ] = b""
-    check_slice: Annotated[
-        Name | None,
-        _check(
-            "slice",
-            "Of slim fingerprints by a rank's first head: what engines of any tensor-parallel size have in common that have"
-            " the same KV under the same hashes, `/`, and the number of that head.",
-        ),
-    ] = None
 
     @property
     def wrong(self) -> int:
@@ -994,7 +975,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
         return {name: value for name, value in reported if name not in _FOR_OTHER_ENGINES and value not in ((), "")}
 
 
-_FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tokens", "check_slim", "check_slice"})
+_FOR_OTHER_ENGINES = frozenset({"check_fingerprints", "check_slice"})
 
 
 @final

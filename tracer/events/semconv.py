@@ -275,10 +275,7 @@ CACHE_IDENTITY = Attribute(
     " Engines of one identity have equal hashes and, rank by rank, equal fingerprints for equal content.",
 )
 FINGERPRINTS = Attribute(
-    "kvtrail.fingerprints", float, "The share of blocks with judged bytes, 0 to 1; absent where none are judged."
-)
-SLIM = Attribute(
-    "kvtrail.fingerprints.slim", bool, "Some bytes of every block are judged, too; absent where they are not."
+    "kvtrail.fingerprints", str, "How many bytes of each KV block are judged: `some` or `all`; absent where none are."
 )
 HEARTBEATS = Attribute(
     "kvtrail.recorder.heartbeats",
@@ -289,7 +286,7 @@ RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
     MAX_SEQUENCES, MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, LOAD_FAILURES, DRAFTS,
     CONNECTOR_SETTINGS, CONNECTOR_CLASS, CAPABILITIES, PATIENCE, SAMPLED_ONLY, LAUNCH, LACKS, CACHE_IDENTITY,
-    FINGERPRINTS, SLIM, HEARTBEATS, GROUPS,
+    FINGERPRINTS, HEARTBEATS, GROUPS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

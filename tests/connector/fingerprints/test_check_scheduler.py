@@ -36,9 +36,7 @@ def output(*first_steps: tuple[str, list[int], int, int], zeroed: list[int] | No
 
 
 def scheduler() -> CheckScheduler:
-    return CheckScheduler(
-        [Group(0, BLOCK)], hash_size=BLOCK, rate=1.0, all_held=False, identity=lambda request: "plain"
-    )
+    return CheckScheduler([Group(0, BLOCK)], hash_size=BLOCK, held=1.0, identity=lambda request: "plain")
 
 
 def test_blocks_that_another_request_is_loading_are_checked_a_step_later() -> None:

@@ -24,9 +24,7 @@ class Played:
     """A request on a scheduler of one group, step by step."""
 
     def __init__(self, group: Group, tokens: int, *, hash_size: int = BLOCK) -> None:
-        self.checks = CheckScheduler(
-            [group], hash_size=hash_size, rate=1.0, all_held=True, identity=lambda request: "plain"
-        )
+        self.checks = CheckScheduler([group], hash_size=hash_size, held=1.0, identity=lambda request: "plain")
         hashes = [bytes(24) + number.to_bytes(8, "big") for number in range(1, tokens // hash_size + 1)]
         self.request: Any = SimpleNamespace(
             request_id="r", num_tokens=tokens, block_hashes=hashes, num_preemptions=0, num_computed_tokens=0
@@ -115,16 +113,29 @@ def test_what_was_computed_before_a_step_without_its_request_is_checked_only_in_
     assert played.unseen == [(0, 1, 1), (1, 2, 2), (2, 3, 3)], "a connector may have stored these"
 
 
-@pytest.mark.parametrize(("group", "kept"), [(FULL, [0, 1, 2, 3]), (WINDOW, [2, 3]), (CHUNKS, [])])
-def test_what_has_left_the_window_is_not_held(group: Group, kept: list[int]) -> None:
-    played = Played(group, 400)
-    played.admit([1, 2, 3, 4, 5], 0)
-    played.begin([1, 2, 3, 4, 5], 0, 128)
-    played.go_on(128, 8)
-    held = [number for kind, blocks in played.go_on(136, 64, [6, 7]) if kind == HELD for number, *_ in blocks]
-    assert held == kept
-    held = [number for kind, blocks in played.go_on(200, 8) if kind == HELD for number, *_ in blocks]
-    assert held == (kept if group is FULL else [])
+@pytest.mark.parametrize(("group", "kept"), [(FULL, {0, 1, 2, 3}), (WINDOW, {2, 3}), (CHUNKS, set())])
+def test_what_has_left_the_window_is_not_held(group: Group, kept: set[int]) -> None:
+    """One of the others in each step."""
+    held: list[set[int]] = [set(), set()]
+    for seed in range(100):
+        played = Played(group, 400)
+        played.checks._random.seed(seed)
+        played.admit([1, 2, 3, 4, 5], 0)
+        played.begin([1, 2, 3, 4, 5], 0, 128)
+        assert HELD not in dict(played.go_on(128, 8)), "what was computed just now is checked as such"
+        for n, checks in enumerate((played.go_on(136, 64, [6, 7]), played.go_on(200, 8))):
+            numbers = [number for kind, blocks in checks if kind == HELD for number, *_ in blocks]
+            assert len(numbers) <= 1
+            held[n].update(numbers)
+    assert held == [kept, {0, 1, 2, 3} if group is FULL else set()]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 3000), (0.01, 30)])
+def test_a_share_of_the_running_requests_is_checked_in_each_step(share: float, expected: int) -> None:
+    checks = CheckScheduler([FULL], hash_size=BLOCK, held=share, identity=lambda request: "plain")
+    chosen = [each for _ in range(1000) for each in checks._chosen(["a", "b", "c"])]
+    assert len(chosen) == pytest.approx(expected, rel=0.3)
+    assert {*chosen} == {"a", "b", "c"}
 
 
 def test_a_window_that_is_taken_over_and_loaded_begins_where_blocks_are() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import MAX_CHECKSUMS, BlockChecksums, HandedOver, chosen
-from kvtrail.connector.fingerprints.slim import SlimFingerprints
+from kvtrail.connector.fingerprints.some_bytes import SomeBytes
 
 BLOCKS, TOKENS, LAYERS = 24, 16, 4
 
@@ -21,7 +21,7 @@ def caches(blocks: int = BLOCKS) -> dict[str, torch.Tensor]:
 
 
 def checksums_of(layers: dict[str, torch.Tensor], blocks: int = BLOCKS) -> BlockChecksums:
-    return BlockChecksums(SlimFingerprints(layers, blocks, TOKENS))
+    return BlockChecksums(SomeBytes(layers, blocks, TOKENS))
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 7, MAX_CHECKSUMS, MAX_CHECKSUMS + 1, 10_000, 131_072])

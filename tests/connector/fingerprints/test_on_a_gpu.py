@@ -11,9 +11,10 @@ import pytest
 import torch
 from fake_gpu import DEVICE, fake_gpu
 
-from kvtrail.connector.fingerprints import full
-from kvtrail.connector.fingerprints.full import Cache, FullFingerprints
-from kvtrail.connector.fingerprints.slim import COMMON, DRAWN, SlimFingerprints
+from kvtrail.connector.fingerprints import all_bytes
+from kvtrail.connector.fingerprints.all_bytes import AllBytes
+from kvtrail.connector.fingerprints.caches import Cache, fill_with_zeros
+from kvtrail.connector.fingerprints.some_bytes import COMMON, DRAWN, SomeBytes
 
 BLOCKS, TOKENS, LAYERS = 40, 16, 3
 
@@ -48,58 +49,62 @@ KINDS = ["one piece of memory", "keys and values apart", "small blocks", "states
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Contents that do not exist cannot be compared, and what is computed once for a device must not outlive it."""
     for name in ("_weights", "_row_weights", "_words"):
-        monkeypatch.setattr(full, name, cache(getattr(full, name).__wrapped__))
-    monkeypatch.setattr(full, "_exact_product", lambda device: full._product_on_cuda)
+        monkeypatch.setattr(all_bytes, name, cache(getattr(all_bytes, name).__wrapped__))
+    monkeypatch.setattr(all_bytes, "_exact_product", lambda device: all_bytes._product_on_cuda)
     with fake_gpu() as rules:
         yield rules
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2, 33])
-def test_full_fingerprints_stay_on_the_gpu_until_they_are_read(gpu: Any, kind: str, count: int) -> None:
-    made = FullFingerprints(caches(kind), BLOCKS)
-    assert not made.is_on_cpu
+def test_all_bytes_stay_on_the_gpu_until_they_are_read(gpu: Any, kind: str, count: int) -> None:
+    given = caches(kind)
+    made = AllBytes(words(kind, given), given)
     blocks = [*range(count)]
-    fingerprints = made.of(blocks)
-    assert (fingerprints.device, fingerprints.dtype, fingerprints.shape) == (DEVICE, torch.int64, (count, LAYERS))
-    assert (made.folded(fingerprints).device, made.folded(fingerprints).shape) == (DEVICE, (count,))
-    reading = made.read(blocks)
-    assert (reading._rows.device.type, reading._rows.shape) == ("cpu", (count, 1 + LAYERS))
+    sums = made.sums(blocks)
+    assert (sums.device, sums.dtype, sums.shape) == (DEVICE, torch.int64, (count,))
+    reading = made.read(blocks, np.arange(count, dtype=np.uint64))
+    (on_host,) = reading.sums._parts
+    assert isinstance(on_host, torch.Tensor)
+    assert (on_host.device.type, on_host.shape) == ("cpu", (count,))
     assert reading.is_ready()
-    assert made.of_layer("layer 1", blocks).shape == (count,)
-    layers = made.layer_by_layer(blocks)
-    assert [layers.read(f"layer {n}") is None for n in range(LAYERS)] == [True] * (LAYERS - 1) + [False]
-    made.fill_with_zeros(blocks)
-    assert made.of([]).device == DEVICE
+    fill_with_zeros(given, BLOCKS, blocks)
+    assert made.sums([]).device == DEVICE
+
+
+def words(kind: str, given: dict[str, Cache]) -> SomeBytes:
+    return SomeBytes(given, BLOCKS, 0 if kind == "states" else TOKENS)
 
 
 def test_many_rows_take_the_product_of_bytes_and_few_do_not(gpu: Any) -> None:
-    whole = FullFingerprints(caches("one piece of memory"), BLOCKS)
+    given = caches("one piece of memory")
+    whole = AllBytes(words("", given), given)
     before = gpu.products
-    whole.of([1, 2, 3])
+    whole.sums([1, 2, 3])
     assert gpu.products > before
-    small = FullFingerprints({"layer": torch.empty(BLOCKS, 256, dtype=torch.uint8, device=DEVICE)}, BLOCKS)
+    few: dict[str, Cache] = {"layer": torch.empty(BLOCKS, 256, dtype=torch.uint8, device=DEVICE)}
+    small = AllBytes(words("", few), few)
     before = gpu.products
-    small.of([1])
+    small.sums([1])
     assert gpu.products == before
 
 
-@pytest.mark.parametrize("rows", [1, full.LEAST_ROWS - 1, full.LEAST_ROWS, 1000])
+@pytest.mark.parametrize("rows", [1, all_bytes.LEAST_ROWS - 1, all_bytes.LEAST_ROWS, 1000])
 def test_all_products_have_one_shape(gpu: Any, rows: int) -> None:
-    numbers = torch.empty(rows, full.ROW, dtype=torch.int8, device=DEVICE)
-    weights = full._weights(DEVICE)
-    for product in (full._product_on_cuda, full._product_in_words):
+    numbers = torch.empty(rows, all_bytes.ROW, dtype=torch.int8, device=DEVICE)
+    weights = all_bytes._weights(DEVICE)
+    for product in (all_bytes._product_on_cuda, all_bytes._product_in_words):
         made = product(numbers, weights)
-        assert (made.shape, made.dtype, made.device) == ((full.SUMS, rows), torch.int32, DEVICE)
+        assert (made.shape, made.dtype, made.device) == ((all_bytes.SUMS, rows), torch.int32, DEVICE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_slim_fingerprints_are_read_in_one_gather_for_each_piece_of_memory(gpu: Any, kind: str) -> None:
-    made = SlimFingerprints(caches(kind), BLOCKS, 0 if kind == "states" else TOKENS)
+def test_some_bytes_are_read_in_one_gather_for_each_piece_of_memory(gpu: Any, kind: str) -> None:
+    made = words(kind, caches(kind))
     reading = made.read([1, 2, 5], np.array([7, 8, 9], dtype=np.uint64))
     assert len(reading._parts) == (1 if kind == "one piece of memory" else LAYERS)
-    words = [part for _, part in reading._parts]
-    assert {part.device.type for part in words} == {"cpu"}
-    assert sum(part.numel() for part in words) == 3 * (COMMON + DRAWN)
+    words_read = [part for part in reading._parts if isinstance(part, torch.Tensor)]
+    assert {part.device.type for part in words_read} == {"cpu"}
+    assert sum(part.numel() for part in words_read) == 3 * (COMMON + DRAWN)
     assert reading.is_ready()
-    assert made.skips_last
+    assert made.sees_partial

@@ -36,7 +36,7 @@ CONNECTOR = {
         "chunk_size": 32,
         "cpu_bytes_to_use": 1_500_000,
         "load_async": True,
-        "kvtrail": {"fingerprints": "all", "fingerprint_held": "all"},
+        "kvtrail": {"fingerprints": "all"},
     },
 }
 """The store is small: what an earlier round has computed is forgotten, but for its fingerprints."""

@@ -40,7 +40,6 @@ INCIDENTS = [
             "rank": 1,
             "blocks": [1, 2],
             "tokens": [0, 16],
-            "layers": ["", ""],
             "holds": ["unknown", "unknown"],
             "sources": ["", ""],
         },

@@ -11,7 +11,6 @@ def _wrong(
     blocks: list[int],
     tokens: list[int],
     look: str = "loaded",
-    layers: list[str] | None = None,
     holds: list[str] | None = None,
     unlisted: int = 0,
 ) -> dict[str, Any]:
@@ -25,7 +24,6 @@ def _wrong(
         "rank": 0,
         "blocks": blocks,
         "tokens": tokens,
-        "layers": layers or [""] * len(blocks),
         "holds": holds or ["unknown"] * len(blocks),
         "sources": [""] * len(blocks),
     }
@@ -76,11 +74,11 @@ INCIDENTS = [
             L 96 c0 h96 -> 95  # no numbers in the thread; the whole prompt is a hit, and one token is run
             A 95
             S 95+1
-            check loaded 5 wrong early 5@64 layers 0-31 holds zeros
+            check loaded 5 wrong early 5@64 holds zeros
         """,
         rule="byte-early",
-        numbers=_wrong(looked=5, blocks=[5], tokens=[64], layers=["0-31"], holds=["zeros"]),
-        says="Block 5, this request's tokens 64 to 80, held zeros; layers 0-31 differ.",
+        numbers=_wrong(looked=5, blocks=[5], tokens=[64], holds=["zeros"]),
+        says="Block 5, this request's tokens 64 to 80, held zeros.",
     ),
     Incident(
         id="vllm-56762",
@@ -91,10 +89,10 @@ INCIDENTS = [
             L 96 c0 h80 -> 80  # no numbers in the thread: the model never waits for a layer
             A 80
             S 80+16
-            check loaded 5 wrong early 1@0 layers 60
+            check loaded 5 wrong early 1@0
         """,
         rule="byte-early",
-        numbers=_wrong(looked=5, blocks=[1], tokens=[0], layers=["60"]),
+        numbers=_wrong(looked=5, blocks=[1], tokens=[0]),
         says="at the next step they did. So their load went on after it counted as ended.",
     ),
     Incident(
@@ -158,10 +156,10 @@ INCIDENTS = [
             L 300 c0 h256 -> 256  # the model of the pull request has 36 layers
             A 256
             S 256+44
-            check loaded 16 wrong drift 1@0 layers 0-35 wrong drift 2@16 layers 0-35 healed
+            check loaded 16 wrong drift 1@0 wrong drift 2@16 healed
         """,
         rule="byte-drift",
-        numbers=_wrong(looked=16, blocks=[1, 2], tokens=[0, 16], layers=["0-35", "0-35"]),
+        numbers=_wrong(looked=16, blocks=[1, 2], tokens=[0, 16]),
         says="16 blocks that were loaded for this request were compared",
     ),
     Incident(
@@ -180,12 +178,12 @@ INCIDENTS = [
             <producer> next: L 64 c0 h0 -> 0
             <producer> next: A 0
             <producer> next: S 0+64
-            <producer> next: check computed 2 tells ba:-21@0 bb:22@16 as plain
+            <producer> next: check computed 2 tells ba:21@0 bb:22@16 as plain
             L 40 c0 -> 32 async
             A 32
             R
             S 32+8
-            check loaded 2 unknown 2 tells aa:-21@0 ab:22@16 as plain
+            check loaded 2 unknown 2 tells aa:21@0 ab:22@16 as plain
         """,
         rule="byte-drift",
         numbers={
@@ -215,11 +213,11 @@ INCIDENTS = [
             L 600 c0 -> 0
             A 0
             S 0+600
-            check held 2 wrong rot 12@256 layers 0-3,7 holds gone@256
+            check held 2 wrong rot 12@256 holds gone@256
         """,
         rule="byte-rot",
-        numbers=_wrong(look="held", looked=2, blocks=[12], tokens=[256], layers=["0-3,7"], holds=["gone@256"]),
-        says="Block 12, this request's tokens 256 to 272, holds the KV of request gone's tokens 256 to 272; layers 0-3,7",
+        numbers=_wrong(look="held", looked=2, blocks=[12], tokens=[256], holds=["gone@256"]),
+        says="Block 12, this request's tokens 256 to 272, holds the KV of request gone's tokens 256 to 272.",
     ),
 ]
 
@@ -260,8 +258,8 @@ LOOK_ALIKES = [
             "N9",
             "byte-drift",
             "a shared store has another engine's version",
-            "<other> check computed 2 tells aa:1@0 ab:2@32 as plain\n<other> b: check computed 1 tells aa:-9@0 as plain\n"
-            "check loaded 2 unknown 2 tells aa:-9@0 ab:2@32 as plain",
+            "<other> check computed 2 tells aa:1@0 ab:2@32 as plain\n<other> b: check computed 1 tells aa:9@0 as plain\n"
+            "check loaded 2 unknown 2 tells aa:9@0 ab:2@32 as plain",
         ),
         (
             "N9",

@@ -112,7 +112,7 @@ PAIRS = [
             L 620 c0 -> 0
             A 0
             S 0+620
-            check computed 3 group 1 tells ha:1@512 hb:2@544 hc:3@576 as plain
+            check computed 3 group 1 tells ea:1@512 eb:2@544 ec:3@576 as plain
             gives h1 620/620 of a
             end delayed length_capped handoff computed 620 lease 480
             <d> start 620
@@ -122,7 +122,7 @@ PAIRS = [
             xfer write posted 3 peer d [2-4] of [6-8]
             xfer write done peer d
             <d> R
-            <d> check loaded 2 unknown 2 group 1 tells hb:1@544 hc:2@576 as plain
+            <d> check loaded 2 unknown 2 group 1 tells eb:1@544 ec:2@576 as plain
             sent
         """,
         rule="byte-drift",
@@ -149,7 +149,7 @@ PAIRS = [
             <d> L 1600 c0 -> 1599 async
             <d> A 1599 [5-7]
             <d> R
-            <d> check loaded 2 unknown 2 tells ca:-9@0 cb:2@768 as plain
+            <d> check loaded 2 unknown 2 tells ca:9@0 cb:2@768 as plain
             sent
         """,
         uncovered="One wrong block between right ones that were read from another engine, and whose content nobody computed.",

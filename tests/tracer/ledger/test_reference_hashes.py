@@ -12,7 +12,7 @@ from history import history, judge, rules_found
 
 from kvtrail.tracer.events.events import BlockCheck, Event
 from kvtrail.tracer.ledger import reference_hashes
-from kvtrail.tracer.ledger.reference_hashes import SharedReferences, reported_blocks
+from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
 CACHE = "0123456789abcdef"
@@ -53,7 +53,10 @@ def test_a_load_of_another_blocks_content_is_found_whichever_engine_is_heard_fir
 
 def test_one_engine_is_not_called_one_of_several() -> None:
     (finding,) = found(
-        engine("e", "b: check computed 1 tells ba:3@0 as plain\ncheck loaded 2 unknown 1 tells aa:1@0 ab:3@32 as plain")
+        engine(
+            "e",
+            "b: check computed 2 tells ba:3@0 ab:2@32 as plain\ncheck loaded 2 unknown 1 tells aa:1@0 ab:3@32 as plain",
+        )
     )
     assert "were compared with what the engine had computed, and 1 did not match" in finding.explanation
     assert "this request's tokens 32 to 64 hold what it had computed at B1 " in finding.explanation
@@ -99,7 +102,8 @@ def test_a_load_with_blocks_that_come_to_light_one_by_one_is_one_finding_with_al
     later = "\n".join(
         f"{n}: check computed 1 tells b{n}:{content}@{32 * n} as plain" for n, content in ((2, 13), (0, 11), (1, 12))
     )
-    (finding,) = found([*loads, *engine("producer", f"{later}\nend")])
+    right = "o: check computed 3 tells aa:1@0 ab:2@32 ac:3@64 as plain"
+    (finding,) = found([*loads, *engine("producer", f"{right}\n{later}\nend")])
     assert (finding.count, finding.numbers["wrong"]) == (1, 3)
     assert [finding.numbers[name] for name in ("token", "owner", "owner_token")] == [0, "0-producer-0123abcd", 0]
     assert "and 3 did not match: this request's tokens 0 to 32 hold" in finding.explanation
@@ -174,7 +178,10 @@ def test_a_load_of_another_groups_content_is_found_under_the_same_hash(order: Se
 
 
 def test_what_is_right_in_one_group_is_right_in_it_alone() -> None:
-    producer = engine("producer", "check computed 1 group 1 tells ab:3@32 as plain\nend")
+    producer = engine(
+        "producer",
+        "check computed 1 group 0 tells ab:2@32 as plain\ncheck computed 1 group 1 tells ab:3@32 as plain\nend",
+    )
     assert found([*producer, *engine("consumer", "check loaded 1 unknown 1 group 1 tells ab:3@32 as plain")]) == []
     assert len(found([*producer, *engine("consumer", "check loaded 1 unknown 1 group 0 tells ab:3@32 as plain")])) == 1
 
@@ -223,70 +230,6 @@ def test_losses_and_any_order_cause_no_findings() -> None:
         kept = [event for event in events if rng.random() > 0.2]
         rng.shuffle(kept)
         assert found(kept) == [], seed
-
-
-def test_with_too_many_contents_the_hash_reported_longest_ago_is_forgotten_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reference_hashes, "MAX_CONTENTS", 4)
-    known = SharedReferences()
-    for event in checks(
-        "\n".join(f"check computed 2 tells {n:02x}:{n}@0 {n:02x}:{-n}@0 as plain" for n in range(1, 9))
-    ):
-        known.enter(event)
-        assert sum(map(len, known._of_hash.values())) <= 4
-    blocks = [
-        block
-        for each in checks("check loaded 2 tells 01:1@0 08:-8@0 08:7@0 08:1@0 as plain")
-        for block in reported_blocks(each)
-    ]
-    assert [known.is_right(block) for block in blocks] == [False, True, False, False]
-    assert [owner and owner.hash for owner in map(known.owner, blocks)] == [None, None, "07", None]
-    assert set(known._of_hash) == {
-        (reference_hashes._scope(blocks[0].event), "07"),
-        (reference_hashes._scope(blocks[0].event), "08"),
-    }
-
-
-def test_a_content_of_several_hashes_is_forgotten_with_the_hash_that_reported_it_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reference_hashes, "MAX_CONTENTS", 2)
-    known = SharedReferences()
-    owners = []
-    (load,) = (block for each in checks("check loaded 1 tells ff:1@0 as plain") for block in reported_blocks(each))
-    for event in checks(
-        "\n".join(f"check computed 1 tells {hash_}:1@0 as plain" for hash_ in ("01", "02", "03", "04"))
-    ):
-        known.enter(event)
-        owner = known.owner(load)
-        owners.append(owner and owner.hash)
-        assert len(known._of_hash) <= 2
-    assert owners == ["01", "01", None, "04"]
-
-
-def test_of_too_many_loads_those_that_wait_longest_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_hashes, "MAX_WAITING", 3)
-    known = SharedReferences()
-    loads = checks("\n".join(f"check loaded 1 unknown 1 tells aa:{n}@0 as plain" for n in range(5)))
-    for event in loads:
-        known.enter(event)
-        assert known._waits == sum(map(len, known._waiting.values())) <= 3
-    owners = [
-        block
-        for each in checks("check computed 5 tells ba:0@0 bb:3@0 bc:4@0 as plain")
-        for block in reported_blocks(each)
-    ]
-    assert [[block.fingerprint for block in known.waiting(owner)] for owner in owners] == [[], [3], [4]]
-    known.enter(owners[0].event)
-    assert (known._waits, known.waiting(owners[1])) == (1, [])
-
-
-def test_an_event_with_arrays_of_different_lengths_adds_nothing() -> None:
-    (event,) = checks("check loaded 1 unknown 1 tells ab:3@32 as plain")
-    event.check_tokens = ()
-    assert list(reported_blocks(event)) == []
-    assert found([*PRODUCER, event]) == []
 
 
 GIVEN = """

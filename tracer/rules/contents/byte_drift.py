@@ -4,10 +4,10 @@ from typing import Any
 
 from kvtrail.tracer.events.events import BlockCheck, Handoff, Side
 from kvtrail.tracer.events.semconv import Level
+from kvtrail.tracer.ledger.computed_contents import ADMITTED, COMPUTED, TAKEN
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.handoffs import Place
 from kvtrail.tracer.ledger.reference_hashes import WrongBlocks
-from kvtrail.tracer.ledger.slim_reference_hashes import ADMITTED, COMPUTED, TAKEN
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule, Groups, KnownBy
 from kvtrail.tracer.rules.contents import mismatch

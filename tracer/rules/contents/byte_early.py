@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.events.events import BlockCheck
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.ledger.slim_reference_hashes import LOADED
+from kvtrail.tracer.ledger.computed_contents import LOADED
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import Groups, KnownBy, RequestRule
 from kvtrail.tracer.rules.contents import mismatch

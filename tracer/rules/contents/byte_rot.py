@@ -16,8 +16,9 @@ class ByteRot(RequestRule[BlockCheck]):
     A full block is never written again: what follows goes into the next one. So what changes it is a stray write, or one that
     came too late: a transfer for the block's former owner, or bytes at a wrong address. Only a change from right
     to wrong counts. Source: vLLM, `BlockPool.cache_full_blocks` gives a block its hash for as long as it is held or free; the
-    incident is vLLM #56104 (https://github.com/vllm-project/vllm/pull/56104). Needs fingerprints; `fingerprint_held: all`
-    checks every held block in each step, otherwise one of each request.
+    incident is vLLM #56104 (https://github.com/vllm-project/vllm/pull/56104). Needs fingerprints. A held block is
+    checked when a request takes it over and, one at random, in every hundredth step of a running request, with
+    `fingerprints: all` in every fourth.
     """
 
     id = "byte-rot"

@@ -23,8 +23,8 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
     blocks."""
     rows = list(
         zip(
-            event.check_wrong_kinds, event.check_wrong_blocks, event.check_wrong_tokens, event.check_wrong_layers,
-            event.check_wrong_holds, event.check_wrong_from, strict=False,
+            event.check_wrong_kinds, event.check_wrong_blocks, event.check_wrong_tokens, event.check_wrong_holds,
+            event.check_wrong_from, strict=False,
         )
     )  # fmt: skip
     wrong = [row[1:] for row in rows if row[0] == kind]
@@ -39,7 +39,7 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
         "block_size": event.block_size,
         "rank": event.rank,
         **({} if event.group is None else {"group": event.group}),
-        **dict(zip(("blocks", "tokens", "layers", "holds", "sources"), columns, strict=True)),
+        **dict(zip(("blocks", "tokens", "holds", "sources"), columns, strict=True)),
     }
 
 
@@ -57,18 +57,15 @@ def _one(blocks: str) -> str:
 
 def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
     """The parts of an explanation: what was checked, what applies to all wrong blocks, and what each of them holds. Where
-    several differ in the same layers, or were left so by the same request, one sentence says it."""
-    layers, sources = _of_all(of["layers"]), _of_all(of["sources"])
+    several were left so by the same request, one sentence says it."""
+    sources = _of_all(of["sources"])
     contents = []
     for number, holds in enumerate(of["holds"]):
-        parts = [f"{_place(of, number)} {verb} {_content(holds, of['block_size'], of.get('group'))}"]
-        if layers is None and of["layers"][number]:
-            parts.append(_differ(of["layers"][number]))
+        text = f"{_place(of, number)} {verb} {_content(holds, of['block_size'], of.get('group'))}"
         if sources is None and of["sources"][number]:
-            parts.append(f"request {of['sources'][number]} left it so")
-        contents.append("; ".join(parts) + ".")
+            text += f"; request {of['sources'][number]} left it so"
+        contents.append(f"{text}.")
     of_all = _unnamed(of)
-    of_all += [f"In each of those named here {_differ(layers)}."] if layers else []
     of_all += [f"Request {sources} left these so."] if sources else []
     return {"checked": checked(of), "of_all": "".join(f" {each}" for each in of_all), "contents": " ".join(contents)}
 
@@ -76,10 +73,6 @@ def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
 def _of_all(values: list[str]) -> str | None:
     """What several blocks have in common; None where they differ, or there is only one."""
     return values[0] if len(values) > 1 and len(set(values)) == 1 else None
-
-
-def _differ(layers: str) -> str:
-    return f"layer {layers} differs" if layers.isdigit() else f"layers {layers} differ"
 
 
 def _unnamed(of: dict[str, Any]) -> list[str]:

@@ -90,7 +90,7 @@ def test_every_fault_is_found_without_a_hint_where_to_look(fault: str) -> None:
 @pytest.mark.parametrize("hinted", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault", OF_COPIES)
 def test_every_wrong_copy_is_found_by_its_bytes(fault: str, hinted: bool) -> None:
-    """The slim fingerprints may find it as well: of what they had seen computed."""
+    """The fingerprints may find it as well: of what they had seen computed."""
     where = [SHOWN_BY.get(fault, "preemption-storm")] if hinted else None
     runs, steps = (1, None) if hinted else (None, 20_000)
     name = f"Faulty:{fault}:OffloadConnector"

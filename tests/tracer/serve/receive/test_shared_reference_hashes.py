@@ -23,8 +23,8 @@ def engine(name: str, check: str) -> list[Event]:
     return history(f"{check}\nend", request=f"{name}-0123abcd", engine=name, recorder=name)
 
 
-PRODUCER = engine("producer", "check computed 2 tells aa:1@0 ba:-2@0 as plain")
-CONSUMER = engine("consumer", "check loaded 1 unknown 1 tells aa:-2@0 as plain")
+PRODUCER = engine("producer", "check computed 2 tells aa:1@0 ba:2@0 as plain")
+CONSUMER = engine("consumer", "check loaded 1 unknown 1 tells aa:2@0 as plain")
 
 
 @pytest.mark.usefixtures("forgets_at_once")

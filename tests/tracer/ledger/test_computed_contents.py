@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import permutations
-from struct import pack
 
 import pytest
 from history import history, judge, rules_found
 
 from kvtrail.tracer.events.events import BlockCheck, Event
-from kvtrail.tracer.ledger import slim_reference_hashes
-from kvtrail.tracer.ledger.slim_reference_hashes import SlimReferences, slim_blocks
+from kvtrail.tracer.ledger import computed_contents
+from kvtrail.tracer.ledger.computed_contents import ComputedContents, reported_blocks
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
 A, B, C = 0x1111111111111111, 0x2222222222222222, 0x3333333333333333
@@ -22,14 +21,8 @@ B_ELSEWHERE = B ^ 0xFFFF
 
 
 def engine(name: str, text: str, *, cache: str | None = "0123456789abcdef") -> list[Event]:
-    """The events of an engine; after `tells` come slim fingerprints, hash:content@token."""
-    events = history(text, request=f"{name}-0123abcd", engine=name, recorder=name, cache_identity=cache)
-    for event in events:
-        if isinstance(event, BlockCheck):
-            rows = zip(event.check_hashes, event.check_fingerprints, event.check_tokens, strict=True)
-            event.check_slim = b"".join(pack(">QqI", int(hash_, 16), content, token) for hash_, content, token in rows)
-            event.check_hashes = event.check_fingerprints = event.check_tokens = ()
-    return events
+    """The events of an engine with a recorder of its own."""
+    return history(text, request=f"{name}-0123abcd", engine=name, recorder=name, cache_identity=cache)
 
 
 def checks(text: str) -> list[BlockCheck]:
@@ -158,9 +151,9 @@ def test_losses_and_any_order_cause_no_findings(by_heads: bool) -> None:
 
 
 def test_of_a_full_bucket_a_hash_is_forgotten_with_all_of_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slim_reference_hashes, "BUCKETS", 2)
-    monkeypatch.setattr(slim_reference_hashes, "PLACES", 8)
-    known, rng = SlimReferences(), random.Random(0)
+    monkeypatch.setattr(computed_contents, "BUCKETS", 2)
+    monkeypatch.setattr(computed_contents, "PLACES", 8)
+    known, rng = ComputedContents(), random.Random(0)
     contents = {n: rng.getrandbits(63) for n in range(1, 200)}
     for n, content in contents.items():
         for event in checks(f"check computed 2 tells {n:02x}:{content}@0 {n:02x}:{content ^ 1}@0 as plain"):
@@ -168,7 +161,7 @@ def test_of_a_full_bucket_a_hash_is_forgotten_with_all_of_its_contents(monkeypat
     remembered = 0
     for n, content in contents.items():
         (event,) = checks(f"check loaded 2 tells {n:02x}:{content}@0 {n:02x}:{content ^ 1}@0 as plain")
-        both = [known.is_right(block) for block in slim_blocks(event)]
+        both = [known.is_right(block) for block in reported_blocks(event)]
         assert both[0] == both[1], n
         assert known.foreign(event) == []
         remembered += both[0]
@@ -176,8 +169,8 @@ def test_of_a_full_bucket_a_hash_is_forgotten_with_all_of_its_contents(monkeypat
 
 
 def test_loads_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slim_reference_hashes, "MAX_WAITING", 3)
-    known = SlimReferences()
+    monkeypatch.setattr(computed_contents, "MAX_WAITING", 3)
+    known = ComputedContents()
     for n in range(1, 9):
         for event in checks(f"check loaded 1 unknown 1 tells {n:02x}:{n << 40}@0 as plain"):
             known.enter(event)
@@ -187,6 +180,6 @@ def test_loads_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bytes_that_are_no_whole_rows_report_nothing() -> None:
     (event,) = checks(f"check loaded 3 unknown 2 tells aa:{A}@0 ab:{B_ELSEWHERE}@32 as plain")
-    event.check_slim = event.check_slim[:-1]
-    assert slim_blocks(event) == []
+    event.check_fingerprints = event.check_fingerprints[:-1]
+    assert reported_blocks(event) == []
     assert found([*PRODUCER, *OTHER, event]) == []

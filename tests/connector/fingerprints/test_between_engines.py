@@ -47,5 +47,5 @@ def test_what_is_right_is_judged_and_causes_no_findings(heard: dict[str, list[Ev
 
 def test_what_is_reported_is_compact(heard: dict[str, list[Event]]) -> None:
     checks = [each for each in heard["one"] if isinstance(each, BlockCheck)]
-    computed = [each for each in checks if each.check_look == "computed" and each.check_slim]
-    assert sum(len(each.check_slim) for each in computed) == 20 * sum(each.check_blocks for each in computed)
+    computed = [each for each in checks if each.check_look == "computed" and each.check_fingerprints]
+    assert sum(len(each.check_fingerprints) for each in computed) == 20 * sum(each.check_blocks for each in computed)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrail.connector.fingerprints import full
-from kvtrail.connector.fingerprints.full import FullFingerprints
+from kvtrail.connector.fingerprints import all_bytes
+from kvtrail.connector.fingerprints.all_bytes import AllBytes
+from kvtrail.connector.fingerprints.caches import Cache, fill_with_zeros
+from kvtrail.connector.fingerprints.some_bytes import SomeBytes
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 12, 16, 3, 8, 3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.float8_e4m3fn]
@@ -37,9 +40,12 @@ def caches(layout: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {f"layer.{n}": LAYOUTS[layout](dtype) for n in range(LAYERS)}
 
 
+def reader(given: Mapping[str, Cache], blocks: int = BLOCKS) -> AllBytes:
+    return AllBytes(SomeBytes(given, blocks, TOKENS), given)
+
+
 def of_block(given: dict[str, torch.Tensor], block: int = 5) -> int:
-    made = FullFingerprints(given, BLOCKS)
-    return int(made.folded(made.of([block]))[0])
+    return int(reader(given).sums([block])[0])
 
 
 def by_block(cache: torch.Tensor) -> torch.Tensor:
@@ -53,24 +59,20 @@ def by_block(cache: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equal_bytes_have_equal_fingerprints_and_others_do_not(layout: str, dtype: torch.dtype) -> None:
     given = caches(layout, dtype)
-    made = FullFingerprints(given, BLOCKS)
-    before = made.of(range(BLOCKS))
-    assert before.shape == (BLOCKS, LAYERS)
-    assert len(set(made.folded(before).tolist())) == BLOCKS
-    assert before.flatten().unique().numel() == BLOCKS * LAYERS
+    made = reader(given)
+    before = made.sums(range(BLOCKS))
+    assert before.shape == (BLOCKS,)
+    assert before.unique().numel() == BLOCKS
     for cache in given.values():
         views = by_block(cache).view(torch.uint8)
         views[3].copy_(views[5])
-    after = made.of([5, 3, 4])
-    assert torch.equal(after[0], after[1])
-    assert torch.equal(after[0], before[5])
-    assert torch.equal(after[2], before[4])
+    assert made.sums([5, 3, 4]).tolist() == [before[5], before[5], before[4]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_changed_block_has_another_fingerprint(layout: str, dtype: torch.dtype) -> None:
-    """Each change alone; the layers that were changed are the ones that differ."""
+    """Each change alone."""
     changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "one bit": lambda block: flipped(block, 0, [0]),
         "the last bit": lambda block: flipped(block, 7, [block.numel() - 1]),
@@ -82,13 +84,11 @@ def test_a_changed_block_has_another_fingerprint(layout: str, dtype: torch.dtype
     }
     for name, change in changes.items():
         given = caches(layout, dtype)
-        made = FullFingerprints(given, BLOCKS)
-        before = made.of([4, 5, 6])
+        made = reader(given)
+        before = made.sums([4, 5, 6])
         block = by_block(given["layer.1"].view(torch.uint8))[5]
         block.copy_(change(block.clone()))
-        after = made.of([4, 5, 6])
-        assert (before != after).nonzero().tolist() == [[1, 1]], name
-        assert made.folded(before)[1] != made.folded(after)[1], name
+        assert (before != made.sums([4, 5, 6])).nonzero().tolist() == [[1]], name
 
 
 def test_exchanged_layers_blocks_and_halves_differ() -> None:
@@ -105,8 +105,6 @@ def test_exchanged_layers_blocks_and_halves_differ() -> None:
 
 def test_zeros_are_known_by_their_own_fingerprint() -> None:
     given = caches("keys, then values", torch.float16)
-    by_block(given["layer.1"])[5] = 0
-    assert (FullFingerprints(given, BLOCKS).of([4, 5])[1] == 0).tolist() == [False, True, False]
     for cache in given.values():
         by_block(cache)[5] = 0
     assert of_block(given) == 0
@@ -114,75 +112,73 @@ def test_zeros_are_known_by_their_own_fingerprint() -> None:
 
 @given(st.data())
 def test_two_flips_of_one_bit_and_two_exchanged_bytes_differ(data: st.DataObject) -> None:
-    count = 3 * full.ROW + 40
+    count = 3 * all_bytes.ROW + 40
     block = data.draw(st.binary(min_size=count, max_size=count))
     one, other = data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
     cache = torch.tensor([list(block)] * 3, dtype=torch.uint8)
     cache[1] = flipped(cache[0], data.draw(st.integers(0, 7)), [one, other])
     cache[2, one], cache[2, other] = cache[0, other], cache[0, one]
-    first, flips, exchange = FullFingerprints({"layer": cache}, 3).of([0, 1, 2])[:, 0].tolist()
+    first, flips, exchange = reader({"layer": cache}, 3).sums([0, 1, 2]).tolist()
     assert first != flips
     assert (first == exchange) == (block[one] == block[other])
 
 
 def test_any_two_flips_of_the_highest_bit_in_a_row_differ() -> None:
     """Where a plain sum with odd weights is blind."""
-    pairs = list(combinations(range(full.ROW), 2))
-    flips = torch.stack([flipped(torch.zeros(full.ROW, dtype=torch.uint8), 7, [*pair]) for pair in pairs])
-    assert (FullFingerprints({"layer": flips}, len(pairs)).of(range(len(pairs))) != 0).all()
+    pairs = list(combinations(range(all_bytes.ROW), 2))
+    flips = torch.stack([flipped(torch.zeros(all_bytes.ROW, dtype=torch.uint8), 7, [*pair]) for pair in pairs])
+    assert (reader({"layer": flips}, len(pairs)).sums(range(len(pairs))) != 0).all()
 
 
 def test_no_two_places_in_a_row_have_the_same_weights() -> None:
-    weights = {tuple(pair) for pair in full._weights(torch.device("cpu")).t().tolist()}
-    assert len(weights) == full.ROW
+    weights = {tuple(pair) for pair in all_bytes._weights(torch.device("cpu")).t().tolist()}
+    assert len(weights) == all_bytes.ROW
     assert not weights & {(-first, -second) for first, second in weights}
 
 
 def test_the_way_without_products_of_bytes_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = caches("keys, then values", torch.bfloat16)
-    before = FullFingerprints(given, BLOCKS).of(range(BLOCKS))
-    full._exact_product.cache_clear()
-    monkeypatch.setattr(full, "_product_of_bytes", lambda rows, weights: torch.zeros(1))
-    slower = FullFingerprints(given, BLOCKS)
-    full._exact_product.cache_clear()
-    assert slower._product is full._product_in_words
-    assert torch.equal(slower.of(range(BLOCKS)), before)
+    before = reader(given).sums(range(BLOCKS))
+    all_bytes._exact_product.cache_clear()
+    monkeypatch.setattr(all_bytes, "_product_of_bytes", lambda rows, weights: torch.zeros(1))
+    slower = reader(given)
+    all_bytes._exact_product.cache_clear()
+    assert slower._product is all_bytes._product_in_words
+    assert torch.equal(slower.sums(range(BLOCKS)), before)
 
 
 def test_many_blocks_come_to_the_same_as_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are cut into tiles."""
     given = caches("blocks first", torch.float32) | {"wide.layer": LAYOUTS["several rows of bytes"](torch.float32)}
-    made = FullFingerprints(given, BLOCKS)
-    one_by_one = torch.cat([made.of([block]) for block in range(BLOCKS)])
+    made = reader(given)
+    one_by_one = torch.cat([made.sums([block]) for block in range(BLOCKS)])
     for tile in (1, 10_000, 30_000, 1 << 20):
-        monkeypatch.setattr(full, "TILE_BYTES", tile)
-        assert torch.equal(made.of(range(BLOCKS)), one_by_one), tile
-    assert made.of([]).shape == (0, 4)
+        monkeypatch.setattr(all_bytes, "TILE_BYTES", tile)
+        assert torch.equal(made.sums(range(BLOCKS)), one_by_one), tile
+    assert made.sums([]).shape == (0,)
 
 
 def test_layers_in_one_piece_of_memory_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = noise((4, BLOCKS, 512), torch.bfloat16)
     given = {f"layer.{n}": layer for n, layer in enumerate(whole)}
-    together = FullFingerprints(given, BLOCKS)
-    assert together._stacks[1024] is not None
-    apart = FullFingerprints({name: cache.clone() for name, cache in given.items()}, BLOCKS)
+    assert reader(given)._stacks[1024] is not None
+    apart = reader({name: cache.clone() for name, cache in given.items()})
     assert apart._stacks[1024] is None
-    backwards = FullFingerprints(dict(reversed(given.items())), BLOCKS)
+    backwards = reader(dict(reversed(given.items())))
     assert backwards._stacks[1024] is None
-    expected = apart.of(range(BLOCKS))
-    assert torch.equal(backwards.of(range(BLOCKS)).flip(1), expected)
+    assert not (backwards.sums(range(BLOCKS)) == apart.sums(range(BLOCKS))).any(), "the order of the layers counts"
+    expected = apart.sums(range(BLOCKS))
     for tile in (3_000, 1 << 20):
-        monkeypatch.setattr(full, "TILE_BYTES", tile)
-        assert torch.equal(FullFingerprints(given, BLOCKS).of(range(BLOCKS)), expected)
+        monkeypatch.setattr(all_bytes, "TILE_BYTES", tile)
+        assert torch.equal(reader(given).sums(range(BLOCKS)), expected)
 
 
 def test_layers_that_share_a_tensor_count_once_and_unknown_shapes_are_refused() -> None:
-    cache = LAYOUTS["blocks first"](torch.float32)
-    made = FullFingerprints({"layer.0": cache, "layer.1": cache, "layer.2": cache.clone()}, BLOCKS)
-    assert made.layers == ("layer.0", "layer.2")
-    assert made.block_bytes == 2 * cache[0].nbytes
+    cache, other = (LAYOUTS["blocks first"](torch.float32) for _ in range(2))
+    made = reader({"layer.0": cache, "layer.1": cache, "layer.2": other})
+    assert torch.equal(made.sums([3]), reader({"layer.0": cache, "layer.2": other}).sums([3]))
     with pytest.raises(ValueError, match=r"layer\.0 has a KV cache of shape \(5, 7\)"):
-        FullFingerprints({"layer.0": torch.zeros(5, 7)}, BLOCKS)
+        reader({"layer.0": torch.zeros(5, 7)})
 
 
 def states(pages: torch.Tensor) -> list[torch.Tensor]:
@@ -190,38 +186,48 @@ def states(pages: torch.Tensor) -> list[torch.Tensor]:
     return [pages[:, :700], pages[:, 800:1450].view(BLOCKS, 65, 10)]
 
 
-def test_several_tensors_of_a_layer_count_as_one_layer() -> None:
+def test_of_a_page_what_is_between_the_tensors_of_a_state_belongs_to_no_block() -> None:
     pages = [noise((BLOCKS, 2048), torch.uint8) for _ in range(2)]
     given = {f"layer.{n}": states(each) for n, each in enumerate(pages)}
-    made = FullFingerprints(given, BLOCKS)
-    before = made.of([5, 6])
-    assert before.shape == (2, 2)
-    assert made.block_bytes == 2 * 1350
+    made = reader(given)
+    before = made.sums([5, 6])
     pages[1][5, 750] ^= 1
     pages[1][5, 1500] ^= 1
-    assert torch.equal(made.of([5, 6]), before), "what is between and after them belongs to no block"
+    assert torch.equal(made.sums([5, 6]), before)
     for place in (0, 699, 800, 1449):
         pages[1][5, place] ^= 1
-        assert (made.of([5, 6]) != before).tolist() == [[False, True], [False, False]], place
+        assert (made.sums([5, 6]) != before).tolist() == [True, False], place
         pages[1][5, place] ^= 1
-    made.fill_with_zeros([5])
-    assert made.of([5]).tolist() == [[0, 0]]
-    assert torch.equal(made.of([6]), before[1:])
-    assert torch.equal(FullFingerprints(given, BLOCKS).of([6]), before[1:]), "whatever was read before"
+    fill_with_zeros(given, BLOCKS, [5])
+    assert made.sums([5]).tolist() == [0]
+    assert torch.equal(made.sums([6]), before[1:])
+    assert torch.equal(reader(given).sums([6]), before[1:]), "whatever was read before"
 
 
-def test_layers_of_nearly_the_same_size_do_not_mix() -> None:
-    longer, shorter = states(noise((BLOCKS, 2048), torch.uint8))
-    together = FullFingerprints({"longer": longer, "shorter": shorter}, BLOCKS).of([3, 5])
-    alone = FullFingerprints({"shorter": shorter}, BLOCKS).of([3, 5])
-    assert together[:, 1].tolist() == alone[:, 0].tolist()
+def test_only_the_lower_bits_are_of_all_bytes() -> None:
+    """The upper ones show whose content a block holds, as they do with some bytes."""
+    given = caches("blocks first", torch.bfloat16)
+    of = np.arange(BLOCKS, dtype=np.uint64)
+    words, made = SomeBytes(given, BLOCKS, TOKENS), reader(given)
+    for change in range(2):
+        some, every = words.values([words.read(range(BLOCKS), of)]), made.values([made.read(range(BLOCKS), of)])
+        assert (some >> np.uint64(16) == every >> np.uint64(16)).all(), change
+        by_block(given["layer.2"]).view(torch.uint8)[5, -1] ^= 1
+    after = made.values([made.read([4, 5], of[4:6]), made.read([6], of[6:7])])
+    assert (after == every[4:7]).tolist() == [True, False, True]
+    assert made.values([made.read([6, 4, 6], of[[6, 4, 6]])]).tolist() == after[[2, 0, 2]].tolist()
+    fill_with_zeros(given, BLOCKS, [4])
+    assert made.values([made.read([4], of[4:5])]).tolist() == [0]
 
 
 def test_fingerprints_are_the_same_everywhere() -> None:
     """Engines that hold the same bytes compare theirs: a change of these numbers changes what they exchange."""
     cache = torch.arange(4 * 600, dtype=torch.int32).mul(1_000_003).view(4, 600)
-    made = FullFingerprints({"a": cache, "b": cache.flip(0).contiguous()}, 4)
-    assert made.folded(made.of([0, 3])).tolist() == [4856266314727406677, 5636697517026187033]
+    made = reader({"a": cache, "b": cache.flip(0).contiguous()}, 4)
+    assert made.values([made.read([0, 3], np.array([7, 8], dtype=np.uint64))]).tolist() == [
+        11955712352881932456,
+        6304697721711965371,
+    ]
 
 
 def flipped(block: torch.Tensor, bit: int, places: list[int]) -> torch.Tensor:

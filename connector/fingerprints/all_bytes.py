@@ -1,4 +1,4 @@
-"""Full fingerprints of KV blocks: 64 bits a block and layer, which depend on every bit and on its place.
+"""Fingerprints of all bytes of KV blocks: the lower bits depend on every bit and on its place.
 
 A block's bytes are rows of 256 signed numbers. Two weights for each place in a row give two exact 32-bit sums a row, and
 each of them has an odd random weight of 64 bits. Two flips of the same bit always differ within a row, since no two places
@@ -14,8 +14,15 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
+import numpy as np
 import torch
+
+from kvtrail.connector.fingerprints.caches import Cache, views_of
+from kvtrail.connector.fingerprints.fingerprint import MIX, OWN_BITS, SHIFT, Array
+from kvtrail.connector.fingerprints.some_bytes import SomeBytes, WordsReading
+from kvtrail.connector.fingerprints.to_host import ToHost
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -28,91 +35,56 @@ TILE_BYTES = 1 << 21
 LEAST_ROWS = 17
 """Rows that CUDA's product of 8-bit matrices takes at least."""
 _CUDA_COLUMNS = 8
-_MIX, _SHIFT = 0x2545F4914F6CDD1D, 29
-Cache = torch.Tensor | Sequence[torch.Tensor]
-"""What a layer keeps in blocks: KV in one tensor, or the several tensors of a recurrent state."""
+_OWN = np.uint64((1 << OWN_BITS) - 1)
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class FullFingerprints:
+class AllBytes:
     """Reads the KV caches of some layers. Everything is queued on the current stream of their device.
 
     Attributes:
-        layers: their names, in order.
-        block_bytes: bytes of a block over all of them.
-        is_on_cpu: whether a copy is over when the call that made it returns.
+        num_blocks: of the caches.
+        sees_partial: whether the upper bits do without a block's last token.
     """
 
-    def __init__(self, caches: Mapping[str, Cache], num_blocks: int) -> None:
-        """Layers that share a tensor count once.
+    def __init__(self, words: SomeBytes, caches: Mapping[str, Cache]) -> None:
+        """`words` have the upper bits.
 
         Raises:
             ValueError: no dimension of a layer counts the blocks; with its name and shape.
         """
-        self._caches, self._num_blocks = caches, num_blocks
-        self._alone: dict[str, FullFingerprints] = {}
-        """Those of one layer each, once they are needed."""
-        parts: dict[str, list[_Part]] = {}
-        seen: set[tuple[object, ...]] = set()
-        for name, kept in caches.items():
-            tensors = tensors_of(kept)
-            place = tuple((each.data_ptr(), each.shape, each.stride()) for each in tensors)
-            if place not in seen:
-                seen.add(place)
-                parts[name] = [_Part(view) for each in tensors for view in blocks_first(name, each, num_blocks)]
-        self.layers = tuple(parts)
-        self.block_bytes = sum(part.bytes for each in parts.values() for part in each)
-        self._device = tensors_of(next(iter(caches.values())))[0].device
-        self.is_on_cpu = self._device.type == "cpu"
+        self._words = words
+        self.num_blocks, self.sees_partial = words.num_blocks, words.sees_partial
+        parts = [_Part(view) for view in views_of(caches, words.num_blocks)]
+        self._device = parts[0].device
         self._product = _exact_product(self._device)
         self._by_size: dict[int, list[_Part]] = {}
-        for part in (part for each in parts.values() for part in each):
+        for part in parts:
             self._by_size.setdefault(part.bytes, []).append(part)
         self._stacks = {size: _stack(each) for size, each in self._by_size.items()}
         self._buffers: dict[int, torch.Tensor] = {}
-        self._rows = self._rows_of(list(parts.values()))
-        self._of_layers = _words("layers", len(self.layers), self._device)
+        self._of_parts = _words("parts", len(parts), self._device).unsqueeze(1)
 
-    def of(self, blocks: Sequence[int]) -> torch.Tensor:
-        """The fingerprints of these blocks: int64, [blocks, layers]. A block of zeros has 0."""
+    def read(self, blocks: Sequence[int], hashes: Array) -> BytesReading:
+        """These blocks on their way to the host; `hashes` are the last 64 bits of theirs, uint64."""
+        places = {block: n for n, block in enumerate(dict.fromkeys(blocks))}  # requests may hold the same block
+        which = np.array([places[block] for block in blocks], dtype=np.int64)
+        return BytesReading(self._words.read(blocks, hashes), which, ToHost([self.sums([*places])]))
+
+    def values(self, readings: Sequence[BytesReading]) -> Array:
+        """The fingerprint of each block of these readings, uint64. A block of zeros has 0."""
+        upper = self._words.values([reading.words for reading in readings])
+        sums = np.concatenate([reading.sums.arrays()[0][reading.which] for reading in readings]).view(np.uint64)
+        values: Array = (upper & ~_OWN) | (sums >> np.uint64(64 - OWN_BITS))
+        return values
+
+    def sums(self, blocks: Sequence[int]) -> torch.Tensor:
+        """Of all bytes of these blocks: int64, [blocks]. A block of zeros has 0."""
         if not blocks:
-            return torch.zeros((0, len(self.layers)), dtype=torch.int64, device=self._device)
+            return torch.zeros(0, dtype=torch.int64, device=self._device)
         ids = torch.tensor(blocks, device=self._device)
-        none = torch.zeros((1, len(blocks)), dtype=torch.int64, device=self._device)
-        sums = torch.cat([*(self._sums(size, parts, ids) for size, parts in self._by_size.items()), none])
-        first, *more = sums[self._rows]
-        for part in more:
-            first = _mixed(first) + part
-        return _mixed(first).t()
-
-    def folded(self, fingerprints: torch.Tensor) -> torch.Tensor:
-        """One for all layers of each block: int64, [blocks]. A block of zeros has 0."""
-        return (fingerprints * self._of_layers).sum(1)
-
-    def read(self, blocks: Sequence[int]) -> FullReading:
-        """The fingerprints of these blocks on their way to the host."""
-        return self.reading(blocks, self.of(blocks))
-
-    def reading(self, blocks: Sequence[int], fingerprints: torch.Tensor) -> FullReading:
-        """These fingerprints, which are those of the blocks, on their way to the host."""
-        return FullReading(blocks, torch.cat([self.folded(fingerprints).unsqueeze(1), fingerprints], 1))
-
-    def of_layer(self, name: str, blocks: Sequence[int]) -> torch.Tensor:
-        """The fingerprints of these blocks in one of the layers: int64, [blocks]."""
-        if name not in self._alone:
-            self._alone[name] = FullFingerprints({name: self._caches[name]}, self._num_blocks)
-        return self._alone[name].of(blocks)[:, 0]
-
-    def layer_by_layer(self, blocks: Sequence[int]) -> LayerByLayer:
-        """To read these blocks in one layer after the other."""
-        return LayerByLayer(self, blocks)
-
-    def fill_with_zeros(self, blocks: Sequence[int]) -> None:
-        """Overwrite these blocks in all layers."""
-        ids = torch.tensor(blocks, device=self._device)
-        for parts in self._by_size.values():
-            for part in parts:
-                part.fill_with_zeros(ids)
+        sums = torch.cat([self._sums(size, parts, ids) for size, parts in self._by_size.items()])
+        return _mixed((_mixed(sums) * self._of_parts).sum(0))
 
     def _sums(self, size: int, parts: Sequence[_Part], ids: torch.Tensor) -> torch.Tensor:
         """The weighted sums of the blocks of these parts, all of as many bytes: int64, [parts, blocks]. A tile has several
@@ -147,87 +119,17 @@ class FullFingerprints:
             self._buffers[size] = torch.zeros((blocks, width), dtype=torch.int8, device=self._device)
         return self._buffers[size]
 
-    def _rows_of(self, parts: Sequence[Sequence[_Part]]) -> torch.Tensor:
-        """Where the sums of each layer's first part are, then of each one's second: [most parts of a layer, layers]. Those
-        that a layer does not have are in a row of zeros, the last."""
-        order = [part for each in self._by_size.values() for part in each]
-        most = max(map(len, parts))
-        rows = [[order.index(each[nth]) if nth < len(each) else len(order) for each in parts] for nth in range(most)]
-        return torch.tensor(rows, device=self._device)
 
+class BytesReading(NamedTuple):
+    """Words of blocks, and sums of all of their bytes, on their way to the host; `which` is each block's place among them."""
 
-class FullReading:
-    """FullFingerprints of blocks, of all layers and by layer, that are copied to the host behind the work that is queued."""
-
-    def __init__(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
-        self._blocks = blocks
-        self._copied: torch.cuda.Event | None = None
-        self._rows = rows
-        if rows.is_cuda:
-            self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-            self._rows.copy_(rows, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+    words: WordsReading
+    which: Array
+    sums: ToHost
 
     def is_ready(self) -> bool:
         """Whether nobody has to wait for them."""
-        return self._copied is None or self._copied.query()
-
-    def values(self) -> dict[int, tuple[int, tuple[int, ...]]]:
-        """By block the fingerprint of all layers, and that of each."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return {block: (row[0], tuple(row[1:])) for block, row in zip(self._blocks, self._rows.tolist(), strict=True)}
-
-
-class LayerByLayer:
-    """FullFingerprints of blocks that are read in one layer after the other."""
-
-    def __init__(self, fingerprints: FullFingerprints, blocks: Sequence[int]) -> None:
-        self._fingerprints, self._blocks = fingerprints, blocks
-        self._read: dict[str, torch.Tensor] = {}
-
-    def read(self, name: str) -> FullReading | None:
-        """Read a layer. Returns them when that was the last one that was missing."""
-        layers = self._fingerprints.layers
-        if name not in layers or name in self._read:
-            return None
-        self._read[name] = self._fingerprints.of_layer(name, self._blocks)
-        if len(self._read) < len(layers):
-            return None
-        return self._fingerprints.reading(self._blocks, torch.stack([self._read[each] for each in layers], 1))
-
-
-def tensors_of(cache: Cache) -> Sequence[torch.Tensor]:
-    """Those of a layer."""
-    return (cache,) if isinstance(cache, torch.Tensor) else cache
-
-
-def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
-    """Views of a layer's cache with a first dimension that counts blocks, the others in the order in which they lie in
-    memory: of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. A block may be several of the attention
-        kernel's.
-
-    Raises:
-        ValueError: no dimension counts them.
-    """
-    sizes = [*cache.shape]
-    dimension = next((n for n, size in enumerate(sizes) if size == num_blocks), None)
-    if dimension is None:
-        dimension = next((n for n, size in enumerate(sizes) if size > num_blocks and size % num_blocks == 0), None)
-        if dimension is None:
-            raise ValueError(
-                f"layer {name} has a KV cache of shape {tuple(sizes)}, which does not show its {num_blocks} blocks"
-            )
-        cache = cache.unflatten(dimension, (num_blocks, -1))
-    apart = dimension == 1 and cache.stride(0) > cache.stride(1)
-    views = cache.unbind(0) if apart else (cache.movedim(dimension, 0),)
-    return [_as_it_lies(view) for view in views]
-
-
-def _as_it_lies(view: torch.Tensor) -> torch.Tensor:
-    inner = sorted(range(1, view.dim()), key=view.stride, reverse=True)
-    return view.permute(0, *inner)
+        return self.words.is_ready() and self.sums.is_ready()
 
 
 class _Part:
@@ -240,6 +142,7 @@ class _Part:
 
     def __init__(self, view: torch.Tensor) -> None:
         self.bytes = view[0].numel() * view.element_size()
+        self.device = view.device
         self.rows = view.flatten(1).view(torch.int8) if view[0].is_contiguous() else None
         self._view = view
 
@@ -249,9 +152,6 @@ class _Part:
             torch.index_select(self.rows, 0, blocks, out=out)
         else:
             out[:, : self.bytes] = self._view[blocks].flatten(1).view(torch.int8)
-
-    def fill_with_zeros(self, blocks: torch.Tensor) -> None:
-        self._view[blocks] = torch.zeros((), dtype=self._view.dtype, device=self._view.device)
 
 
 def _stack(parts: Sequence[_Part]) -> torch.Tensor | None:
@@ -275,7 +175,7 @@ def _stack(parts: Sequence[_Part]) -> torch.Tensor | None:
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
     """Others for others, 0 for 0: sums of them do not lose what sums of the numbers would."""
-    return (numbers ^ (numbers >> _SHIFT)) * _MIX
+    return (numbers ^ (numbers >> SHIFT)) * MIX
 
 
 def _product_of_bytes(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

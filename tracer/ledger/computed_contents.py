@@ -1,6 +1,6 @@
-"""What was computed under which hash, by the slim fingerprints that workers report of every block.
+"""What was computed under which hash, by the fingerprints that workers report of every block.
 
-A slim fingerprint is a few bytes of a block, so two prompts that are nearly alike may have the same. A loaded
+A fingerprint may be of a few bytes of a block, so two prompts that are nearly alike may have the same. A loaded
 content is another block's only if that was computed under another hash, if others were computed under its own hash, and if it
 is unlike all of these: at most `MAX_COMMON_GROUPS` of six groups of bits are equal. Engines of different tensor-parallel
 sizes are compared by the groups of a head that both have first on a rank. Pure, and bounded: 24 bytes a block.
@@ -36,8 +36,8 @@ _ALL = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class SlimBlock:
-    """A block with the hash and slim fingerprint that a worker reported, and its first token in the request."""
+class ReportedBlock:
+    """A block with the hash and fingerprint that a worker reported, and its first token in the request."""
 
     event: BlockCheck
     number: int
@@ -49,15 +49,15 @@ class SlimBlock:
         return f"{self.number:016x}"
 
 
-def slim_blocks(event: BlockCheck) -> list[SlimBlock]:
-    """The blocks with slim fingerprints in an event; bytes that are not whole rows report nothing."""
-    rows = event.check_slim
+def reported_blocks(event: BlockCheck) -> list[ReportedBlock]:
+    """The blocks with fingerprints in an event; bytes that are not whole rows report nothing."""
+    rows = event.check_fingerprints
     if len(rows) % _ROW.size:
         return []
-    return [SlimBlock(event, *row) for row in _ROW.iter_unpack(rows)]
+    return [ReportedBlock(event, *row) for row in _ROW.iter_unpack(rows)]
 
 
-class SlimReferences:
+class ComputedContents:
     """What is known of computed contents."""
 
     def __init__(self) -> None:
@@ -65,13 +65,13 @@ class SlimReferences:
         self._serials = self._places = array("I")
         self._events: dict[int, BlockCheck] = {}
         self._serial = self._turn = self._waits = 0
-        self._waiting: dict[tuple[int, int], list[SlimBlock]] = {}
+        self._waiting: dict[tuple[int, int], list[ReportedBlock]] = {}
         """Loaded blocks, and those taken over, by hash and groups of bits."""
         self._by_content: dict[int, set[int]] = {}
         """The hashes of those, by their groups, and the other way round."""
         self._by_hash: dict[int, set[int]] = {}
 
-    def is_right(self, block: SlimBlock) -> bool:
+    def is_right(self, block: ReportedBlock) -> bool:
         """Whether somebody computed this content under the block's hash."""
         salt = _salt(block.event)
         if salt is None:
@@ -81,7 +81,7 @@ class SlimReferences:
             return block.fingerprint in contents
         return _groups(block.fingerprint) in map(_groups, contents)  # the other bits are of all heads of a rank
 
-    def foreign(self, event: BlockCheck) -> list[tuple[SlimBlock, SlimBlock]]:
+    def foreign(self, event: BlockCheck) -> list[tuple[ReportedBlock, ReportedBlock]]:
         """The blocks that a request loaded or took over and that hold another's content, each with the block that the content
         belongs to."""
         salt = _salt(event)
@@ -89,39 +89,39 @@ class SlimReferences:
             return []
         return [
             (block, owner)
-            for block in slim_blocks(event)
+            for block in reported_blocks(event)
             if _is_unlike(block.fingerprint, self._of_hash(_key(block.number, salt)))
             and (owner := self._owner(block)) is not None
         ]
 
     def unlike_given(
         self, event: BlockCheck, giver: tuple[str, str], beside: BlockCheck | None
-    ) -> list[tuple[SlimBlock, SlimBlock]] | None:
+    ) -> list[tuple[ReportedBlock, ReportedBlock]]:
         """The loaded blocks that are unlike all that was computed under their hashes, each with what a request of the engine
-        that gives computed, as far as that is known; None if one of them is not unlike it. What is reported `beside` the
+        that gives computed, as far as that is known; none if one of them is not unlike it. What is reported `beside` the
         load counts, too."""
         salt = _salt(event)
         if salt is None:
             return []
-        fresh = [] if beside is None or _salt(beside) != salt else slim_blocks(beside)
+        fresh = [] if beside is None or _salt(beside) != salt else reported_blocks(beside)
         unlike = []
-        for block in slim_blocks(event):
+        for block in reported_blocks(event):
             key = _key(block.number, salt)
             known = [*(each for each in fresh if each.number == block.number), *self._computed(key, salt)]
             given = next((each for each in known if (each.event.engine, each.event.request) == giver), None)
             if given is None:
                 continue
             if not _is_unlike(block.fingerprint, [*self._of_hash(key), *(each.fingerprint for each in known)]):
-                return None
+                return []
             unlike.append((block, given))
         return unlike
 
-    def found_late(self, event: BlockCheck) -> Iterator[tuple[SlimBlock, SlimBlock]]:
+    def found_late(self, event: BlockCheck) -> Iterator[tuple[ReportedBlock, ReportedBlock]]:
         """The loaded blocks that are known to hold another's content by what this event says of computed blocks."""
         salt = _salt(event)
         if salt is None or not self._waiting:
             return
-        owners, ranks = slim_blocks(event), _ranks(event)
+        owners, ranks = reported_blocks(event), _ranks(event)
         computed: dict[int, set[int]] = {}
         for owner in owners:
             computed.setdefault(_key(owner.number, salt), set()).add(owner.fingerprint)
@@ -143,7 +143,7 @@ class SlimReferences:
     def enter(self, event: BlockCheck) -> None:
         """Remember what an event reports."""
         salt = _salt(event)
-        if salt is None or not event.check_slim:
+        if salt is None or not event.check_fingerprints:
             return
         if event.check_look == COMPUTED:
             for block, _ in [*self.found_late(event)]:
@@ -152,7 +152,7 @@ class SlimReferences:
             self._enter_computed(event, salt)
         elif event.check_look in TAKEN:
             wrong = {block.number for block, _ in self.foreign(event)}
-            for block in slim_blocks(event):
+            for block in reported_blocks(event):
                 if block.number not in wrong and not self.is_right(block):
                     self._enter_waiting(block, salt)
 
@@ -165,7 +165,7 @@ class SlimReferences:
         self._events[self._serial] = event
         if len(self._events) > MAX_EVENTS:
             del self._events[next(iter(self._events))]
-        for block in slim_blocks(event):
+        for block in reported_blocks(event):
             key = _key(block.number, salt)
             if block.fingerprint in self._of_hash(key):
                 continue
@@ -176,7 +176,7 @@ class SlimReferences:
             if (name := (key, _groups(block.fingerprint))) in self._waiting:
                 self._give_up(name)
 
-    def _owner(self, block: SlimBlock) -> SlimBlock | None:
+    def _owner(self, block: ReportedBlock) -> ReportedBlock | None:
         """The block that was computed with this content, under another hash or for another KV cache group."""
         groups, ranks, key = (
             _groups(block.fingerprint),
@@ -190,7 +190,7 @@ class SlimReferences:
             event, content = self._events.get(self._serials[slot]), self._contents[slot]
             if event is None or _ranks(event) != ranks:
                 continue
-            owner = next((each for each in slim_blocks(event) if each.fingerprint == content), None)
+            owner = next((each for each in reported_blocks(event) if each.fingerprint == content), None)
             if owner is not None and _have_one_identity(owner, block):
                 return owner
         return None
@@ -213,14 +213,14 @@ class SlimReferences:
         hashes = self._hashes[first : first + WAYS]
         return [self._contents[first + n] for n, hash_ in enumerate(hashes) if hash_ == key]
 
-    def _computed(self, key: int, salt: int) -> list[SlimBlock]:
+    def _computed(self, key: int, salt: int) -> list[ReportedBlock]:
         """The blocks that were computed under a hash, as far as their reports are remembered."""
         first = key % BUCKETS * WAYS
         slots = [n for n in range(first, first + WAYS) if self._contents and self._hashes[n] == key]
         blocks = []
         for slot in slots:
             if (event := self._events.get(self._serials[slot])) is not None:
-                held = (each for each in slim_blocks(event) if each.fingerprint == self._contents[slot])
+                held = (each for each in reported_blocks(event) if each.fingerprint == self._contents[slot])
                 blocks += [each for each in held if _key(each.number, salt) == key]
         return blocks
 
@@ -236,7 +236,7 @@ class SlimReferences:
                     self._hashes[first + n] = hashes[n] = 0
         return first + hashes.index(0)
 
-    def _enter_waiting(self, block: SlimBlock, salt: int) -> None:
+    def _enter_waiting(self, block: ReportedBlock, salt: int) -> None:
         key = (_key(block.number, salt), _groups(block.fingerprint))
         self._waiting.setdefault(key, []).append(block)
         self._waits += 1
@@ -276,12 +276,12 @@ def _is_unlike(content: int, others: set[int] | list[int]) -> bool:
     )
 
 
-def _have_one_identity(one: SlimBlock, other: SlimBlock) -> bool:
+def _have_one_identity(one: ReportedBlock, other: ReportedBlock) -> bool:
     """Whether the blocks' hashes can differ only because their tokens do, or those before them."""
     return one.event.identity is not None and one.event.identity == other.event.identity
 
 
-def _have_one_hash(one: SlimBlock, other: SlimBlock) -> bool:
+def _have_one_hash(one: ReportedBlock, other: ReportedBlock) -> bool:
     """Whether they are the same block of the same KV cache group."""
     return one.number == other.number and one.event.group == other.event.group
 

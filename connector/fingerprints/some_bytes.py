@@ -1,4 +1,4 @@
-"""Slim fingerprints of KV blocks: 16 words of a block, read for all blocks of a step in one gather.
+"""Fingerprints of some bytes of KV blocks: 16 words of a block, read for all blocks of a step in one gather.
 
 Twelve words are at places that all blocks have in common, spread over layers and tokens: six groups of two, 8 bits each.
 Another block's content, a shift, zeros or an older content changes nearly all groups. Four words are at places drawn from the
@@ -20,22 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvtrail.connector.fingerprints.full import Cache, blocks_first, tensors_of
+from kvtrail.connector.fingerprints.caches import Cache, blocks_first, tensors_of
+from kvtrail.connector.fingerprints.fingerprint import GROUPS, MIX, OWN_BITS, SHIFT, Array
+from kvtrail.connector.fingerprints.to_host import ToHost
 
-GROUPS, EACH, DRAWN = 6, 2, 4
+EACH, DRAWN = 2, 4
 COMMON = GROUPS * EACH
 POOL = 4096
 """Places from which a hash draws."""
-DRAWN_BITS = 16
 MAX_STORAGES = 8
 """Pieces of memory that are read, where each layer has one of its own."""
-_MIX, _SHIFT, _SPREAD = np.uint64(0x2545F4914F6CDD1D), np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
-_GROUP_SHIFTS = np.arange(DRAWN_BITS, 64, 8, dtype=np.uint64)
+_MIX, _SHIFT, _SPREAD = np.uint64(MIX), np.uint64(SHIFT), np.uint64(0x9E3779B97F4A7C15)
+_GROUP_SHIFTS = np.arange(OWN_BITS, 64, 8, dtype=np.uint64)
 _DRAWN_SHIFTS = np.arange(64 - 12, 64 - 12 * (DRAWN + 1), -12).astype(np.uint64)
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-Array = np.ndarray[Any, np.dtype[Any]]
-ROW = np.dtype([("hash", ">u8"), ("content", ">u8"), ("token", ">u4")])
-"""How a slim fingerprint is reported."""
 
 
 class _View(NamedTuple):
@@ -50,13 +48,13 @@ class _View(NamedTuple):
     heads: int | None
 
 
-class SlimFingerprints:
+class SomeBytes:
     """Reads words of the KV caches of some layers.
 
     Attributes:
         num_blocks: of the caches.
         layout: a digest of how the bytes of a block lie: equal bytes have equal fingerprints where it is equal.
-        skips_last: whether the last token of a block is left out: not of a layout that does not show its tokens.
+        sees_partial: whether the last token of a block is left out: not of a layout that does not show its tokens.
         of_first_head: whether the places that all blocks have in common lie in the rank's first head.
     """
 
@@ -77,7 +75,7 @@ class SlimFingerprints:
             chosen = [chosen[n * (len(chosen) - 1) // (MAX_STORAGES - 1)] for n in range(MAX_STORAGES)]
         parts = [
             [
-                _view(each, chosen.index(place), num_blocks, block_size, heads)
+                _view(each, chosen.index(place), block_size, heads)
                 for tensor in tensors_of(cache)
                 if (place := tensor.untyped_storage().data_ptr()) in chosen
                 for each in blocks_first(name, tensor, num_blocks)
@@ -86,7 +84,7 @@ class SlimFingerprints:
         ]
         layers = [layer for layer in parts if layer]
         views = [view for layer in layers for view in layer]
-        self.skips_last = not block_size or all(any(is_token for *_, is_token in view.inner) for view in views)
+        self.sees_partial = not block_size or all(any(is_token for *_, is_token in view.inner) for view in views)
         self._word = next(word for word in (8, 4, 2, 1) if all(_fits(view, word) for view in views))
         dtype = _WORDS[self._word]
         lies = (self._word, [[(view.storage, view.inner) for view in layer] for layer in layers])
@@ -104,18 +102,26 @@ class SlimFingerprints:
         rng = random.Random("weights")
         self._weights = np.array([rng.getrandbits(64) | 1 for _ in range(COMMON + DRAWN)], dtype=np.uint64)
 
-    def read(self, blocks: Sequence[int], hashes: Array) -> SlimReading:
+    def read(self, blocks: Sequence[int], hashes: Array) -> WordsReading:
         """The words of these blocks on their way to the host; `hashes` are their last 64 bits, uint64."""
         places = np.empty((len(blocks), COMMON + DRAWN), dtype=np.int64)
         places[:, :COMMON] = np.arange(COMMON)
         places[:, COMMON:] = COMMON + ((hashes * _SPREAD)[:, None] >> _DRAWN_SHIFTS) % np.uint64(POOL)
         index = self._begin[places] + self._stride[places] * np.array(blocks, dtype=np.int64)[:, None]
         if len(self._flat) == 1:
-            return SlimReading(self, index.shape, [(slice(None), self._gather(0, index.ravel()))])
+            return WordsReading(index.shape, [slice(None)], [self._gather(0, index.ravel())])
         storages = self._storage[places].ravel()
         by_storage = [np.flatnonzero(storages == number) for number in range(len(self._flat))]
-        parts = [(at, self._gather(number, index.ravel()[at])) for number, at in enumerate(by_storage)]
-        return SlimReading(self, index.shape, parts)
+        parts = [self._gather(number, index.ravel()[at]) for number, at in enumerate(by_storage)]
+        return WordsReading(index.shape, by_storage, parts)
+
+    def values(self, readings: Sequence[WordsReading]) -> Array:
+        """The fingerprint of each block of these readings, uint64. A block of zeros has 0."""
+        mixed = _mixed(np.concatenate([reading.words() for reading in readings])) * self._weights
+        groups = _mixed(mixed[:, :COMMON].reshape(-1, GROUPS, EACH).sum(2)) >> np.uint64(56)
+        drawn = _mixed(mixed[:, COMMON:].sum(1)) >> np.uint64(64 - OWN_BITS)
+        values: Array = (groups << _GROUP_SHIFTS).sum(1) + drawn
+        return values
 
     def _gather(self, storage: int, index: Array) -> Any:
         if self._arrays:
@@ -129,64 +135,22 @@ class SlimFingerprints:
         """A context in which nothing waits for the work that is queued; None on a CPU, where nothing is."""
         return torch.cuda.stream(torch.cuda.Stream(self._device)) if self._device.type == "cuda" else None
 
-    def folded(self, words: Array) -> Array:
-        """The fingerprints of blocks with these words, uint64. Of zeros it is 0."""
-        mixed = _mixed(words) * self._weights
-        groups = _mixed(mixed[:, :COMMON].reshape(-1, GROUPS, EACH).sum(2)) >> np.uint64(56)
-        drawn = _mixed(mixed[:, COMMON:].sum(1)) >> np.uint64(64 - DRAWN_BITS)
-        folded: Array = (groups << _GROUP_SHIFTS).sum(1) + drawn
-        return folded
 
+class WordsReading(ToHost):
+    """Words of blocks on their way to the host."""
 
-class SlimReading:
-    """Words of blocks that are copied to the host behind the work that is queued."""
+    def __init__(self, shape: tuple[int, ...], places: Sequence[Any], parts: Sequence[Any]) -> None:
+        """`places` are those of each part's words among all."""
+        super().__init__(parts)
+        self._shape, self._places = shape, places
 
-    def __init__(
-        self, fingerprints: SlimFingerprints, shape: tuple[int, ...], parts: Sequence[tuple[Any, Any]]
-    ) -> None:
-        self._fingerprints, self._shape, self._parts = fingerprints, shape, parts
-        self._copied: torch.cuda.Event | None = None
-        if any(isinstance(words, torch.Tensor) and words.is_cuda for _, words in parts):
-            self._parts = [(at, _on_host(words)) for at, words in parts]
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-
-    def is_ready(self) -> bool:
-        """Whether nobody has to wait for them."""
-        return self._copied is None or self._copied.query()
-
-    def values(self) -> Array:
-        """The fingerprint of each block, uint64."""
-        return together([self])
-
-    def words(self) -> tuple[SlimFingerprints, Array]:
-        """Of each block, uint64, and the fingerprints that they are of."""
-        if self._copied is not None:
-            self._copied.synchronize()
+    def words(self) -> Array:
+        """Of each block, uint64."""
         words = np.empty(self._shape, dtype=np.uint64)
         flat = words.reshape(-1)
-        for at, part in self._parts:
-            flat[at] = part if isinstance(part, np.ndarray) else part.cpu().numpy()
-        return self._fingerprints, words
-
-
-def together(readings: Sequence[SlimReading]) -> Array:
-    """The fingerprints of the blocks of readings of the same caches, uint64."""
-    words = [reading.words() for reading in readings]
-    return words[0][0].folded(np.concatenate([each for _, each in words]))
-
-
-def equal_groups(contents: Array, content: int) -> int:
-    """The most groups in which one of these fingerprints is equal to this one."""
-    differing = contents ^ np.uint64(content)
-    groups = (differing[:, None] >> _GROUP_SHIFTS) & np.uint64(0xFF)
-    return int((groups == 0).sum(1).max(initial=0))
-
-
-def _on_host(words: torch.Tensor) -> torch.Tensor:
-    host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
-    host.copy_(words, non_blocking=True)
-    return host
+        for place, part in zip(self._places, self.arrays(), strict=True):
+            flat[place] = part
+        return words
 
 
 def _mixed(numbers: Array) -> Array:
@@ -194,7 +158,7 @@ def _mixed(numbers: Array) -> Array:
     return mixed
 
 
-def _view(view: torch.Tensor, storage: int, num_blocks: int, block_size: int, heads: int) -> _View:
+def _view(view: torch.Tensor, storage: int, block_size: int, heads: int) -> _View:
     """`view` is [blocks, ...], in the order in which it lies in memory. Where the attention kernel's blocks are smaller, a
     block is several of them, and the last token of each is left out."""
     size = view.element_size()

@@ -17,6 +17,7 @@ from checking import (
     Tokens,
     anothers,
     exchanged,
+    its_last_block_is_named,
     last_block_is_wrong,
     wrong,
 )
@@ -24,14 +25,12 @@ from engines import Engines
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.fingerprints import slim_reference
+from kvtrail.connector.fingerprints import references
 from kvtrail.connector.fingerprints.mismatch import Origin
 
 pytest_plugins = ["engines"]
 Layers = list[np.ndarray[Any, Any]]
 DEFAULT: dict[str, Any] = {}
-SLIM = {"fingerprints": 1e-9}
-"""A share of which no block here is."""
 
 
 def shifted(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
@@ -88,8 +87,7 @@ def test_a_correct_connector_is_looked_at_and_not_accused_also_after_a_test_with
     assert not engine.named()
     assert min(counts[look] for look in ("loaded", "admitted")) > 5, counts
     assert counts["unknown"] == 0
-    assert engine.checks._judge._references.slim is not None
-    assert len(engine.checks._judge._references.slim) > 50
+    assert len(engine.checks._judge._references) > 50
     with monkeypatch.context() as patch:
         injected = Injected(patch, exchanged)
         assert engine.round(prefix="3") != expected
@@ -148,12 +146,11 @@ def test_a_wrong_last_block_of_a_full_hit_is_found(engine: Engine, monkeypatch: 
     with monkeypatch.context() as patch:
         last_block_is_wrong(patch)
         engine.round([FULL_HIT], prefix="3")
-    ((result, found),) = [(result, each) for result in engine.results for each in result.mismatches]
-    assert (result.kind, found.kind, found.token) == ("loaded", "drift", 96)
+    its_last_block_is_named(engine)
 
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "a small host": (SLIM, {}, {"cpu_bytes_to_use": 24 * CHUNK_BYTES, "chunk_size": 64}),
+    "a small host": (DEFAULT, {}, {"cpu_bytes_to_use": 24 * CHUNK_BYTES, "chunk_size": 64}),
     "asynchronous scheduling": (DEFAULT, {"async_scheduling": True}, {"chunk_size": 64}),
     "a shared store": ({**DEFAULT, "fingerprint_store": "shared"}, {}, {"chunk_size": 64}),
     "layer by layer": (DEFAULT, {}, {"name": "Traced:other_offload:LayerwiseOffloadConnector", "chunk_size": 64}),
@@ -178,9 +175,8 @@ def test_every_block_that_is_computed_or_loaded_is_looked_at_and_none_is_accused
     assert not [each for each in engine.results if each.mismatches]
     assert min(counts[look] for look in ("computed", "loaded", "admitted")) > 5, counts
     assert counts["unknown"] == 0
-    assert engine.checks._judge._references.slim is not None
-    assert 50 < len(engine.checks._judge._references.slim) <= counts["computed"]
-    reported = [each for each in engine.results if each.slim]
+    assert 50 < len(engine.checks._judge._references) <= counts["computed"]
+    reported = [each for each in engine.results if each.fingerprints]
     assert bool(reported) == (run == "a shared store")
 
 
@@ -190,7 +186,7 @@ def test_no_change_is_reported_when_the_reference_is_forgotten(
 ) -> None:
     """All at once, as after a reset that leaves blocks of running requests in place, or where the table is too small."""
     if buckets:
-        monkeypatch.setattr(slim_reference, "BUCKETS", buckets)
+        monkeypatch.setattr(references, "BUCKETS", buckets)
     engine = engines.offload(DEFAULT, chunk_size=64)
     engine.forget()  # makes another table
     engine.round(JOBS[:4], "0")

@@ -1,0 +1,64 @@
+"""How the blocks of KV caches lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+
+Cache = torch.Tensor | Sequence[torch.Tensor]
+"""What a layer keeps in blocks: KV in one tensor, or the several tensors of a recurrent state."""
+
+
+def tensors_of(cache: Cache) -> Sequence[torch.Tensor]:
+    """Those of a layer."""
+    return (cache,) if isinstance(cache, torch.Tensor) else cache
+
+
+def views_of(caches: Mapping[str, Cache], num_blocks: int) -> Iterator[torch.Tensor]:
+    """Views of [blocks, ...], of all layers. Layers that share a tensor count once.
+
+    Raises:
+        ValueError: no dimension of a layer counts the blocks; with its name and shape.
+    """
+    seen: set[tuple[object, ...]] = set()
+    for name, cache in caches.items():
+        tensors = tensors_of(cache)
+        place = tuple((each.data_ptr(), each.shape, each.stride()) for each in tensors)
+        if place not in seen:
+            seen.add(place)
+            for each in tensors:
+                yield from blocks_first(name, each, num_blocks)
+
+
+def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
+    """Views of a layer's cache with a first dimension that counts blocks, the others in the order in which they lie in
+    memory: of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. A block may be several of the attention
+    kernel's.
+
+    Raises:
+        ValueError: no dimension counts them.
+    """
+    sizes = [*cache.shape]
+    dimension = next((n for n, size in enumerate(sizes) if size == num_blocks), None)
+    if dimension is None:
+        dimension = next((n for n, size in enumerate(sizes) if size > num_blocks and size % num_blocks == 0), None)
+        if dimension is None:
+            raise ValueError(
+                f"layer {name} has a KV cache of shape {tuple(sizes)}, which does not show its {num_blocks} blocks"
+            )
+        cache = cache.unflatten(dimension, (num_blocks, -1))
+    apart = dimension == 1 and cache.stride(0) > cache.stride(1)
+    views = cache.unbind(0) if apart else (cache.movedim(dimension, 0),)
+    return [_as_it_lies(view) for view in views]
+
+
+def fill_with_zeros(caches: Mapping[str, Cache], num_blocks: int, blocks: Collection[int]) -> None:
+    """Overwrite these blocks in all layers."""
+    for view in views_of(caches, num_blocks):
+        view[torch.tensor([*blocks], device=view.device)] = torch.zeros((), dtype=view.dtype, device=view.device)
+
+
+def _as_it_lies(view: torch.Tensor) -> torch.Tensor:
+    inner = sorted(range(1, view.dim()), key=view.stride, reverse=True)
+    return view.permute(0, *inner)
