@@ -14,7 +14,6 @@ import pytest
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.fingerprints.mismatch import Origin
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult
 from kvtrail.connector.fingerprints.worker import CheckWorker
