@@ -84,6 +84,7 @@ holds 32 tokens if nothing else is said, a chunk `chunk` of them. A history that
 
 from __future__ import annotations
 
+import base64
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -655,5 +656,9 @@ def _moment(event: Event) -> Moment:
     }
     resource = {**span.resource, **{key: value for key, value in of_resource.items() if value}}
     attributes = {**span.attributes, **({semconv.CHUNK_SIZE.key: event.chunk_size} if event.chunk_size else {})}
+    attributes = {
+        key: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+        for key, value in attributes.items()
+    }
     span = structs.replace(span, span_id=event.span_id or span.span_id, resource=resource, attributes=attributes)
     return structs.replace(event, span_id=span.span_id, trace_id=span.trace_id), span
