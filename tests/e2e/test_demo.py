@@ -68,6 +68,7 @@ def test_a_killed_demo_takes_its_children_along(tmp_path: Path) -> None:
         until(lambda: children_left(tmp_path) == [], why=lambda: children_left(tmp_path))
 
 
+@pytest.mark.costly("starts a real engine")
 def test_a_killed_engine_is_reported_and_fails_the_demo(tmp_path: Path) -> None:
     with demo(tmp_path, "--once") as run:
         run.wait_for_output("Starting a real vLLM engine")

@@ -45,6 +45,7 @@ EMPTY_AT_FIRST = re.compile(r"warning: WARN (Infinite extent for field|Conflicti
 """Streamlit draws each chart without its rows first, and what Vega then warns of cannot be chosen."""
 
 
+@pytest.mark.costly("every page in a browser, in two schemes")
 def test_a_page_can_be_read_and_the_console_has_nothing_of_ours(
     page: playwright.Page, pages: SharedDashboard, filled: str
 ) -> None:

@@ -67,6 +67,7 @@ def wait_for_requests(run: Demo) -> None:
     until(lambda: run.get("/api/overview")["totals"]["requests"] > served)
 
 
+@pytest.mark.costly("a browser follows live traffic")
 @needs_chromium
 def test_search_and_deep_links(page: playwright.Page, living_demo: Demo) -> None:
     finding = a_finding(living_demo)

@@ -373,6 +373,7 @@ def test_a_screen_shows_eight_rows_more_and_a_phone_some(page: playwright.Page, 
     holds(some_are_seen)
 
 
+@pytest.mark.costly("a browser draws every step")
 def test_a_request_is_replayed_step_by_step(page: playwright.Page, tracer: Tracer, url: str) -> None:
     connection = Connection(page)
     feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")

@@ -20,6 +20,7 @@ pytestmark = needs_chromium
 STATE = re.compile(r"The tracer does not answer, since \d\d:\d\d:\d\d UTC")
 
 
+@pytest.mark.costly("every page in a browser, without its sidecar and with it")
 def test_what_was_known_stays_until_it_is_back(page: playwright.Page, pages: SharedDashboard, shown: Tracer) -> None:
     now_ns = time.time_ns()
     post(shown, served(Engine("llama-a"), from_ns=now_ns - 100 * S, to_ns=now_ns, every_ms=1500))

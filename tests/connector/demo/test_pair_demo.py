@@ -27,6 +27,7 @@ OPTIONS = Options(
 )  # fmt: skip
 
 
+@pytest.mark.costly("starts a real engine")
 def test_an_engine_answers_over_its_pipes_and_ends_with_them(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="an engine runs vLLM")
     order = json.dumps([str(tmp_path / "model"), None, False, 0])

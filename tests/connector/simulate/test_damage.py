@@ -89,6 +89,7 @@ def test_nor_in_a_file_or_through_a_sidecar_that_restarts(runs: tuple[Run, ...],
                 assert set(judged.found) <= known
 
 
+@pytest.mark.costly("damages the recording of every fault")
 def test_a_fault_with_all_its_events_is_found_after_any_damage() -> None:
     total = loss_injection.Caught()
     for fault in FAULTY:
