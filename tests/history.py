@@ -655,10 +655,13 @@ def _moment(event: Event) -> Moment:
         semconv.GROUPS.key: event.groups,
     }
     resource = {**span.resource, **{key: value for key, value in of_resource.items() if value}}
-    attributes = {**span.attributes, **({semconv.CHUNK_SIZE.key: event.chunk_size} if event.chunk_size else {})}
-    attributes = {
-        key: base64.b64encode(value).decode() if isinstance(value, bytes) else value
-        for key, value in attributes.items()
-    }
+    attributes = {key: as_json(value) for key, value in span.attributes.items()}
+    if event.chunk_size:
+        attributes[semconv.CHUNK_SIZE.key] = event.chunk_size
     span = structs.replace(span, span_id=event.span_id or span.span_id, resource=resource, attributes=attributes)
     return structs.replace(event, span_id=span.span_id, trace_id=span.trace_id), span
+
+
+def as_json(value: Any) -> Any:
+    """A value as a span has it."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value

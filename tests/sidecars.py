@@ -5,7 +5,6 @@ Each takes a `Delivery` and gives what was found, and how often each rule gave w
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections import Counter
@@ -14,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 from damages import Batch, Delivery, S
+from history import as_json
 
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events import semconv
@@ -150,16 +149,11 @@ def span_of(event: Event) -> Span:
         name=semconv.span_name(event.kind),
         start_ns=event.start_ns,
         end_ns=event.end_ns,
-        attributes={a.key: _as_json(value) for a in own if (value := getattr(event, a.field)) not in (None, "")},
+        attributes={a.key: as_json(value) for a in own if (value := getattr(event, a.field)) not in (None, "")},
         resource={a.key: value for a in resource if (value := getattr(event, a.field)) is not None},
         scope=semconv.SCOPE,
         error=semconv.CUT_OFF_REASON if event.kind is semconv.Kind.CUT_OFF else event.error,
     )
-
-
-def _as_json(value: Any) -> Any:
-    """A value as a span has it."""
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def _lives_of_sidecar(delivery: Delivery) -> list[list[Batch]]:

@@ -165,7 +165,7 @@ def _report_addresses(options: Options) -> None:
 
 def _summarize(options: Options, wrong: int, served: int) -> None:
     """Say what the tracer has counted, and how many of the answers of two engines are wrong."""
-    totals = httpx.get(f"{options.api}/api/overview").json()["totals"]
+    totals = _asked(options, "overview")["totals"]
     rows = [("requests", totals["requests"], "of both engines" if options.pd else "")]
     if not options.pd:
         rows += [
@@ -204,13 +204,18 @@ def _compare(options: Options, wrong: set[str], late: set[str], found: Mapping[s
     click.echo("  Each request with a wrong answer is named, though both engines called it a success.")
 
 
+def _asked(options: Options, path: str, **query: str | int) -> Any:
+    """What the tracer's api answers."""
+    return httpx.get(f"{options.api}/api/{path}", params=query).json()
+
+
 def _named(options: Options, late: set[str]) -> dict[str, bool]:
     """The requests that the rule about stale hand-offs names, and whether they were healed: when these are among them, or
     after a while."""
     named: dict[str, bool] = {}
 
     def are_named() -> bool:
-        found = httpx.get(f"{options.api}/api/findings", params={"rule": STALE_HANDOFF, "limit": 1000}).json()
+        found = _asked(options, "findings", rule=STALE_HANDOFF, limit=1000)
         named.update({each["request"]: each["healed"] == each["count"] for each in found})
         return late <= named.keys()
 
@@ -225,10 +230,7 @@ def _report_findings(options: Options) -> None:
         DemoError: nothing was found.
     """
 
-    def found() -> list[dict[str, Any]]:
-        return httpx.get(f"{options.api}/api/findings").json()  # type: ignore[no-any-return]
-
-    if not (findings := _waited_for(found)):
+    if not (findings := _waited_for(lambda: _asked(options, "findings"))):
         raise DemoError(f"the tracer has no finding: this workload does not bring the bug {options.bug!r} out")
     for rule, of_rule in _by_rule(findings).items():
         finding, *others = of_rule
@@ -256,7 +258,7 @@ def _death(options: Options, engines: Engines) -> dict[str, Any]:
     """What the tracer knows of the engine, which has died. Raises ChildDied if it does not know of what."""
 
     def ended() -> dict[str, Any] | None:
-        (known,) = httpx.get(f"{options.api}/api/fleet").json()["engines"]
+        (known,) = _asked(options, "fleet")["engines"]
         return known if known["state"] == "died" else None
 
     if (death := _waited_for(ended)) is None:
