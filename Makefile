@@ -5,7 +5,7 @@
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
 # make test-all        the same with the tests that are marked `long` and new random examples: before a release
 # make pins            write again what tests/pins pins: what the product says of fixed inputs. Review the diff
-# make versions       try kvtrail with each version of vLLM that it supports, and write the README's table
+# make versions       try kvtrail with each version of vLLM that it supports, and write docs/versions.md
 # make conformance    the conformance suite with each connector and each version: writes docs/conformance/matrix.md
 # make audit          look up what is known against the versions in constraints.txt, and say so where that cannot be looked up
 # make clean           remove the environment and what the demo and the tests left

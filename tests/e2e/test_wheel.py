@@ -220,7 +220,7 @@ def sha256(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with vLLM, what vLLM requires, and, as by the two lines of a Dockerfile in the README, the
+    """The Python of an environment with vLLM, what vLLM requires, and, as by the two lines of a Dockerfile in docs/getting-started.md, the
     wheel without its dependencies."""
     vllm = importlib.metadata.packages_distributions().get("vllm") or pytest.skip("vLLM is not installed")
     python = environment(tmp_path_factory.mktemp("image") / "venv")
@@ -296,8 +296,8 @@ def test_in_an_image_of_vllm_the_wheel_alone_records_by_both_protocols(
         tracer.kill()
 
 
-def test_the_readme_has_the_two_lines_of_a_dockerfile() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_getting_started_has_the_two_lines_of_a_dockerfile() -> None:
+    text = (ROOT / "docs" / "getting-started.md").read_text()
     assert "\nCOPY dist/kvtrail-*.whl /tmp/\nRUN pip install --no-deps /tmp/kvtrail-*.whl\n" in text
 
 

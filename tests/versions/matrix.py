@@ -1,5 +1,5 @@
 """Which versions of vLLM kvtrail works with: installs each of them, and the last one before, runs the same short suite, and
-writes the README's table.
+writes the table of docs/versions.md.
 
     make versions                          all of them: an hour or two on two cores
     make versions ARGS="0.28.0 0.33.0"     some; the other rows stay as they are
@@ -21,7 +21,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- versions: make versions -->", "<!-- /versions -->"
 VERSIONS = (
     "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0",
@@ -86,7 +86,7 @@ def row(version: str, cells: dict[str, str], day: datetime.date) -> str:
 
 
 def written(text: str, new: dict[str, str]) -> str:
-    """The README with these rows in its table, the newest version first."""
+    """The page with these rows in its table, the newest version first."""
     known = rows(text) | new
     order = sorted(known, key=lambda version: tuple(map(int, version.split("."))), reverse=True)
     head = f"| vLLM | {' | '.join(COLUMNS.values())} | tried |\n| --- |{' --- |' * (len(COLUMNS) + 1)}"
@@ -103,7 +103,7 @@ def main() -> None:
         print(f"vLLM {version} ...", file=sys.stderr, flush=True)
         cells = tried(version, arguments.folder)
         print(json.dumps({version: cells}), flush=True)
-        README.write_text(written(README.read_text(), {version: row(version, cells, datetime.date.today())}))
+        PAGE.write_text(written(PAGE.read_text(), {version: row(version, cells, datetime.date.today())}))
 
 
 if __name__ == "__main__":

@@ -286,7 +286,7 @@ def test_every_command_has_help_with_an_example_and_is_documented(command: str) 
     examples = re.findall(r"^  Example: (.*\n.*)", result.output, flags=re.MULTILINE)
     assert any(example.startswith(f"kvtrail {command}") for example in examples)
     assert all(example.endswith("\n") for example in examples), "each is one line, to be copied"
-    assert f"kvtrail {command}" in (ROOT / "README.md").read_text()
+    assert f"kvtrail {command}" in (ROOT / "docs" / "commands.md").read_text()
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
