@@ -30,18 +30,24 @@ def columns(*history: str) -> list[pages.Column]:
 
 
 def test_the_pages_are_made_from_the_reports() -> None:
-    of_vllm, of_lmcache = pages.all_columns()
-    assert pages.MATRIX.read_text("utf-8") == pages.matrix(ROWS, of_vllm, of_lmcache)
-    assert pages.findings(ROWS, of_vllm, of_lmcache) in pages.FINDINGS.read_text("utf-8")
+    assert pages.MATRIX.read_text("utf-8") == pages.matrix(ROWS, *pages.all_columns())
 
 
 def test_each_failure_was_looked_into() -> None:
-    headings = [line[3:] for line in pages.FINDINGS.read_text("utf-8").splitlines() if line.startswith("## ")]
+    headings = [
+        line[3:] for line in (pages.DOCS / "findings.md").read_text("utf-8").splitlines() if line.startswith("## ")
+    ]
     for row in ROWS:
         for failure, where in pages._failures(row, *pages.all_columns()).items():
             for version, each in where:
                 cause = upstream_causes.cause(row.id, version, failure, each["text"])
                 assert cause in headings, (row.id, version, failure)
+
+
+def test_versions_that_follow_each_other_are_a_range() -> None:
+    orders = {"vLLM": ["0.20", "0.21", "0.22", "0.23"], "LMCache": ["0.4", "0.5"]}
+    failed = ["LMCache 0.5", "vLLM 0.20", "vLLM 0.21", "vLLM 0.23"]
+    assert list(pages._ranges(orders, failed)) == ["vLLM 0.20 to 0.21", "vLLM 0.23", "LMCache 0.5"]
 
 
 def test_a_link_leads_to_a_heading() -> None:
@@ -94,5 +100,5 @@ def test_a_report_of_the_suite_is_a_line_of_its_versions_file(tmp_path: Path, mo
     assert pages.read("0.21.0") == {}
 
 
-def test_each_version_of_the_readme_has_a_column() -> None:
+def test_each_tested_version_has_a_column() -> None:
     assert set(VLLMS) < set(matrix.VERSIONS)
