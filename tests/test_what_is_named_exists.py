@@ -32,7 +32,6 @@ SOURCES = sorted(path for part in ("tracer", "connector", "dashboard") for path 
 VLLM = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])  # type: ignore[union-attr,index]
 OTHERS_OPTIONS = {
     "--enable-feature",  # Prometheus
-    "--fleet", "--layers", "--requests", "--write",  # programs in benchmarks/
     "--no-deps", "--wheel", "--dry-run", "--ignore-installed", "--report", "--constraint", "--require-hashes",
     "--requirement", "--quiet",  # pip and build
     "--file", "--target", "--build-context", "--build-arg", "--provenance", "--sbom", "--output",  # docker buildx
@@ -86,6 +85,13 @@ def variables() -> frozenset[str]:
 
 
 @cache
+def benchmark_options(program: str) -> frozenset[str]:
+    """The options of a program in benchmarks/."""
+    source = (ROOT / "benchmarks" / program).read_text()
+    return frozenset(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', source))
+
+
+@cache
 def vllm_has(option: str) -> bool:
     """Whether vLLM's server takes an option. It names them after the fields of its configuration."""
     field = option.removeprefix("--").removeprefix("no-").replace("-", "_")
@@ -121,6 +127,8 @@ def commands_in(text: str) -> list[tuple[str, str]]:
 def wrong_options(text: str, *, here: frozenset[str] = frozenset(), where_vllm_runs: bool = True) -> list[str]:
     """The options of a text that neither a command which it names has, nor vLLM, nor what is run `here`."""
     known = here.union(*(options(name) for name, _ in commands_in(text) if name in COMMANDS)) | OTHERS_OPTIONS
+    for program in {path.name for path in (ROOT / "benchmarks").glob("*.py")} & set(re.findall(r"\w+\.py", text)):
+        known |= benchmark_options(program)
     return [o for o in _OPTION.findall(text) if o not in known and not (where_vllm_runs and vllm_has(o))]
 
 
