@@ -73,7 +73,7 @@ HOW_SOON = """
 ## How soon
 
 How a rule knows of a fault decides how soon it is known: a count or a call that is wrong, with the event that shows it;
-bytes, when the block is looked at ([bytes](bytes.md) says how soon that is); and what never happens, once it could have
+bytes, when the block is looked at ([bytes](concepts.md#bytes) says when); and what never happens, once it could have
 happened for long. The incidents at hand and those that were not, by the rule that finds each; the time is from the event
 that completes the proof, or, of a deadline, from the event since which something was awaited, to the verdict, in seconds
 of recorded time.

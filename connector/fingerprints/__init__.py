@@ -2,6 +2,6 @@
 
 In: vLLM's KV caches, and what a step computes, loads and takes over. Out: which blocks are mismatches. `scheduler` plans the
 checks of a step (`plan`); on a worker, `worker` runs them: `reading` reads fingerprints, of `some_bytes` or `all_bytes`,
-`judge` compares them with the `references`, and `result` is what is reported. `docs/bytes.md` has the rule. Only a worker
+`judge` compares them with the `references`, and `result` is what is reported. `docs/concepts.md` has the rule. Only a worker
 needs torch.
 """

@@ -2,7 +2,7 @@
 
 The engine that prefills returns them when a request ends, the router gives them to the engine that decodes, and that one
 finds them in its request; or the router gives both of them parameters of its own. Connectors differ in what they put in; the
-names here are those of vLLM 0.32's and of LMCache's (docs/handoffs.md).
+names here are those of vLLM 0.32's and of LMCache's (docs/concepts.md).
 """
 
 from __future__ import annotations

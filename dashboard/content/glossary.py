@@ -1,7 +1,4 @@
-"""The words on the pages and their meanings, for every help text.
-
-`docs/concepts.md` has the same list; `python -m kvtrail.dashboard.content.glossary` prints it.
-"""
+"""The terms on the pages and their meanings, for every help text."""
 
 from __future__ import annotations
 
@@ -90,12 +87,3 @@ TERMS = {
     "oldest": "Since the request of the oldest ended, by the engine's own clock.",
     "open requests": "Requests that have begun but not ended.",
 }
-
-
-def as_markdown() -> str:
-    """The list as docs/concepts.md has it."""
-    return "\n".join(["| term | meaning |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in TERMS.items())])
-
-
-if __name__ == "__main__":
-    print(as_markdown())

@@ -220,8 +220,8 @@ def sha256(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with vLLM, what vLLM requires, and, as by the two lines of a Dockerfile in docs/getting-started.md, the
-    wheel without its dependencies."""
+    """The Python of an environment with vLLM, what vLLM requires, and, as by the two lines of a Dockerfile in
+    docs/getting-started.md, the wheel without its dependencies."""
     vllm = importlib.metadata.packages_distributions().get("vllm") or pytest.skip("vLLM is not installed")
     python = environment(tmp_path_factory.mktemp("image") / "venv")
     link(python, required(Requirement(vllm[0]), {}))

@@ -2,7 +2,7 @@
 rows of a step, and of findings. A kind's own attributes are the fields of its class in `events.py`.
 
 The recorder encodes from both, the tracer decodes with them, and `docs/spans.md` is generated from them
-(`python -m kvtrail.tracer.events.vocabulary`), so a name exists exactly once.
+(`python docs/reference.py`), so a name exists exactly once.
 
 Units: tokens and blocks are counts, bytes are bytes, span times are Unix nanoseconds: a recorder's monotonic clock, and what
 the wall clock showed beyond it when the recorder began.
@@ -206,7 +206,7 @@ GROUPS = Attribute(
     "kvtrail.groups",
     str,
     "JSON: the KV cache groups of the model, in vLLM's order: `kind`, `block_size`, `window`, `layers`, `page_bytes`,"
-    " `cache_mode` and `checkpoints` of each (docs/groups.md). Absent where one group of full attention is all.",
+    " `cache_mode` and `checkpoints` of each (docs/concepts.md). Absent where one group of full attention is all.",
     "groups",
 )
 POOL_BLOCKS = Attribute("kvtrail.blocks.total", int, "KV blocks of the engine's pool, the null block included.")

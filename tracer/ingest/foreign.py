@@ -10,7 +10,7 @@ START = 1 << 16
 """Bytes of a file that are looked at."""
 _BOM = b"\xef\xbb\xbf"
 _UNPACK = "Unpack it first: {}"
-_NO_SPANS = "It holds no spans of kvtrail; see docs/traces.md for what writes them."
+_NO_SPANS = "It holds no spans of kvtrail; see docs/logs-and-traces.md for what writes them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ _KINDS = (
     ),
     _Kind(
         "Zipkin's JSON",
-        "It has lost the types of kvtrail's attributes: let the Collector write OTLP beside it, see docs/traces.md",
+        "It has lost the types of kvtrail's attributes: let the Collector write OTLP beside it, see docs/logs-and-traces.md",
         _json(b"traceId", b"localEndpoint|remoteEndpoint|duration"),
     ),
     _Kind(

@@ -179,8 +179,8 @@ class TraceReader:
                 self.bad_lines = [(0, f"no OTLP in it ({why})")]
                 return
             raise UnusableTrace(
-                f"{self.path}: no OTLP in it ({why}). A trace is OTLP as JSON Lines or in binary form, see docs/traces.md."
-                " `kvtrail audit` reads the log of a server, too."
+                f"{self.path}: no OTLP in it ({why}). A trace is OTLP as JSON Lines or in binary form, see"
+                " docs/logs-and-traces.md. `kvtrail audit` reads the log of a server, too."
             )
 
 

@@ -312,7 +312,7 @@ def page(rule: Rule) -> str:
     """A rule's part of the documentation page."""
     text = inspect.cleandoc(type(rule).__doc__ or "")
     about = f"Severity: {', or '.join(rule.severities)}. Level: `{rule.level}`. Known by {rule.known_by}."
-    about += f" Several [groups](groups.md): {rule.groups}."
+    about += f" Several [groups](concepts.md#kv-cache-groups): {rule.groups}."
     return f"## `{rule.id}`\n\n{about}\n\n{text}\n\nUsually: {rule.advice}\n"
 
 

@@ -49,7 +49,7 @@ SHOWN = {
     "stores": "copies",
     "held_bytes": "bytes held",
     "contents": "[contents](#causes)",
-    "reported": "[hand-offs](handoffs.md)",
+    "reported": "[hand-offs](concepts.md#hand-offs)",
 }
 """What a probe shows by each of its methods, as docs/connectors.md calls it."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from kvtrail.tracer.events import events, semconv, vocabulary
+from kvtrail.tracer.events import events, semconv
 from kvtrail.tracer.events.events import FIELDS, KEYS
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
@@ -133,10 +133,6 @@ def test_a_kind_that_is_gone_keeps_its_numbers_and_changes_nothing(name: str) ->
     event, unknown = decode.read(span(name, **{"kvtrail.locks": 2}))
     assert isinstance(event, events.Retired)
     assert (event.sequence, event.request, event.numbers(), unknown) == (7, "r-1", {}, ())
-
-
-def test_the_documentation_is_generated_from_the_vocabulary() -> None:
-    assert (DOCS / "spans.md").read_text() == vocabulary.as_markdown()
 
 
 @pytest.mark.parametrize(

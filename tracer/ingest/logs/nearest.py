@@ -34,9 +34,9 @@ class Nearest:
         if not unread:
             return "the file is empty"
         text = (
-            f"none of its {unread} lines can be read. Accepted are traces (OTLP, docs/traces.md) and logs of vLLM with a KV"
-            " connector. It looked for lines about lookups, loads, stores and failures as vLLM, LMCache and similar systems"
-            " print them (docs/importing.md lists them; many are printed at level DEBUG only)."
+            f"none of its {unread} lines can be read. Accepted are traces (OTLP, docs/logs-and-traces.md) and logs of vLLM"
+            " with a KV connector. It looked for lines about lookups, loads, stores and failures as vLLM, LMCache and similar"
+            " systems print them (docs/logs-and-traces.md lists them; many are printed at level DEBUG only)."
         )
         if not self._lines:
             return f"{text} No line resembles any of them."

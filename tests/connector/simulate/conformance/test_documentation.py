@@ -1,4 +1,4 @@
-"""docs/conformance.md and what it offers to copy say what is so."""
+"""docs/check.md and what it offers to copy say what is so."""
 
 from __future__ import annotations
 
@@ -13,16 +13,10 @@ import yaml
 
 from kvtrail.__main__ import main
 from kvtrail.connector import pytest_plugin
-from kvtrail.connector.simulate.conformance import table
 
 ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
 GITHUB = ROOT / "deploy" / "github"
-
-
-def test_the_table_of_requirements_is_current() -> None:
-    (written,) = re.findall(r"<!-- requirements -->\n(.*)\n<!-- /requirements -->", PAGE, re.DOTALL)
-    assert written == table.as_markdown(), "python -m kvtrail.connector.simulate.conformance.table"
 
 
 def test_the_plugin_s_options_are_documented() -> None:
@@ -74,6 +68,6 @@ def test_the_hook_runs_core() -> None:
 
 def test_the_command_of_each_page_can_be_run() -> None:
     lines = re.findall(r"^ *(kvtrail conformance .*)$", PAGE, re.MULTILINE)
-    assert len(lines) >= 2
+    assert lines
     for line in lines:
         assert ":" in parsed(line)["connector"], line

@@ -41,6 +41,35 @@ def test_the_documentation_s_connector_is_correct(steps: int) -> None:
     assert checked.blocks_compared > 10_000
 
 
+SHOWN = ("store/planned", "store/evicted", "load/planned-with-positions", "lookup/after-eviction")
+"""What is reached with a probe alone."""
+
+
+@pytest.mark.usefixtures("module")
+def test_the_documentation_s_probe_shows_what_the_connector_decides() -> None:
+    runs: dict[str, Any] = {"profiles": ["room", "preemption-storm"], "runs": 2, "steps": None, "shrink_tries": 0}
+    probed = check("my_probe:MyProbedConnector", **runs)
+    assert [found.failure for found in probed.found] == []
+    assert all(probed.reached[point] > 0 for point in SHOWN)
+    without = check("my_connector:MyConnector", **runs)
+    assert not any(without.reached[point] for point in SHOWN)
+
+
+@pytest.mark.usefixtures("module")
+def test_with_its_probe_a_store_of_the_wrong_blocks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe says from which token a store begins: with a later token, its blocks are the wrong ones."""
+    my_probe = importlib.import_module("my_probe")
+    place = my_probe.MyProbe._place
+
+    def late(self: Any, connector: Any, block: int) -> tuple[str, int]:
+        request_id, start = place(self, connector, block)
+        return request_id, start + connector.block_size
+
+    monkeypatch.setattr(my_probe.MyProbe, "_place", late)
+    checked = check("my_probe:MyProbedConnector", profiles=["room"], runs=1, steps=None, shrink_tries=0)
+    assert "rule: plan-blocks" in {found.failure.id for found in checked.found}
+
+
 def test_workers_that_keep_what_is_evicted_are_found(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler's side forgets a block, and does not tell the workers: each block that is stored takes room for ever."""
 

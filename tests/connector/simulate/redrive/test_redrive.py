@@ -43,7 +43,7 @@ def test_the_demos_workloads_come_out_lookup_for_lookup(tmp_path: Path, scenario
 
 
 NOT_DRIVEN = ("spec-decode", "multi", "states")
-"""States are driven below; of the others docs/replay.md says why."""
+"""States are driven below; of the others docs/logs-and-traces.md says why."""
 IN_EACH_RUN = dict.fromkeys((
     "preemption-storm", "abort", "reset", "same-id", "identity", "full-store", "handoff", "groups", "block-sizes",
     "no-prefix-caching", "failed-requests",

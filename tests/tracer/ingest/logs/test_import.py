@@ -453,7 +453,7 @@ def test_of_a_file_in_which_nothing_is_read_the_nearest_lines_are_shown(tmp_path
     for result in (run("audit", str(path)), exported(path, tmp_path / "t")):
         assert result.exit_code == 2
         assert (
-            f"Error: {path}: none of its 14 lines can be read. Accepted are traces (OTLP, docs/traces.md) and logs"
+            f"Error: {path}: none of its 14 lines can be read. Accepted are traces (OTLP, docs/logs-and-traces.md) and logs"
             in (result.output)
         )
         assert "The nearest: line 2: 'cache: request 7 hit 3 blocks'; line 4: 'loaded 5 chunks'\n" in result.output
