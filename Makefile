@@ -4,6 +4,7 @@
 # make test            set everything up, then run the tests, in WORKERS=2 processes
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
 # make test-all        the same with the tests that are marked `long` and new random examples: before a release
+# make docs            the documentation as a site, in .cache/site
 # make pins            write again what tests/pins pins: what the product says of fixed inputs. Review the diff
 # make versions       try kvtrail with each version of vLLM that it supports, and write docs/versions.md
 # make conformance    the conformance suite with each connector and each version: writes docs/conformance/matrix.md
@@ -18,7 +19,7 @@ ARGS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-all lint pins versions conformance audit clean
+.PHONY: demo test test-all lint docs pins versions conformance audit clean
 
 demo: .venv/.ready $(if $(filter --pd,$(ARGS)),.venv/.pd)
 	@$(BIN)/kvtrail demo $(ARGS)
@@ -43,6 +44,10 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	@$(BIN)/python tests/plain_english.py
 	$(BIN)/mypy --cache-dir $(MYPY_CACHE)
+	@$(MAKE) --no-print-directory docs
+
+docs: .venv/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 audit:
 	@test -x .cache/audit/bin/pip-audit \

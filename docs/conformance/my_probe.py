@@ -58,7 +58,7 @@ class MyProbe(Probe):
 
     def _held_prefix(self, connector: Any, request: Any) -> Sequence[bytes]:
         """The keys of a request's first blocks that the store holds, without the block of the last token."""
-        keys = request.block_hashes[: (request.num_tokens - 1) // connector.block_size]
+        keys: Sequence[bytes] = request.block_hashes[: (request.num_tokens - 1) // connector.block_size]
         return keys[: next((n for n, key in enumerate(keys) if key not in connector.held), len(keys))]
 
     def _place(self, connector: Any, block: int) -> tuple[str, int]:
