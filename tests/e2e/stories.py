@@ -58,9 +58,10 @@ def feed_over_time(
     tracer: Tracer, engine: str, version: str, stories: Mapping[int, str], *, model: str = "llama", ends: bool = False
 ) -> None:
     """An engine of this version that did each of these that many minutes ago, and then sends a heartbeat; if it `ends`, its
-    last. Its requests have the minutes in their ids."""
+    last. Its requests have the minutes in their ids, and begin in the middle of a minute: sums are made minute by minute, and
+    must not depend on the second at which a test runs."""
     events: list[Event] = []
-    now_ns = time.time_ns()
+    now_ns = time.time_ns() // MINUTE_NS * MINUTE_NS - MINUTE_NS // 2
     for minutes, text in stories.items():
         own = history(text, request=f"{engine}-{minutes}-0123abcd", recorder=f"rec-{engine}", engine=engine)
         shift_ns = now_ns - minutes * MINUTE_NS - own[0].start_ns
