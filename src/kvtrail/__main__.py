@@ -72,7 +72,7 @@ EXTRAS = {"dashboard": "dashboard", "demo": "tracer,dashboard"}
 """The extras that a command needs; of any other command it is `tracer`."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it; click's own is 1, which says that there is drift."""
-_OF_VLLM = frozenset({"vllm", "torch", "numpy"})
+_OF_VLLM = frozenset({"vllm", "torch", "numpy", "zmq"})
 """What comes with vLLM, and with none of the extras."""
 
 

@@ -20,7 +20,7 @@ INCONCLUSIVE = 3
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
 
 
-class Store(click.ParamType[Any]):
+class Store(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no parameter here
     """Where spans are stored: the path of a SQLite file, or the address of a ClickHouse, which shows no password."""
 
     name = "store"
@@ -36,7 +36,7 @@ class Store(click.ParamType[Any]):
             self.fail(f"{error}", parameter, context)
 
 
-class TokenFiles(click.ParamType[Any]):
+class TokenFiles(click.ParamType):  # type: ignore[type-arg]
     """A file of tokens, and the role that they open: `FILE` or `ROLE=FILE`."""
 
     name = "[role=]file"
@@ -62,7 +62,7 @@ class Several(click.Option):
         return super().type_cast_value(context, [value] if isinstance(value, str) else value)
 
 
-class Duration(click.ParamType[timedelta]):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """A number of seconds, minutes, hours or days: `90m`."""
 
     name = "duration"
