@@ -22,7 +22,7 @@ from live_traffic import goodbye
 from msgspec.structs import replace
 from processes import Tracer
 from served_pairs import DECODE, PREFILL
-from stories import HEALED, STALE, feed, feed_over_time
+from stories import HEALED, STALE, feed, feed_over_time, middle_of_a_minute_ns
 from traffic import Engine
 from wire import encoded
 
@@ -130,8 +130,11 @@ def _feed_death(tracer: Tracer) -> None:
 
 
 def _feed_all(tracer: Tracer) -> None:
+    now_ns = middle_of_a_minute_ns()
     deployed = {9: TOO_MUCH}  # what was never found before the deploy
-    feed_over_time(tracer, BEFORE_DEPLOY, "0.31", dict.fromkeys(range(40, 20, -1), HITS), model="mistral", ends=True)
+    feed_over_time(
+        tracer, BEFORE_DEPLOY, "0.31", dict.fromkeys(range(40, 20, -1), HITS), model="mistral", ends=True, now_ns=now_ns
+    )
     feed_over_time(
         tracer,
         AFTER_DEPLOY,
@@ -139,10 +142,13 @@ def _feed_all(tracer: Tracer) -> None:
         {**dict.fromkeys(range(20, 1, -1), FEW_HITS), **deployed},
         model="mistral",
         ends=True,
+        now_ns=now_ns,
     )
     for engine in (*WITH_HITS, WITHOUT_HITS):
         story = NO_HITS if engine == WITHOUT_HITS else STORING
-        feed_over_time(tracer, engine, "0.32", dict.fromkeys(range(40, 1, -5), story), model="qwen", ends=True)
+        feed_over_time(
+            tracer, engine, "0.32", dict.fromkeys(range(40, 1, -5), story), model="qwen", ends=True, now_ns=now_ns
+        )
     for number in range(4):
         events = history(
             EVICTED,

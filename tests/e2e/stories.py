@@ -54,14 +54,20 @@ def feed(tracer: Tracer, text: str, *, request: str, engine: str) -> None:
     tracer.post(encoded(events))
 
 
+def middle_of_a_minute_ns() -> int:
+    """The latest one, Unix nanoseconds. Sums are made minute by minute, and must not depend on the second at which a test
+    runs."""
+    return time.time_ns() // MINUTE_NS * MINUTE_NS - MINUTE_NS // 2
+
+
 def feed_over_time(
-    tracer: Tracer, engine: str, version: str, stories: Mapping[int, str], *, model: str = "llama", ends: bool = False
-) -> None:
+    tracer: Tracer, engine: str, version: str, stories: Mapping[int, str], *, model: str = "llama", ends: bool = False,
+    now_ns: int | None = None,
+) -> None:  # fmt: skip
     """An engine of this version that did each of these that many minutes ago, and then sends a heartbeat; if it `ends`, its
-    last. Its requests have the minutes in their ids, and begin in the middle of a minute: sums are made minute by minute, and
-    must not depend on the second at which a test runs."""
+    last. Its requests have the minutes in their ids. Engines that are compared are fed with one `now_ns`."""
     events: list[Event] = []
-    now_ns = time.time_ns() // MINUTE_NS * MINUTE_NS - MINUTE_NS // 2
+    now_ns = middle_of_a_minute_ns() if now_ns is None else now_ns
     for minutes, text in stories.items():
         own = history(text, request=f"{engine}-{minutes}-0123abcd", recorder=f"rec-{engine}", engine=engine)
         shift_ns = now_ns - minutes * MINUTE_NS - own[0].start_ns
