@@ -27,7 +27,7 @@ MAX_NAMED = 10
 
 @click.command()
 @TRACES
-@output_option("Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.", required=False)
+@output_option("Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.")
 @click.option(
     "--pytest",
     "test",

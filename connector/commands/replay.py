@@ -68,10 +68,7 @@ RECORDED = "recorded"
 )
 @CONFIG
 @RECORDER
-@output_option(
-    "With --against: write what the new run recorded, a trace file; - is the standard output.",
-    required=False,
-)
+@output_option("With --against: write what the new run recorded, a trace file; - is the standard output.")
 @FORCE
 @click.pass_context
 def replay(

@@ -85,7 +85,7 @@ def test_a_foreign_file_is_named_alone_and_in_a_folder(tmp_path: Path, kind: str
     content, what = FOREIGN[kind]
     path = tmp_path / "file"
     path.write_bytes(content)
-    for command in (["audit", str(path)], ["audit", "--export", "trace", str(path), "-o", "-"]):
+    for command in (["audit", str(path)], ["audit", "--export", "-", str(path)]):
         refused = run(*command)
         assert refused.exit_code == 2
         assert f"{path}: it is " in refused.output

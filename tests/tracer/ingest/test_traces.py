@@ -291,3 +291,12 @@ def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -
     result = audit([path])
     assert is_whole(result)
     assert result.unknown_attributes == {"kvtrail.refs": 1}
+
+
+def test_export_names_what_it_did_not_read_and_does_not_understand(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(collector.line(EVENTS).replace("kv.schedule", "kv.dream") + "\n{half")
+    result = CliRunner().invoke(main, ["audit", "--export", str(tmp_path / "out.jsonl"), str(path)])
+    assert result.exit_code == 0
+    assert f"not read: {path}:2:" in result.output
+    assert "not understood: kv.dream, " in result.output

@@ -128,7 +128,7 @@ def test_a_trace_made_of_the_log_of_a_death_is_judged_as_the_log(log: Path, tmp_
     for lines in ([LOOKUP, *RAISES, SAYS[0]], [LOOKUP, *RAISES]):
         document = audited(log, lines)
         trace = tmp_path / "trace.jsonl"
-        arguments = ["audit", "--export", "trace", str(log), "-o", str(trace), "--force"]
+        arguments = ["audit", "--export", str(trace), str(log), "--force"]
         assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
         again = json.loads(CliRunner().invoke(main, ["audit", "--json", str(trace)]).output)
         assert again["deaths"] == document["deaths"]

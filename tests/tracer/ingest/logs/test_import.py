@@ -82,7 +82,7 @@ def run(*arguments: str, text: str | None = None) -> Result:
 
 def exported(log: Path, trace: Path, *more: str) -> Result:
     """Writes what a log shows as a trace file."""
-    return run("audit", "--export", "trace", str(log), "-o", str(trace), *more)
+    return run("audit", "--export", str(trace), str(log), *more)
 
 
 def test_a_log_becomes_numbered_events(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_several_logs_are_engines_of_their_own(tmp_path: Path) -> None:
     logs = [write(tmp_path / room, INCIDENT) for room in ("p", "d")]
 
     trace = tmp_path / "t.jsonl"
-    assert run("audit", "--export", "trace", *map(str, logs), "-o", str(trace)).exit_code == 0
+    assert run("audit", "--export", str(trace), *map(str, logs)).exit_code == 0
     engines = {e.engine for e in map(decode.from_span, TraceReader(trace).spans()) if e is not None}
     assert engines == {str(log) for log in logs}
 
@@ -402,7 +402,7 @@ def test_gzip_and_the_standard_input(tmp_path: Path) -> None:
     packed = tmp_path / "server.log.1"
     packed.write_bytes(gzip.compress(text.encode()))
     assert "1 request: 0 with drift, 0 ok, 1 unknown; 3 events" in run("audit", str(packed)).output
-    result = run("audit", "--export", "trace", "-", "-o", "-", text=text)
+    result = run("audit", "--export", "-", "-", text=text)
     lines = [line for line in result.stdout.splitlines() if line]
     assert [len(list(otlp_json.JsonDecoder().spans(line))) for line in lines] == [3]
     assert "3 events" in run("audit", "-", text=text).output

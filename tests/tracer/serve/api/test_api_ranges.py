@@ -267,11 +267,3 @@ def test_pages_are_narrowed_down_to_a_service_a_node_or_a_model(start_tracer: Ca
         assert sum(each["findings"] for each in tracer.get("/api/findings/trend", **WINDOW, **chosen)["counts"]) == len(
             engines
         )
-
-
-def test_a_requests_story_for_perfetto(api: Tracer) -> None:
-    feed(api, STALE, request="perfetto-0123abcd", recorder="perfetto", engine="perfetto-engine")
-    result = api.get("/api/perfetto", request="perfetto-0123abcd")
-    assert any("perfetto-0123abcd" in str(event.get("name")) for event in result["traceEvents"])
-    assert any("stale-lookup" in str(event) for event in result["traceEvents"])
-    assert httpx.get(f"{api.url}/api/perfetto", params={"request": "nobody"}, timeout=SLOW_S).status_code == 404
