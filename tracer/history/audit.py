@@ -318,7 +318,7 @@ def _audit(
             detector.settle()  # every request of a log waits for its number 0, which would hold all of the log in memory
             detector.forget_idle(log.engine, MOST_IN_A_LOG)
             _count(batch, log.path, result, foreign)
-        result.stories += [*log.stories.digest(), log.summary]
+        result.stories += [*log.timelines.digest(), log.summary]
         result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
     result.unreadable += skipped
     result.skipped = len(skipped)

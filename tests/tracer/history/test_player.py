@@ -18,7 +18,7 @@ from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.history import load
 from kvtrail.tracer.history.player import NUMBERS, NoSuchStep, Player
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.event_spans import span_of
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.reports import json_lines, steps

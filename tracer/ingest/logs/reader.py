@@ -12,18 +12,19 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.files import STDIN
 from kvtrail.tracer.ingest.foreign import identified
-from kvtrail.tracer.ingest.logs.assemble import Assembler
-from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.assembler import Assembler
+from kvtrail.tracer.ingest.logs.event_spans import span_of
 from kvtrail.tracer.ingest.logs.failures import CAUGHT, FAILURES, Tracebacks
+from kvtrail.tracer.ingest.logs.line_patterns import Reading, Role
 from kvtrail.tracer.ingest.logs.lines import Lines, Record
 from kvtrail.tracer.ingest.logs.lmcache import LMCACHE
-from kvtrail.tracer.ingest.logs.nearest import Nearest
-from kvtrail.tracer.ingest.logs.readings import Reading, Role
-from kvtrail.tracer.ingest.logs.story import Stories
+from kvtrail.tracer.ingest.logs.timelines import Timelines
+from kvtrail.tracer.ingest.logs.unread_lines import UnreadLines
 from kvtrail.tracer.ingest.logs.vllm import VLLM
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace, is_framed
 
-TABLES = (FAILURES, LMCACHE, VLLM)
+PATTERNS = (*FAILURES, *LMCACHE, *VLLM)
+"""All that is read. The first pattern that reads a line counts."""
 _BOM = b"\xef\xbb\xbf"
 _START = 1 << 16
 _TRACE = (b'"resourceSpans"', b'"resource_spans"')
@@ -36,8 +37,11 @@ def read(text: str) -> Reading | None:
     """What a message says, in whichever system's words."""
     if "tensor(" in text or ".int" in text or ".uint" in text:
         text = _WRAPPED.sub(r"\1", text)
-    for table in TABLES:
-        if (reading := table.read(text)) is not None:
+    for each in PATTERNS:
+        if each.hint not in text or (match := each.pattern.search(text)) is None:
+            continue
+        if (reading := each.read(match)) is not None:
+            reading.connector = reading.connector or each.connector
             return reading
     return None
 
@@ -63,7 +67,7 @@ class LogReader:
         self.unread = 0
         self.bad_lines: list[tuple[int, str]] = []
         self._tracebacks = Tracebacks()
-        self._nearest = Nearest()
+        self._nearest = UnreadLines()
         self._assembler = Assembler(engine or ("stdin" if path == STDIN else path.name))
         self._on_bytes = on_bytes
 
@@ -78,8 +82,9 @@ class LogReader:
         return f"{self.path}: {self.understood} lines read, {self.unread} unread, {self._assembler.repeated} printed twice."
 
     @property
-    def stories(self) -> Stories:
-        return self._assembler.stories
+    def timelines(self) -> Timelines:
+        """What it shows of each request."""
+        return self._assembler.timelines
 
     def spans(self) -> Iterator[Span]:
         """The events as spans, in the order of the log.
