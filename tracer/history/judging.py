@@ -9,7 +9,6 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.rules import Rule
 
 REPORT_EVERY = 1000
 """Events after which progress is reported."""
@@ -35,11 +34,9 @@ class Judged:
     missing: int
 
 
-def judge(
-    events: Sequence[Event], *, rules: Sequence[Rule] | None = None, on_events: Callable[[int], None] | None = None
-) -> Judged:
+def judge(events: Sequence[Event], *, on_events: Callable[[int], None] | None = None) -> Judged:
     """Judge events, which are in order, one by one; `on_events` is called with how many more have been judged."""
-    detector = Detector(rules=rules)
+    detector = Detector()
     found: dict[int, list[Finding]] = {}
     again: dict[int, list[Finding]] = {}
     known: dict[str, Finding] = {}
