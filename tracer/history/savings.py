@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
-from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
+from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
 from kvtrail.tracer.events.events import Event, Reset
 from kvtrail.tracer.events.semconv import ENGINE_ID
 from kvtrail.tracer.ledger.account import Account

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer.capacity.report import memory_curves
+from kvtrail.tracer.capacity.memory_curves import memory_curves
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model import store_size
