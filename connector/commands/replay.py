@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,6 @@ from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model import words
 from kvtrail.tracer.reports import json_lines, output_file, steps, terminal
 
-MANY = 20_000
-"""Events from which on judging them gets a progress bar."""
 _LINES_AT_ONCE = 256
 RECORDED = "recorded"
 """The recorded connector, where another one might be named."""
@@ -104,12 +100,11 @@ def replay(
     if drives:
         vllm_ready("kvtrail replay --against")
     with output_file.or_exit(output, NoSuchStep, doing="the replay"):
-        with terminal.progress(traces) as on_bytes:
-            history = load(traces, on_bytes=on_bytes)
+        history = load(traces)
         if against is not None:
             code = _drive_again(history, against, config, recorder, output, as_json)
         else:
-            player = _judged(history, request)
+            player = Player(history, request=request)
             if as_json:
                 _print(json_lines.lines(player))
             elif step is None and finding is None:
@@ -119,14 +114,6 @@ def replay(
                 _print(steps.in_full(player, number, columns=terminal.width()))
             code = 1 if player.findings else 0
     context.exit(code)
-
-
-def _judged(history: History, request: str | None) -> Player:
-    """The steps of a request, or of all, with a progress bar where judging takes long."""
-    events = len(history.moments)
-    shown = events >= MANY and sys.stderr.isatty()
-    with click.progressbar(length=events, label="judging", file=sys.stderr) if shown else nullcontext() as bar:
-        return Player(history, request=request, on_events=None if bar is None else bar.update)
 
 
 def _step_of_finding(player: Player, place: int | None) -> int:

@@ -163,8 +163,7 @@ def audit(
         if store is not None:
             result = _judge_stored(store, since, rules, savings=savings)
         else:
-            with terminal.progress(files) as on_bytes:
-                result = judge(files, rules=rules, why=why, savings=savings, on_bytes=on_bytes)
+            result = judge(files, rules=rules, why=why, savings=savings)
         if why is not None:
             _explain_request(context, result.explained, why, as_json=as_json)
         if savings:
@@ -232,8 +231,7 @@ def _export(
         if store is not None:
             history = of_spans((str(store), span) for spans in _stored(store, since)() for span in spans)
         else:
-            with terminal.progress(files) as on_bytes:
-                history = load(files, on_bytes=on_bytes)
+            history = load(files)
         spans = [span for _, span in history.moments] + list(history.foreign)
         if not spans:
             raise UnusableTrace("no line of these files is an event")

@@ -232,20 +232,19 @@ def audit(
     rules: Sequence[Rule] | None = None,
     why: str | None = None,
     savings: bool = False,
-    on_bytes: Callable[[int], None] | None = None,
 ) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
     a server's log; a folder means the trace files in it.
 
     With `rules`, only these judge. `why` is a request to give the causes of; with `savings`, what was saved is summed up
-    too. `on_bytes` is called with how many bytes of the files were read since the last call.
+    too.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
 
     def judged(patience_ns: int | None) -> Audit:
-        traces, logs, skipped = readers(paths, on_bytes=on_bytes)
+        traces, logs, skipped = readers(paths)
         # The numbers of a log include events that no line records.
         auditor = _Auditor(rules, why, savings, None if logs else patience_ns)
         for reader, batch in by_time(traces):

@@ -7,7 +7,7 @@ enters each event once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,18 +109,11 @@ class Player:
         following: the requests shown; None for all.
     """
 
-    def __init__(
-        self,
-        history: History,
-        *,
-        request: str | None = None,
-        on_events: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, history: History, *, request: str | None = None) -> None:
         """Judge the history, and select what is shown.
 
         Args:
             request: show only the steps of this request: its id, the external one, or the beginning of either.
-            on_events: called with the number of events judged since the last call.
 
         Raises:
             NoSuchStep: there is nothing to show.
@@ -129,7 +122,7 @@ class Player:
         self.events = tuple(history.events)
         if not self.events:
             raise NoSuchStep("there is no event in it")
-        self.judged = judge(self.events, on_events=on_events)
+        self.judged = judge(self.events)
         self.requests: dict[RequestKey, list[int]] = {}
         for index, event in enumerate(self.events):
             if event.request is not None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
 from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
+from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
 from kvtrail.tracer.events.events import Event, Reset
 from kvtrail.tracer.events.semconv import ENGINE_ID
 from kvtrail.tracer.ledger.account import Account

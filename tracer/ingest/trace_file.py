@@ -111,14 +111,10 @@ class TraceReader:
         bad_lines: (number of the line or message, reason) of those that could not be read.
     """
 
-    def __init__(
-        self, path: Path, *, on_bytes: Callable[[int], None] | None = None, may_be_unusable: bool = False
-    ) -> None:
-        """`on_bytes` hears how many bytes of the file, as it lies on the disk, were read since it was called last. A file
-        that `may_be_unusable` is then one bad line: it lies in a folder, and nobody has named it."""
+    def __init__(self, path: Path, *, may_be_unusable: bool = False) -> None:
+        """A file that `may_be_unusable` is then one bad line: it lies in a folder, and nobody has named it."""
         self.path = path
         self.bad_lines: list[tuple[int, str]] = []
-        self._on_bytes = on_bytes
         self.may_be_unusable = may_be_unusable
         self._json, self._protobuf = JsonDecoder(), ProtobufDecoder()
 
@@ -143,10 +139,9 @@ class TraceReader:
         good = number = 0
         following = 1
         try:
-            with files.opened(self.path) as (raw, text, source):
+            with files.opened(self.path) as (text, source):
                 if (what := identified(files.start(text))) is not None:
                     raise UnusableTrace(f"{self.path}: {what}")
-                reported = 0
                 for message in messages(text):
                     number, following = following, following + message.lines
                     try:
@@ -163,10 +158,6 @@ class TraceReader:
                         continue
                     good += 1
                     yield result
-                    if self._on_bytes is not None:
-                        at = raw.tell()
-                        self._on_bytes(at - reported)
-                        reported = at
                 if source is not None and source.damage is not None:
                     if self.bad_lines and self.bad_lines[-1][0] == number:
                         self.bad_lines.pop()  # the line in which the damage lies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvtrail.tracer.events.events import Event
@@ -28,7 +28,6 @@ PATTERNS = (*FAILURES, *LMCACHE, *VLLM)
 _BOM = b"\xef\xbb\xbf"
 _START = 1 << 16
 _TRACE = (b'"resourceSpans"', b'"resource_spans"')
-_REPORT_EVERY = 2000
 _WRAPPED = re.compile(r"\b(?:tensor|(?:np|numpy)\.u?int\d{1,3})\((-?\d{1,15})(?:, [^()]{0,80})?\)")
 """A number as numpy and torch print it."""
 
@@ -54,14 +53,7 @@ class LogReader:
         bad_lines: where the file itself is damaged.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        engine: str | None = None,
-        on_bytes: Callable[[int], None] | None = None,
-    ) -> None:
-        """`on_bytes` hears how many bytes of the file, as it lies on the disk, were read since it was called last."""
+    def __init__(self, path: Path, *, engine: str | None = None) -> None:
         self.path = path
         self.understood = 0
         self.unread = 0
@@ -69,7 +61,6 @@ class LogReader:
         self._tracebacks = Tracebacks()
         self._nearest = UnreadLines()
         self._assembler = Assembler(engine or ("stdin" if path == STDIN else path.name))
-        self._on_bytes = on_bytes
 
     @property
     def engine(self) -> str:
@@ -102,10 +93,9 @@ class LogReader:
         """
         number = end_ns = 0
         try:
-            with files.opened(self.path) as (raw, file, source):
+            with files.opened(self.path) as (file, source):
                 if (what := identified(files.start(file))) is not None:
                     raise UnusableTrace(f"{self.path}: {what}")
-                reported = 0
                 file_ns = time.time_ns() if self.path == STDIN else self.path.stat().st_mtime_ns
                 for record in Lines(file_ns=file_ns).records(file):
                     number, end_ns = record.number, max(end_ns, record.at_ns)
@@ -117,12 +107,6 @@ class LogReader:
                         self.unread += 1
                         if not self.understood:
                             self._nearest.enter(record)
-                    if self._on_bytes is not None and (self.understood + self.unread) % _REPORT_EVERY == 0:
-                        at = raw.tell()
-                        self._on_bytes(at - reported)
-                        reported = at
-                if self._on_bytes is not None:
-                    self._on_bytes(raw.tell() - reported)
                 if source is not None and source.damage is not None:
                     if not self.understood:
                         raise UnusableTrace(f"{self.path}: {source.damage}")
@@ -151,7 +135,7 @@ def is_log(path: Path) -> bool:
         return True
     is_text = False
     try:
-        with files.opened(path) as (_, file, _):
+        with files.opened(path) as (file, _):
             begins = files.start(file)[:_START]
             if _is_trace(begins) or identified(begins) is not None:
                 return False
@@ -180,7 +164,7 @@ def _is_text(line: bytes) -> bool:
 
 
 def readers(
-    paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None
+    paths: Iterable[Path],
 ) -> tuple[list[TraceReader], list[LogReader], list[tuple[str, int, str]]]:
     """A reader for each trace file and each log, and what was skipped, as (file, line, reason). A folder means the trace
     files in it. Hidden files are ignored: somebody may still be writing them.
@@ -203,13 +187,9 @@ def readers(
         of_folders.update(held)
         skipped += [(str(file), 0, why) for file, why in reasons.items()]
     named = dict(zip(found, names(found), strict=True))
-    logs = [LogReader(path, engine=named[path], on_bytes=on_bytes) for path in found if is_log(path)]
+    logs = [LogReader(path, engine=named[path]) for path in found if is_log(path)]
     log_paths = {log.path for log in logs}
-    traces = [
-        TraceReader(path, on_bytes=on_bytes, may_be_unusable=path in of_folders)
-        for path in found
-        if path not in log_paths
-    ]
+    traces = [TraceReader(path, may_be_unusable=path in of_folders) for path in found if path not in log_paths]
     return traces, logs, skipped
 
 
@@ -222,7 +202,7 @@ def _not_a_trace(path: Path) -> str | None:
 
 def _foreign(path: Path) -> str | None:
     try:
-        with files.opened(path) as (_, file, _):
+        with files.opened(path) as (file, _):
             return identified(files.start(file))
     except OSError:
         return None  # whoever opens the file next says what is wrong with it
@@ -231,7 +211,7 @@ def _foreign(path: Path) -> str | None:
 def is_trace(path: Path) -> bool:
     """Whether a file begins like a trace file."""
     try:
-        with files.opened(path) as (_, file, _):
+        with files.opened(path) as (file, _):
             return _is_trace(file.read(_START))
     except OSError:
         return False

@@ -498,16 +498,6 @@ def test_a_log_is_distinguished_from_a_trace_by_its_content(tmp_path: Path) -> N
     assert not is_log(tmp_path / "absent")
 
 
-def test_progress_counts_the_bytes_of_the_file_as_it_lies_there(tmp_path: Path) -> None:
-    lines = [looked_up(n % 1000, 0, 0, 0, request=f"cmpl-{n}") for n in range(5000)]
-    packed = tmp_path / "server.log.gz"
-    packed.write_bytes(gzip.compress("\n".join(lines).encode()))
-    for path in (write(tmp_path, lines), packed):
-        steps: list[int] = []
-        assert sum(1 for _ in LogReader(path, on_bytes=steps.append).events()) == 5000
-        assert (len(steps), sum(steps)) == (3, path.stat().st_size)
-
-
 def test_stories_are_forgotten_before_they_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtrail.tracer.ingest.logs.timelines.MAX_REQUESTS", 3)
     monkeypatch.setattr("kvtrail.tracer.ingest.logs.timelines.MAX_MOMENTS", 2)
