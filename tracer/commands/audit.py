@@ -23,7 +23,7 @@ from kvtrail.tracer.reports import findings, output_file, terminal
 from kvtrail.tracer.reports.causes import as_text as causes_text
 from kvtrail.tracer.reports.output_file import STDOUT
 from kvtrail.tracer.reports.savings import as_text as savings_text
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules import Rule, page
 from kvtrail.tracer.store import StoreError
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str,
 
 
 def _explain(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
-    """Print a rule's page and exit, as --help does."""
+    """Print a rule's page, Markdown, and exit, as --help does."""
     if name is not None and not context.resilient_parsing:
-        terminal.echo(findings.rule_page(rule_named(name), columns=terminal.width()))
+        click.echo(page(rule_named(name)), nl=False)
         context.exit(0)
 
 

@@ -164,12 +164,7 @@ def test_files_of_a_folder_that_are_no_traces_are_no_damage(tmp_path: Path) -> N
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
 def test_explain_says_what_the_documentation_says(rule: Rule) -> None:
     result = run("audit", "--explain", rule.id)
-    assert result.exit_code == 0
-
-    def bare(text: str) -> list[str]:
-        return text.replace("`", "").removeprefix("## ").split()
-
-    assert bare(result.output) == bare(page(rule))
+    assert (result.exit_code, result.output) == (0, page(rule))
 
 
 @pytest.mark.parametrize("option", ["--explain", "--rule"])
