@@ -170,15 +170,6 @@ def test_ctrl_c_while_it_reads_ends_it(tmp_path: Path, open_terminal: Open) -> N
     assert "Traceback" not in terminal.raw
 
 
-def test_the_reading_of_a_big_file_shows_its_progress(trace: Path, tmp_path: Path, open_terminal: Open) -> None:
-    big = tmp_path / "big.jsonl"
-    big.write_text(trace.read_text() + " " * (9 << 20) + "\n")
-    terminal = open_terminal(big)
-    terminal.until("10  01:24:36.009")
-    assert "big.jsonl  [" in terminal.raw
-    assert terminal.end() == 1
-
-
 @pytest.mark.parametrize(
     "command",
     [
