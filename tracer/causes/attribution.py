@@ -75,7 +75,6 @@ class Store(Struct, eq=False):
         was_deferred: whether it had answered 'ask me later' before.
         groups: what it keeps chunks of, with several KV cache groups.
         is_reported: whether all that it gains and loses is reported, in chunks of whole blocks.
-        is_shared: whether others write to it.
         why: why not all of it is reported, if it is not.
         takes: whether what was handed over to the request is read by this connector.
         is_guarded: whether the guard took back what the connector offered.
@@ -87,7 +86,6 @@ class Store(Struct, eq=False):
     matched: int | None
     offered: int
     was_deferred: bool
-    is_shared: bool
     groups: JointGroups | None = None
     why: NotRecorded = NotRecorded.PROBE
     takes: bool = False
@@ -432,10 +430,7 @@ class Attribution:
 
     def _stores_know(self, block: int) -> bool:
         """Whether a store may hold, or may have held, a block that was never in vLLM's cache."""
-        return any(
-            view.store.is_shared if not view.store.is_reported else view.state(block) is not None
-            for view in self._views
-        )
+        return any(view.store.is_reported and view.state(block) is not None for view in self._views)
 
     def _may_be_held(
         self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[_View, BlockChange | None]]

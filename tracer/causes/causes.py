@@ -215,20 +215,21 @@ class Causes:
             self._admit(request, event, admitted.lookup)
 
     def _admit(self, request: RequestState, event: Alloc, lookup: Lookup) -> None:
-        """Attribution the prompt of a request that has been given blocks."""
+        """Attribute the prompt of a request that has been given blocks."""
         self._give_up(request)
         allocs = request.offers.allocs
         allocated = max([alloc.allocated for alloc in allocs])
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
+        declared = groups_of(lookup.groups)
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
         not_recorded = request.not_recorded
-        has_groups = len(groups_of(lookup.groups)) > 1
+        has_groups = len(declared) > 1
         if has_groups and request.chain.end > full:  # hashes of pieces of blocks, which a hit may consist of, too
             is_known, not_recorded = False, NotRecorded.GROUPS
         chain = request.chain.hashes if is_known else None
         is_joint = self._has_groups and self._vllm.is_reported
-        groups = JointGroups.of(groups_of(lookup.groups), size) if is_joint else None
+        groups = JointGroups.of(declared, size) if is_joint else None
         pending, by = self._pending(event.request or "", chain, full)
         computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
@@ -240,12 +241,12 @@ class Causes:
             computed=computed,
             possible=possible,
             allocated=allocated,
-            sources=self._sources(request, allocs, allocated),
+            sources=self._sources(request, allocs, allocated) if allocated else (),
             block_size=size,
             chain=chain if full else (),
             not_recorded=not_recorded,
             is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
-            shadow=self._shadow(event, request),
+            shadow=self._shadow(event, request) if chain else None,
             groups=groups,
             has_groups=self._has_groups and groups is None,
             pending=pending // together * together,
@@ -349,9 +350,7 @@ class Causes:
         offered, was_deferred = lookup.answer or 0, lookup.connector_id in request.deferred
         takes = request.handed is not None and (is_only or cache.name == PEER)
         is_guarded = lookup.refused is not None and not lookup.returned
-        return Store(
-            cache, is_reported, chunk, lookup.matched, offered, was_deferred, False, groups, why, takes, is_guarded
-        )
+        return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, groups, why, takes, is_guarded)
 
     def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, BlockChange | None]:
         """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""

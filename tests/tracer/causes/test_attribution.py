@@ -57,7 +57,6 @@ def asked(rng: random.Random) -> tuple[AdmissionContext, CacheModel, list[Store]
             matched=rng.choice((None, rng.randrange(total + 1))),
             offered=rng.choice((0, allocated, rng.randrange(total + 1))),
             was_deferred=rng.random() < 0.3,
-            is_shared=rng.random() < 0.2,
         )
         for name in ("cpu", "disk")[: rng.randrange(3)]
     ]
