@@ -16,7 +16,8 @@ from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.words import NOTHING
 from kvtrail.tracer.savings.counter import SavingsCounter
-from kvtrail.tracer.savings.sums import SavingsRow, savings_of
+from kvtrail.tracer.savings.minute_sums import SavingsRow
+from kvtrail.tracer.savings.sums import savings_of
 from kvtrail.tracer.serve.api.ranges import savings_report
 
 HOUR_NS = 3600 * 10**9

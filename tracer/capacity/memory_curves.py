@@ -20,7 +20,7 @@ from kvtrail.tracer.capacity.online_curve import (
     WANTED,
 )
 from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.handed_over import HandedOver
-from kvtrail.tracer.causes.joint import JointGroups
+from kvtrail.tracer.causes.hybrid_groups import HybridGroups
 from kvtrail.tracer.model.causes import NOTHING, PEER, Cause, Detail, NotRecorded, Part
 
 MAX_PARTS = 200
@@ -55,7 +55,7 @@ class AdmissionContext(Struct, eq=False):
     pending_by: BlockChange | None = None
     is_last_open: bool = False
     shadow: NotRecorded | None = None
-    groups: JointGroups | None = None
+    groups: HybridGroups | None = None
     has_groups: bool = False
     possible: int = 0
     promised: tuple[int, int] = (0, 0)
@@ -86,7 +86,7 @@ class Store(Struct, eq=False):
     matched: int | None
     offered: int
     was_deferred: bool
-    groups: JointGroups | None = None
+    groups: HybridGroups | None = None
     why: NotRecorded = NotRecorded.PROBE
     takes: bool = False
     is_guarded: bool = False
@@ -147,7 +147,7 @@ class _Runs:
                 return
         self._runs.append((cause, tier, start, end, fact, why, unstored, refusal))
 
-    def parts(self, groups: JointGroups | None) -> list[Part]:
+    def parts(self, groups: HybridGroups | None) -> list[Part]:
         made: list[Part] = []
         are_many = len(self._runs) > MAX_PARTS
         for cause, tier, start, end, fact, why, unstored, refusal in self._runs:
@@ -158,7 +158,7 @@ class _Runs:
         return made
 
 
-def _detail(groups: JointGroups | None, fact: BlockChange | None, why: str, unstored: str, refusal: str) -> Detail:
+def _detail(groups: HybridGroups | None, fact: BlockChange | None, why: str, unstored: str, refusal: str) -> Detail:
     if fact is None:
         return Detail(why=why, unstored=unstored, refusal=refusal) if why or unstored or refusal else NOTHING
     found = Detail(why, fact.at_ns, fact.span_id, fact.by, unstored=unstored, refusal=refusal)

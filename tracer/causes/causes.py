@@ -17,7 +17,7 @@ from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Sto
 from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.handed_over import HandedOver, named
-from kvtrail.tracer.causes.joint import JointGroups
+from kvtrail.tracer.causes.hybrid_groups import HybridGroups
 from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.cache_groups import FULL, groups_of
@@ -229,7 +229,7 @@ class Causes:
             is_known, not_recorded = False, NotRecorded.GROUPS
         chain = request.chain.hashes if is_known else None
         is_joint = self._has_groups and self._vllm.is_reported
-        groups = JointGroups.of(declared, size) if is_joint else None
+        groups = HybridGroups.of(declared, size) if is_joint else None
         pending, by = self._pending(event.request or "", chain, full)
         computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
@@ -343,7 +343,7 @@ class Causes:
         if self._has_groups:
             by_block = lookup.has(Capability.TELLS_GROUPS)
             if chunk:
-                groups = JointGroups.of(groups_of(lookup.groups), block_size, chunk_size=chunk, by_block=by_block)
+                groups = HybridGroups.of(groups_of(lookup.groups), block_size, chunk_size=chunk, by_block=by_block)
             if believed and (groups is None or not cache.reports_changes):
                 believed, why = False, NotRecorded.GROUPS if groups is None or not by_block else cache.why
         cache.is_reported = is_reported = believed and bool(chunk and block_size) and chunk % block_size == 0

@@ -16,7 +16,7 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.offline import OfflineDetector, TooLate
-from kvtrail.tracer.history.part import Parts
+from kvtrail.tracer.history.request_part import Parts
 from kvtrail.tracer.history.savings import RecordedSavings, Saved
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import LogReader, readers

@@ -24,7 +24,7 @@ from kvtrail.tracer.capacity.online_curve import BEGUN, SAMPLED, STEPS, WANTED, 
 from kvtrail.tracer.events.events import Alloc, Lookup, RequestEnd, Reset, Schedule, Store
 from kvtrail.tracer.events.spans import LATEST_NS
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter

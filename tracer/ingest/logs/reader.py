@@ -195,26 +195,16 @@ def readers(
 
 def _not_a_trace(path: Path) -> str | None:
     """Why a file of a folder is skipped; None for one that is read."""
-    if (why := _foreign(path)) is not None:
-        return f"{why}. It was skipped"
-    return None if is_trace(path) else "it is not a trace file, and was skipped"
-
-
-def _foreign(path: Path) -> str | None:
     try:
         with files.opened(path) as (file, _):
-            return identified(files.start(file))
+            begins = files.start(file)
+            if (why := identified(begins)) is not None:
+                return f"{why}. It was skipped"
+            if _is_trace(file.read(_START)):
+                return None
     except OSError:
-        return None  # whoever opens the file next says what is wrong with it
-
-
-def is_trace(path: Path) -> bool:
-    """Whether a file begins like a trace file."""
-    try:
-        with files.opened(path) as (file, _):
-            return _is_trace(file.read(_START))
-    except OSError:
-        return False
+        pass
+    return "it is not a trace file, and was skipped"
 
 
 def _is_trace(start: bytes) -> bool:

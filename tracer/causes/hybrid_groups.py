@@ -23,7 +23,7 @@ Known = BlockChange | None
 """What happened to a block; None: its group never had it."""
 
 
-class JointGroups(Struct, frozen=True):
+class HybridGroups(Struct, frozen=True):
     """The KV cache groups of an engine, where what a hit needs of each of them is known.
 
     Attributes:
@@ -40,7 +40,7 @@ class JointGroups(Struct, frozen=True):
     @classmethod
     def of(
         cls, groups: tuple[CacheGroup, ...], block_size: int, *, chunk_size: int = 0, by_block: bool = False
-    ) -> JointGroups | None:
+    ) -> HybridGroups | None:
         """Those with blocks hashed in pieces of `block_size` tokens; `chunk_size`: a store keeps chunks of all of them,
         `by_block` as `Capability.TELLS_GROUPS` has it. None where what a hit needs is not known: a group of another kind, or
         a recurrent one with blocks unlike those of others, when a hit may be a piece of one."""
