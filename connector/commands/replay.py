@@ -16,7 +16,7 @@ from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.history.player import NoSuchStep, Player
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model import words
-from kvtrail.tracer.reports import json_lines, output_file, steps, terminal
+from kvtrail.tracer.reports import output_file, steps, terminal
 
 _LINES_AT_ONCE = 256
 RECORDED = "recorded"
@@ -39,7 +39,7 @@ RECORDED = "recorded"
     "as_json",
     is_flag=True,
     envvar="KVTRAIL_REPLAY_JSON",
-    help="Print every step as a line of JSON, for machines; with --against, one JSON document.",
+    help="With --against: print the comparison as one JSON document, for machines.",
 )
 @click.option(
     "--against",
@@ -89,12 +89,12 @@ def replay(
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
     """
     drives = against is not None
-    if sum((step is not None, finding is not None, as_json)) > 1:
-        raise click.UsageError("--step, --finding and --json exclude each other")
+    if step is not None and finding is not None:
+        raise click.UsageError("--step and --finding exclude each other")
     if drives and any(each is not None for each in (request, step, finding)):
         raise click.UsageError("--against drives the whole history; --request, --step and --finding show a part of it")
-    if not drives and any(each is not None for each in (config, recorder, output)):
-        raise click.UsageError("--config, --recorder and --output go with --against")
+    if not drives and (as_json or any(each is not None for each in (config, recorder, output))):
+        raise click.UsageError("--config, --recorder, --output and --json go with --against")
     if output is not None:
         output_file.check(output, sources=traces, force=force)
     if drives:
@@ -105,9 +105,7 @@ def replay(
             code = _drive_again(history, against, config, recorder, output, as_json)
         else:
             player = Player(history, request=request)
-            if as_json:
-                _print(json_lines.lines(player))
-            elif step is None and finding is None:
+            if step is None and finding is None:
                 _print(steps.lines(player, columns=terminal.width()))
             else:
                 number = _step_of_finding(player, finding) if step is None else step

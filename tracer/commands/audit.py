@@ -122,7 +122,7 @@ def audit(
 ) -> None:
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every contradiction.
 
-    A FILE may be a folder, and may be compressed with gzip or zstd; docs/traces.md says what is read. It may also be the log
+    A FILE may be compressed with gzip or zstd; docs/traces.md says what is read. It may also be the log
     of a vLLM server with LMCache: what the log shows is judged and summarized, the rest is unknown.
 
     With --store, what a tracer has stored is judged again, by the rules of today.

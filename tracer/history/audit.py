@@ -60,7 +60,6 @@ class Audit:
         did: what each finding did, by its id.
         request_outcomes: the outcomes of the requests with findings, by engine and request, in words.
         stories: what the logs among the files say about their requests, in words.
-        skipped: files of a folder that are no traces; they are among the `unreadable`.
         lookups, hits: lookups, and those that the connector answered with tokens.
         reasons: how many requests are unknown for each reason.
         unfinished: engine and id of those that had not ended.
@@ -91,7 +90,6 @@ class Audit:
     did: dict[str, Impact] = field(default_factory=dict)
     request_outcomes: dict[tuple[str, str], str] = field(default_factory=dict)
     stories: list[str] = field(default_factory=list)
-    skipped: int = 0
     lookups: int = 0
     hits: int = 0
     reasons: Counter[Unknown] = field(default_factory=Counter)
@@ -146,7 +144,7 @@ class Audit:
             reasons.append(f"No request could be judged: {why}.")
         if self.missing:
             reasons.append(f"Missing events: {count(self.missing)}. Add the files that hold them, or record again.")
-        if damaged := len(self.unreadable) - self.skipped:
+        if damaged := len(self.unreadable):
             reasons.append(f"Unreadable lines or spans: {count(damaged)}. Copy the files again, or record again.")
         if self.unknown_spans:
             reasons.append("A newer kvtrail wrote spans that this one cannot judge: install that version.")
@@ -234,7 +232,7 @@ def audit(
     savings: bool = False,
 ) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
-    a server's log; a folder means the trace files in it.
+    a server's log.
 
     With `rules`, only these judge. `why` is a request to give the causes of; with `savings`, what was saved is summed up
     too.
@@ -244,7 +242,7 @@ def audit(
     """
 
     def judged(patience_ns: int | None) -> Audit:
-        traces, logs, skipped = readers(paths)
+        traces, logs = readers(paths)
         # The numbers of a log include events that no line records.
         auditor = _Auditor(rules, why, savings, None if logs else patience_ns)
         for reader, batch in by_time(traces):
@@ -253,8 +251,6 @@ def audit(
             auditor.result.unreadable += [(str(trace.path), number, reason) for number, reason in trace.bad_lines]
         for log in logs:
             auditor.enter_log(log)
-        auditor.result.unreadable += skipped
-        auditor.result.skipped = len(skipped)
         return auditor.concluded()
 
     return _patiently(judged)

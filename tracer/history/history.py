@@ -58,15 +58,15 @@ class History:
 
 
 def load(paths: Iterable[Path]) -> History:
-    """Read traces and logs as one history. A folder means the trace files in it.
+    """Read traces and logs as one history.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names the file and the reason.
     """
-    traces, logs, unreadable = readers(paths)
+    traces, logs = readers(paths)
     opened: list[TraceReader | LogReader] = [*traces, *logs]
     history = of_spans((str(reader.path), span) for reader in opened for span in reader.spans())
-    unreadable += [(str(reader.path), number, reason) for reader in opened for number, reason in reader.bad_lines]
+    unreadable = [(str(reader.path), number, reason) for reader in opened for number, reason in reader.bad_lines]
     return replace(history, unreadable=tuple(sorted((*history.unreadable, *unreadable))))
 
 

@@ -111,11 +111,9 @@ class TraceReader:
         bad_lines: (number of the line or message, reason) of those that could not be read.
     """
 
-    def __init__(self, path: Path, *, may_be_unusable: bool = False) -> None:
-        """A file that `may_be_unusable` is then one bad line: it lies in a folder, and nobody has named it."""
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.bad_lines: list[tuple[int, str]] = []
-        self.may_be_unusable = may_be_unusable
         self._json, self._protobuf = JsonDecoder(), ProtobufDecoder()
 
     def spans(self) -> Iterator[Span]:
@@ -166,9 +164,6 @@ class TraceReader:
             raise UnusableTrace(f"{self.path}: {error.strerror or error}") from error
         if not good:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
-            if self.may_be_unusable:
-                self.bad_lines = [(0, f"no OTLP in it ({why})")]
-                return
             raise UnusableTrace(
                 f"{self.path}: no OTLP in it ({why}). A trace is OTLP as JSON Lines or in binary form, see docs/traces.md."
                 " `kvtrail audit` reads the log of a server, too."
@@ -198,7 +193,7 @@ def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decod
 
 
 def _begins_ns(reader: TraceReader) -> int:
-    fresh = TraceReader(reader.path, may_be_unusable=reader.may_be_unusable)
+    fresh = TraceReader(reader.path)
     return next((batch.at_ns for batch in fresh.decoded() if batch.at_ns), 0)
 
 

@@ -155,12 +155,6 @@ def test_drift_beats_inconclusive(tmp_path: Path) -> None:
     assert "inconclusive" not in run("audit", str(tmp_path / "t.jsonl")).output
 
 
-def test_files_of_a_folder_that_are_no_traces_are_no_damage(tmp_path: Path) -> None:
-    write(tmp_path / "t.jsonl", OK)
-    (tmp_path / "README").write_text("Traces.")
-    assert run("audit", str(tmp_path)).exit_code == 0
-
-
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
 def test_explain_says_what_the_documentation_says(rule: Rule) -> None:
     result = run("audit", "--explain", rule.id)

@@ -163,48 +163,13 @@ def _is_text(line: bytes) -> bool:
     return b"\0" not in line and not line.startswith((b"\xff\xfe", b"\xfe\xff"))
 
 
-def readers(
-    paths: Iterable[Path],
-) -> tuple[list[TraceReader], list[LogReader], list[tuple[str, int, str]]]:
-    """A reader for each trace file and each log, and what was skipped, as (file, line, reason). A folder means the trace
-    files in it. Hidden files are ignored: somebody may still be writing them.
-
-    Raises:
-        UnusableTrace: a folder holds no trace file.
-    """
-    found: list[Path] = []
-    of_folders: set[Path] = set()
-    skipped: list[tuple[str, int, str]] = []
-    for path in paths:
-        if not path.is_dir():
-            found.append(path)
-            continue
-        held = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-        reasons = {file: why for file in held if (why := _not_a_trace(file)) is not None}
-        if len(reasons) == len(held):
-            raise UnusableTrace(f"{path}: no trace file in this folder")
-        found += [file for file in held if file not in reasons]
-        of_folders.update(held)
-        skipped += [(str(file), 0, why) for file, why in reasons.items()]
+def readers(paths: Iterable[Path]) -> tuple[list[TraceReader], list[LogReader]]:
+    """A reader for each trace file and each log."""
+    found = list(paths)
     named = dict(zip(found, names(found), strict=True))
     logs = [LogReader(path, engine=named[path]) for path in found if is_log(path)]
     log_paths = {log.path for log in logs}
-    traces = [TraceReader(path, may_be_unusable=path in of_folders) for path in found if path not in log_paths]
-    return traces, logs, skipped
-
-
-def _not_a_trace(path: Path) -> str | None:
-    """Why a file of a folder is skipped; None for one that is read."""
-    try:
-        with files.opened(path) as (file, _):
-            begins = files.start(file)
-            if (why := identified(begins)) is not None:
-                return f"{why}. It was skipped"
-            if _is_trace(file.read(_START)):
-                return None
-    except OSError:
-        pass
-    return "it is not a trace file, and was skipped"
+    return [TraceReader(path) for path in found if path not in log_paths], logs
 
 
 def _is_trace(start: bytes) -> bool:
