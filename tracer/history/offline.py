@@ -143,12 +143,7 @@ class OfflineDetector:
         Raises:
             TooLate: they should have come before.
         """
-        if self._continue(events):
-            fresh = events
-            for event in fresh:
-                self._note(event)
-        else:
-            fresh = [event for event in events if self._is_new(event)]
+        fresh = [event for event in events if self._is_new(event)]
         self.events += len(fresh)
         self._take(self._detector.feed(fresh, at_ns=events[-1].end_ns if events else 0))
         self._untidy += len(events)
@@ -191,18 +186,6 @@ class OfflineDetector:
             self.explained[account.engine, account.request] = account.as_dict()["causes"]
         if verdict is Verdict.DRIFT:
             self.outcomes[account.engine, account.request] = account.status, account.outcome, account.error
-
-    def _continue(self, events: Sequence[Event]) -> bool:
-        """Whether the events are the next ones of one recorder, as nearly always; if so, note their numbers."""
-        if not events or (numbers := self._numbers.get(events[0].recorder)) is None:
-            return False
-        recorder, number = events[0].recorder, numbers.last
-        for event in events:
-            number += 1
-            if event.sequence != number or event.recorder != recorder:
-                return False
-        numbers.extend(len(events))
-        return True
 
     def _note(self, event: Event) -> None:
         self._deaths.enter(event)
