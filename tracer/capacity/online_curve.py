@@ -26,7 +26,7 @@ MAX_CONNECTORS = 256
 STEPS = 8
 """Capacities in an octave."""
 PREFIX = "memory:"
-"""Of the measures: `memory:wanted`, `memory:sampled`, and `memory:<group>:<step>` for tokens that are hits at capacities
+"""Prefix of the measures: `memory:wanted`, `memory:sampled`, and `memory:<group>:<step>` for tokens that are hits at capacities
 from 2 ** (step / STEPS) chunks on. The group is empty where all chunks are followed, the step where no capacity is enough."""
 WANTED, SAMPLED = f"{PREFIX}wanted", f"{PREFIX}sampled"
 CHUNKS, CHUNK_TOKENS = f"{PREFIX}chunks", f"{PREFIX}chunk_tokens"

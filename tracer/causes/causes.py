@@ -90,7 +90,7 @@ class Causes:
         self._chains = Chains()
         self._requests: OrderedDict[str, RequestState] = OrderedDict()
         self._awaited: set[str] = set()
-        """Those that the next step will say something about: the others go on."""
+        """Requests whose next step tells something new; the steps of the others only continue."""
         self._computing: dict[str, BlockChange] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
         self._stored = BoundedDict[Job, list[Key]](MAX_OPEN)

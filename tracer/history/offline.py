@@ -14,6 +14,7 @@ from typing import Any
 
 from kvtrail.tracer.detect.detector import MAX_REQUESTS, Detector
 from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
 from kvtrail.tracer.history.savings import RecordedSavings
 from kvtrail.tracer.ledger.account import Account
@@ -91,7 +92,7 @@ class OfflineDetector:
         self._why, self.about = why, about
         self._engines: dict[str, str] = {}
         """By recorder."""
-        self._forgotten: dict[int, None] = {}
+        self._forgotten = BoundedDict[int, None](MAX_REQUESTS)
         """Hashes of the requests that were forgotten."""
         self._deaths = Deaths()
         self._detector = _Detector(rules, self._forgotten, savings)
@@ -164,8 +165,8 @@ class OfflineDetector:
             self._count(account)
 
     def forget_idle(self, engine: str, most: int) -> None:
-        """Of an engine whose requests have no recorded end, as in a log: if more than `most` are held, forget the half that
-        was heard of longest ago. If the engine dies later, these are not taken for lost. One that comes again is another."""
+        """For an engine whose requests have no recorded end, as in a log: if more than `most` are held, forget the half with
+        the oldest events. If the engine dies later, they do not count as lost. An id that comes again is another request."""
         held = [account for account in self._detector.accounts.values() if account.engine == engine]
         if len(held) > most:
             for account in sorted(held, key=lambda each: each.last_ns)[: len(held) // 2]:
@@ -223,8 +224,6 @@ class OfflineDetector:
             self._count(detector.accounts[key])
             detector.forget(key)
             self._forgotten[hash(key)] = None
-            if len(self._forgotten) > MAX_REQUESTS:
-                del self._forgotten[next(iter(self._forgotten))]
 
     def _take(self, findings: Sequence[Finding]) -> None:
         self._detector.changed.clear()  # nobody writes rows

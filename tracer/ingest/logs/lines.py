@@ -58,7 +58,7 @@ class Record:
     logged: bool = False
     """Whether it has a time of its own; without one, the time is that of the line before."""
     level: str = ""
-    """Of its own header, `WARNING` for example; empty where it has none."""
+    """The level in its own header, such as `WARNING`; empty without a header."""
 
 
 class Lines:
