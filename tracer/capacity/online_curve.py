@@ -26,8 +26,9 @@ MAX_CONNECTORS = 256
 STEPS = 8
 """Capacities in an octave."""
 PREFIX = "memory:"
-"""Prefix of the measures: `memory:wanted`, `memory:sampled`, and `memory:<group>:<step>` for tokens that are hits at capacities
-from 2 ** (step / STEPS) chunks on. The group is empty where all chunks are followed, the step where no capacity is enough."""
+"""Prefix of the measures: `memory:wanted`, `memory:sampled`, and `memory:<group>:<step>` for tokens that are hits at
+capacities from 2 ** (step / STEPS) chunks on. The group is empty where all chunks are followed, the
+step where no capacity is enough."""
 WANTED, SAMPLED = f"{PREFIX}wanted", f"{PREFIX}sampled"
 CHUNKS, CHUNK_TOKENS = f"{PREFIX}chunks", f"{PREFIX}chunk_tokens"
 """Accessed chunks, and their tokens: together they give the size of a chunk."""

@@ -41,9 +41,9 @@ class HybridGroups(Struct, frozen=True):
     def of(
         cls, groups: tuple[CacheGroup, ...], block_size: int, *, chunk_size: int = 0, by_block: bool = False
     ) -> HybridGroups | None:
-        """The groups whose blocks are hashed in pieces of `block_size` tokens; `chunk_size`: a store keeps chunks of them all,
-        `by_block` as `Capability.TELLS_GROUPS` has it. None where what a hit needs is not known: a group of another kind, or
-        a recurrent one with blocks unlike those of others, when a hit may be a piece of one."""
+        """The groups whose blocks are hashed in pieces of `block_size` tokens; `chunk_size`: a store keeps chunks of
+        them all, `by_block` as `Capability.TELLS_GROUPS` has it. None where what a hit needs is not known: a group of
+        another kind, or a recurrent one with blocks unlike those of others, when a hit may be a piece of one."""
         sizes = {group.block_size or 0 for group in groups}
         if len(groups) < 2 or not block_size or gcd(*sizes) != block_size or 0 in sizes:
             return None
@@ -117,8 +117,9 @@ class HybridGroups(Struct, frozen=True):
         is_fresh: Callable[[Key], bool],
         begin: int,
     ) -> tuple[list[Known], list[Known], list[int], dict[int, BlockChange]]:
-        """For each unit: what is known of its blocks of full attention; what is known of the blocks of other groups that a hit
-        needs that ends with it; which group never kept those; and, by unit, why a store lacks a chunk of full attention."""
+        """For each unit: what is known of its blocks of full attention; what is known of the blocks of other groups that a
+        hit needs that ends with it; which group never kept those; and, by unit, why a store lacks
+        a chunk of full attention."""
         first, end = units
         dense: list[Known] = [_ALWAYS] * (end - first)
         sparse, never = dense.copy(), [0] * (end - first)
@@ -195,8 +196,8 @@ def _number(fact: BlockChange) -> int:
 
 
 def _until_next_boundary(dense: Sequence[Known], sparse: Sequence[Known], never: Sequence[int]) -> list[Known]:
-    """What is known, for each unit, of the next end that all groups ever kept. `dense` says what is known of the blocks of full
-    attention, `sparse` of what the others need at the end of each unit, and `never` which of them never kept it."""
+    """What is known, for each unit, of the next end that all groups ever kept. `dense` says what is known of the blocks of
+    full attention, `sparse` of what the others need at the end of each unit, and `never` which of them never kept it."""
     found: list[Known] = []
     uncached: dict[tuple[int, int], BlockChange] = {}
     following: Known = None
