@@ -21,7 +21,6 @@ from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.logs.event_spans import span_of
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.reports import steps
 
 CALLS = [
     "L 749 c0 h256 -> 256",
@@ -232,10 +231,10 @@ def test_any_order_of_lines_gives_the_same_steps_accounts_and_findings(tmp_path:
         random.Random(seed).shuffle(lines)
         path.write_text("\n".join(lines))
         player = Player(load([path]))
-        outputs.add("\n".join(steps.lines(player, columns=None)))
-    assert len(outputs) == 1
+        shown = list(player.steps())
+        outputs.add(repr([(step.number, step.event, step.after, step.findings, step.late) for step in shown]))
+        assert len(shown) == len(whole)
     (text,) = outputs
-    assert text.count('"type": "step"') == len(whole)
     assert "stuck-load" in text
 
 
