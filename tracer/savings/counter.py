@@ -153,10 +153,8 @@ class SavingsCounter:
 
     def _enter_ran(self, fact: Ran, _: Account) -> None:
         event = fact.event
-        if not self._is_repeated(event):
-            measured = self._prefill_timer.enter(event, fact.total or 0)
-            if measured is not None:
-                self.sums.add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
+        if not self._is_repeated(event) and (measured := self._prefill_timer.enter(event, fact.total or 0)):
+            self.sums.add(event, measured, epoch=0)
         for offer in self._own(fact.admitted):
             lookup, alloc = offer.lookup, offer.alloc
             if alloc is None:
