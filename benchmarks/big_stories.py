@@ -198,9 +198,9 @@ class Stories:
         verdict = self._detector.verdict(account)
         why = self._detector.why_unknown(account) if verdict is Verdict.UNKNOWN else None
         sums: dict[int, dict[str, int]] = {}
-        for cell, value in self._savings.cells.items():
+        for cell, value in self._savings.sums.items():
             sums.setdefault(cell.epoch, {})[cell.measure] = value
-        self._savings.cells.clear()
+        self._savings.sums.clear()
         self._savings.facts.clear()
         places = self._places(request.shape, first)
         known = account.as_dict()

@@ -18,7 +18,7 @@ from fleet import Recorder
 
 from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.savings.cells import MINUTE_NS, MINUTE_S, Cell
+from kvtrail.tracer.savings.minute_sums import MINUTE_NS, MINUTE_S, SumKey
 from kvtrail.tracer.store import Batch, Chunk
 from kvtrail.tracer.store.sqlite.log import FOLDED_SPANS
 
@@ -117,7 +117,7 @@ class Traffic:
 
     def rows(self) -> Batch:
         """The rows of what has changed."""
-        savings = {Cell(*where, name): sum_ for where, sums in self._savings.items() for name, sum_ in sums.items()}
+        savings = {SumKey(*where, name): sum_ for where, sums in self._savings.items() for name, sum_ in sums.items()}
         batch = Batch(findings=self._findings, savings=savings, settled=self._written)
         for number, reported in self._touched.items():
             batch.accounts.append(reported.account(self._engines[number % ENGINES].recorder))

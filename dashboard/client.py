@@ -122,9 +122,9 @@ class Tracer:
         """The engines and their recorders."""
         return self._object("/api/fleet")
 
-    def file(self, kind: str, request_id: str, *, engine: str = "") -> bytes:
-        """A request as a file: its spans (`otlp`) or its history for Perfetto (`perfetto`); empty if unknown."""
-        response = self._response(f"/api/{kind}", request=request_id, engine=engine)
+    def otlp(self, request_id: str, *, engine: str = "") -> bytes:
+        """A request's spans as a trace file; empty if unknown."""
+        response = self._response("/api/otlp", request=request_id, engine=engine)
         return b"" if response.status_code == 404 else response.content
 
     def request(self, request_id: str, *, engine: str = "") -> Row | None:

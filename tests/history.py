@@ -99,7 +99,7 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, CacheGroup, declaration
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.history import History, Moment, in_order
-from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.event_spans import span_of
 from kvtrail.tracer.rules import Rule
 
 SECOND_NS = 10**9

@@ -495,7 +495,6 @@ def questions(dice: random.Random, client: TestClient) -> Iterator[str]:
     for row in dice.sample(rows, k=min(10, len(rows))):
         asked = {"request": row["request"], "engine": row["engine"]}
         yield str(client.build_request("GET", "/api/otlp", params=asked).url)
-        yield str(client.build_request("GET", "/api/perfetto", params=asked).url)
         yield str(client.build_request("GET", "/api/findings", params=asked).url)
         path = "/api/requests/" + (row["request"] or "-")
         yield str(client.build_request("GET", path, params={"engine": row["engine"]}).url)

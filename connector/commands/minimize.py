@@ -27,7 +27,7 @@ MAX_NAMED = 10
 
 @click.command()
 @TRACES
-@output_option("Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.", required=False)
+@output_option("Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.")
 @click.option(
     "--pytest",
     "test",
@@ -90,8 +90,7 @@ def minimize(
     output_file.check(output, force=force, sources=traces)
     aside = output == STDOUT  # the standard output belongs to the trace
     with output_file.or_exit(output, doing="minimizing"):
-        with terminal.progress(traces) as on_bytes:
-            history = load(traces, on_bytes=on_bytes)
+        history = load(traces)
         try:
             with terminal.status() as say:
                 result = minimizing.minimize(
@@ -133,8 +132,7 @@ def _write_test(
     from kvtrail.connector.simulate.run import Unbuildable
 
     with output_file.or_exit(output, NotDrivable, Unbuildable):
-        with terminal.progress(traces) as on_bytes:
-            history = load(traces, on_bytes=on_bytes)
+        history = load(traces)
         try:
             with terminal.status() as say:
                 made = regression(

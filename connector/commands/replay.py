@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,10 @@ from kvtrail.connector.commands.options import CONFIG, RECORDER, vllm_ready
 from kvtrail.tracer.commands.options import FORCE, INCONCLUSIVE, TRACES, output_option
 from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.history.player import NoSuchStep, Player
-from kvtrail.tracer.history.selection import NotInHistory, moment, requests_named, through
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model import words
-from kvtrail.tracer.reports import json_lines, output_file, steps, terminal
+from kvtrail.tracer.reports import output_file, steps, terminal
 
-MANY = 20_000
-"""Events from which on judging them gets a progress bar."""
 _LINES_AT_ONCE = 256
 RECORDED = "recorded"
 """The recorded connector, where another one might be named."""
@@ -32,20 +27,6 @@ RECORDED = "recorded"
 @TRACES
 @click.option(
     "--request", metavar="ID", help="Show this request only: its id, the external one, or the beginning of either."
-)
-@click.option(
-    "--from",
-    "begin",
-    envvar="KVTRAIL_REPLAY_FROM",
-    metavar="TIME",
-    help="Show the steps from this time on (UTC), or from +SECONDS on.",
-)
-@click.option(
-    "--to",
-    "end",
-    envvar="KVTRAIL_REPLAY_TO",
-    metavar="TIME",
-    help="Show the steps up to this time (UTC), or up to +SECONDS.",
 )
 @click.option(
     "--step", type=int, metavar="N", help="Show this step in full, with its request's account and its findings."
@@ -58,7 +39,7 @@ RECORDED = "recorded"
     "as_json",
     is_flag=True,
     envvar="KVTRAIL_REPLAY_JSON",
-    help="Print every step as a line of JSON, for machines; with --against, one JSON document.",
+    help="With --against: print the comparison as one JSON document, for machines.",
 )
 @click.option(
     "--against",
@@ -68,18 +49,13 @@ RECORDED = "recorded"
 )
 @CONFIG
 @RECORDER
-@output_option(
-    "With --against: write what the new run recorded, a trace file; - is the standard output.",
-    required=False,
-)
+@output_option("With --against: write what the new run recorded, a trace file; - is the standard output.")
 @FORCE
 @click.pass_context
 def replay(
     context: click.Context,
     traces: tuple[Path, ...],
     request: str | None,
-    begin: str | None,
-    end: str | None,
     step: int | None,
     finding: int | None,
     as_json: bool,
@@ -113,48 +89,29 @@ def replay(
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
     """
     drives = against is not None
-    if sum((step is not None, finding is not None, as_json)) > 1:
-        raise click.UsageError("--step, --finding and --json exclude each other")
-    if drives and any(each is not None for each in (request, begin, end, step, finding)):
-        raise click.UsageError(
-            "--against drives the whole history; --request, --from, --to, --step and --finding show a part of it"
-        )
-    if not drives and any(each is not None for each in (config, recorder, output)):
-        raise click.UsageError("--config, --recorder and --output go with --against")
+    if step is not None and finding is not None:
+        raise click.UsageError("--step and --finding exclude each other")
+    if drives and any(each is not None for each in (request, step, finding)):
+        raise click.UsageError("--against drives the whole history; --request, --step and --finding show a part of it")
+    if not drives and (as_json or any(each is not None for each in (config, recorder, output))):
+        raise click.UsageError("--config, --recorder, --output and --json go with --against")
     if output is not None:
         output_file.check(output, sources=traces, force=force)
     if drives:
         vllm_ready("kvtrail replay --against")
-    with output_file.or_exit(output, NotInHistory, NoSuchStep, doing="the replay"):
-        with terminal.progress(traces) as on_bytes:
-            history = load(traces, on_bytes=on_bytes)
+    with output_file.or_exit(output, NoSuchStep, doing="the replay"):
+        history = load(traces)
         if against is not None:
             code = _drive_again(history, against, config, recorder, output, as_json)
         else:
-            player = _selected(history, request, begin, end)
-            if as_json:
-                _print(json_lines.lines(player))
-            elif step is None and finding is None:
+            player = Player(history, request=request)
+            if step is None and finding is None:
                 _print(steps.lines(player, columns=terminal.width()))
             else:
                 number = _step_of_finding(player, finding) if step is None else step
                 _print(steps.in_full(player, number, columns=terminal.width()))
             code = 1 if player.findings else 0
     context.exit(code)
-
-
-def _selected(history: History, request: str | None, begin: str | None, end: str | None) -> Player:
-    """The steps of a request, or of all, between two times."""
-    from_ns = None if begin is None else moment(history, begin)
-    to_ns = None if end is None else through(moment(history, end))
-    if from_ns is not None and to_ns is not None and to_ns < from_ns:
-        raise NotInHistory(f"--to {end} is before --from {begin}")
-    requests = None if request is None else requests_named(history, request)
-    events = len(history.moments)
-    shown = events >= MANY and sys.stderr.isatty()
-    with click.progressbar(length=events, label="judging", file=sys.stderr) if shown else nullcontext() as bar:
-        on_events = None if bar is None else bar.update
-        return Player(history, requests=requests, from_ns=from_ns, to_ns=to_ns, on_events=on_events)
 
 
 def _step_of_finding(player: Player, place: int | None) -> int:

@@ -46,9 +46,9 @@ from the host."""
 LEASE_S = 8
 """The lease that runs out; vLLM's own default is 30 s."""
 TOKENS = 330
-"""Of a prompt: the pool of an engine holds five of these."""
+"""Tokens of a prompt; the block pool of an engine holds five such prompts."""
 ALL_TOKENS = 720
-"""Of those that overwrite the pool, four in all."""
+"""Tokens of each of the four prompts that overwrite the pool."""
 LATE = 4
 """Requests of a round that are handed on too late."""
 
@@ -84,7 +84,7 @@ class Engines:
 
     @property
     def children(self) -> list[Child]:
-        """Those that have not been ended."""
+        """The processes that have not been ended."""
         return list(self._children.values())
 
     def end(self, *roles: str) -> None:

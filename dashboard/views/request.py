@@ -51,11 +51,6 @@ MAX_PAIRS = 3
 """Hand-offs shown with the request on the other side."""
 MAX_ADMISSIONS = 3
 """Admissions shown outside of the expander."""
-FILES = (
-    ("OTLP", "otlp", "jsonl", "application/x-ndjson"),
-    ("Perfetto", "perfetto", "perfetto.json", "application/json"),
-)
-"""Downloads: label, the API's name, file extension and type."""
 
 
 class Answer(NamedTuple):
@@ -288,15 +283,11 @@ def downloads(request_id: str, engine: str) -> None:
     def as_json() -> str:
         return json.dumps(tracer().request(request_id, engine=engine), indent=2)
 
-    st.caption(
-        "JSON has what this page shows. OTLP has the spans, for `kvtrail audit` and any OpenTelemetry tool. Perfetto opens in"
-        " [ui.perfetto.dev](https://ui.perfetto.dev), which reads the file in the browser and sends it nowhere."
-    )
+    st.caption("JSON has what this page shows. OTLP has the spans, for `kvtrail audit` and any OpenTelemetry tool.")
     with st.container(horizontal=True):
         st.download_button("JSON", as_json, f"{request_id}.json", "application/json", on_click="ignore")
-        for name, kind, ending, mime in FILES:
-            fetch = partial(tracer().file, kind, request_id, engine=engine)
-            st.download_button(name, fetch, f"{request_id}.{ending}", mime, on_click="ignore")
+        spans = partial(tracer().otlp, request_id, engine=engine)
+        st.download_button("OTLP", spans, f"{request_id}.jsonl", "application/x-ndjson", on_click="ignore")
 
 
 def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:

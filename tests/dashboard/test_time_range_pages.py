@@ -16,7 +16,8 @@ from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.words import NOTHING
 from kvtrail.tracer.savings.counter import SavingsCounter
-from kvtrail.tracer.savings.sums import SavingsRow, savings_of
+from kvtrail.tracer.savings.minute_sums import SavingsRow
+from kvtrail.tracer.savings.sums import savings_of
 from kvtrail.tracer.serve.api.ranges import savings_report
 
 HOUR_NS = 3600 * 10**9
@@ -42,10 +43,7 @@ def efficiency(history_text: str, **asked: str) -> dict[str, Any]:
     """The api's answer about the window of this history, as JSON gives it."""
     sums = SavingsCounter()
     Detector(on_fact=sums.enter).feed(history(history_text))
-    rows: dict[tuple[int, str, str, int], dict[str, int]] = {}
-    for cell, value in sums.cells.items():
-        rows.setdefault(cell[:4], {})[cell.measure] = value
-    listed = [SavingsRow(at_s=a, engine=e, connector=c, epoch=p, measures=m) for (a, e, c, p), m in rows.items()]
+    listed = sums.sums.rows()
     answer = savings_report(
         listed, engine=asked.get("engine", ""), connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60
     )

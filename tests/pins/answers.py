@@ -28,7 +28,7 @@ NAMED = ("request", "rule", "engine", "name", "kind", "span_id", "measure", "of"
 """Fields that name a record, as far as it has them."""
 MACHINE = re.compile(r"^kvtrail_(internal|ingest|store_bytes|received_timestamp|\w*_seconds|\w*_bytes|build)")
 """Metrics of the process itself, and durations on this machine."""
-FILES = ("/api/otlp", "/api/perfetto")
+FILES = ("/api/otlp",)
 A_REQUEST = "/api/requests/"
 OF_CLICKHOUSE = {"/api/requests": 8, A_REQUEST: 3, "/api/latency/groups": 2}
 """By path, the questions that ClickHouse is asked; one for any other path. A question takes it ten times as long, and the

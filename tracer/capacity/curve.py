@@ -6,19 +6,24 @@ standard error.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from math import inf, sqrt
 from statistics import stdev
-from typing import NamedTuple
 
 from kvtrail.tracer.capacity.reuse_distance import GROUPS, WHOLE, ReuseDistance
 
 
-class Share(NamedTuple):
-    """A share of the wanted tokens, and its standard error; that is 0 where nothing was sampled."""
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The hit rate of a store of `chunks` chunks: `share` of the wanted tokens, with its standard error, which is 0 where
+    nothing was sampled."""
 
-    value: float
+    chunks: float
+    share: float
     error: float
 
 
@@ -44,19 +49,18 @@ class Curve:
             held = self._tokens[group]
             held[chunks] = held.get(chunks, 0.0) + tokens
 
-    def hits(self, capacities: Sequence[float]) -> list[Share]:
-        """The hit rate, as a share of the wanted tokens, of a store of each of these capacities (in chunks)."""
+    def hits(self, capacities: Sequence[float]) -> list[CurvePoint]:
+        """The hit rates of stores of these capacities, in chunks."""
         if not self.wanted:
-            return [Share(0.0, 0.0) for _ in capacities]
+            return [CurvePoint(chunks, 0.0, 0.0) for chunks in capacities]
         whole = _up_to(self._tokens.get(WHOLE, {}), capacities)
         groups = [self._tokens.get(group, {}) for group in range(GROUPS)]
-        followed = [sum(group.values()) for group in groups]
-        by_group = [_up_to(group, capacities) for group in groups]
-        shares = []
-        for n in range(len(capacities)):
-            hits, error = self._estimate([all_ - each[n] for all_, each in zip(followed, by_group, strict=True)])
-            shares.append(Share((whole[n] + hits) / self.wanted, error / self.wanted))
-        return shares
+        by_group = [_up_to(group, [*capacities, inf]) for group in groups]
+        points = []
+        for n, chunks in enumerate(capacities):
+            hits, error = self._estimate([held[-1] - held[n] for held in by_group])
+            points.append(CurvePoint(chunks, (whole[n] + hits) / self.wanted, error / self.wanted))
+        return points
 
     def _estimate(self, misses: Sequence[float]) -> tuple[float, float]:
         """The hits of all accesses that the groups stand for, and the standard error.
@@ -76,10 +80,6 @@ class Curve:
 
 def _up_to(group: Mapping[float, float], capacities: Sequence[float]) -> list[float]:
     """The tokens that are hits at each capacity."""
-    ordered = sorted(range(len(capacities)), key=capacities.__getitem__)
-    hits, held, left = [0.0] * len(capacities), 0.0, sorted(group.items(), reverse=True)
-    for n in ordered:
-        while left and left[-1][0] <= capacities[n]:
-            held += left.pop()[1]
-        hits[n] = held
-    return hits
+    ordered = sorted(group.items())
+    sums = [0.0, *accumulate(tokens for _, tokens in ordered)]
+    return [sums[bisect_right(ordered, (chunks, inf))] for chunks in capacities]

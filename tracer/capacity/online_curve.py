@@ -13,7 +13,6 @@ from math import ceil, inf, log2
 from typing import Any, NamedTuple
 
 from kvtrail.tracer.capacity.accesses import LMCACHE, Access, RequestPrefix, room_of
-from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Alloc, Reset, Store
@@ -27,8 +26,9 @@ MAX_CONNECTORS = 256
 STEPS = 8
 """Capacities in an octave."""
 PREFIX = "memory:"
-"""Of the measures: `memory:wanted`, `memory:sampled`, and `memory:<group>:<step>` for tokens that are hits at capacities
-from 2 ** (step / STEPS) chunks on. The group is empty where all chunks are followed, the step where no capacity is enough."""
+"""Prefix of the measures: `memory:wanted`, `memory:sampled`, and `memory:<group>:<step>` for tokens that are hits at
+capacities from 2 ** (step / STEPS) chunks on. The group is empty where all chunks are followed, the
+step where no capacity is enough."""
 WANTED, SAMPLED = f"{PREFIX}wanted", f"{PREFIX}sampled"
 CHUNKS, CHUNK_TOKENS = f"{PREFIX}chunks", f"{PREFIX}chunk_tokens"
 """Accessed chunks, and their tokens: together they give the size of a chunk."""
@@ -173,30 +173,7 @@ _FOLLOW: Mapping[type[Fact], Callable[[OnlineMissRatioCurve, Any], Counter[str]]
 }
 
 
-def curve_of_measures(measures: Mapping[str, int]) -> Curve:
-    """The curve from sums of measures; measures of other things are ignored."""
-    curve = Curve()
-    sampled = measures.get(SAMPLED, 0)
-    distances = [
-        _distance(name, tokens) for name, tokens in measures.items() if name.startswith(PREFIX) and name.count(":") == 2
-    ]
-    curve.enter(measures.get(WANTED, 0) - sampled, [each for each in distances if each.group == WHOLE], is_sample=False)
-    curve.enter(sampled, [each for each in distances if each.group != WHOLE], is_sample=True)
-    return curve
-
-
-def capacities(curve: Curve) -> list[float]:
-    """The measured capacities up to the one beyond which hits no longer grow, in chunks."""
-    enough = curve.saturates_at()
-    return [2 ** (step / STEPS) for step in range(ceil(STEPS * log2(enough)) + 1)] if enough else []
-
-
 def _measure(distance: ReuseDistance) -> str:
     group = "" if distance.group == WHOLE else distance.group
     step = "" if distance.chunks == inf else max(0, ceil(STEPS * log2(distance.chunks)))
     return f"{PREFIX}{group}:{step}"
-
-
-def _distance(measure: str, tokens: int) -> ReuseDistance:
-    _, group, step = measure.split(":")
-    return ReuseDistance(int(group) if group else WHOLE, 2 ** (int(step) / STEPS) if step else inf, tokens)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, count, islice, pairwise
 from operator import is_not
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.handed_over import HandedOver
-from kvtrail.tracer.causes.joint import JointGroups
+from kvtrail.tracer.causes.hybrid_groups import HybridGroups
 from kvtrail.tracer.model.causes import NOTHING, PEER, Cause, Detail, NotRecorded, Part
 
 MAX_PARTS = 200
@@ -30,8 +31,8 @@ class AdmissionContext(Struct, eq=False):
         block_size: tokens of a block.
         chain: the hashes of its full blocks; None where they are not known, which `not_recorded` explains.
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
-        begun: of these, those that all of these requests have computed: with several KV cache groups they may be lost again.
-        unfollowed: and those that a request goes on computing, while it is not recorded how far it is.
+        begun: up to where all of these requests have computed it: with several KV cache groups it may be lost again.
+        unfollowed: up to where a request goes on computing it whose progress is not recorded.
         pending_by: the request that goes on furthest, and its admission.
         is_last_open: whether a running request may have computed the final block, which nobody reports.
         shadow: why requests with unknown prompts may be computing; None if there are none.
@@ -55,7 +56,7 @@ class AdmissionContext(Struct, eq=False):
     pending_by: BlockChange | None = None
     is_last_open: bool = False
     shadow: NotRecorded | None = None
-    groups: JointGroups | None = None
+    groups: HybridGroups | None = None
     has_groups: bool = False
     possible: int = 0
     promised: tuple[int, int] = (0, 0)
@@ -75,7 +76,6 @@ class Store(Struct, eq=False):
         was_deferred: whether it had answered 'ask me later' before.
         groups: what it keeps chunks of, with several KV cache groups.
         is_reported: whether all that it gains and loses is reported, in chunks of whole blocks.
-        is_shared: whether others write to it.
         why: why not all of it is reported, if it is not.
         takes: whether what was handed over to the request is read by this connector.
         is_guarded: whether the guard took back what the connector offered.
@@ -87,8 +87,7 @@ class Store(Struct, eq=False):
     matched: int | None
     offered: int
     was_deferred: bool
-    is_shared: bool
-    groups: JointGroups | None = None
+    groups: HybridGroups | None = None
     why: NotRecorded = NotRecorded.PROBE
     takes: bool = False
     is_guarded: bool = False
@@ -122,51 +121,37 @@ class _View(Struct, eq=False):
         return block // self.blocks - self.first >= len(self.states)
 
 
-class _Runs:
-    """Parts as they grow: equal neighbours are one."""
+class _Reason(NamedTuple):
+    """Why a stretch of tokens is what it is.
 
-    def __init__(self) -> None:
-        self._runs: list[tuple[Cause, str, int, int, BlockChange | None, str, str, str]] = []
+    Attributes:
+        cause, tier, why, unstored, refusal: as in a part and its details.
+        explains: what happened to the blocks.
+    """
 
-    def add(
-        self,
-        cause: Cause,
-        tier: str,
-        start: int,
-        end: int,
-        fact: BlockChange | None = None,
-        *,
-        why: str = "",
-        unstored: str = "",
-        refusal: str = "",
-    ) -> None:
-        if end <= start:
-            return
-        if self._runs:
-            last = self._runs[-1]
-            if last[0] is cause and last[4] is fact and last[1] == tier and last[5:] == (why, unstored, refusal):
-                self._runs[-1] = (*last[:3], end, *last[4:])
-                return
-        self._runs.append((cause, tier, start, end, fact, why, unstored, refusal))
+    cause: Cause
+    tier: str = ""
+    explains: BlockChange | None = None
+    why: str = ""
+    unstored: str = ""
+    refusal: str = ""
 
-    def parts(self, groups: JointGroups | None) -> list[Part]:
-        made: list[Part] = []
-        are_many = len(self._runs) > MAX_PARTS
-        for cause, tier, start, end, fact, why, unstored, refusal in self._runs:
-            if are_many and made and (made[-1].cause, made[-1].tier) == (cause, tier):
-                made[-1] = Part(cause, tier, made[-1].start, end - made[-1].start, made[-1].detail)
-            else:
-                made.append(Part(cause, tier, start, end - start, _detail(groups, fact, why, unstored, refusal)))
-        return made
+    def detail(self, groups: HybridGroups | None) -> Detail:
+        """The details of a part; of several KV cache groups, with the one that the reason is about."""
+        change = self.explains
+        if change is None:
+            is_bare = not (self.why or self.unstored or self.refusal)
+            return NOTHING if is_bare else Detail(why=self.why, unstored=self.unstored, refusal=self.refusal)
+        found = Detail(self.why, change.at_ns, change.span_id, change.by, unstored=self.unstored, refusal=self.refusal)
+        if groups is None or change.state not in _OF_ONE_GROUP or change.group is None:
+            return found
+        if change.group >= len(groups.groups):
+            return found
+        return replace(found, group=change.group, group_kind=groups.groups[change.group].kind)
 
 
-def _detail(groups: JointGroups | None, fact: BlockChange | None, why: str, unstored: str, refusal: str) -> Detail:
-    if fact is None:
-        return Detail(why=why, unstored=unstored, refusal=refusal) if why or unstored or refusal else NOTHING
-    found = Detail(why, fact.at_ns, fact.span_id, fact.by, unstored=unstored, refusal=refusal)
-    if groups is None or fact.state not in _OF_ONE_GROUP or fact.group is None or fact.group >= len(groups.groups):
-        return found
-    return replace(found, group=fact.group, group_kind=groups.groups[fact.group].kind)
+_NEW, _UNALIGNED = _Reason(Cause.NEW), _Reason(Cause.UNALIGNED)
+_UNKNOWN = {why: _Reason(Cause.UNKNOWN, why=why) for why in NotRecorded}
 
 
 class Attribution:
@@ -176,6 +161,7 @@ class Attribution:
         self, context: AdmissionContext, vllm: CacheModel, stores: Sequence[Store], is_fresh: Callable[[Key], bool]
     ) -> None:
         self._context, self._vllm, self._is_fresh = context, vllm, is_fresh
+        self._chain = context.chain or ()
         self._hole = context.computed // context.block_size if context.block_size else 0
         """The first block that vLLM's lookup did not find."""
         self._unit = context.groups.unit // context.block_size if context.groups else 1
@@ -183,40 +169,62 @@ class Attribution:
         self._full = context.total // context.block_size if context.block_size else 0
         self._full -= self._full % self._unit
         self._views = [self._view(store) for store in stores]
-        self._runs = _Runs()
+        self._found: list[tuple[_Reason, int, int]] = []
+        """What was found so far: the reason, the first token, and the token after the last."""
 
     def parts(self) -> list[Part]:
         """The parts, in order."""
-        asked, runs, size = self._context, self._runs, self._context.block_size
-        runs.add(Cause.HELD, self._vllm.name, 0, asked.computed)
+        asked, size = self._context, self._context.block_size
+        if asked.computed:
+            self._add(_Reason(Cause.HELD, self._vllm.name), 0, asked.computed)
         end = asked.computed
         for tier, tokens in asked.sources:
-            runs.add(Cause.LOADED, tier, end, min(end + tokens, asked.total - 1))
+            self._add(_Reason(Cause.LOADED, tier), end, min(end + tokens, asked.total - 1))
             end += tokens
         if asked.sources and end == asked.total:
-            runs.add(Cause.LAST_TOKEN, asked.sources[-1][0], asked.total - 1, asked.total)
+            self._add(_Reason(Cause.LAST_TOKEN, asked.sources[-1][0]), asked.total - 1, asked.total)
         aligned = self._full * size
         if asked.chain is None or len(asked.chain) < self._full or not size:
             aligned = aligned if size else asked.total
-            runs.add(Cause.UNKNOWN, "", end, aligned, why=asked.not_recorded)
+            self._add(_UNKNOWN[asked.not_recorded], end, aligned)
         elif end < aligned:
             if end < asked.possible:
                 begin, end = end, self._end_of_doubt()
-                runs.add(Cause.UNKNOWN, "", begin, end, why=self._vllm.why)
+                self._add(_UNKNOWN[self._vllm.why], begin, end)
             if end < aligned:
                 self._blocks(end)
-        self._tail(max(end, aligned))
-        return runs.parts(asked.groups)
+        tail = max(end, aligned)
+        self._add(self._tail(tail), tail, asked.total)
+        return self._joined()
 
-    def _tail(self, start: int) -> None:
-        """Enter the tokens behind the last full block. Another engine hands them over, too, but for the last one."""
+    def _add(self, reason: _Reason, start: int, end: int) -> None:
+        """Enter tokens; neighbours with one reason are one stretch."""
+        if end <= start:
+            return
+        found = self._found
+        if found and found[-1][0] == reason:
+            start = found.pop()[1]
+        found.append((reason, start, end))
+
+    def _joined(self) -> list[Part]:
+        made: list[Part] = []
+        are_many = len(self._found) > MAX_PARTS
+        for reason, start, end in self._found:
+            cause, tier = reason.cause, reason.tier
+            if are_many and made and (made[-1].cause, made[-1].tier) == (cause, tier):
+                made[-1] = Part(cause, tier, made[-1].start, end - made[-1].start, made[-1].detail)
+            else:
+                made.append(Part(cause, tier, start, end - start, reason.detail(self._context.groups)))
+        return made
+
+    def _tail(self, start: int) -> _Reason:
+        """The tokens behind the last full block. Another engine hands them over, too, but for the last one."""
         asked = self._context
         if start < asked.total - 1 and self._is_promised(start) and asked.handed is not None:
-            self._runs.add(Cause.FAILED_LOAD, asked.promised_by, start, asked.total, asked.failed)
-        elif start < asked.total - 1 and self._is_handed(asked.total):
-            self._refuse_handed(start, asked.total)
-        else:
-            self._runs.add(Cause.UNALIGNED, "", start, asked.total)
+            return _Reason(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
+        if start < asked.total - 1 and self._is_handed(asked.total):
+            return self._refused_handed(start)
+        return _UNALIGNED
 
     def _end_of_doubt(self) -> int:
         """Up to where the cause of tokens is unknown, since a state is not known: up to the longest possible hit; and
@@ -236,7 +244,7 @@ class Attribution:
             ends_early = store.groups.ends_early
             view.first = 0 if ends_early else view.first
             chunks = (view.first, max(view.first, self._full // view.blocks))
-            given = (store.cache, asked.chain, asked.block_size, chunks, self._is_fresh)
+            given = (store.cache, self._chain, asked.block_size, chunks, self._is_fresh)
             view.states = store.groups.states(*given, begin=view.first)
             if ends_early and chunks[1] * store.chunk_size == asked.total:
                 if all(fact is not None and fact.state is BlockState.HELD for fact in view.states):
@@ -245,7 +253,7 @@ class Attribution:
                 reach -= view.blocks
         else:
             ends = slice((view.first + 1) * view.blocks - 1, self._full, view.blocks)
-            view.states = store.cache.states(asked.chain[ends], self._is_fresh)
+            view.states = store.cache.states(self._chain[ends], self._is_fresh)
         held = 0
         for fact in view.states:
             if fact is None or fact.state is not BlockState.HELD:
@@ -261,9 +269,8 @@ class Attribution:
     def _shorten(self, view: _View, matched: int) -> None:
         """The store counts from the prompt's beginning, and matched fewer blocks than it holds behind those of vLLM: it lacks
         one of these, or looked before it held them and answered later, or what was reported of it is not true."""
-        asked, cache = self._context, view.store.cache
-        assert asked.chain is not None
-        before = cache.states(asked.chain[view.blocks - 1 : view.first * view.blocks : view.blocks], self._is_fresh)
+        cache = view.store.cache
+        before = cache.states(self._chain[view.blocks - 1 : view.first * view.blocks : view.blocks], self._is_fresh)
         states = {BlockState.ABSENT if fact is None else fact.state for fact in before}
         if view.store.was_deferred and states <= {BlockState.HELD}:
             return
@@ -278,26 +285,25 @@ class Attribution:
     def _blocks(self, begin: int) -> None:
         """Enter the full blocks behind what was reused."""
         asked, size = self._context, self._context.block_size
-        assert asked.chain is not None
         first = begin // size
         facts = self._in_vllm(first)
         final = asked.total - self._unit * size if self._full * size == asked.total else asked.total
         for block, end in self._stretches(facts, first):
             fact, start = facts[block - first], max(begin, block * size)
-            if begin >= final and self._last_token(block, fact, begin):
-                return  # with all that is left
-            if begin >= final or not self._in_last_chunk(start, end * size, begin):
-                self._block(block, fact, start, end * size)
+            if begin >= final and (reason := self._last_token(block, fact, begin)) is not None:
+                self._add(reason, begin, asked.total)  # with all that is left
+                return
+            in_last_chunk = None if begin >= final else self._in_last_chunk(begin)
+            self._add(in_last_chunk or self._block(block, fact, start, end * size), start, end * size)
 
     def _in_vllm(self, first: int) -> Sequence[BlockChange | None]:
         """What is known of vLLM's cache, for each block from this one on."""
         asked, unit = self._context, self._unit
-        assert asked.chain is not None
         if asked.groups is None:
-            return self._vllm.states(asked.chain[first : self._full], self._is_fresh)
+            return self._vllm.states(self._chain[first : self._full], self._is_fresh)
         units = (first // unit, self._full // unit)
         is_cut = self._full * asked.block_size == asked.total
-        states = asked.groups.states(self._vllm, asked.chain, asked.block_size, units, self._is_fresh, is_cut=is_cut)
+        states = asked.groups.states(self._vllm, self._chain, asked.block_size, units, self._is_fresh, is_cut=is_cut)
         return [state for state in states for _ in range(unit)][first % unit :]
 
     def _stretches(self, facts: Sequence[BlockChange | None], first: int) -> Iterator[tuple[int, int]]:
@@ -321,86 +327,68 @@ class Attribution:
         for view in self._views:
             ends.update((view.reach, -(-(asked.computed + view.store.offered) // size)))
             ends.update((view.first + n) * view.blocks for n in (0, *_changes(view.states), len(view.states)))
-        if asked.shadow is not None and asked.chain is not None:
-            ends.update(first + n for n in _changes(list(map(self._is_fresh, asked.chain[first : self._full]))))
+        if asked.shadow is not None:
+            ends.update(first + n for n in _changes(list(map(self._is_fresh, self._chain[first : self._full]))))
         return pairwise((first, *sorted(end for end in ends if first < end <= self._full)))
 
-    def _last_token(self, block: int, fact: BlockChange | None, begin: int) -> bool:
-        """Enter the final block, if nothing but the rule was in the way of it."""
-        asked, add = self._context, self._runs.add
+    def _last_token(self, block: int, fact: BlockChange | None, begin: int) -> _Reason | None:
+        """The final block, if nothing but the rule was in the way of it."""
+        asked = self._context
         if begin == asked.total - 1 and asked.sources:  # a load that ends there ends there by rule
-            add(Cause.LAST_TOKEN, asked.sources[-1][0], begin, asked.total)
-            return True
+            return _Reason(Cause.LAST_TOKEN, asked.sources[-1][0])
         if fact is not None and fact.state is BlockState.HELD:
-            if asked.has_groups:
-                return False
-            add(Cause.LAST_TOKEN, self._vllm.name, begin, asked.total, fact)
-            return True
+            return None if asked.has_groups else _Reason(Cause.LAST_TOKEN, self._vllm.name, fact)
         if asked.is_last_open or (fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)):
-            return False  # vLLM may hold it, too
+            return None  # vLLM may hold it, too
         for view in self._views:
             chunk = view.state(block)
             if chunk is not None and chunk.state is BlockState.HELD:
-                add(Cause.LAST_TOKEN, view.store.cache.name, begin, asked.total, chunk)
-                return True
-        return False
+                return _Reason(Cause.LAST_TOKEN, view.store.cache.name, chunk)
+        return None
 
-    def _in_last_chunk(self, start: int, end: int, begin: int) -> bool:
-        """Enter blocks of the final chunk, if nothing but the rule was in the way of it."""
+    def _in_last_chunk(self, begin: int) -> _Reason | None:
+        """Blocks of the final chunk, if nothing but the rule was in the way of it."""
         for view in self._views:
             if view.last is not None and begin >= self._context.total - view.store.chunk_size:
-                self._runs.add(Cause.LAST_TOKEN, view.store.cache.name, start, end, view.last)
-                return True
-        return False
+                return _Reason(Cause.LAST_TOKEN, view.store.cache.name, view.last)
+        return None
 
-    def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> None:
-        """Enter a block, and those behind it with the same known about them: the first cause that is true of them."""
-        add, vllm, asked = self._runs.add, self._vllm, self._context
+    def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> _Reason:
+        """A block, and those behind it with the same known about them: the first reason that is true of them."""
+        vllm, asked = self._vllm, self._context
         if asked.is_last_open and end == asked.total and (fact is None or fact.state is not BlockState.HELD):
-            add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CACHE_EVENTS)
-            return
+            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         was_handed = asked.handed is not None and (self._is_handed(end) or self._is_promised(start))
         is_new = fact is None and block >= asked.pending and not was_handed
         if is_new and not self._stores_know(block) and not self._is_shadowed(block):
-            add(Cause.NEW, "", start, end)
-            return
+            return _NEW
         if fact is not None and fact.state is BlockState.HELD:
             if asked.has_groups:
-                add(Cause.UNKNOWN, "", start, end, why=NotRecorded.GROUPS)
-                return
-            add(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, start, end, fact)
-            return
+                return _UNKNOWN[NotRecorded.GROUPS]
+            return _Reason(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, fact)
         chunks = [(view, view.state(block)) for view in self._views]
         may_be_in_vllm = fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)
         for view, chunk in chunks:
             if may_be_in_vllm and view.store.groups is not None:
                 continue
             if chunk is not None and chunk.state is BlockState.HELD and block >= view.reach:
-                add(Cause.STRANDED, view.store.cache.name, start, end, chunk)
-                return
+                return _Reason(Cause.STRANDED, view.store.cache.name, chunk)
         known = [each for each in chunks if not (was_handed and each[0].store.takes and not each[0].store.is_reported)]
         if (why := self._may_be_held(block, fact, known)) is not None:
-            add(Cause.UNKNOWN, "", start, end, why=why)
-            return
+            return _UNKNOWN[why]
         if asked.begun <= block < asked.unfollowed:
-            add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CACHE_EVENTS)
-            return
+            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         if asked.begun <= block < asked.pending:
-            add(Cause.PENDING, vllm.name, start, end, asked.pending_by)
-            return
-        for state, cause in ((BlockState.STORING, Cause.PENDING), (BlockState.HELD, Cause.REFUSED)):
-            for view, chunk in chunks:
-                if chunk is not None and chunk.state is state:
-                    refusal = self._refusal(view.store, start) if cause is Cause.REFUSED else ""
-                    add(cause, view.store.cache.name, start, end, chunk, refusal=refusal)
-                    return
+            return _Reason(Cause.PENDING, vllm.name, asked.pending_by)
+        for view, chunk in chunks:
+            if chunk is not None and chunk.state is BlockState.STORING:
+                return _Reason(Cause.PENDING, view.store.cache.name, chunk)
+        for view, chunk in chunks:
+            if chunk is not None and chunk.state is BlockState.HELD:
+                return _Reason(Cause.REFUSED, view.store.cache.name, chunk, refusal=self._refusal(view.store, start))
         if self._is_promised(start):
-            add(Cause.FAILED_LOAD, asked.promised_by, start, end, asked.failed)
-            return
-        if self._is_handed(end):
-            self._refuse_handed(start, end)
-            return
-        self._lost(block, fact, chunks, start, end)
+            return _Reason(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
+        return self._refused_handed(start) if self._is_handed(end) else self._lost(block, fact, chunks)
 
     def _is_promised(self, start: int) -> bool:
         """Whether an earlier load was to bring it, and failed."""
@@ -411,14 +399,12 @@ class Attribution:
         handed, total = self._context.handed, self._context.total
         return handed is not None and bool(handed.tokens) and min(end, total - 1) <= (handed.tokens or 0)
 
-    def _refuse_handed(self, start: int, end: int) -> None:
-        """Enter tokens that were handed over, and that the connector did not give or vLLM did not take."""
+    def _refused_handed(self, start: int) -> _Reason:
+        """Tokens that were handed over, and that the connector did not give or vLLM did not take."""
         asked = self._context
         taking = next((view.store for view in self._views if view.store.takes), None)
         refusal = "" if taking is None else self._refusal(taking, start)
-        self._runs.add(
-            Cause.REFUSED, PEER, start, end, None if asked.handed is None else asked.handed.fact, refusal=refusal
-        )
+        return _Reason(Cause.REFUSED, PEER, None if asked.handed is None else asked.handed.fact, refusal=refusal)
 
     def _refusal(self, store: Store, start: int) -> str:
         """Where tokens got lost that a store held."""
@@ -432,10 +418,7 @@ class Attribution:
 
     def _stores_know(self, block: int) -> bool:
         """Whether a store may hold, or may have held, a block that was never in vLLM's cache."""
-        return any(
-            view.store.is_shared if not view.store.is_reported else view.state(block) is not None
-            for view in self._views
-        )
+        return any(view.store.is_reported and view.state(block) is not None for view in self._views)
 
     def _may_be_held(
         self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[_View, BlockChange | None]]
@@ -456,18 +439,12 @@ class Attribution:
 
     def _is_shadowed(self, block: int) -> bool:
         """Whether an unknown request may be computing a block."""
-        asked = self._context
-        return asked.shadow is not None and asked.chain is not None and not self._is_fresh(asked.chain[block])
+        return self._context.shadow is not None and not self._is_fresh(self._chain[block])
 
     def _lost(
-        self,
-        block: int,
-        fact: BlockChange | None,
-        chunks: Sequence[tuple[_View, BlockChange | None]],
-        start: int,
-        end: int,
-    ) -> None:
-        """Enter blocks that no cache holds, by the cache that lost them last."""
+        self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[_View, BlockChange | None]]
+    ) -> _Reason:
+        """Blocks that no cache holds, by the cache that lost them last."""
         losses = [] if fact is None else [(self._vllm, fact)]
         parts: list[tuple[CacheModel, BlockChange]] = []
         unstored = ""
@@ -485,22 +462,17 @@ class Attribution:
         losses = losses or parts
         for cache, loss in losses:
             if loss.state in (BlockState.ABSENT, BlockState.UNSURE):
-                self._runs.add(Cause.UNKNOWN, "", start, end, why=cache.why)
-                return
+                return _UNKNOWN[cache.why]
         if fact is not None and fact.state is BlockState.COMPUTED:  # evicted or reset, and nobody says when
-            self._runs.add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CACHE_EVENTS)
-            return
+            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         if not losses:
-            self._runs.add(Cause.NEW, "", start, end)
-            return
+            return _NEW
         cache, loss = max(losses, key=lambda each: each[1].number)
         if loss.state not in _CAUSES:  # a chunk that is held was not stored
-            self._runs.add(Cause.UNKNOWN, "", start, end, why=NotRecorded.CONTRADICTION)
-        elif sum(other.number == loss.number for _, other in losses) > 1:
-            self._runs.add(Cause.UNKNOWN, "", start, end, why=NotRecorded.ORDER)
-        else:
-            unstored = unstored if cache is self._vllm else ""
-            self._runs.add(_CAUSES[loss.state], cache.name, start, end, loss, unstored=unstored)
+            return _UNKNOWN[NotRecorded.CONTRADICTION]
+        if sum(other.number == loss.number for _, other in losses) > 1:
+            return _UNKNOWN[NotRecorded.ORDER]
+        return _Reason(_CAUSES[loss.state], cache.name, loss, unstored=unstored if cache is self._vllm else "")
 
 
 def _doubt(states: list[BlockChange | None], hole: int) -> None:

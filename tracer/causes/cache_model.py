@@ -20,7 +20,7 @@ Key = bytes | str
 
 
 class BlockState(IntEnum):
-    """What happened to a block, or of a chunk."""
+    """What happened to a block, or to a chunk."""
 
     HELD = 1
     EVICTED = 2
@@ -38,7 +38,7 @@ class BlockState(IntEnum):
     UNSURE = 9
     """Nothing is known of it."""
     UNCACHED = 10
-    """Of several KV cache groups one has never kept its part of it."""
+    """One of several KV cache groups has never kept its part of it."""
 
 
 LOST = (BlockState.EVICTED, BlockState.RESET)
@@ -149,8 +149,8 @@ class CacheModel:
         return self._young.get(key) or self._old.get(key) or (self._remembered(key) if self._past else None)
 
     def states(self, keys: Sequence[bytes], is_fresh: Callable[[Key], bool]) -> list[BlockChange | None]:
-        """Of each key what happened to it, as far as that is certain; None: the cache never had it. `is_fresh` says of a key
-        whether its block was named for the first time after what is missing."""
+        """What happened to each key, as far as that is certain; None: the cache never had it. `is_fresh` tells whether the
+        block of a key was named for the first time after the missing events."""
         facts = list(map(self._young.get, keys))
         if self._old:
             facts = [fact or older for fact, older in zip(facts, map(self._old.get, keys), strict=True)]

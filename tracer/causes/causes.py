@@ -17,7 +17,7 @@ from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Sto
 from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.handed_over import HandedOver, named
-from kvtrail.tracer.causes.joint import JointGroups
+from kvtrail.tracer.causes.hybrid_groups import HybridGroups
 from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.cache_groups import FULL, groups_of
@@ -90,7 +90,7 @@ class Causes:
         self._chains = Chains()
         self._requests: OrderedDict[str, RequestState] = OrderedDict()
         self._awaited: set[str] = set()
-        """Those that the next step will say something about: the others go on."""
+        """Requests whose next step tells something new; the steps of the others only continue."""
         self._computing: dict[str, BlockChange] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
         self._stored = BoundedDict[Job, list[Key]](MAX_OPEN)
@@ -215,20 +215,21 @@ class Causes:
             self._admit(request, event, admitted.lookup)
 
     def _admit(self, request: RequestState, event: Alloc, lookup: Lookup) -> None:
-        """Attribution the prompt of a request that has been given blocks."""
+        """Attribute the prompt of a request that has been given blocks."""
         self._give_up(request)
         allocs = request.offers.allocs
         allocated = max([alloc.allocated for alloc in allocs])
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
+        declared = groups_of(lookup.groups)
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
         not_recorded = request.not_recorded
-        has_groups = len(groups_of(lookup.groups)) > 1
+        has_groups = len(declared) > 1
         if has_groups and request.chain.end > full:  # hashes of pieces of blocks, which a hit may consist of, too
             is_known, not_recorded = False, NotRecorded.GROUPS
         chain = request.chain.hashes if is_known else None
         is_joint = self._has_groups and self._vllm.is_reported
-        groups = JointGroups.of(groups_of(lookup.groups), size) if is_joint else None
+        groups = HybridGroups.of(declared, size) if is_joint else None
         pending, by = self._pending(event.request or "", chain, full)
         computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
@@ -240,12 +241,12 @@ class Causes:
             computed=computed,
             possible=possible,
             allocated=allocated,
-            sources=self._sources(request, allocs, allocated),
+            sources=self._sources(request, allocs, allocated) if allocated else (),
             block_size=size,
             chain=chain if full else (),
             not_recorded=not_recorded,
             is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
-            shadow=self._shadow(event, request),
+            shadow=self._shadow(event, request) if chain else None,
             groups=groups,
             has_groups=self._has_groups and groups is None,
             pending=pending // together * together,
@@ -342,16 +343,14 @@ class Causes:
         if self._has_groups:
             by_block = lookup.has(Capability.TELLS_GROUPS)
             if chunk:
-                groups = JointGroups.of(groups_of(lookup.groups), block_size, chunk_size=chunk, by_block=by_block)
+                groups = HybridGroups.of(groups_of(lookup.groups), block_size, chunk_size=chunk, by_block=by_block)
             if believed and (groups is None or not cache.reports_changes):
                 believed, why = False, NotRecorded.GROUPS if groups is None or not by_block else cache.why
         cache.is_reported = is_reported = believed and bool(chunk and block_size) and chunk % block_size == 0
         offered, was_deferred = lookup.answer or 0, lookup.connector_id in request.deferred
         takes = request.handed is not None and (is_only or cache.name == PEER)
         is_guarded = lookup.refused is not None and not lookup.returned
-        return Store(
-            cache, is_reported, chunk, lookup.matched, offered, was_deferred, False, groups, why, takes, is_guarded
-        )
+        return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, groups, why, takes, is_guarded)
 
     def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, BlockChange | None]:
         """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""

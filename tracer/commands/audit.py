@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kvtrail.tracer.commands.options import FORCE, INCONCLUSIVE, Duration, Store, output_option, rule_named
+from kvtrail.tracer.commands.options import FORCE, INCONCLUSIVE, Duration, Store, rule_named
 from kvtrail.tracer.events.ids import bounded
 from kvtrail.tracer.history.audit import Audit, audit_stored
 from kvtrail.tracer.history.audit import audit as judge
-from kvtrail.tracer.history.export import ENDINGS, Form, write
 from kvtrail.tracer.history.history import load, of_spans
-from kvtrail.tracer.ingest.files import STDIN
+from kvtrail.tracer.ingest import otlp_json
+from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model import words
 from kvtrail.tracer.reports import findings, output_file, terminal
 from kvtrail.tracer.reports.causes import as_text as causes_text
 from kvtrail.tracer.reports.output_file import STDOUT
 from kvtrail.tracer.reports.savings import as_text as savings_text
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules import Rule, page
 from kvtrail.tracer.store import StoreError
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str,
 
 
 def _explain(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
-    """Print a rule's page and exit, as --help does."""
+    """Print a rule's page, Markdown, and exit, as --help does."""
     if name is not None and not context.resilient_parsing:
-        terminal.echo(findings.rule_page(rule_named(name), columns=terminal.width()))
+        click.echo(page(rule_named(name)), nl=False)
         context.exit(0)
 
 
@@ -93,16 +93,9 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
 )
 @click.option(
     "--export",
-    "form",
-    type=click.Choice([each.value for each in Form]),
-    envvar="KVTRAIL_AUDIT_EXPORT",
-    help="Instead of an audit, write the history as a file: a timeline for ui.perfetto.dev, or one trace file of all the logs"
-    " and traces.",
-)
-@output_option(
-    "With --export: the file to write; - is the standard output. [default: the first file's name with"
-    f" {' or '.join(ENDINGS.values())}, in this folder]",
-    required=False,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Instead of an audit, write all the logs and traces as one trace file; - is the standard output.",
 )
 @FORCE
 @click.option(
@@ -124,14 +117,13 @@ def audit(
     since: timedelta,
     why: str | None,
     savings: bool,
-    form: str | None,
-    output: Path | None,
+    export: Path | None,
     force: bool,
 ) -> None:
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every contradiction.
 
-    A FILE may be a folder, and may be compressed with gzip or zstd; docs/logs-and-traces.md says what is read. It may
-    also be the log of a vLLM server with LMCache: what the log shows is judged and summarized, the rest is unknown.
+    A FILE may be compressed with gzip or zstd; docs/logs-and-traces.md says what is read. It may also be the log of a
+    vLLM server with LMCache: what the log shows is judged and summarized, the rest is unknown.
 
     With --store, what a tracer has stored is judged again, by the rules of today.
 
@@ -149,19 +141,19 @@ def audit(
 
     Example: kvtrail audit --savings trace.jsonl
 
-    Example: kvtrail audit --export perfetto trace.jsonl
+    Example: kvtrail audit --export trace.jsonl server.log
 
     Example: kvtrail audit --explain stale-lookup
     """
     if (store is None) != bool(files):
         both = "name either files to judge or a store with --store, not both"
         raise click.UsageError("name the files to judge, or a store with --store" if store is None else both)
-    if (why is not None) + savings + (form is not None) > 1:
+    if (why is not None) + savings + (export is not None) > 1:
         raise click.UsageError("--why, --savings and --export exclude each other")
-    if form is not None:
-        _export(context, files, store, since, Form(form), output, force=force)
-    if output is not None or force:
-        raise click.UsageError("--output and --force go with --export")
+    if export is not None:
+        _export(context, files, store, since, export, force=force)
+    if force:
+        raise click.UsageError("--force goes with --export")
     why = why and bounded(why)
     if savings:
         rules = []  # nothing is judged
@@ -171,8 +163,7 @@ def audit(
         if store is not None:
             result = _judge_stored(store, since, rules, savings=savings)
         else:
-            with terminal.progress(files) as on_bytes:
-                result = judge(files, rules=rules, why=why, savings=savings, on_bytes=on_bytes)
+            result = judge(files, rules=rules, why=why, savings=savings)
         if why is not None:
             _explain_request(context, result.explained, why, as_json=as_json)
         if savings:
@@ -230,22 +221,22 @@ def _export(
     files: tuple[Path, ...],
     store: Path | Address | None,
     since: timedelta,
-    form: Form,
-    output: Path | None,
+    output: Path,
     *,
     force: bool,
 ) -> NoReturn:
-    """Write the history as a file, and exit."""
-    output = output or Path(_stem(files) + ENDINGS[form])
+    """Write the history as one trace file, and exit."""
     output_file.check(output, sources=files, force=force)
     with output_file.or_exit(output, StoreError):
         if store is not None:
             history = of_spans((str(store), span) for spans in _stored(store, since)() for span in spans)
         else:
-            with terminal.progress(files) as on_bytes:
-                history = load(files, on_bytes=on_bytes)
+            history = load(files)
+        spans = [span for _, span in history.moments] + list(history.foreign)
+        if not spans:
+            raise UnusableTrace("no line of these files is an event")
         with output_file.opened(output) as file:
-            wrote = write(history, form, file)
+            file.writelines(otlp_json.spans_to_json_lines(spans))
     for name, line, reason in history.unreadable:
         click.echo(terminal.plain(f"not read: {name}:{line}: {reason}"), err=True)
     for name, number in {**history.unknown, **history.unknown_attributes}.items():
@@ -253,16 +244,8 @@ def _export(
             terminal.plain(f"not understood: {name}, {words.ending(number)}: a newer kvtrail wrote it"), err=True
         )
     if output != STDOUT:
-        click.echo(f"{output}: {wrote}", err=True)
+        click.echo(f"{output}: {words.some(len(spans), 'span')}", err=True)
     context.exit(0)
-
-
-def _stem(files: Sequence[Path]) -> str:
-    """The name of the first file without its endings: `run.jsonl.gz` gives `run`."""
-    name = "kvtrail" if not files or files[0] == STDIN else files[0].absolute().name
-    for ending in (".gz", ".zst", ".jsonl", ".json", ".log"):
-        name = name.removesuffix(ending)
-    return name
 
 
 def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None, *, savings: bool) -> Audit:

@@ -77,10 +77,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         return timedelta(**{unit: int(number)})
 
 
-def output_option(text: str, *, required: bool = True) -> Callable[[Any], Any]:
+def output_option(text: str) -> Callable[[Any], Any]:
     """The option for the file to write, `-` for the standard output; see `reports.output_file`."""
     path = click.Path(path_type=Path, dir_okay=False)
-    return click.option("-o", "--output", required=required, type=path, help=text)
+    return click.option("-o", "--output", type=path, help=text)
 
 
 def rule_named(name: str) -> Rule:

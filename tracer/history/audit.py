@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import Any, TypeVar
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.offline import OfflineDetector, TooLate
-from kvtrail.tracer.history.part import Parts, Recorded
+from kvtrail.tracer.history.request_part import Parts
 from kvtrail.tracer.history.savings import RecordedSavings, Saved
 from kvtrail.tracer.ingest.decode import Decoded
-from kvtrail.tracer.ingest.logs.reader import readers
+from kvtrail.tracer.ingest.logs.reader import LogReader, readers
 from kvtrail.tracer.ingest.trace_file import by_time
 from kvtrail.tracer.ledger.handoff_flows import Flow
 from kvtrail.tracer.liveness.deaths import Death
@@ -60,7 +60,6 @@ class Audit:
         did: what each finding did, by its id.
         request_outcomes: the outcomes of the requests with findings, by engine and request, in words.
         stories: what the logs among the files say about their requests, in words.
-        skipped: files of a folder that are no traces; they are among the `unreadable`.
         lookups, hits: lookups, and those that the connector answered with tokens.
         reasons: how many requests are unknown for each reason.
         unfinished: engine and id of those that had not ended.
@@ -91,7 +90,6 @@ class Audit:
     did: dict[str, Impact] = field(default_factory=dict)
     request_outcomes: dict[tuple[str, str], str] = field(default_factory=dict)
     stories: list[str] = field(default_factory=list)
-    skipped: int = 0
     lookups: int = 0
     hits: int = 0
     reasons: Counter[Unknown] = field(default_factory=Counter)
@@ -101,8 +99,8 @@ class Audit:
     probes_off: Sequence[str] = ()
     unjudged: dict[Unknown, list[str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
-    explained: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    recorded: Sequence[tuple[str, str]] = ()
+    explained: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
+    recorded: list[tuple[str, str]] = field(default_factory=list)
     saved: Sequence[Saved] = ()
 
     def engine_name(self, engine: str) -> str:
@@ -146,7 +144,7 @@ class Audit:
             reasons.append(f"No request could be judged: {why}.")
         if self.missing:
             reasons.append(f"Missing events: {count(self.missing)}. Add the files that hold them, or record again.")
-        if damaged := len(self.unreadable) - self.skipped:
+        if damaged := len(self.unreadable):
             reasons.append(f"Unreadable lines or spans: {count(damaged)}. Copy the files again, or record again.")
         if self.unknown_spans:
             reasons.append("A newer kvtrail wrote spans that this one cannot judge: install that version.")
@@ -232,22 +230,30 @@ def audit(
     rules: Sequence[Rule] | None = None,
     why: str | None = None,
     savings: bool = False,
-    on_bytes: Callable[[int], None] | None = None,
 ) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
-    a server's log; a folder means the trace files in it.
+    a server's log.
 
     With `rules`, only these judge. `why` is a request to give the causes of; with `savings`, what was saved is summed up
-    too. `on_bytes` is called with how many bytes of the files were read since the last call.
+    too.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
-    with _uncollected():
-        try:
-            return _audit(paths, rules, why, savings, on_bytes, patience_ns=GRACE_NS)
-        except TooLate:
-            return _audit(paths, rules, why, savings, on_bytes, patience_ns=None)
+
+    def judged(patience_ns: int | None) -> Audit:
+        traces, logs = readers(paths)
+        # The numbers of a log include events that no line records.
+        auditor = _Auditor(rules, why, savings, None if logs else patience_ns)
+        for reader, batch in by_time(traces):
+            auditor.enter(batch, reader.path, batch.resources)
+        for trace in traces:
+            auditor.result.unreadable += [(str(trace.path), number, reason) for number, reason in trace.bad_lines]
+        for log in logs:
+            auditor.enter_log(log)
+        return auditor.concluded()
+
+    return _patiently(judged)
 
 
 def audit_stored(
@@ -259,11 +265,37 @@ def audit_stored(
 ) -> Audit:
     """Judge stored spans as one history, which `read` gives from its beginning, about in the order of time. `place` names
     where they are stored."""
-    with _uncollected():
-        try:
-            return _audit_stored(read(), place, rules, savings, patience_ns=GRACE_NS)
-        except TooLate:
-            return _audit_stored(read(), place, rules, savings, patience_ns=None)
+
+    def judged(patience_ns: int | None) -> Audit:
+        auditor = _Auditor(rules, None, savings, patience_ns)
+        for spans in read():
+            auditor.enter(_decoded(spans), Path(place), [span.resource for span in spans])
+        return auditor.concluded()
+
+    return _patiently(judged)
+
+
+def _patiently(judged: Callable[[int | None], Audit]) -> Audit:
+    """An audit that waits a while for missing events; if that was too short, another one that holds all events in memory.
+
+    Python's collector of reference cycles is paused: a history has none, and the collector would search it again and
+    again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return judged(GRACE_NS)
+    except TooLate:
+        return judged(None)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _decoded(spans: Iterable[Span]) -> Decoded:
+    batch = Decoded()
+    for span in spans:
+        batch.add(span)
+    return batch
 
 
 def _named_cause(cause: Finding | None) -> dict[str, str] | None:
@@ -271,144 +303,104 @@ def _named_cause(cause: Finding | None) -> dict[str, str] | None:
     return None if cause is None else {name: getattr(cause, name) for name in ("id", "rule", "title", "request")}
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause Python's collector of reference cycles: a history has none, and the collector would search it again and
-    again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+class _Auditor:
+    """Judges what is read, and counts it.
 
+    Attributes:
+        result: what is known so far.
+    """
 
-def _audit(
-    paths: Sequence[Path],
-    rules: Sequence[Rule] | None,
-    why: str | None,
-    savings: bool,
-    on_bytes: Callable[[int], None] | None,
-    *,
-    patience_ns: int | None,
-) -> Audit:
-    traces, logs, skipped = readers(paths, on_bytes=on_bytes)
-    # The numbers of a log include events that no line records.
-    sums = RecordedSavings() if savings else None
-    detector = OfflineDetector(rules=rules, patience_ns=None if logs else patience_ns, why=why, savings=sums)
-    parts = Parts(rules, why)
-    result = Audit()
-    foreign: dict[tuple[str, str], None] = {}
-    resources: dict[Any, Mapping[str, Any]] = {}
-    for reader, batch in by_time(traces):
-        here = {resource.get(semconv.RECORDER_ID.key): resource for resource in batch.resources}
-        resources |= here
-        detector.feed(parts.take(batch.events, here))
-        _count(batch, reader.path, result, foreign)
-    for trace in traces:
-        result.unreadable += [(str(trace.path), number, reason) for number, reason in trace.bad_lines]
-    for log in logs:
+    def __init__(self, rules: Sequence[Rule] | None, why: str | None, savings: bool, patience_ns: int | None) -> None:
+        self.result = Audit(asked=[rule.id for rule in rules or ()])
+        self._savings = RecordedSavings() if savings else None
+        self._detector = OfflineDetector(rules=rules, patience_ns=patience_ns, why=why, savings=self._savings)
+        self._parts = Parts(rules, why)
+        self._resources: dict[Any, Mapping[str, Any]] = {}
+        """By recorder."""
+        self._foreign = BoundedDict[tuple[str, str], None](REMEMBERED_FOREIGN)
+
+    def enter(self, batch: Decoded, path: Path, resources: Iterable[Mapping[str, Any]]) -> None:
+        """Judge what was decoded, from these recorders."""
+        here = {resource.get(semconv.RECORDER_ID.key): resource for resource in resources}
+        self._resources |= here
+        self._detector.feed(self._parts.take(batch.events, here))
+        self._count(batch, path)
+
+    def enter_log(self, log: LogReader) -> None:
+        """Judge what a log shows."""
         spans = log.spans()
         while held := list(islice(spans, SETTLE_EVERY)):
-            batch = Decoded()
-            for span in held:
-                batch.add(span)
-            detector.feed(batch.events)
-            detector.settle()  # every request of a log waits for its number 0, which would hold all of the log in memory
-            detector.forget_idle(log.engine, MOST_IN_A_LOG)
-            _count(batch, log.path, result, foreign)
-        result.stories += [*log.stories.digest(), log.summary]
-        result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
-    result.unreadable += skipped
-    result.skipped = len(skipped)
-    return _concluded(result, detector, resources, rules, parts, sums)
+            batch = _decoded(held)
+            self._detector.feed(batch.events)
+            # Every request of a log waits for its number 0, which would hold all of the log in memory.
+            self._detector.settle()
+            self._detector.forget_idle(log.engine, MOST_IN_A_LOG)
+            self._count(batch, log.path)
+        self.result.stories += [*log.timelines.digest(), log.summary]
+        self.result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
 
+    def _count(self, batch: Decoded, path: Path) -> None:
+        result = self.result
+        unknown = sum(batch.unknown_spans.values()) - batch.stand_ins
+        result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown
+        result.unknown_spans.update(batch.unknown_spans)
+        result.unknown_attributes.update(batch.unknown_attributes)
+        result.unreadable += [(str(path), 0, str(malformed)) for malformed in batch.malformed]
+        for span in batch.foreign:
+            key = (span.trace_id, span.span_id)
+            if key in self._foreign:
+                result.repeated += 1
+            else:
+                result.foreign += 1
+                self._foreign[key] = None
 
-def _audit_stored(
-    lists: Iterable[Sequence[Span]],
-    place: str,
-    rules: Sequence[Rule] | None,
-    savings: bool,
-    *,
-    patience_ns: int | None,
-) -> Audit:
-    sums = RecordedSavings() if savings else None
-    detector = OfflineDetector(rules=rules, patience_ns=patience_ns, savings=sums)
-    result = Audit()
-    foreign: dict[tuple[str, str], None] = {}
-    resources: dict[Any, Mapping[str, Any]] = {}
-    for spans in lists:
-        batch = Decoded()
-        for span in spans:
-            resources[span.resource.get(semconv.RECORDER_ID.key)] = span.resource
-            batch.add(span)
-        detector.feed(batch.events)
-        _count(batch, Path(place), result, foreign)
-    return _concluded(result, detector, resources, rules, Parts(rules), sums)
-
-
-def _concluded(
-    result: Audit,
-    detector: OfflineDetector,
-    resources: Mapping[Any, Mapping[str, Any]],
-    rules: Sequence[Rule] | None,
-    parts: Parts,
-    savings: RecordedSavings | None,
-) -> Audit:
-    """The result, with the detector's conclusions after the last event."""
-    detector.close()
-    result.engine_names = engines.names(engines.descriptions(resources.values()))
-    result.findings = list(detector.findings.values())
-    result.deaths = detector.deaths
-    result.handoffs = detector.handoffs
-    accounts = detector.outcomes
-    result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
-    result.events = detector.events
-    result.repeated += detector.repeated
-    result.lookups, result.hits = detector.lookups, detector.hits
-    result.reasons, result.unfinished = detector.reasons, sorted(detector.unfinished)
-    result.silent, result.joined_late, probes_off = detector.silent, detector.joined_late, detector.probes_off
-    undecided = detector.undecided
-    result.explained = detector.explained
-    result.saved = savings.saved(resources.values()) if savings else ()
-    for part, recorded in parts.closed():
-        result.events += part.events
-        result.repeated += part.repeated
-        result.lookups, result.hits = result.lookups + part.lookups, result.hits + part.hits
-        result.checks, undecided = result.checks + part.checks, undecided + part.undecided
-        result.explained = {**result.explained, **part.explained}
-        accounts |= part.outcomes
-        probes_off |= part.probes_off
-        _enter_part(result, part, recorded)
-    result.findings = by_weight({finding.id: finding for finding in result.findings}.values())
-    result.did = dict(_did(result, accounts))
-    result.request_outcomes = {key: described(*account) for key, account in accounts.items()}
-    result.probes_off = sorted(probes_off)
-    result.unjudged = _unjudged(undecided, result.checks)
-    result.asked = [rule.id for rule in rules or ()]
-    return result
-
-
-def _enter_part(result: Audit, part: OfflineDetector, recorded: Recorded | None) -> None:
-    """Add the verdict of a part. It says nothing about the engine: neither whether it ended, nor whether it was
-    recorded from its start."""
-    if recorded is None:
-        result.findings += part.findings.values()
-        result.verdicts += part.verdicts
-        result.reasons += part.reasons
-        result.missing += part.missing
-        result.unfinished = sorted((*result.unfinished, *part.unfinished))
-        return
-    assert part.about is not None
-    result.findings += recorded.findings
-    result.verdicts[recorded.verdict] += 1
-    result.missing += recorded.missing
-    result.recorded = [*result.recorded, part.about]
-    if recorded.unknown is not None:
-        result.reasons[recorded.unknown] += 1
-        if recorded.unknown is Unknown.OPEN:
-            result.unfinished = sorted((*result.unfinished, part.about))
+    def concluded(self) -> Audit:
+        """The result, after the last event."""
+        result, detector = self.result, self._detector
+        detector.close()
+        result.engine_names = engines.names(engines.descriptions(self._resources.values()))
+        result.deaths, result.handoffs = detector.deaths, detector.handoffs
+        result.silent, result.joined_late = detector.silent, detector.joined_late
+        result.saved = self._savings.saved(self._resources.values()) if self._savings else ()
+        findings: dict[str, Finding] = {}
+        accounts: dict[RequestKey, tuple[str, str | None, str | None]] = {}
+        undecided: Counter[tuple[str, Unknown]] = Counter()
+        probes_off: set[str] = set()
+        unfinished: list[RequestKey] = []
+        # A part says nothing about the engine: neither whether it ended, nor whether it was recorded from its start.
+        for judged, recorded in [(detector, None), *self._parts.closed()]:
+            result.events += judged.events
+            result.repeated += judged.repeated
+            result.lookups += judged.lookups
+            result.hits += judged.hits
+            result.checks += judged.checks
+            result.explained |= judged.explained
+            undecided += judged.undecided
+            accounts |= judged.outcomes
+            probes_off |= judged.probes_off
+            if recorded is None:
+                findings |= judged.findings
+                result.verdicts += judged.verdicts
+                result.reasons += judged.reasons
+                result.missing += judged.missing
+                unfinished += judged.unfinished
+                continue
+            assert judged.about is not None
+            findings |= {finding.id: finding for finding in recorded.findings}
+            result.verdicts[recorded.verdict] += 1
+            result.missing += recorded.missing
+            result.recorded.append(judged.about)
+            if recorded.unknown is not None:
+                result.reasons[recorded.unknown] += 1
+            if recorded.unknown is Unknown.OPEN:
+                unfinished.append(judged.about)
+        result.findings = by_weight(findings.values())
+        result.unfinished = sorted(unfinished)
+        result.did = dict(_did(result, accounts))
+        result.request_outcomes = {key: described(*account) for key, account in accounts.items()}
+        result.probes_off = sorted(probes_off)
+        result.unjudged = _unjudged(undecided, result.checks)
+        return result
 
 
 def _did(
@@ -457,21 +449,3 @@ def _some(names: Sequence[str]) -> str:
     """The first few of these names."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {count(more)} more" if more > 0 else "")
-
-
-def _count(batch: Decoded, path: Path, result: Audit, foreign: dict[tuple[str, str], None]) -> None:
-    """Count what was decoded. `foreign` are the last foreign spans, so that a repeated one counts once."""
-    unknown = sum(batch.unknown_spans.values()) - batch.stand_ins
-    result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown
-    result.unknown_spans.update(batch.unknown_spans)
-    result.unknown_attributes.update(batch.unknown_attributes)
-    result.unreadable += [(str(path), 0, str(malformed)) for malformed in batch.malformed]
-    for span in batch.foreign:
-        key = (span.trace_id, span.span_id)
-        if key in foreign:
-            result.repeated += 1
-            continue
-        result.foreign += 1
-        foreign[key] = None
-        if len(foreign) > REMEMBERED_FOREIGN:
-            del foreign[next(iter(foreign))]

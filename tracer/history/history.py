@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,18 +57,16 @@ class History:
         return next((span.resource for event, span in self.moments if event.recorder == recorder), {})
 
 
-def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None) -> History:
-    """Read traces and logs as one history. A folder means the trace files in it.
-
-    `on_bytes` is called with the number of bytes read since its last call.
+def load(paths: Iterable[Path]) -> History:
+    """Read traces and logs as one history.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names the file and the reason.
     """
-    traces, logs, unreadable = readers(paths, on_bytes=on_bytes)
+    traces, logs = readers(paths)
     opened: list[TraceReader | LogReader] = [*traces, *logs]
     history = of_spans((str(reader.path), span) for reader in opened for span in reader.spans())
-    unreadable += [(str(reader.path), number, reason) for reader in opened for number, reason in reader.bad_lines]
+    unreadable = [(str(reader.path), number, reason) for reader in opened for number, reason in reader.bad_lines]
     return replace(history, unreadable=tuple(sorted((*history.unreadable, *unreadable))))
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.rules import Rule
-
-REPORT_EVERY = 1000
-"""Events after which progress is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +31,9 @@ class Judged:
     missing: int
 
 
-def judge(
-    events: Sequence[Event], *, rules: Sequence[Rule] | None = None, on_events: Callable[[int], None] | None = None
-) -> Judged:
-    """Judge events, which are in order, one by one; `on_events` is called with how many more have been judged."""
-    detector = Detector(rules=rules)
+def judge(events: Sequence[Event]) -> Judged:
+    """Judge events, which are in order, one by one."""
+    detector = Detector()
     found: dict[int, list[Finding]] = {}
     again: dict[int, list[Finding]] = {}
     known: dict[str, Finding] = {}
@@ -54,8 +48,6 @@ def judge(
     for index, event in enumerate(events):
         for finding in detector.feed([event]):
             note(finding, index)
-        if on_events is not None and (index + 1) % REPORT_EVERY == 0:
-            on_events(REPORT_EVERY)
     if settled := detector.settle():
         # They waited for missing events. They belong to where they happened, not to where the waiting ended.
         places = {event.span_id: index for index, event in enumerate(events)}

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvtrail.tracer.detect.detector import MAX_REQUESTS, Detector
 from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
 from kvtrail.tracer.history.savings import RecordedSavings
 from kvtrail.tracer.ledger.account import Account
@@ -91,7 +92,7 @@ class OfflineDetector:
         self._why, self.about = why, about
         self._engines: dict[str, str] = {}
         """By recorder."""
-        self._forgotten: dict[int, None] = {}
+        self._forgotten = BoundedDict[int, None](MAX_REQUESTS)
         """Hashes of the requests that were forgotten."""
         self._deaths = Deaths()
         self._detector = _Detector(rules, self._forgotten, savings)
@@ -143,12 +144,7 @@ class OfflineDetector:
         Raises:
             TooLate: they should have come before.
         """
-        if self._continue(events):
-            fresh = events
-            for event in fresh:
-                self._note(event)
-        else:
-            fresh = [event for event in events if self._is_new(event)]
+        fresh = [event for event in events if self._is_new(event)]
         self.events += len(fresh)
         self._take(self._detector.feed(fresh, at_ns=events[-1].end_ns if events else 0))
         self._untidy += len(events)
@@ -169,8 +165,8 @@ class OfflineDetector:
             self._count(account)
 
     def forget_idle(self, engine: str, most: int) -> None:
-        """Of an engine whose requests have no recorded end, as in a log: if more than `most` are held, forget the half that
-        was heard of longest ago. If the engine dies later, these are not taken for lost. One that comes again is another."""
+        """For an engine whose requests have no recorded end, as in a log: if more than `most` are held, forget the half with
+        the oldest events. If the engine dies later, they do not count as lost. An id that comes again is another request."""
         held = [account for account in self._detector.accounts.values() if account.engine == engine]
         if len(held) > most:
             for account in sorted(held, key=lambda each: each.last_ns)[: len(held) // 2]:
@@ -191,18 +187,6 @@ class OfflineDetector:
             self.explained[account.engine, account.request] = account.as_dict()["causes"]
         if verdict is Verdict.DRIFT:
             self.outcomes[account.engine, account.request] = account.status, account.outcome, account.error
-
-    def _continue(self, events: Sequence[Event]) -> bool:
-        """Whether the events are the next ones of one recorder, as nearly always; if so, note their numbers."""
-        if not events or (numbers := self._numbers.get(events[0].recorder)) is None:
-            return False
-        recorder, number = events[0].recorder, numbers.last
-        for event in events:
-            number += 1
-            if event.sequence != number or event.recorder != recorder:
-                return False
-        numbers.extend(len(events))
-        return True
 
     def _note(self, event: Event) -> None:
         self._deaths.enter(event)
@@ -240,8 +224,6 @@ class OfflineDetector:
             self._count(detector.accounts[key])
             detector.forget(key)
             self._forgotten[hash(key)] = None
-            if len(self._forgotten) > MAX_REQUESTS:
-                del self._forgotten[next(iter(self._forgotten))]
 
     def _take(self, findings: Sequence[Finding]) -> None:
         self._detector.changed.clear()  # nobody writes rows

@@ -7,7 +7,7 @@ enters each event once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from kvtrail.tracer.history.history import History
 from kvtrail.tracer.history.judging import judge
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Finding, Unknown
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.model.words import count, some
 
 NUMBERS = (
     "status", "epoch", "total", "prompt", "computed", "matched", "returned", "allocated", "scheduled", "begun", "rejected",
@@ -27,6 +27,8 @@ NUMBERS = (
 )  # fmt: skip
 """The fields of an account that a step can change and that are shown; the others name the request and its times."""
 _UNKNOWN = Account("", "").as_dict()
+MAX_NAMED = 5
+"""Requests that an error message lists; the rest are counted."""
 
 
 def at_ns(event: Event) -> int:
@@ -107,45 +109,31 @@ class Player:
         following: the requests shown; None for all.
     """
 
-    def __init__(
-        self,
-        history: History,
-        *,
-        requests: Sequence[RequestKey] | None = None,
-        from_ns: int | None = None,
-        to_ns: int | None = None,
-        rules: Sequence[Rule] | None = None,
-        on_events: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, history: History, *, request: str | None = None) -> None:
         """Judge the history, and select what is shown.
 
         Args:
-            requests: show only the steps of these requests, by engine and id.
-            from_ns, to_ns: show only the steps between these times, Unix nanoseconds, both included.
-            rules: judge with these rules only; default: all.
-            on_events: called with the number of events judged since the last call.
+            request: show only the steps of this request: its id, the external one, or the beginning of either.
 
         Raises:
-            NoSuchStep: nothing is left to show.
+            NoSuchStep: there is nothing to show.
         """
         self.history = history
         self.events = tuple(history.events)
-        self.judged = judge(self.events, rules=rules, on_events=on_events)
+        if not self.events:
+            raise NoSuchStep("there is no event in it")
+        self.judged = judge(self.events)
         self.requests: dict[RequestKey, list[int]] = {}
         for index, event in enumerate(self.events):
             if event.request is not None:
                 self.requests.setdefault((event.engine, event.request), []).append(index)
         self.engine_names = history.engine_names()
-        self.begin_ns = min((event.start_ns for event in self.events), default=0)
-        self.following = requests
-        self._to_ns = to_ns
+        self.begin_ns = min(event.start_ns for event in self.events)
+        self.following = None if request is None else self._named(request)
         self._replays: dict[RequestKey, AccountReplay] = {}
-        self._shown = self._select(from_ns, to_ns)
-        if not self._shown:
-            timed = from_ns is not None or to_ns is not None
-            left = "no step is left between these times" if timed else "no step is left"
-            raise NoSuchStep(left if self.events else "there is no event in it")
-        self._marked = sorted(index for index in self.judged.found if _among(self._shown, index))
+        followed = None if self.following is None else [index for key in self.following for index in self.requests[key]]
+        self._shown: Sequence[int] = range(len(self.events)) if followed is None else sorted(followed)
+        self._marked = sorted(self.judged.found.keys() & self._shown)
 
     def __len__(self) -> int:
         """How many steps are shown."""
@@ -153,10 +141,7 @@ class Player:
 
     @property
     def late(self) -> tuple[Finding, ...]:
-        """Findings about what has not happened by the end of the history, for the requests shown; none if the steps are shown
-        only up to a time."""
-        if self._to_ns is not None:
-            return ()
+        """Findings about what has not happened by the end of the history, for the requests shown."""
         return tuple(f for f in self.judged.late if self.following is None or (f.engine, f.request) in self.following)
 
     @property
@@ -182,20 +167,31 @@ class Player:
         """
         if not 1 <= number <= len(self.events):
             raise NoSuchStep(f"there is no step {number}; there are {len(self.events)}")
-        if not _among(self._shown, number - 1):
+        if number - 1 not in self._shown:
             raise NoSuchStep(f"step {number} is not among the {len(self)} that are shown")
         return self._step(number - 1)
 
-    def _select(self, from_ns: int | None, to_ns: int | None) -> Sequence[int]:
-        """The indices of what is to be shown, in order."""
-        indices: Sequence[int] = range(len(self.events))
-        if self.following is not None:
-            indices = sorted(index for key in self.following for index in self.requests.get(key, ()))
-        if from_ns is None and to_ns is None:
-            return indices
-        first = -1 if from_ns is None else from_ns
-        last = float("inf") if to_ns is None else to_ns
-        return [index for index in indices if first <= at_ns(self.events[index]) <= last]
+    def _named(self, text: str) -> tuple[RequestKey, ...]:
+        """The requests that a text names: by the engine's id, the external id, or the beginning of either. A complete
+        external id may name several: one in each engine that it passes through.
+
+        Raises:
+            NoSuchStep: there is none, or a beginning fits several.
+        """
+        known = {key: self.events[indices[-1]].external or "" for key, indices in self.requests.items()}
+        if found := [key for key in known if key[1] == text] or [key for key in known if text and known[key] == text]:
+            return tuple(found)
+        begun = [key for key in known if text and (key[1].startswith(text) or known[key].startswith(text))]
+        names = list(dict.fromkeys(known[key] or key[1] for key in begun or known))
+        if begun and len(names) == 1:
+            return tuple(begun)
+        listed = ", ".join(names[:MAX_NAMED]) + (
+            f" and {count(more)} more" if (more := len(names) - MAX_NAMED) > 0 else ""
+        )
+        requests = some(len(names), "request")
+        are = "is" if len(names) == 1 else "are"
+        why = f"{text!r} fits {requests}" if begun else f"there is no request {text!r}; there {are} {requests}"
+        raise NoSuchStep(f"{why}: {listed}")
 
     def _step(self, index: int) -> Step:
         event = self.events[index]
@@ -223,8 +219,3 @@ class Player:
         for index in self.requests[key][replay.entered : place]:
             replay.enter(self.events[index])
         return replay
-
-
-def _among(ordered: Sequence[int], number: int) -> bool:
-    place = bisect_left(ordered, number)
-    return place < len(ordered) and ordered[place] == number

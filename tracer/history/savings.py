@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
 from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
-from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.events.events import Event, Reset
 from kvtrail.tracer.events.semconv import ENGINE_ID
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.model.engines import memory_limit
 from kvtrail.tracer.savings.counter import SavingsCounter
-from kvtrail.tracer.savings.sums import Savings, SavingsRow, prefill_rates, savings_of
+from kvtrail.tracer.savings.minute_sums import SavingsRow
+from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +64,8 @@ class RecordedSavings:
         self._curve.reset(event)
 
     def _add(self, event: Event, measures: Mapping[str, int]) -> None:
-        self._counter.cells.add(event, measures, stretch_s=STRETCH_S)
+        self._counter.sums.add(event, measures, stretch_s=STRETCH_S)
         self._counter.facts.clear()  # nobody writes them one by one
-
-    def _rows(self) -> list[SavingsRow]:
-        measures: dict[tuple[int, str, str, int], dict[str, int]] = {}
-        for cell, value in self._counter.cells.items():
-            measures.setdefault(cell[:4], {})[cell.measure] = value
-        return [
-            SavingsRow(at_s=at_s, engine=engine, connector=connector, epoch=epoch, measures=own)
-            for (at_s, engine, connector, epoch), own in measures.items()
-        ]
 
     def saved(self, resources: Iterable[Mapping[str, Any]]) -> list[Saved]:
         """What each connector of each engine saved; `resources` are those of their recorders."""
@@ -82,7 +74,7 @@ class RecordedSavings:
             if (limit := memory_limit(resource)) is not None:
                 engine = resource.get(ENGINE_ID.key)
                 limits[engine] = max(limit, limits.get(engine, 0))
-        rows = self._rows()
+        rows = self._counter.sums.rows()
         rates = prefill_rates(rows)
         curves = {(curve.engine, curve.connector): curve for curve in memory_curves(rows)}
         places: dict[tuple[str, str], list[SavingsRow]] = {}

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol
 
 STDIN = Path("-")
 GZIP = b"\x1f\x8b"
@@ -93,20 +93,19 @@ class Source(io.RawIOBase):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[IO[bytes], io.BufferedReader, Source | None]]:
-    """The file as it lies there, its text, and what decompresses it, if it is compressed; `-` is the standard input.
+def opened(path: Path) -> Iterator[tuple[io.BufferedReader, Source | None]]:
+    """The text of a file, and what decompresses it, if it is compressed; `-` is the standard input.
 
     Raises:
         OSError: the file cannot be opened, is a device, or nothing that reads its compression is installed.
     """
     if path == STDIN:
-        raw = cast(io.BufferedReader, sys.stdin.buffer)
-        yield raw, *_text(raw)
+        yield _text(sys.stdin.buffer)
         return
     with io.BufferedReader(io.FileIO(path), _BUFFER) as file:
         if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.raw.isatty():
             raise OSError("a device, which may never end")
-        yield file, *_text(file)
+        yield _text(file)
 
 
 def _text(raw: Any) -> tuple[io.BufferedReader, Source | None]:

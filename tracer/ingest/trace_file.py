@@ -111,15 +111,9 @@ class TraceReader:
         bad_lines: (number of the line or message, reason) of those that could not be read.
     """
 
-    def __init__(
-        self, path: Path, *, on_bytes: Callable[[int], None] | None = None, may_be_unusable: bool = False
-    ) -> None:
-        """`on_bytes` hears how many bytes of the file, as it lies on the disk, were read since it was called last. A file
-        that `may_be_unusable` is then one bad line: it lies in a folder, and nobody has named it."""
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.bad_lines: list[tuple[int, str]] = []
-        self._on_bytes = on_bytes
-        self.may_be_unusable = may_be_unusable
         self._json, self._protobuf = JsonDecoder(), ProtobufDecoder()
 
     def spans(self) -> Iterator[Span]:
@@ -143,10 +137,9 @@ class TraceReader:
         good = number = 0
         following = 1
         try:
-            with files.opened(self.path) as (raw, text, source):
+            with files.opened(self.path) as (text, source):
                 if (what := identified(files.start(text))) is not None:
                     raise UnusableTrace(f"{self.path}: {what}")
-                reported = 0
                 for message in messages(text):
                     number, following = following, following + message.lines
                     try:
@@ -163,10 +156,6 @@ class TraceReader:
                         continue
                     good += 1
                     yield result
-                    if self._on_bytes is not None:
-                        at = raw.tell()
-                        self._on_bytes(at - reported)
-                        reported = at
                 if source is not None and source.damage is not None:
                     if self.bad_lines and self.bad_lines[-1][0] == number:
                         self.bad_lines.pop()  # the line in which the damage lies
@@ -175,9 +164,6 @@ class TraceReader:
             raise UnusableTrace(f"{self.path}: {error.strerror or error}") from error
         if not good:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
-            if self.may_be_unusable:
-                self.bad_lines = [(0, f"no OTLP in it ({why})")]
-                return
             raise UnusableTrace(
                 f"{self.path}: no OTLP in it ({why}). A trace is OTLP as JSON Lines or in binary form, see"
                 " docs/logs-and-traces.md. `kvtrail audit` reads the log of a server, too."
@@ -207,7 +193,7 @@ def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decod
 
 
 def _begins_ns(reader: TraceReader) -> int:
-    fresh = TraceReader(reader.path, may_be_unusable=reader.may_be_unusable)
+    fresh = TraceReader(reader.path)
     return next((batch.at_ns for batch in fresh.decoded() if batch.at_ns), 0)
 
 

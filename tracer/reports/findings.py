@@ -1,8 +1,7 @@
-"""An audit as text: engines that died, findings grouped by rule and request, and what was read. And a rule's page."""
+"""An audit as text: engines that died, findings grouped by rule and request, and what was read."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
@@ -15,7 +14,6 @@ from kvtrail.tracer.liveness.outcome import Impact
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock, day
 from kvtrail.tracer.reports.terminal import plain, wrapped
-from kvtrail.tracer.rules import Rule, page
 
 COLORS = {
     Severity.CRASH: "red",
@@ -93,21 +91,6 @@ def finding_text(finding: Finding, *, columns: int | None = None) -> str:
     hint = wrapped(f"Usually: {finding.hint}", columns, first="    ")
     engine = "" if finding.request else finding.engine
     return "\n".join([*_title(finding, columns), *_finding(finding, columns, engine=engine).split("\n"), *hint])
-
-
-def rule_page(rule: Rule, *, columns: int | None = None) -> str:
-    """The rule's page of the documentation without Markdown, its sentences wrapped."""
-    paragraphs = []
-    for paragraph in page(rule).strip().split("\n\n"):
-        if paragraph.startswith("## "):
-            paragraphs.append(style(paragraph.removeprefix("## ").strip("`"), bold=True))
-            continue
-        text = "\n".join(line for item in _items(paragraph) for line in wrapped(item, columns))
-        text = re.sub(r"`([^`]+)`", lambda code: style(code[1], bold=True), text)
-        if text.startswith(plainly := f"Severity: {rule.severity}"):
-            text = f"Severity: {_severity(rule.severity)}{text.removeprefix(plainly)}"
-        paragraphs.append(text)
-    return "\n\n".join(paragraphs)
 
 
 def _heading(finding: Finding, requests: int, columns: int | None) -> str:
@@ -226,17 +209,6 @@ def _handed_over(result: Audit, giver: str, taker: str, flow: Flow) -> str:
 
 def _severity(severity: Severity, text: str | None = None) -> str:
     return style(text or severity, fg=COLORS[severity], bold=True)
-
-
-def _items(paragraph: str) -> list[str]:
-    """A paragraph's lines joined, to be wrapped again. A formula or list item, indented or dashed, keeps its own line."""
-    items: list[str] = []
-    for line in paragraph.splitlines():
-        if items and not line.startswith((" ", "- ", "* ")):
-            items[-1] += f" {line}"
-        else:
-            items.append(line)
-    return items
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:

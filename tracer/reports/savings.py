@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from click import style
 
-from kvtrail.tracer.capacity.report import MemoryCurve
+from kvtrail.tracer.capacity.memory_curves import MemoryCurve
 from kvtrail.tracer.history.savings import Saved
 from kvtrail.tracer.model import words
 from kvtrail.tracer.reports.terminal import plain, wrapped

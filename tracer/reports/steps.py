@@ -174,27 +174,19 @@ def _changes(step: Step) -> list[str]:
     ]  # fmt: skip
 
 
-def _account(step: Step) -> list[tuple[str, str, str | None]]:
-    """The account after the step: name, value, and the previous value if it changed."""
-    if step.after is None:
-        return []
-    changed, before = step.changed, step.before or _BLANK
-    return [
-        (_name(name), _number(step.after, name), _number(before, name) if name in changed else None)
-        for name in NUMBERS
-        if name in ALWAYS
-        or ((name in changed or step.after[name] != _BLANK[name]) and not _is_redundant(name, step.after[name]))
-    ]
-
-
 def _account_table(step: Step) -> list[str]:
-    """The account, a number a line. What the step changed is bold, with its previous value."""
-    rows = _account(step)
-    width = max(len(name) for name, _, _ in rows)
+    """The account after the step, a number a line. What the step changed is bold, with its previous value."""
+    after, before, changed = step.after or _BLANK, step.before or _BLANK, step.changed
+    shown = [
+        name
+        for name in NUMBERS
+        if name in ALWAYS or ((name in changed or after[name] != _BLANK[name]) and not _is_redundant(name, after[name]))
+    ]
+    width = max(len(_name(name)) for name in shown)
     lines = [style("account after it", dim=True)]
-    for name, now, before in rows:
-        text = f"{name:<{width}}  {now}"
-        lines.append(text if before is None else style(f"{text}  (was {before})", bold=True))
+    for name in shown:
+        text = f"{_name(name):<{width}}  {_number(after, name)}"
+        lines.append(style(f"{text}  (was {_number(before, name)})", bold=True) if name in changed else text)
     return lines
 
 

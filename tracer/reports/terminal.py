@@ -1,4 +1,4 @@
-"""Output to a terminal: its size, colours, wrapped lines, and a progress bar. A pipe gets none of them."""
+"""Output to a terminal: its size, colours, wrapped lines, and a line of progress. A pipe gets none of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import click
 
-BIG = 8 << 20
-"""Bytes from which on reading files shows a progress bar."""
 STATUS_EVERY_S = 0.1
 NARROWEST = 40
 """The fewest columns to wrap to: sentences with two words a line help nobody."""
@@ -47,20 +44,6 @@ def wrapped(text: str, columns: int | None, *, first: str = "", rest: str | None
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-@contextmanager
-def progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar over the bytes of some files; call it with the number of bytes just read. None if the files are small or
-    the error output is not a terminal."""
-    files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    if size < BIG or not sys.stderr.isatty():
-        yield None
-        return
-    label = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
-    with click.progressbar(length=size, label=label, file=sys.stderr) as bar:
-        yield bar.update
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.savings.cause_sums import causes_of, tenants_of, with_plain
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 
 Sums = Mapping[str, int]
 

@@ -29,7 +29,7 @@ from kvtrail.tracer.ledger.facts import (
     tiers_of,
 )
 from kvtrail.tracer.savings.cause_sums import Tenants, measures_of
-from kvtrail.tracer.savings.cells import Cells
+from kvtrail.tracer.savings.minute_sums import MinuteSums
 from kvtrail.tracer.savings.prefill import PrefillTimer
 
 MAX_TIERS = 8
@@ -45,11 +45,11 @@ class SavingsCounter:
     """Sums what the offload did.
 
     Attributes:
-        cells: the sums since the caller last cleared them.
+        sums: those since the caller last cleared them.
         facts: admissions, their causes, waits and preemptions since the caller last cleared them, one by one.
     """
 
-    cells: Cells = field(default_factory=Cells)
+    sums: MinuteSums = field(default_factory=MinuteSums)
     facts: list[Fact | Breakdown] = field(default_factory=list)
     _aggregating_connectors: dict[str, str] = field(default_factory=dict)
     """By recorder, the connector that answers for all others. What its children report of a request is not counted again."""
@@ -67,7 +67,7 @@ class SavingsCounter:
         event = breakdown.event
         self.facts.append(breakdown)
         tier_of = partial(self._tier, event.connector)
-        self.cells.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(breakdown.identity)))
+        self.sums.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(breakdown.identity)))
 
     def forget(self, recorders: Iterable[str]) -> None:
         """Drop what is held of recorders that have ended."""
@@ -77,12 +77,12 @@ class SavingsCounter:
 
     def recall(self, fact: Fact, account: Account) -> None:
         """Enter a fact that was counted before: later ones may need it."""
-        cells, facts = self.cells, self.facts
-        self.cells, self.facts = Cells(), []
+        sums, facts = self.sums, self.facts
+        self.sums, self.facts = MinuteSums(), []
         try:
             self.enter(fact, account)
         finally:
-            self.cells, self.facts = cells, facts
+            self.sums, self.facts = sums, facts
 
     def _is_repeated(self, event: Event) -> bool:
         """Whether the event repeats what a connector reports that answers for this one."""
@@ -114,11 +114,11 @@ class SavingsCounter:
             measures["postponed_ns"] = fact.deferred_for_ns
         elif event.error is None and event.returned is None:
             measures["lookups_postponed"] = 1
-        self.cells.add(event, measures)
+        self.sums.add(event, measures)
 
     def _count_unused(self, lookup: Lookup) -> None:
         if lookup.returned is not None and lookup.returned > 0:
-            self.cells.add(lookup, {"lookups_unused": 1, "unused": lookup.returned})
+            self.sums.add(lookup, {"lookups_unused": 1, "unused": lookup.returned})
 
     def _enter_admitted(self, fact: Admitted, account: Account) -> None:
         event, lookup = fact.event, fact.lookup
@@ -132,7 +132,7 @@ class SavingsCounter:
         for tier, tokens in (tiers_of(event) or {UNNAMED: event.allocated}).items():
             measure = TIER + (UNNAMED if tier == UNNAMED else self._tier(event.connector, tier))
             measures[measure] = measures.get(measure, 0) + tokens
-        self.cells.add(event, measures)
+        self.sums.add(event, measures)
 
     def _tier(self, connector: str, name: str) -> str:
         known = self._tiers.setdefault(connector, set())
@@ -146,17 +146,15 @@ class SavingsCounter:
         if self._is_repeated(event):
             return
         self.facts.append(fact)
-        self.cells.add(
+        self.sums.add(
             event,
             {"waits": 1, "waited_ns": fact.waited_ns, "failed": fact.alloc.allocated if event.failed else 0},
         )
 
     def _enter_ran(self, fact: Ran, _: Account) -> None:
         event = fact.event
-        if not self._is_repeated(event):
-            measured = self._prefill_timer.enter(event, fact.total or 0)
-            if measured is not None:
-                self.cells.add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
+        if not self._is_repeated(event) and (measured := self._prefill_timer.enter(event, fact.total or 0)):
+            self.sums.add(event, measured, epoch=0)
         for offer in self._own(fact.admitted):
             lookup, alloc = offer.lookup, offer.alloc
             if alloc is None:
@@ -166,7 +164,7 @@ class SavingsCounter:
                 measures["admissions_hidden"] = 1
             else:  # the last token is always computed, for its logits
                 measures["recomputed"] = max(0, min(lookup.matched, lookup.total - 1) - event.computed)
-            self.cells.add(alloc, measures)
+            self.sums.add(alloc, measures)
 
     def _enter_counted(self, fact: Counted, _: Account) -> None:
         event, admitted = fact.event, self._own(fact.admitted)
@@ -181,13 +179,13 @@ class SavingsCounter:
             "compared_local": min(min(offer.lookup.computed, offer.lookup.total) for offer in admitted),
             "compared_external": sum(offer.alloc.allocated for offer in admitted if offer.alloc is not None),
         }
-        self.cells.add(event, measures)
+        self.sums.add(event, measures)
 
     def _enter_preempted(self, fact: Preempted, _: Account) -> None:
         if self._is_counted_elsewhere(fact):
             return
         self.facts.append(fact)
-        self.cells.add(fact.event, {"preemptions": 1})
+        self.sums.add(fact.event, {"preemptions": 1})
 
     def _enter_ended(self, fact: Ended, account: Account) -> None:
         if account.complete:
@@ -206,7 +204,7 @@ class SavingsCounter:
             measures[f"{direction}_ns"] = took_ns
             if event.bytes is not None:
                 measures |= {f"{direction}_bytes": event.bytes, f"{direction}_bytes_ns": took_ns}
-        self.cells.add(event, measures)
+        self.sums.add(event, measures)
 
 
 _ENTER: dict[Any, Callable[[SavingsCounter, Any, Account], None]] = {

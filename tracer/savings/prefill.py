@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.events.events import Schedule
 
 PREFILL_SHARE = 0.9
 """A step measures the prefill rate if this share of its tokens is prefill: otherwise decodes would add to its time."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPrefill:
-    """A step that was nearly all prefill: its prefill tokens, and its duration in nanoseconds."""
-
-    tokens: int
-    took_ns: int
 
 
 @dataclass(slots=True)
@@ -39,20 +32,20 @@ class PrefillTimer:
     _now: dict[tuple[str, str], tuple[_EngineStep | None, _EngineStep]] = field(default_factory=dict)
     """By recorder and connector: the step before the current one, and the current one."""
 
-    def enter(self, event: Schedule, total: int) -> MeasuredPrefill | None:
-        """Enter one request's part of a step; returns the step before it, once its duration is known. `total` are the
-        request's tokens when it was admitted."""
+    def enter(self, event: Schedule, total: int) -> Mapping[str, int]:
+        """Enter one request's part of a step; returns the prefill tokens and the duration of the step before it, once that
+        is known and the step was nearly all prefill. `total` are the request's tokens when it was admitted."""
         key = (event.recorder, event.connector_id)
-        before, now = self._now.get(key, (None, _EngineStep(event.start_ns)))
+        before, now = self._now.get(key) or (None, _EngineStep(event.start_ns))
         if event.start_ns > now.at_ns:
             before, now = now, _EngineStep(event.start_ns)
         elif event.start_ns < now.at_ns:
-            return None  # of a step that is over
-        measured = None
+            return {}  # of a step that is over
+        measured: Mapping[str, int] = {}
         request, end = event.request or "", event.computed + event.scheduled
         if before is not None and before.ends.get(request) == (event.epoch, event.computed):
             if before.prefill and before.prefill >= PREFILL_SHARE * before.tokens:
-                measured = MeasuredPrefill(before.prefill, now.at_ns - before.at_ns)
+                measured = {"prefill": before.prefill, "prefill_ns": now.at_ns - before.at_ns}
             before = None
         now.tokens = event.scheduler_tokens or now.tokens + event.scheduled
         now.prefill += max(0, min(end, total) - event.computed)

@@ -9,26 +9,10 @@ from dataclasses import dataclass
 from kvtrail.tracer.model.causes import PEER, Cause
 from kvtrail.tracer.savings.cause_sums import CAUSE, ages_of, causes_of, unstored_of
 from kvtrail.tracer.savings.counter import TIER
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 
 HANDED = f"{CAUSE}{Cause.LOADED}:{PEER}"
 """The measure of tokens that were handed over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavingsRow:
-    """The sums of one interval, engine, connector and epoch.
-
-    Attributes:
-        at_s: where the interval begins, Unix seconds.
-        engine, connector, epoch: what they belong to; the last epoch includes all later ones.
-        measures: the sum of each measure; one that is absent is 0.
-    """
-
-    at_s: int
-    engine: str
-    connector: str
-    epoch: int
-    measures: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.model.known import Place, Sighting
 from kvtrail.tracer.model.markers import Marker
-from kvtrail.tracer.savings.cells import Cell
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow, SumKey
 from kvtrail.tracer.savings.waste import WastedTokens, WasteFilter, WasteSum
 from kvtrail.tracer.store.handoffs import HandoffRow
 
@@ -114,7 +113,7 @@ class Batch:
     engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     accounts: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    savings: Mapping[Cell, int] = field(default_factory=dict)
+    savings: Mapping[SumKey, int] = field(default_factory=dict)
     wasted: list[WastedTokens] = field(default_factory=list)
     activity: Mapping[Activity, Amounts] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)

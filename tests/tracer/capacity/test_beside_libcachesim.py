@@ -35,6 +35,6 @@ def hits(store: Any, chunks: Sequence[int]) -> int:
 def test_the_curve_is_that_of_its_least_recently_used_stores(seed: int) -> None:
     chunks = uses(seed)
     curve = curve_of([Access([chunk.to_bytes(8)], [1]) for chunk in chunks])
-    ours = [round(share.value * curve.wanted) for share in curve.hits(CAPACITIES)]
+    ours = [round(share.share * curve.wanted) for share in curve.hits(CAPACITIES)]
     assert ours == [hits(libcachesim.LRU(cache_size=capacity), chunks) for capacity in CAPACITIES]
     assert 0 < ours[1] < ours[-1]

@@ -78,7 +78,7 @@ def test_the_curve_has_the_hits_of_a_store_of_each_capacity(seed: int, evicts_ta
     accesses = prefixes(seed, 1500)
     curve = curve_of(accesses, evicts_tails_first=evicts_tails_first)
     given = [hits_of_a_store(accesses, capacity, evicts_tails_first=evicts_tails_first) for capacity in CAPACITIES]
-    assert [round(share.value * curve.wanted) for share in curve.hits(CAPACITIES)] == given
+    assert [round(share.share * curve.wanted) for share in curve.hits(CAPACITIES)] == given
     assert given[0] < given[4] < given[-1], "the capacities differ in their hits"
     assert {share.error for share in curve.hits(CAPACITIES)} == {0.0}
     enough = curve.saturates_at()
@@ -89,8 +89,8 @@ def test_the_curve_has_the_hits_of_a_store_of_each_capacity(seed: int, evicts_ta
 def test_tails_first_is_better_than_heads_first() -> None:
     accesses = prefixes(0, 1500)
     tails, heads = (curve_of(accesses, evicts_tails_first=stay).hits(CAPACITIES) for stay in (True, False))
-    assert all(tail >= head for tail, head in zip(tails, heads, strict=True))
-    assert tails[3].value > 1.1 * heads[3].value
+    assert all(tail.share >= head.share for tail, head in zip(tails, heads, strict=True))
+    assert tails[3].share > 1.1 * heads[3].share
 
 
 SHAPES = ({"heads": 400, "chunks": 12}, {"heads": 60, "chunks": 8}, {"heads": 3000, "chunks": 20})
@@ -111,8 +111,8 @@ def test_samples_are_within_two_errors_nine_times_in_ten(shape: dict[str, int]) 
             curve = curve_of(named, most_chunks=400)
             assert 0 < curve.sampled < curve.wanted, "it was whole at first"
             for exact, guess in zip(truth, curve.hits(capacities), strict=True):
-                within.append(abs(guess.value - exact.value) <= 2 * guess.error)
-                apart.append(guess.value - exact.value)
+                within.append(abs(guess.share - exact.share) <= 2 * guess.error)
+                apart.append(guess.share - exact.share)
                 errors.append(guess.error)
     assert fmean(within) > 0.9
     assert 0.5 < sqrt(fmean(each**2 for each in apart) / fmean(each**2 for each in errors)) < 1.15
@@ -131,6 +131,6 @@ def test_the_number_of_followed_chunks_is_bounded() -> None:
 
 
 def test_an_empty_history_has_no_hits() -> None:
-    assert [share.value for share in curve_of([]).hits((1, 2))] == [0.0, 0.0]
+    assert [share.share for share in curve_of([]).hits((1, 2))] == [0.0, 0.0]
     once = curve_of([Access((b"a", b"b"), (64, 64))])
-    assert (once.hits((9,))[0].value, once.saturates_at()) == (0.0, 0.0)
+    assert (once.hits((9,))[0].share, once.saturates_at()) == (0.0, 0.0)

@@ -19,12 +19,12 @@ from wire import encoded
 from kvtrail.tracer.capacity import online_curve
 from kvtrail.tracer.capacity.accesses import Access, wanted_of
 from kvtrail.tracer.capacity.curve import Curve
-from kvtrail.tracer.capacity.online_curve import BEGUN, SAMPLED, STEPS, WANTED, OnlineMissRatioCurve, curve_of_measures
-from kvtrail.tracer.capacity.report import memory_curves
+from kvtrail.tracer.capacity.memory_curves import curve_of_measures, memory_curves
+from kvtrail.tracer.capacity.online_curve import BEGUN, SAMPLED, STEPS, WANTED, OnlineMissRatioCurve
 from kvtrail.tracer.events.events import Alloc, Lookup, RequestEnd, Reset, Schedule, Store
 from kvtrail.tracer.events.spans import LATEST_NS
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -97,8 +97,8 @@ def test_the_sums_are_exact_at_measured_capacities(seed: int) -> None:
     whole, kept = exact(prompts), curve_of_measures(measured(OnlineMissRatioCurve(), prompts))
     capacities = [int(2 ** (step / STEPS)) for step in (0, STEPS, 3 * STEPS, 5 * STEPS, 7 * STEPS)]
     assert kept.wanted == whole.wanted
-    shares = [share.value for share in kept.hits(capacities)]
-    assert shares == pytest.approx([share.value for share in whole.hits(capacities)])
+    shares = [share.share for share in kept.hits(capacities)]
+    assert shares == pytest.approx([share.share for share in whole.hits(capacities)])
     assert 0 < shares[1] < shares[-1]
 
 
@@ -154,7 +154,7 @@ def test_samples_differ_from_the_exact_curve_by_about_their_error() -> None:
         sums = measured(OnlineMissRatioCurve(most_followed=800), prompts)
         assert 0 < sums[SAMPLED] < sums[WANTED]
         for known, guess in zip(whole, curve_of_measures(sums).hits(capacities), strict=True):
-            apart.append((guess.value - known.value) ** 2)
+            apart.append((guess.share - known.share) ** 2)
             errors.append(guess.error**2)
     assert 0.3 < sqrt(fmean(apart) / fmean(errors)) < 1.5
     assert sqrt(fmean(errors)) < 0.03
@@ -231,5 +231,5 @@ def test_the_report_has_a_curve_for_each_connector() -> None:
     assert (curve.engine, curve.connector, curve.chunk_size, curve.chunk_bytes) == ("e", "OffloadConnector", 64, 2048)
     shares = [point.share for point in curve.points]
     assert shares == sorted(shares)
-    assert curve.points[-1].share == pytest.approx(exact(prompts).hits((10**6,))[0].value)
+    assert curve.points[-1].share == pytest.approx(exact(prompts).hits((10**6,))[0].share)
     assert {point.error for point in curve.points} == {0.0}

@@ -10,6 +10,8 @@ import pytest
 
 from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel
+from kvtrail.tracer.causes.hybrid_groups import HybridGroups
+from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.model.causes import Cause, NotRecorded, Part
 
 
@@ -57,7 +59,6 @@ def asked(rng: random.Random) -> tuple[AdmissionContext, CacheModel, list[Store]
             matched=rng.choice((None, rng.randrange(total + 1))),
             offered=rng.choice((0, allocated, rng.randrange(total + 1))),
             was_deferred=rng.random() < 0.3,
-            is_shared=rng.random() < 0.2,
         )
         for name in ("cpu", "disk")[: rng.randrange(3)]
     ]
@@ -100,3 +101,23 @@ def test_a_long_new_prompt_is_one_stretch() -> None:
     split = Attribution(context, CacheModel("gpu"), [], lambda _: False)
     assert split.parts() == [Part(Cause.NEW, "", 0, 128_000), Part(Cause.UNALIGNED, "", 128_000, 1)]
     assert len(list(split._stretches([None] * 8000, 0))) == 3, "the first, those between, and the last"
+
+
+def test_the_last_chunk_of_a_store_of_several_groups_is_computed_by_rule() -> None:
+    """A hit in it ends with a chunk before the last token, so all of the last chunk is computed though it is held."""
+    chain = [number.to_bytes(8) for number in range(8)]
+    groups = (CacheGroup(FULL, block_size=16), CacheGroup(SLIDING, block_size=16, window=17))
+    held = CacheModel("cpu")
+    held.is_reported = True
+    for number in range(2):
+        held.group(number).record(chain, BlockChange(BlockState.HELD, 1))
+    together = HybridGroups.of(groups, 16, chunk_size=32, by_block=True)
+    store = Store(held, True, 32, None, 96, was_deferred=False, groups=together)
+    context = AdmissionContext(
+        total=128, computed=0, allocated=96, sources=[("cpu", 96)], block_size=16, chain=chain, has_groups=True
+    )
+    parts = Attribution(context, CacheModel("gpu"), [store], lambda _: False).parts()
+    assert [(part.cause, part.tier, part.start, part.end) for part in parts] == [
+        (Cause.LOADED, "cpu", 0, 96),
+        (Cause.LAST_TOKEN, "cpu", 96, 128),
+    ]

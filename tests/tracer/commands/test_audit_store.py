@@ -50,7 +50,7 @@ def test_a_file_and_clickhouse_are_judged_as_they_were(tracer: FleetTracer) -> N
 
 def test_what_is_stored_becomes_a_trace_file_and_is_summed_up(tracer: FleetTracer, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    assert run("--export", "trace", "--store", str(tracer.path), "-o", str(trace)).exit_code == 0
+    assert run("--export", str(trace), "--store", str(tracer.path)).exit_code == 0
     stored, written = (json.loads(run("--json", *of).output) for of in (("--store", str(tracer.path)), (str(trace),)))
     assert [finding["id"] for finding in written["findings"]] == [finding["id"] for finding in stored["findings"]]
     said = json.loads(run("--savings", "--json", "--store", str(tracer.path)).stdout)["savings"]
@@ -61,7 +61,7 @@ def test_what_is_stored_becomes_a_trace_file_and_is_summed_up(tracer: FleetTrace
     ("arguments", "said"),
     [
         (["--savings", "--export", "trace"], "--why, --savings and --export exclude each other"),
-        (["--force"], "--output and --force go with --export"),
+        (["--force"], "--force goes with --export"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(arguments: list[str], said: str) -> None:

@@ -155,21 +155,10 @@ def test_drift_beats_inconclusive(tmp_path: Path) -> None:
     assert "inconclusive" not in run("audit", str(tmp_path / "t.jsonl")).output
 
 
-def test_files_of_a_folder_that_are_no_traces_are_no_damage(tmp_path: Path) -> None:
-    write(tmp_path / "t.jsonl", OK)
-    (tmp_path / "README").write_text("Traces.")
-    assert run("audit", str(tmp_path)).exit_code == 0
-
-
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
 def test_explain_says_what_the_documentation_says(rule: Rule) -> None:
     result = run("audit", "--explain", rule.id)
-    assert result.exit_code == 0
-
-    def bare(text: str) -> list[str]:
-        return text.replace("`", "").removeprefix("## ").split()
-
-    assert bare(result.output) == bare(page(rule))
+    assert (result.exit_code, result.output) == (0, page(rule))
 
 
 @pytest.mark.parametrize("option", ["--explain", "--rule"])
@@ -261,9 +250,7 @@ def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path, content: byte
     assert said in result.output
 
 
-@pytest.mark.parametrize(
-    "command", ["audit", "audit --export perfetto", "audit --export trace", "replay", "minimize -o small.jsonl"]
-)
+@pytest.mark.parametrize("command", ["audit", "audit --export trace.jsonl", "replay", "minimize -o small.jsonl"])
 def test_ctrl_c_is_no_verdict(tmp_path: Path, command: str) -> None:
     """While it reads from a named pipe that does not end."""
     endless = tmp_path / "endless.jsonl"

@@ -10,7 +10,7 @@ from served_pairs import DECODE, PREFILL, nixl
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.audit import Audit, audit
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.event_spans import span_of
 from kvtrail.tracer.reports.findings import as_text
 
 LATE = f"{PREFILL}wait 30\nfreed expired\nsent\n{DECODE}<d> R\nread"

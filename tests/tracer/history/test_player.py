@@ -18,10 +18,9 @@ from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.history import load
 from kvtrail.tracer.history.player import NUMBERS, NoSuchStep, Player
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.event_spans import span_of
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.reports import json_lines, steps
 
 CALLS = [
     "L 749 c0 h256 -> 256",
@@ -115,7 +114,6 @@ def test_what_has_not_come_by_the_end_is_found_at_the_last_step() -> None:
     assert [f.rule for f in last.late] == ["stuck-load"]
     assert not any(step.late for step in others)
     assert player.steps_of_findings[-1] == last.number
-    assert played(history(STORY + LATE), to_ns=last.event.end_ns).late == ()
 
 
 def test_steps_say_what_changed_of_the_account() -> None:
@@ -193,28 +191,13 @@ def test_only_some_requests_are_shown_and_judged_as_in_the_whole() -> None:
     events = history(STORY)
     b = next((e.engine, e.request or "") for e in events if (e.request or "").startswith("b-"))
     whole = {step.number: step for step in played(events).steps()}
-    player = played(events, requests=[b])
+    player = played(events, request=b[1])
     shown = list(player.steps())
     assert len(player) == len(shown) == sum(e.request == b[1] for e in events)
     assert all(step == whole[step.number] for step in shown)
     assert player.findings == []
     with pytest.raises(NoSuchStep, match=f"is not among the {len(shown)} that are shown"):
         player.step(1)
-
-
-def test_a_window_of_time_has_both_its_ends() -> None:
-    events = history(STORY)
-    player = played(events, from_ns=events[3].start_ns, to_ns=events[6].start_ns)
-    assert [step.number for step in player.steps()] == [4, 5, 6, 7]
-    with pytest.raises(NoSuchStep, match="no step is left between these times"):
-        played(events, from_ns=events[-1].end_ns + 1)
-
-
-def test_an_ended_request_is_shown_at_its_end() -> None:
-    """The request's own span begins with its arrival."""
-    events = history(STORY)
-    events[-1].start_ns = events[0].start_ns
-    assert [step.number for step in played(events, from_ns=events[-1].end_ns).steps()] == [len(events)]
 
 
 @pytest.mark.parametrize("nowhere", [0, 3, -1])
@@ -248,8 +231,59 @@ def test_any_order_of_lines_gives_the_same_steps_accounts_and_findings(tmp_path:
         random.Random(seed).shuffle(lines)
         path.write_text("\n".join(lines))
         player = Player(load([path]))
-        outputs.add("\n".join([*json_lines.lines(player), *steps.lines(player, columns=None)]))
-    assert len(outputs) == 1
+        shown = list(player.steps())
+        outputs.add(repr([(step.number, step.event, step.after, step.findings, step.late) for step in shown]))
+        assert len(shown) == len(whole)
     (text,) = outputs
-    assert text.count('"type": "step"') == len(whole)
     assert "stuck-load" in text
+
+
+def chats(*requests: tuple[str, str]) -> list[Event]:
+    """Events of these requests, by engine and id."""
+    texts = (
+        history("L 749 c0 h0 -> 0", engine=engine, request=request, recorder=engine) for engine, request in requests
+    )
+    return [event for events in texts for event in events]
+
+
+CHATS = chats(("e", "chat-1-0123abcd"), ("e", "chat-12-4567abcd"), ("e", "other-99999999"))
+
+
+@pytest.mark.parametrize(
+    ("text", "request_id"),
+    [
+        ("chat-1-0123abcd", "chat-1-0123abcd"),
+        ("chat-1", "chat-1-0123abcd"),  # the external id of one, and the beginning of two
+        ("chat-12", "chat-12-4567abcd"),
+        ("chat-12-4", "chat-12-4567abcd"),
+        ("o", "other-99999999"),
+    ],
+)
+def test_a_request_is_named_by_its_id_the_external_one_or_a_beginning(text: str, request_id: str) -> None:
+    assert played(CHATS, request=text).following == (("e", request_id),)
+
+
+def test_one_name_may_mean_a_request_in_several_engines() -> None:
+    passed = chats(("prefill", "chat-1-0123abcd"), ("decode", "chat-1-89abcdef"))
+    both = (("prefill", "chat-1-0123abcd"), ("decode", "chat-1-89abcdef"))
+    assert [played(passed, request=text).following for text in ("chat-1", "ch", "chat-1-8")] == [both, both, both[1:]]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("chat", "'chat' fits 2 requests: chat-1, chat-12$"),
+        *(
+            (name, f"there is no request '{name}'; there are 3 requests: chat-1, chat-12, other$")
+            for name in ("", "hat-1")
+        ),
+    ],
+)
+def test_a_name_of_none_or_of_several_is_reported_with_the_known_ones(text: str, said: str) -> None:
+    with pytest.raises(NoSuchStep, match=said):
+        played(CHATS, request=text)
+
+
+def test_of_many_requests_the_first_are_named() -> None:
+    with pytest.raises(NoSuchStep, match=r"9 requests: r0, r1, r2, r3, r4 and 4 more$"):
+        played(chats(*(("e", f"r{n}-0123abcd") for n in range(9))), request="x")

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import lzma
-import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -81,33 +80,15 @@ def run(*arguments: str, text: bytes | None = None) -> Result:
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_file_is_named_alone_and_in_a_folder(tmp_path: Path, kind: str) -> None:
+def test_a_foreign_file_is_named(tmp_path: Path, kind: str) -> None:
     content, what = FOREIGN[kind]
     path = tmp_path / "file"
     path.write_bytes(content)
-    for command in (["audit", str(path)], ["audit", "--export", "trace", str(path), "-o", "-"]):
+    for command in (["audit", str(path)], ["audit", "--export", "-", str(path)]):
         refused = run(*command)
         assert refused.exit_code == 2
         assert f"{path}: it is " in refused.output
         assert what in refused.output
-    shutil.copy(GOLDEN, tmp_path / "trace.jsonl")
-    alone, beside = (json.loads(run("audit", "--json", str(each)).output) for each in (GOLDEN, tmp_path))
-    (skipped,) = beside.pop("unreadable")
-    assert what in skipped["reason"]
-    assert (alone.pop("unreadable"), alone["findings"], alone["requests"]) == (
-        [],
-        beside["findings"],
-        beside["requests"],
-    )
-    assert what in run("audit", str(tmp_path)).output
-
-
-def test_a_file_of_a_folder_in_which_nothing_can_be_read_is_left_out_and_named(tmp_path: Path) -> None:
-    shutil.copy(GOLDEN, tmp_path / "trace.jsonl")
-    (tmp_path / "other.json").write_text('{"resourceSpans": 7}')
-    document = json.loads(run("audit", "--json", str(tmp_path)).output)
-    assert [each["reason"][:13] for each in document["unreadable"]] == ["no OTLP in it"]
-    assert document["findings"]
 
 
 @pytest.mark.parametrize("indent", [1, 2, "\t"])

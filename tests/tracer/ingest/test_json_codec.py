@@ -16,7 +16,7 @@ from wire import encoded
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json
-from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.event_spans import span_of
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.trace_file import TraceReader
 

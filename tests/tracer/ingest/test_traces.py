@@ -73,19 +73,9 @@ def test_rotated_files_in_any_order_are_one_history(tmp_path: Path) -> None:
         assert is_whole(audit(paths))
 
 
-def test_a_folder_stands_for_its_trace_files(tmp_path: Path) -> None:
-    (tmp_path / "b.json").write_bytes(collector.framed([collector.line(EVENTS[:4]).encode()]))
-    (tmp_path / "a.json").write_text(collector.line(EVENTS[4:]))
-    (tmp_path / ".half").write_text(collector.line(EVENTS[4:]))
-    (tmp_path / "README").write_text("what these are")
-    result = audit([tmp_path])
-    assert result.unreadable == [(str(tmp_path / "README"), 0, "it is not a trace file, and was skipped")]
-    assert load([tmp_path]).unreadable == tuple(result.unreadable)
-    result.unreadable.clear()
-    assert is_whole(result)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UnusableTrace, match="no trace file in this folder"):
-        audit([tmp_path / "empty"])
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UnusableTrace, match=f"{tmp_path}: Is a directory"):
+        audit([tmp_path])
 
 
 @pytest.mark.parametrize("setting", collector.files([EVENTS]))
@@ -291,3 +281,12 @@ def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -
     result = audit([path])
     assert is_whole(result)
     assert result.unknown_attributes == {"kvtrail.refs": 1}
+
+
+def test_export_names_what_it_did_not_read_and_does_not_understand(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(collector.line(EVENTS).replace("kv.schedule", "kv.dream") + "\n{half")
+    result = CliRunner().invoke(main, ["audit", "--export", str(tmp_path / "out.jsonl"), str(path)])
+    assert result.exit_code == 0
+    assert f"not read: {path}:2:" in result.output
+    assert "not understood: kv.dream, " in result.output

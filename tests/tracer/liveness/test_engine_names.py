@@ -76,9 +76,6 @@ def test_reports_name_them(tmp_path: Path) -> None:
     for name in NAMES.values():
         assert f"engine {name};" in text
     assert "llama-0  r-3f" in run("replay", str(path)).output
-    timeline = tmp_path / "timeline.json"
-    run("audit", "--export", "perfetto", str(path), "--output", str(timeline))
-    assert '"engine llama-0"' in timeline.read_text()
     alone = tmp_path / "alone.jsonl"
     alone.write_text(f"{otlp_json.to_json_line(batches()[0])}\n")
     assert '"engine_name": "llama-0"' in run("audit", "--json", str(alone)).output

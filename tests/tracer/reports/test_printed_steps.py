@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -12,7 +11,7 @@ from played_history import LATE, SPAN, STALE_AT, STORY, played
 
 from kvtrail.tracer.history.history import History
 from kvtrail.tracer.history.player import Player
-from kvtrail.tracer.reports import json_lines, steps
+from kvtrail.tracer.reports import steps
 
 
 def lines(text: str) -> list[str]:
@@ -92,9 +91,6 @@ def test_what_was_not_read_comes_first() -> None:
         "2 spans of other services left out.",
         "3 repeated spans counted once.",
     ]
-    output = json.loads(next(json_lines.lines(Player(history_))))
-    assert (output["foreign"], output["repeated"], output["unknown"]) == (2, 3, {"kv.from.the.future": 4})
-    assert output["unreadable"][1] == {"file": "t.jsonl", "line": 9, "reason": "no JSON"}
 
 
 def test_engines_and_connectors_are_named_where_there_are_several() -> None:
@@ -137,24 +133,3 @@ def test_a_trace_file_cannot_steer_the_terminal() -> None:
         output += in_full(player, number)
     assert not any("\x1b" in line or "\x07" in line for line in output)
     assert any(r"raised \x07\x1b]0;x" in line for line in output)
-
-
-def test_lines_for_machines_hold_all_of_it() -> None:
-    player = played(history(STORY + LATE))
-    first, *shown, end = map(json.loads, json_lines.lines(player))
-    assert (first["type"], first["events"], first["steps"], first["requests"]) == (
-        "history",
-        len(player),
-        len(player),
-        4,
-    )
-    assert [step["step"] for step in shown] == list(range(1, len(player) + 1))
-    stale = shown[STALE_AT - 1]
-    assert (stale["type"], stale["kind"], stale["numbers"]["returned"]) == ("step", "kv.lookup", 256)
-    assert stale["changed"]["returned"] == [None, 256]
-    assert stale["account"]["computed"] == 336
-    assert [finding["rule"] for finding in stale["findings"]] == ["stale-lookup"]
-    assert shown[STALE_AT]["again"] == [stale["findings"][0]["id"]]
-    assert [finding["rule"] for finding in end["findings"]] == ["stuck-load"]
-    assert (end["type"], end["drift"]) == ("end", True)
-    assert {v["request"]: v["verdict"] for v in end["verdicts"]}["cmpl-1-0-0123abcd"] == "drift"

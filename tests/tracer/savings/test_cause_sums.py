@@ -31,7 +31,7 @@ def summed(story: str) -> Counter[str]:
     detector.feed(history(story, chunk=CHUNK, capabilities=ABOUT[semconv.CAPABILITIES.key]))
     detector.settle()
     measures = Counter[str]()
-    for cell, value in sums.cells.items():
+    for cell, value in sums.sums.items():
         measures[cell.measure] += value
     return measures
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvtrail.tracer.savings.changes import PARTS_OF_ASKED, MeasureChange, Side, changes
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 
 MODELS = {"a": "small", "b": "small", "c": "large"}
 

@@ -11,9 +11,9 @@ from history import history
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Alloc, Event
-from kvtrail.tracer.savings.cells import LAST_EPOCH, Cell
 from kvtrail.tracer.savings.counter import MAX_TIERS, SavingsCounter
-from kvtrail.tracer.savings.sums import SavingsRow, savings_of
+from kvtrail.tracer.savings.minute_sums import LAST_EPOCH, SavingsRow, SumKey
+from kvtrail.tracer.savings.sums import savings_of
 
 
 def counted(events: list[Event]) -> SavingsCounter:
@@ -27,7 +27,7 @@ def counted(events: list[Event]) -> SavingsCounter:
 def measures_of(text: str, *, epoch: int | None = None) -> dict[str, int]:
     """The measures of a history, over all epochs or of one."""
     summed: Counter[str] = Counter()
-    for cell, value in counted(history(text)).cells.items():
+    for cell, value in counted(history(text)).sums.items():
         if epoch in (None, cell.epoch):
             summed[cell.measure] += value
     return dict(summed)
@@ -55,7 +55,7 @@ def test_epochs_are_counted_apart_so_that_hits_after_a_preemption_are_seen() -> 
 
 def test_many_epochs_share_the_last_cell() -> None:
     text = "\n".join(["L 100 c0 h0 -> 0\nA 0\nS 0+100\nP"] * 9)
-    assert {cell.epoch for cell in counted(history(text)).cells} == {0, 1, 2, LAST_EPOCH}
+    assert {cell.epoch for cell in counted(history(text)).sums} == {0, 1, 2, LAST_EPOCH}
 
 
 def test_what_the_store_held_and_was_computed_all_the_same() -> None:
@@ -110,7 +110,7 @@ def test_tiers_are_counted_where_their_numbers_add_up(recorded: tuple[str, ...],
     events = history("L 749 c0 h512 -> 512\nA 512\nS 512+237")
     assert isinstance(events[2], Alloc)
     events[2].hit_sources = recorded
-    cells = {cell.measure: value for cell, value in counted(events).cells.items()}
+    cells = {cell.measure: value for cell, value in counted(events).sums.items()}
     assert {name: cells[name] for name in cells if name.startswith("tier:")} == expected
 
 
@@ -119,7 +119,7 @@ def test_tiers_are_bounded() -> None:
     events = history(text)
     for number, event in enumerate(e for e in events if isinstance(e, Alloc)):
         event.hit_sources = (f"t{number}:64",)
-    tiers = {cell.measure for cell in counted(events).cells if cell.measure.startswith("tier:")}
+    tiers = {cell.measure for cell in counted(events).sums if cell.measure.startswith("tier:")}
     assert len(tiers) == MAX_TIERS + 1
     assert "tier:other" in tiers
 
@@ -148,24 +148,24 @@ def test_any_order_of_arrival_gives_the_same_sums() -> None:
         "L 749 c0 h512 -> 512\nL 749 c0 h512 -> 512\nA 512\nS 512+237\nP\nL 750 c96 h512 -> 416\nA 416\nS 512+238\nend"
     )
     events = history(text)
-    expected = counted(events).cells
+    expected = counted(events).sums
     shuffled = random.Random(3).sample(events, len(events))
     steps = {"prefill", "prefill_ns"}  # steps are measured as they come
 
-    def without(cells: Mapping[Cell, int]) -> dict[Cell, int]:
+    def without(cells: Mapping[SumKey, int]) -> dict[SumKey, int]:
         return {cell: value for cell, value in cells.items() if cell.measure not in steps}
 
-    assert without(counted(shuffled).cells) == without(expected)
+    assert without(counted(shuffled).sums) == without(expected)
 
 
 def test_a_missing_event_leaves_undecided_what_it_decides() -> None:
     events = history("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")
     without_alloc = [e for e in events if e.kind != "kv.alloc"]
-    cells = {cell.measure: value for cell, value in counted(without_alloc).cells.items()}
+    cells = {cell.measure: value for cell, value in counted(without_alloc).sums.items()}
     assert not {"lookups_unused", "spared", "recomputed", "taken"} & set(cells)
     # The answer may have been taken by what is missing, before the connector was asked again.
     events = history("L 749 c0 h512 -> 512\nA 512\nL 749 c0 h512 -> 512\nA 512\nS 512+237\nend")
-    cells = {cell.measure: value for cell, value in counted([*events[:2], *events[3:]]).cells.items()}
+    cells = {cell.measure: value for cell, value in counted([*events[:2], *events[3:]]).sums.items()}
     assert "lookups_unused" not in cells
 
 

@@ -7,13 +7,12 @@ but the last line is in the log, its text must be one that a connector of vLLM 0
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kvtrail.tracer.events.messages import kept
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ingest.logs.line_patterns import ID_STOPS, NUMBER, LinePattern, Reading, Role, pattern_of
 from kvtrail.tracer.ingest.logs.lines import Record
-from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading, Role, Table
 
 WORKER_CALLS = frozenset(
     {
@@ -148,77 +147,70 @@ def _died(match: re.Match[str]) -> Reading:
     return Reading(Role.DEATH, f"vLLM says: {words}", error=words, remarkable=True)
 
 
-def _death(hint: str, pattern: str) -> Form:
-    return Form(hint, re.compile(pattern), _died)
+def _raised(call: str, hint: str, pattern: str) -> LinePattern:
+    """The last line of an exception that a call of a connector raises."""
+    pattern = rf"(?:\b\w+(?:Error|Exception): )?{pattern}"
+    return pattern_of(hint, pattern, lambda match: failed(call, match[0].strip()))
 
 
-def _raised(call: str) -> Callable[[re.Match[str]], Reading]:
-    return lambda match: failed(call, match[0].strip())
-
-
-def _form(call: str, hint: str, pattern: str) -> Form:
-    return Form(hint, re.compile(rf"(?:\b\w+(?:Error|Exception): )?{pattern}"), _raised(call))
-
-
-FAILURES = Table(
-    "",
-    (
-        # vLLM, of its engine's end
-        _death("EngineCore ", r"^EngineCore (?:encountered a fatal error|hit an exception|failed to start)"),
-        _death("EngineDeadError", r"^(?:[A-Za-z_][\w.]*\.)?(?:Async|MQ)?EngineDeadError\b.{0,200}"),
-        _death(" died", r"^Engine (?:core )?proc(?:ess)?\b.{1,80}? died\b.{0,40}"),
-        _death(
-            " died unexpectedly", r"^(?:Ray)?Worker ?[Pp]roc\b.{1,80}? died unexpectedly.{0,30}, shutting down executor"
-        ),
-        _death("Process EngineCore", r"^Process EngineCore[\w-]*:$"),
-        _death("(engine dead)", r"^Request \S+ failed \(engine dead\)"),
-        _death("Engine background task failed", r"^Engine background task failed"),
-        _death("Background loop has errored", r"^Background loop has errored already"),
-        # vLLM, SimpleCPUOffloadConnector
-        _form(
-            "update_state_after_alloc",
-            " is not aligned to hash_block_size",
-            rf"num_external_tokens={NUMBER} is not aligned to hash_block_size={NUMBER}",
-        ),
-        _form(
-            "update_state_after_alloc",
-            "SimpleCPU external loads must start",
-            r"SimpleCPU external loads must start at a scheduler-block boundary",
-        ),
-        # vLLM, HF3FSConnector
-        _form(
-            "update_state_after_alloc",
-            "Block count mismatch for ",
-            rf"Block count mismatch for [^\s:]+: expected {NUMBER}, got {NUMBER}",
-        ),
-        # LMCache in vLLM's process
-        _form(
-            "build_connector_meta",
-            "has num_computed_tokens",
-            rf"Preempted request [^\s,]+ has num_computed_tokens {NUMBER} but expected {NUMBER}",
-        ),
-        _form(
-            "build_connector_meta",
-            "was not given a load spec",
-            r"Request [^\s,]+ is preempted but was not given a load spec",
-        ),
-        # LMCache in a process of its own
-        _form(
-            "build_connector_meta",
-            "The number of LMCache hit blocks should be",
-            r"The number of LMCache hit blocks should be a multiple of the number of blocks in a lmcache chunk",
-        ),
-        _form(
-            "build_connector_meta",
-            "The number of block hashes should be",
-            r"The number of block hashes should be greater than or equal to the number of LMCache hit blocks",
-        ),
-        _form("build_connector_meta", "Request tracker for ", r"Request tracker for request_id [^\s,]+ not found"),
-        # vLLM, MultiConnector
-        _form(
-            "request_finished",
-            "Key clash in kv_transfer_params",
-            r"Key clash in kv_transfer_params from multiple connectors",
-        ),
+FAILURES = (
+    # vLLM, of its engine's end
+    pattern_of("EngineCore ", r"^EngineCore (?:encountered a fatal error|hit an exception|failed to start)", _died),
+    pattern_of("EngineDeadError", r"^(?:[A-Za-z_][\w.]*\.)?(?:Async|MQ)?EngineDeadError\b.{0,200}", _died),
+    pattern_of(" died", r"^Engine (?:core )?proc(?:ess)?\b.{1,80}? died\b.{0,40}", _died),
+    pattern_of(
+        " died unexpectedly",
+        r"^(?:Ray)?Worker ?[Pp]roc\b.{1,80}? died unexpectedly.{0,30}, shutting down executor",
+        _died,
+    ),
+    pattern_of("Process EngineCore", r"^Process EngineCore[\w-]*:$", _died),
+    pattern_of("(engine dead)", r"^Request \S+ failed \(engine dead\)", _died),
+    pattern_of("Engine background task failed", r"^Engine background task failed", _died),
+    pattern_of("Background loop has errored", r"^Background loop has errored already", _died),
+    # vLLM, SimpleCPUOffloadConnector
+    _raised(
+        "update_state_after_alloc",
+        " is not aligned to hash_block_size",
+        rf"num_external_tokens={NUMBER} is not aligned to hash_block_size={NUMBER}",
+    ),
+    _raised(
+        "update_state_after_alloc",
+        "SimpleCPU external loads must start",
+        r"SimpleCPU external loads must start at a scheduler-block boundary",
+    ),
+    # vLLM, HF3FSConnector
+    _raised(
+        "update_state_after_alloc",
+        "Block count mismatch for ",
+        rf"Block count mismatch for [^\s:]+: expected {NUMBER}, got {NUMBER}",
+    ),
+    # LMCache in vLLM's process
+    _raised(
+        "build_connector_meta",
+        "has num_computed_tokens",
+        rf"Preempted request [^\s,]+ has num_computed_tokens {NUMBER} but expected {NUMBER}",
+    ),
+    _raised(
+        "build_connector_meta",
+        "was not given a load spec",
+        r"Request [^\s,]+ is preempted but was not given a load spec",
+    ),
+    # LMCache in a process of its own
+    _raised(
+        "build_connector_meta",
+        "The number of LMCache hit blocks should be",
+        r"The number of LMCache hit blocks should be a multiple of the number of blocks in a lmcache chunk",
+    ),
+    _raised(
+        "build_connector_meta",
+        "The number of block hashes should be",
+        r"The number of block hashes should be greater than or equal to the number of LMCache hit blocks",
+    ),
+    _raised("build_connector_meta", "Request tracker for ", r"Request tracker for request_id [^\s,]+ not found"),
+    # vLLM, MultiConnector
+    _raised(
+        "request_finished",
+        "Key clash in kv_transfer_params",
+        r"Key clash in kv_transfer_params from multiple connectors",
     ),
 )

@@ -1,7 +1,7 @@
 """From the bytes of a log to records: one message each, with its time and the process that wrote it.
 
-Logs are pasted, coloured, prefixed by whoever ran the server, glued together by a progress bar, cut by a terminal, and
-wrapped in JSON. A record begins where a logger's header stands; text before the header is the process's name, or noise.
+Logs are pasted, coloured, prefixed by whoever ran the server, glued together by a progress bar, and cut by a terminal. A
+record begins where a logger's header stands; text before the header is the process's name, or noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import IO
 
 from kvtrail.tracer.events.spans import LATEST_NS
-from kvtrail.tracer.ingest.logs.wrapped import Message, messages
 
 MAX_BYTES = 1 << 20
 """A line longer than this is read in pieces: a file without line ends must not fill the memory."""
@@ -43,9 +42,6 @@ _RANK = re.compile(r"TP(\d{1,6})|rank=(\d{1,6})")
 _OPEN_END = re.compile(r"\bfor (?:unrecognized )?request\s*$")
 """A warning that names its request on the next line, as terminals and people wrap it."""
 _NAMES_FIT = 160
-_MAX_WRAPPED = 4
-"""A container runtime wraps what a collector has wrapped: so deep, and no deeper."""
-_BREAKS = re.compile(r"[\r\n]+")
 
 
 @dataclass(slots=True)
@@ -62,7 +58,7 @@ class Record:
     logged: bool = False
     """Whether it has a time of its own; without one, the time is that of the line before."""
     level: str = ""
-    """Of its own header, `WARNING` for example; empty where it has none."""
+    """The level in its own header, such as `WARNING`; empty without a header."""
 
 
 class Lines:
@@ -88,16 +84,9 @@ class Lines:
             yield self._open
             self._open = None
 
-    def split(self, line: str, number: int, depth: int = 0) -> Iterator[Record]:
-        """The records of one line. `depth` is how often it was wrapped in JSON."""
-        line = line.lstrip("\ufeff")
-        if depth < _MAX_WRAPPED and '"' in line and not _HEADER.search(_without_colours(line[: line.index('"')])):
-            wrapped = messages(line)
-            for message in wrapped:
-                yield from self._unwrapped(message, number, depth + 1)
-            if wrapped:
-                return
-        line = _without_colours(line)
+    def split(self, line: str, number: int) -> Iterator[Record]:
+        """The records of one line."""
+        line = _without_colours(line.lstrip("\ufeff"))
         headers = list(_HEADER.finditer(line))
         if not headers:
             if line.strip():
@@ -114,16 +103,6 @@ class Lines:
             text, precise = line[header.end() : end].strip(), header["full"] is not None
             level = header["level"] or header[0][0] + header["word"]
             yield Record(number, text, self._now(), self._process, self._rank, precise, True, level)
-
-    def _unwrapped(self, message: Message, number: int, depth: int) -> Iterator[Record]:
-        """The records of a message that was wrapped in JSON. Without a header, it has the JSON's time and level."""
-        if message.at_ns is not None:
-            self._last_ns = message.at_ns
-        for piece in _BREAKS.split(message.text):
-            for record in self.split(piece, number, depth):
-                record.level = record.level or message.level
-                record.logged |= message.at_ns is not None
-                yield record
 
     def _bare(self, line: str, number: int) -> Record:
         """A line without a header: it goes on where the last one stopped, unless it has a time or a name of its own."""

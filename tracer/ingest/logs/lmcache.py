@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading, Role, Table, note, number, numbers
+from kvtrail.tracer.ingest.logs.line_patterns import ID_STOPS, NUMBER, Reading, Role, note, number, numbers, pattern_of
 
 _ID = rf"(?P<request>[^{ID_STOPS}\]]*[^{ID_STOPS}\].;])"
 _REQ_ID = rf"(?:\[req_id={_ID}[^\]]*\]\s*)?"
@@ -179,167 +180,149 @@ def _count(match: re.Match[str]) -> Reading:
     return Reading(Role.EVENT, words, None, Kind.REFCOUNT, fields, remarkable=True)
 
 
-LMCACHE = Table(
-    "LMCache",
-    (
-        Form(
+LMCACHE = tuple(
+    replace(each, connector="LMCache")
+    for each in (
+        pattern_of(
             " tokens",
-            re.compile(rf"(?i:\breq(?:uest)?[ _]?id\b)[ :=]{{0,3}}['\"]?{_ID}(?P<rest>.{{0,400}})"),
+            rf"(?i:\breq(?:uest)?[ _]?id\b)[ :=]{{0,3}}['\"]?{_ID}(?P<rest>.{{0,400}})",
             _lookup,
         ),
-        Form(
+        pattern_of(
             " tokens",
-            re.compile(
-                rf"\b(?:Storing|Saving|Offloading|Putting) (?:KV ?[Cc]aches? )?(?:for )?(?P<count>{_N}) (?:out )?of"
-                rf" (?P<upto>{_N}) tokens(?: \([^)]*?skip_leading_tokens=(?P<start>{_N})\))?.{{0,80}}? for request {_ID}"
-            ),
+            rf"\b(?:Storing|Saving|Offloading|Putting) (?:KV ?[Cc]aches? )?(?:for )?(?P<count>{_N}) (?:out )?of"
+            rf" (?P<upto>{_N}) tokens(?: \([^)]*?skip_leading_tokens=(?P<start>{_N})\))?.{{0,80}}? for request {_ID}",
             _storing,
         ),
-        Form(
+        pattern_of(
             " tokens",
-            re.compile(
-                rf"{_REQ_ID}\b(?:Stored|Saved|Offloaded) (?P<count>{_N}) (?:out )?of (?:total )?(?P<of>{_N})"
-                r" (?:total )?tokens"
-            ),
+            rf"{_REQ_ID}\b(?:Stored|Saved|Offloaded) (?P<count>{_N}) (?:out )?of (?:total )?(?P<of>{_N})"
+            r" (?:total )?tokens",
             _stored,
         ),
-        Form(
+        pattern_of(
             " tokens",
-            re.compile(
-                rf"{_REQ_ID}\b(?:Retrieved|Loaded|Fetched) (?P<count>{_N}) out of (?:total )?(?P<expected>{_N})"
-                rf"(?: required tokens \(from| out of total) (?P<of>{_N}) (?:total )?tokens"
-            ),
+            rf"{_REQ_ID}\b(?:Retrieved|Loaded|Fetched) (?P<count>{_N}) out of (?:total )?(?P<expected>{_N})"
+            rf"(?: required tokens \(from| out of total) (?P<of>{_N}) (?:total )?tokens",
             _retrieved,
         ),
-        Form(
+        pattern_of(
             "The number of retrieved tokens is less",
-            re.compile(rf"(?:Request (?P<request>[^{ID_STOPS}]*?))?\s*The number of retrieved tokens is less than"),
+            rf"(?:Request (?P<request>[^{ID_STOPS}]*?))?\s*The number of retrieved tokens is less than",
             note("LMCache itself calls the load too short", role=Role.SHORT_OF, remarkable=True),
         ),
-        Form(
+        pattern_of(
             "Num retrieved tokens: ",
-            re.compile(rf"Num retrieved tokens: (?P<count>{_N}), num expected tokens: (?P<expected>{_N})(?!\d)"),
+            rf"Num retrieved tokens: (?P<count>{_N}), num expected tokens: (?P<expected>{_N})(?!\d)",
             _shortfall,
         ),
-        Form(
+        pattern_of(
             "KV cache will not be stored",
-            re.compile(rf"{_REQ_ID}[^\n]{{0,200}}?KV cache will not be stored"),
+            rf"{_REQ_ID}[^\n]{{0,200}}?KV cache will not be stored",
             note("not stored: LMCache has no room for it", role=Role.NOT_STORED, remarkable=True),
         ),
-        Form(
+        pattern_of(
             "Mismatch in tokens to load: ",
-            re.compile(
-                rf"Mismatch in tokens to load: (?P<allocated>{_N}) vs (?P<matched>{_N})(?: \(tokens in [^)]*\))?"
-                rf" - (?P<computed>{_N})(?: \(tokens in vllm\))?(?: - {_N}[^\n]*? for request {_ID})?"
-            ),
+            rf"Mismatch in tokens to load: (?P<allocated>{_N}) vs (?P<matched>{_N})(?: \(tokens in [^)]*\))?"
+            rf" - (?P<computed>{_N})(?: \(tokens in vllm\))?(?: - {_N}[^\n]*? for request {_ID})?",
             _mismatch,
         ),
-        Form(
+        pattern_of(
             "Scheduled to load ",
-            re.compile(
-                rf"Scheduled to load (?P<count>{_N}) tokens(?: \((?P<computed>{_N}) cached in vLLM\))? for request {_ID}"
-            ),
+            rf"Scheduled to load (?P<count>{_N}) tokens(?: \((?P<computed>{_N}) cached in vLLM\))? for request {_ID}",
             _scheduled,
         ),
-        Form(
+        pattern_of(
             "still waiting for async lookup",
-            re.compile(rf"Request {_ID} is still waiting for async lookup after (?P<seconds>{_N}) seconds"),
+            rf"Request {_ID} is still waiting for async lookup after (?P<seconds>{_N}) seconds",
             note("the store did not answer within {seconds} seconds: LMCache says 0 tokens", remarkable=True),
         ),
-        Form(
+        pattern_of(
             "Lookup ",
-            re.compile(
-                rf"Lookup (?P<request>[^{ID_STOPS}:]+): Backend (?P<backend>\S{{1,80}}) hit (?P<hit>{_N}) chunks out of"
-                rf" (?P<chunks>{_N}), (?P<matched>{_N}) tokens"
-            ),
+            rf"Lookup (?P<request>[^{ID_STOPS}:]+): Backend (?P<backend>\S{{1,80}}) hit (?P<hit>{_N}) chunks out of"
+            rf" (?P<chunks>{_N}), (?P<matched>{_N}) tokens",
             _backend,
         ),
-        Form(
+        pattern_of(
             "[HASH_GENERATION]",
-            re.compile(
-                r"prefix_hash=(?P<parent>-?\w{1,80}), tokens_len=(?P<length>\d{1,9}), tokens_preview=[(\[]"
-                r"(?P<preview>[\d, ]*)[)\]], extra_keys=(?P<extra>.*?),.*? result_hash=(?P<key>-?\w{1,80})"
-            ),
+            r"prefix_hash=(?P<parent>-?\w{1,80}), tokens_len=(?P<length>\d{1,9}), tokens_preview=[(\[]"
+            r"(?P<preview>[\d, ]*)[)\]], extra_keys=(?P<extra>.*?),.*? result_hash=(?P<key>-?\w{1,80})",
             _key,
         ),
-        Form(
+        pattern_of(
             " count of MemoryObj ",
-            re.compile(rf"(?P<what>Ref|Pin) count of MemoryObj (?P<object>-?\d+) ?is negative: (?P<value>-{_N})"),
+            rf"(?P<what>Ref|Pin) count of MemoryObj (?P<object>-?\d+) ?is negative: (?P<value>-{_N})",
             _count,
         ),
-        Form(
+        pattern_of(
             "lookup_id=",
-            re.compile(rf"Releasing memory object for lookup_id={_ID}"),
+            rf"Releasing memory object for lookup_id={_ID}",
             note("a memory object of its lookup is released"),
         ),
-        Form(
+        pattern_of(
             " failed to load ",
-            re.compile(rf"Request {_ID} failed to load (?P<count>{_N}) tokens across (?P<blocks>{_N}) blocks"),
+            rf"Request {_ID} failed to load (?P<count>{_N}) tokens across (?P<blocks>{_N}) blocks",
             # It counts blocks and does not say which they are.
             note("{count} tokens in {blocks} blocks could not be loaded, which is reported to vLLM", remarkable=True),
         ),
-        Form(
+        pattern_of(
             "Prefetch request completed",
-            re.compile(
-                rf"Prefetch request completed \(L1\+L2\): (?P<hit>{_N})/(?P<chunks>{_N}) (?:retained keys|prefix hits)"
-                rf"(?:.*\bexternal_request_id=(?P<request>[^{ID_STOPS})]+))?"
-            ),
+            rf"Prefetch request completed \(L1\+L2\): (?P<hit>{_N})/(?P<chunks>{_N}) (?:retained keys|prefix hits)"
+            rf"(?:.*\bexternal_request_id=(?P<request>[^{ID_STOPS})]+))?",
             # The multiprocess server counts chunks, and does not print how long they are.
             note("the server holds {hit} of the {chunks} chunks asked for"),
         ),
-        Form(
+        pattern_of(
             "slot_mapping/token_ids",
-            re.compile(
-                rf"Skipping KV save for request {_ID}: slot_mapping/token_ids\s+length mismatch"
-                rf" \(slot_mapping=(?P<slots>{_N}), token_ids=(?P<tokens>{_N})\)"
-            ),
+            rf"Skipping KV save for request {_ID}: slot_mapping/token_ids\s+length mismatch"
+            rf" \(slot_mapping=(?P<slots>{_N}), token_ids=(?P<tokens>{_N})\)",
             note("not stored: it has {tokens} tokens, and slots for {slots}", remarkable=True),
         ),
-        Form(
+        pattern_of(
             "The number of tokens is more than the number of blocks",
-            re.compile(rf"The number of tokens is more than the number of blocks(?: for request {_ID}(?<!\.))?"),
+            rf"The number of tokens is more than the number of blocks(?: for request {_ID}(?<!\.))?",
             note("LMCache has fewer blocks of it than its tokens need", remarkable=True),
         ),
-        Form(
+        pattern_of(
             "num blocks: ",
-            re.compile(rf"Num tokens: (?P<tokens>{_N}), num blocks: (?P<blocks>{_N}), block size: (?P<size>{_N})"),
+            rf"Num tokens: (?P<tokens>{_N}), num blocks: (?P<blocks>{_N}), block size: (?P<size>{_N})",
             note("it has {tokens} tokens, and {blocks} blocks of {size}", remarkable=True),
         ),
-        Form(
+        pattern_of(
             "attn_metadata is None",
-            re.compile(r"In connector\.start_load_kv, but the attn_metadata is None"),
+            r"In connector\.start_load_kv, but the attn_metadata is None",
             note("a step without attention metadata: nothing is loaded in it"),
         ),
-        Form(
+        pattern_of(
             "Error processing request from scheduler",
-            re.compile(r"Error processing request from scheduler: *(?P<error>[^(]{0,200})"),
+            r"Error processing request from scheduler: *(?P<error>[^(]{0,200})",
             note("the store fails to answer a lookup", remarkable=True),
         ),
-        Form(
+        pattern_of(
             "Store skips ",
-            re.compile(rf"Store skips (?P<skipped>{_N}) tokens and then stores (?P<count>{_N}) tokens"),
+            rf"Store skips (?P<skipped>{_N}) tokens and then stores (?P<count>{_N}) tokens",
             note("stores {count} tokens after the first {skipped}, of a request that is not named"),
         ),
-        Form(
+        pattern_of(
             "Injected token number: ",
-            re.compile(rf"Injected token number: (?P<count>{_N})"),
+            rf"Injected token number: (?P<count>{_N})",
             note("loads {count} tokens, of a request that is not named"),
         ),
-        Form(
+        pattern_of(
             "pinned object ",
-            re.compile(r"Unregistered pinned object (?P<object>\d+) from timeout monitoring"),
+            r"Unregistered pinned object (?P<object>\d+) from timeout monitoring",
             note("memory object {object} is no longer pinned"),
         ),
-        Form(
+        pattern_of(
             "The cache block is in the storage",
-            re.compile(r"The cache block is in the storage, but it can't be retrieved"),
+            r"The cache block is in the storage, but it can't be retrieved",
             note("a chunk is in the store and cannot be read from it", remarkable=True),
         ),
-        Form(
+        pattern_of(
             " tokens in ",
-            re.compile(rf"\b(?P<what>Stored|Retrieved) (?P<count>{_N}) tokens in \d{{1,9}}\.\d+ seconds"),
+            rf"\b(?P<what>Stored|Retrieved) (?P<count>{_N}) tokens in \d{{1,9}}\.\d+ seconds",
             # The multiprocess server names neither the request nor the place in it.
             note("{what} {count} tokens, of a request that is not named"),
         ),
-    ),
+    )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvtrail.tracer.events.events import Event
@@ -12,22 +12,22 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.files import STDIN
 from kvtrail.tracer.ingest.foreign import identified
-from kvtrail.tracer.ingest.logs.assemble import Assembler
-from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.assembler import Assembler
+from kvtrail.tracer.ingest.logs.event_spans import span_of
 from kvtrail.tracer.ingest.logs.failures import CAUGHT, FAILURES, Tracebacks
+from kvtrail.tracer.ingest.logs.line_patterns import Reading, Role
 from kvtrail.tracer.ingest.logs.lines import Lines, Record
 from kvtrail.tracer.ingest.logs.lmcache import LMCACHE
-from kvtrail.tracer.ingest.logs.nearest import Nearest
-from kvtrail.tracer.ingest.logs.readings import Reading, Role
-from kvtrail.tracer.ingest.logs.story import Stories
+from kvtrail.tracer.ingest.logs.timelines import Timelines
+from kvtrail.tracer.ingest.logs.unread_lines import UnreadLines
 from kvtrail.tracer.ingest.logs.vllm import VLLM
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace, is_framed
 
-TABLES = (FAILURES, LMCACHE, VLLM)
+PATTERNS = (*FAILURES, *LMCACHE, *VLLM)
+"""All that is read. The first pattern that reads a line counts."""
 _BOM = b"\xef\xbb\xbf"
 _START = 1 << 16
 _TRACE = (b'"resourceSpans"', b'"resource_spans"')
-_REPORT_EVERY = 2000
 _WRAPPED = re.compile(r"\b(?:tensor|(?:np|numpy)\.u?int\d{1,3})\((-?\d{1,15})(?:, [^()]{0,80})?\)")
 """A number as numpy and torch print it."""
 
@@ -36,8 +36,11 @@ def read(text: str) -> Reading | None:
     """What a message says, in whichever system's words."""
     if "tensor(" in text or ".int" in text or ".uint" in text:
         text = _WRAPPED.sub(r"\1", text)
-    for table in TABLES:
-        if (reading := table.read(text)) is not None:
+    for each in PATTERNS:
+        if each.hint not in text or (match := each.pattern.search(text)) is None:
+            continue
+        if (reading := each.read(match)) is not None:
+            reading.connector = reading.connector or each.connector
             return reading
     return None
 
@@ -50,22 +53,14 @@ class LogReader:
         bad_lines: where the file itself is damaged.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        engine: str | None = None,
-        on_bytes: Callable[[int], None] | None = None,
-    ) -> None:
-        """`on_bytes` hears how many bytes of the file, as it lies on the disk, were read since it was called last."""
+    def __init__(self, path: Path, *, engine: str | None = None) -> None:
         self.path = path
         self.understood = 0
         self.unread = 0
         self.bad_lines: list[tuple[int, str]] = []
         self._tracebacks = Tracebacks()
-        self._nearest = Nearest()
+        self._nearest = UnreadLines()
         self._assembler = Assembler(engine or ("stdin" if path == STDIN else path.name))
-        self._on_bytes = on_bytes
 
     @property
     def engine(self) -> str:
@@ -78,8 +73,9 @@ class LogReader:
         return f"{self.path}: {self.understood} lines read, {self.unread} unread, {self._assembler.repeated} printed twice."
 
     @property
-    def stories(self) -> Stories:
-        return self._assembler.stories
+    def timelines(self) -> Timelines:
+        """What it shows of each request."""
+        return self._assembler.timelines
 
     def spans(self) -> Iterator[Span]:
         """The events as spans, in the order of the log.
@@ -97,10 +93,9 @@ class LogReader:
         """
         number = end_ns = 0
         try:
-            with files.opened(self.path) as (raw, file, source):
+            with files.opened(self.path) as (file, source):
                 if (what := identified(files.start(file))) is not None:
                     raise UnusableTrace(f"{self.path}: {what}")
-                reported = 0
                 file_ns = time.time_ns() if self.path == STDIN else self.path.stat().st_mtime_ns
                 for record in Lines(file_ns=file_ns).records(file):
                     number, end_ns = record.number, max(end_ns, record.at_ns)
@@ -112,12 +107,6 @@ class LogReader:
                         self.unread += 1
                         if not self.understood:
                             self._nearest.enter(record)
-                    if self._on_bytes is not None and (self.understood + self.unread) % _REPORT_EVERY == 0:
-                        at = raw.tell()
-                        self._on_bytes(at - reported)
-                        reported = at
-                if self._on_bytes is not None:
-                    self._on_bytes(raw.tell() - reported)
                 if source is not None and source.damage is not None:
                     if not self.understood:
                         raise UnusableTrace(f"{self.path}: {source.damage}")
@@ -146,7 +135,7 @@ def is_log(path: Path) -> bool:
         return True
     is_text = False
     try:
-        with files.opened(path) as (_, file, _):
+        with files.opened(path) as (file, _):
             begins = files.start(file)[:_START]
             if _is_trace(begins) or identified(begins) is not None:
                 return False
@@ -174,62 +163,13 @@ def _is_text(line: bytes) -> bool:
     return b"\0" not in line and not line.startswith((b"\xff\xfe", b"\xfe\xff"))
 
 
-def readers(
-    paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None
-) -> tuple[list[TraceReader], list[LogReader], list[tuple[str, int, str]]]:
-    """A reader for each trace file and each log, and what was skipped, as (file, line, reason). A folder means the trace
-    files in it. Hidden files are ignored: somebody may still be writing them.
-
-    Raises:
-        UnusableTrace: a folder holds no trace file.
-    """
-    found: list[Path] = []
-    of_folders: set[Path] = set()
-    skipped: list[tuple[str, int, str]] = []
-    for path in paths:
-        if not path.is_dir():
-            found.append(path)
-            continue
-        held = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
-        reasons = {file: why for file in held if (why := _not_a_trace(file)) is not None}
-        if len(reasons) == len(held):
-            raise UnusableTrace(f"{path}: no trace file in this folder")
-        found += [file for file in held if file not in reasons]
-        of_folders.update(held)
-        skipped += [(str(file), 0, why) for file, why in reasons.items()]
+def readers(paths: Iterable[Path]) -> tuple[list[TraceReader], list[LogReader]]:
+    """A reader for each trace file and each log."""
+    found = list(paths)
     named = dict(zip(found, names(found), strict=True))
-    logs = [LogReader(path, engine=named[path], on_bytes=on_bytes) for path in found if is_log(path)]
+    logs = [LogReader(path, engine=named[path]) for path in found if is_log(path)]
     log_paths = {log.path for log in logs}
-    traces = [
-        TraceReader(path, on_bytes=on_bytes, may_be_unusable=path in of_folders)
-        for path in found
-        if path not in log_paths
-    ]
-    return traces, logs, skipped
-
-
-def _not_a_trace(path: Path) -> str | None:
-    """Why a file of a folder is skipped; None for one that is read."""
-    if (why := _foreign(path)) is not None:
-        return f"{why}. It was skipped"
-    return None if is_trace(path) else "it is not a trace file, and was skipped"
-
-
-def _foreign(path: Path) -> str | None:
-    try:
-        with files.opened(path) as (_, file, _):
-            return identified(files.start(file))
-    except OSError:
-        return None  # whoever opens the file next says what is wrong with it
-
-
-def is_trace(path: Path) -> bool:
-    """Whether a file begins like a trace file."""
-    try:
-        with files.opened(path) as (_, file, _):
-            return _is_trace(file.read(_START))
-    except OSError:
-        return False
+    return [TraceReader(path) for path in found if path not in log_paths], logs
 
 
 def _is_trace(start: bytes) -> bool:

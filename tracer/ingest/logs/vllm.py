@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ingest.logs.readings import ID_STOPS, NUMBER, Form, Reading, Role, Table, event, note, numbers
+from kvtrail.tracer.ingest.logs.line_patterns import ID_STOPS, NUMBER, Reading, Role, event, note, numbers, pattern_of
 
 _ID = rf"(?P<request>[^{ID_STOPS}]*[^{ID_STOPS}.;])"
 _ID_COLON = rf"(?P<request>[^{ID_STOPS}:]*[^{ID_STOPS}:.;])"
@@ -68,164 +68,147 @@ def _skipped_load(match: re.Match[str]) -> Reading:
     )
 
 
-VLLM = Table(
-    "",
-    (
-        Form(
-            "Finished sending KV transfer",
-            re.compile(rf"^(?:\[[^\]]*\] )?Finished sending KV transfer for request {_ID}"),
-            event(Kind.SENT, "its KV has been sent"),
-        ),
-        Form(
-            "Finished recving KV transfer",
-            re.compile(rf"^(?:\[[^\]]*\] )?Finished recving KV transfer for request {_ID}"),
-            event(Kind.RECEIVED, "its KV has been received"),
-        ),
-        Form(
-            " is preempted by ",
-            re.compile(rf"Sequence group {_ID} is preempted by PreemptionMode"),
-            event(Kind.PREEMPT, "preempted: its blocks are freed"),
-        ),
-        Form(
-            "Releasing expired KV blocks",
-            re.compile(
-                rf"Releasing expired KV blocks for request {_ID} which were retrieved by"
-                rf" (?P<readers>{NUMBER} (?:decode|remote) worker\(s\))"
-            ),
-            event(
-                Kind.FREE,
-                "its blocks are freed because the lease ran out; {readers} had read them",
-                {"lease_expired": True},
-                remarkable=True,
-            ),
-        ),
-        Form(
-            " without being sent",
-            re.compile(rf"Request {_ID} timed out after (?P<seconds>{NUMBER}) seconds without being sent"),
-            event(
-                Kind.FREE,
-                "its blocks are freed because they were not sent within {seconds} seconds",
-                {"lease_expired": True},
-                remarkable=True,
-            ),
-        ),
-        Form(
-            " KV load failure",
-            re.compile(
-                rf"Recovered from KV load failure: {NUMBER} request\(s\) rescheduled \({NUMBER} tokens affected\)"
-                rf"|Failing {NUMBER} request\(s\) due to KV load failure"
-            ),
-            note("vLLM says: {0}", remarkable=True),
-        ),
-        Form(
-            "Potentially invalid KV blocks",
-            re.compile(rf"Potentially invalid KV blocks for unrecognized request {_ID} were retrieved"),
-            event(
-                Kind.READ,
-                "its blocks are read by another instance, when this one no longer knows the request",
-                remarkable=True,
-            ),
-        ),
-        Form(
-            " offloaded tokens after ",
-            re.compile(
-                rf"Request {_ID} hit (?P<hit>{NUMBER}) offloaded tokens after (?P<computed>{NUMBER}) GPU hit tokens"
-            ),
-            _offloading,
-        ),
-        Form(
-            " chunks upto ",
-            re.compile(
-                rf"Request {_ID} offloading (?P<chunks>{NUMBER}) chunks upto (?P<end>{NUMBER}) tokens \(job (?P<job>\d+)\)"
-            ),
-            # Neither where they begin nor how long they are is printed.
-            note("job {job} begins to store {chunks} chunks of its first {end} tokens"),
-        ),
-        Form(
-            "cannot store chunks",
-            re.compile(rf"Request {_ID_COLON}: cannot store chunks"),
-            note("not stored: there is no room"),
-        ),
-        Form(
-            "Delaying request ",
-            re.compile(rf"Delaying request {_ID} since (?P<why>[^\n]{{1,120}})"),
-            note("looked up: to be asked again, since {why}"),
-        ),
-        Form(
-            "Offloading manager delayed request",
-            re.compile(rf"Offloading manager delayed request {_ID}"),
-            note("looked up: the store is still looking, and vLLM will ask again"),
-        ),
-        Form(
-            "no pending",
-            re.compile(
-                rf"update_state_after_alloc called for req_id={_ID} with num_external_tokens=(?P<count>{NUMBER}) but no"
-                r" pending CPU hit"
-            ),
-            _skipped_load,
-        ),
-        Form(
-            "with no external tokens but",
-            re.compile(rf"update_state_after_alloc called for req_id={_ID} with no external tokens but"),
-            note("no tokens were allocated to be loaded, though the lookup had pinned some", remarkable=True),
-        ),
-        Form(
-            "Scheduling store of ",
-            re.compile(rf"Request {_ID_COLON}: Scheduling store of (?P<blocks>{NUMBER}) blocks to CPU"),
-            note("{blocks} blocks are to be stored"),
-        ),
-        Form(
-            "Token matching for ",
-            re.compile(
-                rf"Token matching for {_ID_COLON}: (?P<matched>{NUMBER}) matched \({NUMBER} blocks\), (?P<new>{NUMBER}) new"
-                rf" hits, prompt len (?P<total>{NUMBER})"
-            ),
-            _hf3fs,
-        ),
-        Form(
-            "update_state_after_alloc",
-            re.compile(
-                rf"(?P<connector>\w{{1,40}}Connector) update_state_after_alloc: req_id={_ID}"
-                rf" num_external_tokens=(?P<count>{NUMBER})"
-            ),
-            _mooncake_alloc,
-        ),
-        Form(
-            " local blocks(",
-            re.compile(rf"req {_ID_COLON}: local blocks\((?P<own>{NUMBER})\) < remote blocks\((?P<other>{NUMBER})\)"),
-            note("it has {own} blocks here, and {other} at the other instance: it cannot be received", remarkable=True),
-        ),
-        Form(
-            "expired before sending",
-            re.compile(rf"Request {_ID} expired before sending"),
-            note("not sent: its time was up", remarkable=True),
-        ),
-        Form(
-            "before releasing blocks",
-            re.compile(rf"request_finished\((?P<request>[^{ID_STOPS})]+)\) waiting for (?P<seconds>{NUMBER}) seconds"),
-            note("ended: its blocks are kept for {seconds} seconds, for another instance to read"),
-        ),
-        Form(
-            "extended lease",
-            re.compile(rf"Heartbeat extended lease for request {_ID}"),
-            note("the lease of its blocks is extended"),
-        ),
-        Form(
-            "transfer failed for request",
-            re.compile(rf"(?:RDMA )?transfer failed for request {_ID_COLON}"),
-            note("the transfer of its KV failed", remarkable=True),
-        ),
-        Form(
-            "TIMED OUT for req",
-            re.compile(rf"read TIMED OUT for req {_ID} after (?P<seconds>[\d.]{{1,12}})s"),
-            note("the transfer of its KV took longer than {seconds} s, and was given up", remarkable=True),
-        ),
-        Form(
-            "External prefix cache hit rate",
-            re.compile(r"External prefix cache hit rate: (?P<rate>\d{1,3}(?:\.\d+)?)%"),
-            # A rate over the last interval: no count of any request.
-            note("the engine reports an external prefix cache hit rate of {rate} %"),
-        ),
-        Form("PromptTokenStats(", re.compile(r"PromptTokenStats\([^\n]*"), _prompt_tokens),
+VLLM = (
+    pattern_of(
+        "Finished sending KV transfer",
+        rf"^(?:\[[^\]]*\] )?Finished sending KV transfer for request {_ID}",
+        event(Kind.SENT, "its KV has been sent"),
     ),
+    pattern_of(
+        "Finished recving KV transfer",
+        rf"^(?:\[[^\]]*\] )?Finished recving KV transfer for request {_ID}",
+        event(Kind.RECEIVED, "its KV has been received"),
+    ),
+    pattern_of(
+        " is preempted by ",
+        rf"Sequence group {_ID} is preempted by PreemptionMode",
+        event(Kind.PREEMPT, "preempted: its blocks are freed"),
+    ),
+    pattern_of(
+        "Releasing expired KV blocks",
+        rf"Releasing expired KV blocks for request {_ID} which were retrieved by"
+        rf" (?P<readers>{NUMBER} (?:decode|remote) worker\(s\))",
+        event(
+            Kind.FREE,
+            "its blocks are freed because the lease ran out; {readers} had read them",
+            {"lease_expired": True},
+            remarkable=True,
+        ),
+    ),
+    pattern_of(
+        " without being sent",
+        rf"Request {_ID} timed out after (?P<seconds>{NUMBER}) seconds without being sent",
+        event(
+            Kind.FREE,
+            "its blocks are freed because they were not sent within {seconds} seconds",
+            {"lease_expired": True},
+            remarkable=True,
+        ),
+    ),
+    pattern_of(
+        " KV load failure",
+        rf"Recovered from KV load failure: {NUMBER} request\(s\) rescheduled \({NUMBER} tokens affected\)"
+        rf"|Failing {NUMBER} request\(s\) due to KV load failure",
+        note("vLLM says: {0}", remarkable=True),
+    ),
+    pattern_of(
+        "Potentially invalid KV blocks",
+        rf"Potentially invalid KV blocks for unrecognized request {_ID} were retrieved",
+        event(
+            Kind.READ,
+            "its blocks are read by another instance, when this one no longer knows the request",
+            remarkable=True,
+        ),
+    ),
+    pattern_of(
+        " offloaded tokens after ",
+        rf"Request {_ID} hit (?P<hit>{NUMBER}) offloaded tokens after (?P<computed>{NUMBER}) GPU hit tokens",
+        _offloading,
+    ),
+    pattern_of(
+        " chunks upto ",
+        rf"Request {_ID} offloading (?P<chunks>{NUMBER}) chunks upto (?P<end>{NUMBER}) tokens \(job (?P<job>\d+)\)",
+        # Neither where they begin nor how long they are is printed.
+        note("job {job} begins to store {chunks} chunks of its first {end} tokens"),
+    ),
+    pattern_of(
+        "cannot store chunks",
+        rf"Request {_ID_COLON}: cannot store chunks",
+        note("not stored: there is no room"),
+    ),
+    pattern_of(
+        "Delaying request ",
+        rf"Delaying request {_ID} since (?P<why>[^\n]{{1,120}})",
+        note("looked up: to be asked again, since {why}"),
+    ),
+    pattern_of(
+        "Offloading manager delayed request",
+        rf"Offloading manager delayed request {_ID}",
+        note("looked up: the store is still looking, and vLLM will ask again"),
+    ),
+    pattern_of(
+        "no pending",
+        rf"update_state_after_alloc called for req_id={_ID} with num_external_tokens=(?P<count>{NUMBER}) but no"
+        r" pending CPU hit",
+        _skipped_load,
+    ),
+    pattern_of(
+        "with no external tokens but",
+        rf"update_state_after_alloc called for req_id={_ID} with no external tokens but",
+        note("no tokens were allocated to be loaded, though the lookup had pinned some", remarkable=True),
+    ),
+    pattern_of(
+        "Scheduling store of ",
+        rf"Request {_ID_COLON}: Scheduling store of (?P<blocks>{NUMBER}) blocks to CPU",
+        note("{blocks} blocks are to be stored"),
+    ),
+    pattern_of(
+        "Token matching for ",
+        rf"Token matching for {_ID_COLON}: (?P<matched>{NUMBER}) matched \({NUMBER} blocks\), (?P<new>{NUMBER}) new"
+        rf" hits, prompt len (?P<total>{NUMBER})",
+        _hf3fs,
+    ),
+    pattern_of(
+        "update_state_after_alloc",
+        rf"(?P<connector>\w{{1,40}}Connector) update_state_after_alloc: req_id={_ID}"
+        rf" num_external_tokens=(?P<count>{NUMBER})",
+        _mooncake_alloc,
+    ),
+    pattern_of(
+        " local blocks(",
+        rf"req {_ID_COLON}: local blocks\((?P<own>{NUMBER})\) < remote blocks\((?P<other>{NUMBER})\)",
+        note("it has {own} blocks here, and {other} at the other instance: it cannot be received", remarkable=True),
+    ),
+    pattern_of(
+        "expired before sending",
+        rf"Request {_ID} expired before sending",
+        note("not sent: its time was up", remarkable=True),
+    ),
+    pattern_of(
+        "before releasing blocks",
+        rf"request_finished\((?P<request>[^{ID_STOPS})]+)\) waiting for (?P<seconds>{NUMBER}) seconds",
+        note("ended: its blocks are kept for {seconds} seconds, for another instance to read"),
+    ),
+    pattern_of(
+        "extended lease",
+        rf"Heartbeat extended lease for request {_ID}",
+        note("the lease of its blocks is extended"),
+    ),
+    pattern_of(
+        "transfer failed for request",
+        rf"(?:RDMA )?transfer failed for request {_ID_COLON}",
+        note("the transfer of its KV failed", remarkable=True),
+    ),
+    pattern_of(
+        "TIMED OUT for req",
+        rf"read TIMED OUT for req {_ID} after (?P<seconds>[\d.]{{1,12}})s",
+        note("the transfer of its KV took longer than {seconds} s, and was given up", remarkable=True),
+    ),
+    pattern_of(
+        "External prefix cache hit rate",
+        r"External prefix cache hit rate: (?P<rate>\d{1,3}(?:\.\d+)?)%",
+        # A rate over the last interval: no count of any request.
+        note("the engine reports an external prefix cache hit rate of {rate} %"),
+    ),
+    pattern_of("PromptTokenStats(", r"PromptTokenStats\([^\n]*", _prompt_tokens),
 )

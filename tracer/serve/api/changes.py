@@ -14,8 +14,8 @@ from kvtrail.tracer.ledger.lanes import Window
 from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.conditions import UNKNOWN, Condition, Time
 from kvtrail.tracer.model.grouping import By
-from kvtrail.tracer.savings.cells import MINUTE_NS, interval_s
 from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, Sums, changes, ranked
+from kvtrail.tracer.savings.minute_sums import MINUTE_NS, interval_s
 from kvtrail.tracer.savings.request_changes import Observed, of_account, of_lane, request_changes
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.likely_causes import LikelyCause, likely_causes

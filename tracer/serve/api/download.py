@@ -9,7 +9,7 @@ from msgspec import convert
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.history.part import Recorded, cut
+from kvtrail.tracer.history.request_part import Recorded, cut
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.store import Reader

@@ -14,11 +14,11 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
+from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
-from kvtrail.tracer.savings.cells import interval_s
-from kvtrail.tracer.savings.sums import Savings, SavingsRow, prefill_rates, savings_of
+from kvtrail.tracer.savings.minute_sums import SavingsRow, interval_s
+from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.finding_filter import Findings
 from kvtrail.tracer.serve.api.requests import Limit

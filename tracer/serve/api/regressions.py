@@ -18,7 +18,7 @@ from kvtrail.tracer.model.causes import REUSED, Cause
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.words import count, percent, some
 from kvtrail.tracer.savings.cause_sums import CAUSE, causes_of
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.api.near_markers import near
 from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 

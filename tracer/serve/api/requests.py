@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
-from msgspec import convert
 from pydantic import BaseModel
 
 from kvtrail.tracer.events import ids
@@ -16,14 +14,12 @@ from kvtrail.tracer.events.cache_groups import declared, groups_of
 from kvtrail.tracer.events.events import Event, Handoff, Side, Unfamiliar
 from kvtrail.tracer.events.semconv import SCOPE
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.history import history
-from kvtrail.tracer.history.perfetto import trace_events
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger import handoff_clocks
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import FINAL, EngineState
-from kvtrail.tracer.model.findings import Finding, Unknown
+from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.serve.api.download import part_about
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
@@ -180,15 +176,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         own, findings = reader.spans_of(account), findings_of(account)
         part = part_about(reader, account, findings, spans=own, missing=missing_of(map(_event, own)))
         lines = f"{otlp_json.spans_to_json_line(part)}\n"
-        return _file(lines, account["request"], ending="jsonl", media_type="application/x-ndjson")
-
-    @api.get("/perfetto", summary="A request's timeline as Chrome trace events, for ui.perfetto.dev")
-    def perfetto(request: str, engine: str = "") -> Response:
-        account = account_of(request, engine)
-        findings = convert(findings_of(account), list[Finding])
-        events = list(trace_events(history.of_spans(("", span) for span in reader.spans_of(account)), findings))
-        body = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)
-        return _file(body, account["request"], ending="perfetto.json", media_type="application/json")
+        # The id is the caller's own text, and few characters of it are safe in a header.
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in account["request"])
+        headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
+        return Response(lines, media_type="application/x-ndjson", headers=headers)
 
 
 def similar_requests(
@@ -299,10 +290,3 @@ def _event(span: Span) -> Event | None:
         return decode.read(span)[0]
     except decode.MalformedSpan:
         return None
-
-
-def _file(body: str, request: str, *, ending: str, media_type: str) -> Response:
-    # The id is the caller's own text, and few characters of it are safe in a header.
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in request)
-    headers = {"content-disposition": f'attachment; filename="{name}.{ending}"'}
-    return Response(body, media_type=media_type, headers=headers)

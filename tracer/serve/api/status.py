@@ -9,13 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer.capacity.report import memory_curves
+from kvtrail.tracer.capacity.memory_curves import memory_curves
 from kvtrail.tracer.liveness.engine import EngineState, Launch
 from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model import store_size
 from kvtrail.tracer.model.findings import WORST_FIRST, Severity, clock, day
 from kvtrail.tracer.model.words import count, ended, indefinite, percent, size, some, with_open
-from kvtrail.tracer.savings.sums import SavingsRow, savings_of
+from kvtrail.tracer.savings.minute_sums import SavingsRow
+from kvtrail.tracer.savings.sums import savings_of
 
 ENOUGH_WANTED = 10_000
 """Tokens that must have been asked for beyond vLLM's cache, before a store's share of them is worth a sentence."""

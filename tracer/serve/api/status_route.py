@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.savings.cells import HOUR_S, interval_s
+from kvtrail.tracer.savings.minute_sums import HOUR_S, interval_s
 from kvtrail.tracer.serve.api import near_markers, regressions, status
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.finding_filter import Findings

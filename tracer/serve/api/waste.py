@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.savings.cause_sums import causes_of
-from kvtrail.tracer.savings.cells import interval_s
+from kvtrail.tracer.savings.minute_sums import interval_s
 from kvtrail.tracer.savings.sums import prefill_rates
 from kvtrail.tracer.savings.waste import WASTED, Waste, WasteFilter, WasteSum, grouped
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines

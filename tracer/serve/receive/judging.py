@@ -188,7 +188,7 @@ class Judge:
         self.savings.facts.clear()
         self.sums.handed_over.clear()
         self.sums.wasted.clear()
-        self.savings.cells.clear()
+        self.savings.sums.clear()
         self.changed.clear()
         self.handoffs.clear()
         if not self.is_behind:

@@ -110,7 +110,7 @@ class Storage:
         """Write the rows of the requests that have changed until now. Raises StoreError."""
         if self._judge.is_recalling:
             return
-        if self.due or self._judge.dirty or self._judge.savings.cells or self.trouble is not None:
+        if self.due or self._judge.dirty or self._judge.savings.sums or self.trouble is not None:
             self.write(rows=True)
         while self.due:
             self.write(rows=True)
@@ -162,7 +162,7 @@ class Storage:
         keys, settled = ({}, None) if judge.is_recalling else self._next_rows(known, due=rows)
         judge.read_back({key for key in keys if key[1] and key not in judge.detector.accounts})
         batch = Batch(
-            chunk, savings=judge.savings.cells, settled=settled, judged=judge.judged if judge.is_behind else None
+            chunk, savings=judge.savings.sums, settled=settled, judged=judge.judged if judge.is_behind else None
         )
         batch.findings, batch.launches = list(judge.changed.values()), list(self._launches.changed.values())
         batch.handoffs, batch.wasted = list(judge.handoffs), list(judge.sums.wasted)

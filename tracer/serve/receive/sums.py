@@ -67,7 +67,7 @@ class Sums:
             else:
                 self.savings.enter(fact, account)
                 if measures := self._online_curve.enter(fact):
-                    self.savings.cells.add(event, measures, stretch_s=STRETCH_S)
+                    self.savings.sums.add(event, measures, stretch_s=STRETCH_S)
         except Exception as error:
             self._errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
 
@@ -78,7 +78,7 @@ class Sums:
             if by.sequence > self._summed_before.get(by.recorder, -1):
                 self.savings.explain(breakdown)
                 self.wasted += wasted_of(breakdown)
-                self.savings.cells.add(event, self._online_curve.admitted(breakdown), stretch_s=STRETCH_S)
+                self.savings.sums.add(event, self._online_curve.admitted(breakdown), stretch_s=STRETCH_S)
             elif self.is_recalling:
                 self._online_curve.admitted(breakdown)
         except Exception as error:

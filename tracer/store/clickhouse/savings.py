@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer.savings.cells import interval_s
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow, interval_s
 from kvtrail.tracer.store import ACTIVITY_S, Amounts
 from kvtrail.tracer.store.clickhouse.database import Database
 

@@ -15,7 +15,7 @@ from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.savings.cells import by_step
+from kvtrail.tracer.savings.minute_sums import by_step
 from kvtrail.tracer.savings.waste import WastedTokens
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
 from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, measures, schema, spans

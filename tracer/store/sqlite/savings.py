@@ -8,8 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from kvtrail.tracer.savings.cells import HOUR_S, MINUTE_S, Cell, by_step, interval_s
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import HOUR_S, MINUTE_S, SavingsRow, SumKey, by_step, interval_s
 from kvtrail.tracer.store import LARGEST
 from kvtrail.tracer.store.sqlite.database import Database, from_text, whole_sum
 
@@ -22,7 +21,7 @@ SCHEMA = (
 )
 
 
-def add(db: sqlite3.Connection, cells: Iterable[tuple[Cell, int]]) -> None:
+def add(db: sqlite3.Connection, cells: Iterable[tuple[SumKey, int]]) -> None:
     """Add to the sums, within the open transaction."""
     db.executemany(
         "INSERT INTO efficiency (step_s, at_s, engine, connector, epoch, measure, value) VALUES (?,?,?,?,?,?,?)"

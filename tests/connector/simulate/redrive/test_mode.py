@@ -94,7 +94,7 @@ def test_where_nothing_can_be_compared_it_is_inconclusive(monkeypatch: pytest.Mo
     [
         (["--against", "recorded", "--request", "r"], "--against drives the whole history"),
         (["--against", "OffloadConnector", "--step", "1"], "--against drives the whole history"),
-        (["--config", "{}"], "--config, --recorder and --output go with --against"),
+        (["--config", "{}"], "--config, --recorder, --output and --json go with --against"),
         (["--against", "NoSuchConnector"], "vLLM knows no connector 'NoSuchConnector'"),
         (["--against", "NoSuchConnector"], "A class of your own is module:Class"),
         (["--against", "no_such_package:It"], "No module named 'no_such_package'"),

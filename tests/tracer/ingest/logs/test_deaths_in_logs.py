@@ -128,7 +128,7 @@ def test_a_trace_made_of_the_log_of_a_death_is_judged_as_the_log(log: Path, tmp_
     for lines in ([LOOKUP, *RAISES, SAYS[0]], [LOOKUP, *RAISES]):
         document = audited(log, lines)
         trace = tmp_path / "trace.jsonl"
-        arguments = ["audit", "--export", "trace", str(log), "-o", str(trace), "--force"]
+        arguments = ["audit", "--export", str(trace), str(log), "--force"]
         assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
         again = json.loads(CliRunner().invoke(main, ["audit", "--json", str(trace)]).output)
         assert again["deaths"] == document["deaths"]
@@ -151,7 +151,7 @@ def test_the_key_of_a_key_error_is_a_request_only_if_another_line_names_it(log: 
             log.write_text("\n".join(lines))
             reader = LogReader(log)
             assert [e.request for e in reader.events() if isinstance(e, Failure)] in ([named], [])
-            assert {story.request for story in reader.stories.all()} <= {request, ""}
+            assert {line for line in reader.timelines.digest() if line.startswith("request ")} <= {f"request {request}"}
 
 
 def test_lmcache_says_that_a_store_will_not_be_done_and_it_has_ended(log: Path) -> None:
@@ -166,6 +166,6 @@ def test_lmcache_says_that_a_store_will_not_be_done_and_it_has_ended(log: Path) 
     )
     reader = LogReader(log)
     assert [each.request for each in reader.events() if isinstance(each, StorePlan)] == ["cmpl-a"]
-    story = next("\n".join(each.lines()) for each in reader.stories.all() if each.request == "cmpl-b")
+    story = "\n".join(reader.timelines.digest()).partition("request cmpl-b")[2].partition("\n\n")[0]
     assert "begins to store 256 tokens from 0 on; not stored: LMCache has no room for it" in story
     assert len([each for each in LogReader(log).events() if isinstance(each, Lookup)]) == 1

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ingest.logs.line_patterns import Role
 from kvtrail.tracer.ingest.logs.reader import read
-from kvtrail.tracer.ingest.logs.readings import Role
 
 R = "cmpl-0f1e2d3c-7-0"
 WHERE = " (vllm_v1_adapter.py:1:lmcache.integration.vllm.vllm_v1_adapter)"

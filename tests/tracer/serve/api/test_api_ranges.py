@@ -15,7 +15,7 @@ from wire import as_request, encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.history.audit import audit
-from kvtrail.tracer.savings.cells import Cell
+from kvtrail.tracer.savings.minute_sums import SumKey
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, FindingFilter, StoreError
@@ -214,8 +214,8 @@ def test_sums_of_a_batch_that_could_not_be_stored_are_not_lost(tmp_path: Path) -
 def test_long_windows_are_read_by_the_hour_and_agree_with_the_minutes(tmp_path: Path) -> None:
     writer, reader = SqliteWriter(tmp_path / "s.db"), SqliteReader(tmp_path / "s.db")
     start_s = 500_000 * 3600
-    writer.write(Batch(savings={Cell(start_s + 60 * n, "e", "c", 0, "lookups"): n for n in range(300)}))
-    writer.write(Batch(savings={Cell(start_s, "e", "c", 0, "lookups"): 5}))
+    writer.write(Batch(savings={SumKey(start_s + 60 * n, "e", "c", 0, "lookups"): n for n in range(300)}))
+    writer.write(Batch(savings={SumKey(start_s, "e", "c", 0, "lookups"): 5}))
     short = reader.savings(since_ns=start_s * 10**9, until_ns=(start_s + 5 * 3600) * 10**9)
     long = reader.savings(since_ns=start_s * 10**9, until_ns=(start_s + 48 * 3600) * 10**9)
     assert (len(short), len(long)) == (300, 5)
@@ -267,11 +267,3 @@ def test_pages_are_narrowed_down_to_a_service_a_node_or_a_model(start_tracer: Ca
         assert sum(each["findings"] for each in tracer.get("/api/findings/trend", **WINDOW, **chosen)["counts"]) == len(
             engines
         )
-
-
-def test_a_requests_story_for_perfetto(api: Tracer) -> None:
-    feed(api, STALE, request="perfetto-0123abcd", recorder="perfetto", engine="perfetto-engine")
-    result = api.get("/api/perfetto", request="perfetto-0123abcd")
-    assert any("perfetto-0123abcd" in str(event.get("name")) for event in result["traceEvents"])
-    assert any("stale-lookup" in str(event) for event in result["traceEvents"])
-    assert httpx.get(f"{api.url}/api/perfetto", params={"request": "nobody"}, timeout=SLOW_S).status_code == 404

@@ -10,7 +10,7 @@ import pytest
 
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.savings.changes import Side, changes
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.api.likely_causes import MOST, likely_causes
 from kvtrail.tracer.serve.api.near_markers import BEFORE_NS
 

@@ -10,7 +10,7 @@ import yaml
 from counting import instructions
 
 from kvtrail.tracer.model.markers import Marker, MarkerKind
-from kvtrail.tracer.savings.sums import SavingsRow
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.api import regressions
 from kvtrail.tracer.serve.api.status import Level, Range, of_stores
 

@@ -32,8 +32,8 @@ from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.ledger.lanes import lane_of
 from kvtrail.tracer.ledger.phases import Phases
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.savings.counter import SavingsCounter
+from kvtrail.tracer.savings.minute_sums import SumKey
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import receiving, storing
 from kvtrail.tracer.store import Batch
@@ -261,7 +261,7 @@ def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Careful) -> None:
 
 
 def test_sums_that_outgrow_the_database_stop_growing(sidecar: Careful) -> None:
-    cell = Cell(time.time_ns() // 10**9 // 60 * 60, "e", "C", 0, "lookup_ns")
+    cell = SumKey(time.time_ns() // 10**9 // 60 * 60, "e", "C", 0, "lookup_ns")
     for _ in range(3):
         assert not sidecar.writer.write(Batch(savings={cell: 2**62}))
     assert not sidecar.writer.write(Batch(savings={cell._replace(connector="D"): 2**80}))

@@ -19,9 +19,9 @@ from kvtrail.tracer.events.messages import kept
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.unsupported import Lack, declaration
 from kvtrail.tracer.ingest.logs.failures import WORKER_CALLS
+from kvtrail.tracer.ingest.logs.line_patterns import Reading, Role
 from kvtrail.tracer.ingest.logs.lines import Record
-from kvtrail.tracer.ingest.logs.readings import Reading, Role
-from kvtrail.tracer.ingest.logs.story import Stories
+from kvtrail.tracer.ingest.logs.timelines import Timelines
 
 FIRST_NUMBER = 1
 MAX_STORES = 64
@@ -78,7 +78,7 @@ class Assembler:
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
-        self.stories = Stories()
+        self.timelines = Timelines()
         self.repeated = 0
         self._processes: dict[str, _Process] = {}
         self._requests: OrderedDict[str, _Request] = OrderedDict()
@@ -140,7 +140,7 @@ class Assembler:
                     self._keep_known(reading)
                 elif reading.request is not None:
                     self._request(reading.request)
-                self.stories.add(record, reading)
+                self.timelines.add(record, reading)
 
     def close(self, end_ns: int = 0) -> Iterator[Event]:
         """The events that waited for a line which did not come until `end_ns`, the time of the log's last line."""
@@ -177,7 +177,7 @@ class Assembler:
             reading.words = (
                 f"begins to store {store.fields['count']} tokens from {store.fields['start']} on; {reading.words}"
             )
-        self.stories.add(record, reading)
+        self.timelines.add(record, reading)
 
     def _read_death(self, process: _Process, record: Record, reading: Reading) -> None:
         """vLLM says in several lines and processes that its engine has died; it dies once."""
@@ -210,13 +210,13 @@ class Assembler:
 
     def _stored(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
         """`Stored` counts tokens, `Storing` before it names the request and the first token. Without it the place is
-        unknown: a part of the story, and no event."""
+        unknown: a part of the timeline, and no event."""
         of = reading.fields.pop("of")
         begun = [each for each in process.storing if reading.request in (None, each[1].request)]
         place = next((each for each in begun if each[1].fields["count"] == of), begun[0] if begun else None)
         if place is None:
             reading.words += "; from which position on is not printed"
-            self.stories.add(record, reading)
+            self.timelines.add(record, reading)
             return
         process.storing.remove(place)
         start, count = place[1].fields["start"], reading.fields["count"]
@@ -320,7 +320,7 @@ class Assembler:
                 known.lookup = reading.fields
             epoch = known.epoch
         self._went_on |= reading.kind in _GOES_ON
-        self.stories.add(record, reading)
+        self.timelines.add(record, reading)
         sequence, process.sequence = process.sequence, process.sequence + 1
         scheduler = reading.kind in _SCHEDULERS or (reading.kind is Kind.RANK_LOOKUP and "total" in reading.fields)
         if reading.kind is Kind.FAILURE:

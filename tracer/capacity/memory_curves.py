@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil, inf, log2
 
+from kvtrail.tracer.capacity.curve import Curve, CurvePoint
 from kvtrail.tracer.capacity.online_curve import (
     BEGUN,
     CHUNK_TOKENS,
     CHUNKS,
     PREFIX,
+    SAMPLED,
+    STEPS,
     STORED_BYTES,
     STORED_TOKENS,
-    capacities,
-    curve_of_measures,
+    WANTED,
 )
-from kvtrail.tracer.savings.sums import SavingsRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """The hit rate of a store of `chunks` chunks: `share` of the wanted tokens, with its standard error."""
-
-    chunks: float
-    share: float
-    error: float
+from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance
+from kvtrail.tracer.savings.minute_sums import SavingsRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +48,7 @@ class MemoryCurve:
     def given(self, chunks: float) -> CurvePoint:
         """What a store of this capacity gives: the largest point up to it."""
         smaller = [point for point in self.points if point.chunks <= chunks]
-        return smaller[-1] if smaller else CurvePoint(chunks=0, share=0.0, error=0.0)
+        return smaller[-1] if smaller else CurvePoint(0, 0.0, 0.0)
 
 
 def memory_curves(rows: Iterable[SavingsRow]) -> list[MemoryCurve]:
@@ -73,7 +68,8 @@ def memory_curves(rows: Iterable[SavingsRow]) -> list[MemoryCurve]:
 
 def _curve(engine: str, connector: str, measures: Counter[str], since_s: int | None) -> MemoryCurve:
     curve = curve_of_measures(measures)
-    sizes = capacities(curve)
+    enough = curve.saturates_at()
+    sizes = [2 ** (step / STEPS) for step in range(ceil(STEPS * log2(enough)) + 1)] if enough else []
     chunk_size = measures[CHUNK_TOKENS] // measures[CHUNKS]
     stored = measures[STORED_TOKENS]
     return MemoryCurve(
@@ -83,8 +79,22 @@ def _curve(engine: str, connector: str, measures: Counter[str], since_s: int | N
         chunk_size=chunk_size,
         chunk_bytes=measures[STORED_BYTES] / stored * chunk_size if stored else None,
         since_s=since_s,
-        points=[
-            CurvePoint(chunks=chunks, share=hits.value, error=hits.error)
-            for chunks, hits in zip(sizes, curve.hits(sizes), strict=True)
-        ],
+        points=curve.hits(sizes),
     )
+
+
+def curve_of_measures(measures: Mapping[str, int]) -> Curve:
+    """The curve from sums of measures; measures of other things are ignored."""
+    curve = Curve()
+    sampled = measures.get(SAMPLED, 0)
+    distances = [
+        _distance(name, tokens) for name, tokens in measures.items() if name.startswith(PREFIX) and name.count(":") == 2
+    ]
+    curve.enter(measures.get(WANTED, 0) - sampled, [each for each in distances if each.group == WHOLE], is_sample=False)
+    curve.enter(sampled, [each for each in distances if each.group != WHOLE], is_sample=True)
+    return curve
+
+
+def _distance(measure: str, tokens: int) -> ReuseDistance:
+    _, group, step = measure.split(":")
+    return ReuseDistance(int(group) if group else WHOLE, 2 ** (int(step) / STEPS) if step else inf, tokens)

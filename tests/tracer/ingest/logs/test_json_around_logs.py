@@ -1,4 +1,4 @@
-"""Logs inside JSON: whoever wrapped the lines, the events are those of the lines themselves."""
+"""Logs inside JSON, a message with its header an object: text before the header is noise, so the events are the same."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer.events.events import Event, Failure
-from kvtrail.tracer.ingest.logs.lines import Lines, Record
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest.logs.reader import LogReader, is_log
 
 ENGINE = "(EngineCore_DP0 pid=1) "
@@ -42,15 +41,11 @@ FORMS: dict[str, Callable[[list[str]], str]] = {
         f"2026-02-04 13:55:39.000000000 +0000 kube.var.log: {json.dumps({'stream': 'stdout', 'log': line})}"
         for line in lines
     ),
-    "fluent-bit in Docker": _one(
-        lambda line: {"log": json.dumps({"log": line + "\n", "kubernetes": {"pod_name": "p"}})}
-    ),
     "logcli": _one(lambda line: {"labels": {"app": "vllm", "level": "x"}, "line": line, "timestamp": TIME}),
     "Loki's API": lambda lines: json.dumps(
         {"data": {"result": [{"stream": {"app": "v"}, "values": [["1770213339123456789", line] for line in lines]}]}}
     ),
     "journald": _one(lambda line: {"__REALTIME_TIMESTAMP": "1770213339123456", "_PID": "1", "MESSAGE": line}),
-    "journald, as bytes": _one(lambda line: {"MESSAGE": list(line.encode()), "PRIORITY": "6"}),
     "Google Cloud": _one(lambda line: {"textPayload": line, "severity": "INFO", "timestamp": TIME}),
     "Google Cloud, structured": _one(lambda line: {"jsonPayload": {"message": line}, "receiveTimestamp": TIME}),
     "Google Cloud, pretty-printed": lambda lines: json.dumps(
@@ -90,42 +85,12 @@ def told(found: list[Event]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_message_is_decoded_before_it_is_read(tmp_path: Path, form: str) -> None:
+def test_a_message_inside_json_is_read_like_a_plain_line(tmp_path: Path, form: str) -> None:
     log = tmp_path / "server.log"
     plain = told(events(log, "\n".join(LINES)))
     assert len(plain) == 6
     assert told(events(log, FORMS[form](LINES))) == plain
     assert is_log(log)
-
-
-def records(line: str) -> list[Record]:
-    return list(Lines(file_ns=1_770_000_000 * 10**9).split(line, 1))
-
-
-@pytest.mark.parametrize(
-    "time", [TIME, "1770213339.123456789", 1770213339123, "1770213339123456", 1770213339123456789, 1770213339.123456]
-)
-def test_a_message_without_a_header_has_the_time_and_the_level_of_its_json(time: Any) -> None:
-    (record,) = records(json.dumps({"msg": "said", "time": time, "level": "warning"}))
-    assert (record.text, record.level, record.logged) == ("said", "WARNING", True)
-    assert record.at_ns // 10**6 == 1_770_213_339_123
-
-
-@pytest.mark.parametrize("time", ["2026-13-45T00:00:00Z", "soon", -1, 1e300, True, None, [1], "9" * 5000])
-def test_a_time_that_is_none_is_ignored(time: Any) -> None:
-    (record,) = records(json.dumps({"msg": "said", "time": time}))
-    assert (record.text, record.logged) == ("said", False)
-
-
-def test_a_traceback_inside_one_message_is_read_line_by_line(tmp_path: Path) -> None:
-    lines = [
-        "Traceback (most recent call last):",
-        '  File "/x/lmcache/v1/a.py", line 2, in start_load_kv',
-        "ValueError: no",
-    ]
-    for name in ("message", "exc_info"):
-        found = events(tmp_path / "server.log", json.dumps({"message": "it failed", name: "\n".join(lines)}))
-        assert [each.call for each in found if isinstance(each, Failure)] == ["start_load_kv"], name
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ Known = BlockChange | None
 """What happened to a block; None: its group never had it."""
 
 
-class JointGroups(Struct, frozen=True):
+class HybridGroups(Struct, frozen=True):
     """The KV cache groups of an engine, where what a hit needs of each of them is known.
 
     Attributes:
@@ -40,10 +40,10 @@ class JointGroups(Struct, frozen=True):
     @classmethod
     def of(
         cls, groups: tuple[CacheGroup, ...], block_size: int, *, chunk_size: int = 0, by_block: bool = False
-    ) -> JointGroups | None:
-        """Those with blocks hashed in pieces of `block_size` tokens; `chunk_size`: a store keeps chunks of all of them,
-        `by_block` as `Capability.TELLS_GROUPS` has it. None where what a hit needs is not known: a group of another kind, or
-        a recurrent one with blocks unlike those of others, when a hit may be a piece of one."""
+    ) -> HybridGroups | None:
+        """The groups whose blocks are hashed in pieces of `block_size` tokens; `chunk_size`: a store keeps chunks of
+        them all, `by_block` as `Capability.TELLS_GROUPS` has it. None where what a hit needs is not known: a group of
+        another kind, or a recurrent one with blocks unlike those of others, when a hit may be a piece of one."""
         sizes = {group.block_size or 0 for group in groups}
         if len(groups) < 2 or not block_size or gcd(*sizes) != block_size or 0 in sizes:
             return None
@@ -96,7 +96,7 @@ class JointGroups(Struct, frozen=True):
     def held(
         self, cache: CacheModel, chain: Sequence[bytes], block_size: int, computed: int, is_fresh: Callable[[Key], bool]
     ) -> tuple[int, int]:
-        """Of the tokens that full attention held, those that all groups are known to have held, and those that they may have
+        """The tokens, of those that full attention held, that all groups are known to have held, and that they may have
         held. With recurrent groups vLLM asks a connector for what comes behind those of full attention, and where it offers
         nothing goes back to those of all groups (vLLM, `KVCacheManager.get_computed_blocks_for_connector`)."""
         _, sparse, _, _ = self._known(cache, chain, block_size, (0, computed // self.unit), is_fresh, 0)
@@ -117,8 +117,9 @@ class JointGroups(Struct, frozen=True):
         is_fresh: Callable[[Key], bool],
         begin: int,
     ) -> tuple[list[Known], list[Known], list[int], dict[int, BlockChange]]:
-        """Of each unit, what is known of its blocks of full attention; of what a hit that ends with it needs of the others;
-        which of them never kept that; and, of some, why a store has not got a chunk of full attention."""
+        """For each unit: what is known of its blocks of full attention; what is known of the blocks of other groups that a
+        hit needs that ends with it; which group never kept those; and, by unit, why a store lacks
+        a chunk of full attention."""
         first, end = units
         dense: list[Known] = [_ALWAYS] * (end - first)
         sparse, never = dense.copy(), [0] * (end - first)
@@ -158,7 +159,7 @@ class _Stretches:
     def __init__(self, facts: Sequence[Known]) -> None:
         self._facts = facts
         self._since: list[int] = []
-        """Of each block the first one of its stretch."""
+        """For each block, the first block of its stretch."""
         for n, fact in enumerate(facts):
             self._since.append(self._since[-1] if n and facts[n - 1] is fact else n)
 
@@ -195,8 +196,8 @@ def _number(fact: BlockChange) -> int:
 
 
 def _until_next_boundary(dense: Sequence[Known], sparse: Sequence[Known], never: Sequence[int]) -> list[Known]:
-    """Of each unit what is known of the next end that all groups ever kept. `dense` says what is known of the blocks of full
-    attention, `sparse` of what the others need at the end of each unit, and `never` which of them never kept it."""
+    """What is known, for each unit, of the next end that all groups ever kept. `dense` says what is known of the blocks of
+    full attention, `sparse` of what the others need at the end of each unit, and `never` which of them never kept it."""
     found: list[Known] = []
     uncached: dict[tuple[int, int], BlockChange] = {}
     following: Known = None
@@ -225,4 +226,4 @@ def _until_next_boundary(dense: Sequence[Known], sparse: Sequence[Known], never:
 
 
 _ALWAYS = BlockChange(BlockState.HELD, -1)
-"""Of what is not needed."""
+"""What is not needed counts as held."""

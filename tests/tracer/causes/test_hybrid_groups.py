@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel
-from kvtrail.tracer.causes.joint import JointGroups
+from kvtrail.tracer.causes.hybrid_groups import HybridGroups
 from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
 SIZE, BLOCKS = 16, 12
@@ -35,7 +35,7 @@ def model(held: list[list[bytes]], lost: list[list[bytes]]) -> CacheModel:
 
 
 def said(groups: tuple[CacheGroup, ...], cache: CacheModel, chain: list[bytes], **more: Any) -> list[str]:
-    joint = JointGroups.of(groups, SIZE)
+    joint = HybridGroups.of(groups, SIZE)
     assert joint is not None
     blocks = len(chain) * SIZE // joint.unit
     states = joint.states(cache, chain, SIZE, (0, blocks), lambda key: False, **more)
@@ -71,7 +71,7 @@ def hit_of_vllm(groups: tuple[CacheGroup, ...], held: list[list[bytes]], chain: 
                 return MambaSpec(block_size=size, shapes=((8,),), dtypes=(torch.float32,))
         return FullAttentionSpec(**layout)
 
-    joint = JointGroups.of(groups, SIZE)
+    joint = HybridGroups.of(groups, SIZE)
     assert joint is not None
     config = KVCacheConfig(
         num_blocks=200,
@@ -92,7 +92,7 @@ def hit_of_vllm(groups: tuple[CacheGroup, ...], held: list[list[bytes]], chain: 
     "groups", KINDS, ids=lambda groups: "+".join(f"{each.kind}-{each.block_size}" for each in groups)
 )
 def test_what_is_held_together_is_what_vllm_finds(groups: tuple[CacheGroup, ...]) -> None:
-    joint, rng, hits = JointGroups.of(groups, SIZE), random.Random(len(groups)), set[int]()
+    joint, rng, hits = HybridGroups.of(groups, SIZE), random.Random(len(groups)), set[int]()
     assert joint is not None
     for _ in range(300):
         share = rng.choice([0.5, 0.8, 0.95])
@@ -156,12 +156,12 @@ def test_no_hit_ends_with_the_prompt() -> None:
     ],
 )
 def test_what_a_hit_needs_of_some_groups_is_not_known(groups: tuple[CacheGroup, ...]) -> None:
-    assert JointGroups.of(groups, SIZE) is None
+    assert HybridGroups.of(groups, SIZE) is None
 
 
 def test_a_hit_with_its_state_lost_from_the_recording_has_an_unknown_end() -> None:
     groups = (CacheGroup(FULL, 16), CacheGroup(MAMBA, 16))
-    joint = JointGroups.of(groups, SIZE)
+    joint = HybridGroups.of(groups, SIZE)
     assert joint is not None
     cache = model([CHAIN[:8], [CHAIN[1]]], [[], [CHAIN[6]]])
     assert joint.held(cache, CHAIN, SIZE, 8 * SIZE, lambda key: False) == (2 * SIZE, 2 * SIZE)

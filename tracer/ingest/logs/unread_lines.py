@@ -17,7 +17,7 @@ _WORDS = re.compile(
 """Words that lines about KV have in common."""
 
 
-class Nearest:
+class UnreadLines:
     """Keeps the unread lines that are most similar to readable ones."""
 
     def __init__(self) -> None:

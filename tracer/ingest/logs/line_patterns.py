@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
@@ -38,7 +38,7 @@ class Role(Enum):
     DEATH = auto()
     """vLLM says that its engine has died."""
     NOTE = auto()
-    """It belongs to the story, but no event can represent it."""
+    """It belongs to the timeline, but no event can represent it."""
 
 
 @dataclass(slots=True)
@@ -59,31 +59,25 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """One form of line: text that it always holds, the pattern, and the function that reads a match."""
+class LinePattern:
+    """One kind of line.
+
+    Attributes:
+        hint: text that it always holds; looking for it is cheaper than matching.
+        pattern: matches the line.
+        read: what a match says; None where it means something else.
+        connector: of the event, where `read` names none.
+    """
 
     hint: str
     pattern: re.Pattern[str]
     read: Callable[[re.Match[str]], Reading | None]
-    """None where the match means something else."""
+    connector: str = ""
 
 
-class Table:
-    """The forms of one system."""
-
-    def __init__(self, connector: str, forms: Sequence[Form]) -> None:
-        self.connector = connector
-        self.forms = forms
-
-    def read(self, text: str) -> Reading | None:
-        """What a message says; None where this system has no such line."""
-        for form in self.forms:
-            if form.hint not in text or (match := form.pattern.search(text)) is None:
-                continue
-            if (reading := form.read(match)) is not None:
-                reading.connector = reading.connector or self.connector
-                return reading
-        return None
+def pattern_of(hint: str, pattern: str, read: Callable[[re.Match[str]], Reading | None]) -> LinePattern:
+    """A pattern by its regular expression."""
+    return LinePattern(hint, re.compile(pattern), read)
 
 
 def note(words: str, *, role: Role = Role.NOTE, remarkable: bool = False) -> Callable[[re.Match[str]], Reading]:

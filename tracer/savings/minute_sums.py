@@ -1,0 +1,100 @@
+"""Sums by the minute, and by what they belong to: what the counter adds to, and what a store keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvtrail.tracer.events.events import Event
+
+MINUTE_S = 60
+MINUTE_NS = MINUTE_S * 10**9
+HOUR_S = 3600
+BY_MINUTE_UP_TO_NS = 6 * HOUR_S * 10**9
+LAST_EPOCH = 3
+"""Later epochs are counted with this one."""
+
+
+class SumKey(NamedTuple):
+    """What a number is added to: the minute as Unix seconds, and what it belongs to."""
+
+    at_s: int
+    engine: str
+    connector: str
+    epoch: int
+    measure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingsRow:
+    """The sums of one interval, engine, connector and epoch.
+
+    Attributes:
+        at_s: where the interval begins, Unix seconds.
+        engine, connector, epoch: what they belong to; the last epoch includes all later ones.
+        measures: the sum of each measure; one that is absent is 0.
+    """
+
+    at_s: int
+    engine: str
+    connector: str
+    epoch: int
+    measures: Mapping[str, int]
+
+
+class MinuteSums(Mapping[SumKey, int]):
+    """Sums by the minute, the engine, the connector, the epoch and the measure. Those of one row lie together, since an event
+    adds to several of them."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str, str, int], dict[str, int]] = {}
+
+    def add(
+        self, event: Event, measures: Mapping[str, int], *, epoch: int | None = None, stretch_s: int = MINUTE_S
+    ) -> None:
+        """Add to the sums of an event's minute, or of a longer stretch, and, if no other is given, of its epoch."""
+        if epoch is None:
+            epoch = event.epoch if event.epoch < LAST_EPOCH else LAST_EPOCH
+        where = (event.end_ns // (stretch_s * 10**9) * stretch_s, event.engine, event.connector, epoch)
+        held = self._held.get(where)
+        if held is None:
+            held = self._held[where] = {}
+        for measure, value in measures.items():
+            if value:
+                held[measure] = held.get(measure, 0) + value
+
+    def clear(self) -> None:
+        """Begin again."""
+        self._held.clear()
+
+    def rows(self) -> list[SavingsRow]:
+        """The sums, a row for each interval, engine, connector and epoch."""
+        return [
+            SavingsRow(at_s=at_s, engine=engine, connector=connector, epoch=epoch, measures=measures)
+            for (at_s, engine, connector, epoch), measures in self._held.items()
+        ]
+
+    def __getitem__(self, key: SumKey) -> int:
+        return self._held[key[:4]][key.measure]
+
+    def __iter__(self) -> Iterator[SumKey]:
+        return (SumKey(*where, measure) for where, held in self._held.items() for measure in held)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
+
+
+def by_step(sums: Iterable[tuple[SumKey, int]]) -> Counter[tuple[int | str, ...]]:
+    """The sums of minutes, and of their hours: a range of a week reads hours. A key is the step's seconds, and a `SumKey`."""
+    by_step: Counter[tuple[int | str, ...]] = Counter()
+    for key, value in sums:
+        for step_s in (MINUTE_S, HOUR_S):
+            by_step[step_s, key.at_s // step_s * step_s, *key[1:]] += value
+    return by_step
+
+
+def interval_s(since_ns: int, until_ns: int) -> int:
+    """Seconds of the intervals into which a range of time is split: hours if it is longer than six, else minutes."""
+    return MINUTE_S if until_ns - since_ns <= BY_MINUTE_UP_TO_NS else HOUR_S
