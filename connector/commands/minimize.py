@@ -90,7 +90,8 @@ def minimize(
     output_file.check(output, force=force, sources=traces)
     aside = output == STDOUT  # the standard output belongs to the trace
     with output_file.or_exit(output, doing="minimizing"):
-        history = load(traces)
+        with terminal.reading(traces):
+            history = load(traces)
         try:
             with terminal.status() as say:
                 result = minimizing.minimize(
@@ -132,7 +133,8 @@ def _write_test(
     from kvtrail.connector.simulate.run import Unbuildable
 
     with output_file.or_exit(output, NotDrivable, Unbuildable):
-        history = load(traces)
+        with terminal.reading(traces):
+            history = load(traces)
         try:
             with terminal.status() as say:
                 made = regression(

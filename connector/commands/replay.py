@@ -100,7 +100,8 @@ def replay(
     if drives:
         vllm_ready("kvtrail replay --against")
     with output_file.or_exit(output, NoSuchStep, doing="the replay"):
-        history = load(traces)
+        with terminal.reading(traces):
+            history = load(traces)
         if against is not None:
             code = _drive_again(history, against, config, recorder, output, as_json)
         else:

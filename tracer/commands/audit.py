@@ -163,7 +163,8 @@ def audit(
         if store is not None:
             result = _judge_stored(store, since, rules, savings=savings)
         else:
-            result = judge(files, rules=rules, why=why, savings=savings)
+            with terminal.reading(files):
+                result = judge(files, rules=rules, why=why, savings=savings)
         if why is not None:
             _explain_request(context, result.explained, why, as_json=as_json)
         if savings:
@@ -231,7 +232,8 @@ def _export(
         if store is not None:
             history = of_spans((str(store), span) for spans in _stored(store, since)() for span in spans)
         else:
-            history = load(files)
+            with terminal.reading(files):
+                history = load(files)
         spans = [span for _, span in history.moments] + list(history.foreign)
         if not spans:
             raise UnusableTrace("no line of these files is an event")

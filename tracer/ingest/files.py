@@ -92,6 +92,29 @@ class Source(io.RawIOBase):
         return text
 
 
+class _File(io.FileIO):
+    """A file on the disk that reports how many bytes each read gives."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        size = super().readinto(buffer)
+        for on_read in _watching:
+            on_read(size or 0)
+        return size
+
+
+_watching: list[Callable[[int], object]] = []
+
+
+@contextmanager
+def watched(on_read: Callable[[int], object]) -> Iterator[None]:
+    """Within it, `on_read` is called with the number of bytes that each read of a file gives."""
+    _watching.append(on_read)
+    try:
+        yield
+    finally:
+        _watching.remove(on_read)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[io.BufferedReader, Source | None]]:
     """The text of a file, and what decompresses it, if it is compressed; `-` is the standard input.
@@ -102,7 +125,7 @@ def opened(path: Path) -> Iterator[tuple[io.BufferedReader, Source | None]]:
     if path == STDIN:
         yield _text(sys.stdin.buffer)
         return
-    with io.BufferedReader(io.FileIO(path), _BUFFER) as file:
+    with io.BufferedReader(_File(path), _BUFFER) as file:
         if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.raw.isatty():
             raise OSError("a device, which may never end")
         yield _text(file)

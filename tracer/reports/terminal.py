@@ -7,12 +7,17 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
+from kvtrail.tracer.ingest import files
+
 STATUS_EVERY_S = 0.1
+LARGE = 16 << 20
+"""Bytes of files from which on reading them has a progress bar: seconds."""
 NARROWEST = 40
 """The fewest columns to wrap to: sentences with two words a line help nobody."""
 
@@ -44,6 +49,17 @@ def wrapped(text: str, columns: int | None, *, first: str = "", rest: str | None
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+@contextmanager
+def reading(paths: Iterable[Path]) -> Iterator[None]:
+    """On a terminal, a progress bar over the bytes of large files that are read within it."""
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    if size < LARGE or not sys.stderr.isatty():
+        yield
+        return
+    with click.progressbar(length=size, label="reading", file=sys.stderr) as bar, files.watched(bar.update):
+        yield
 
 
 @contextmanager
