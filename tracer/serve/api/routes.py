@@ -147,7 +147,7 @@ def application(
     )
     if tokens is not None:
         app.add_middleware(OnlyWithToken, tokens=tokens)
-    app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
+    app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(("*",)))
     fresh = []
     if isinstance(process, Pipeline):
         intake = intake or Intake(process, most_bytes=limits.request_bytes)
