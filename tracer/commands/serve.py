@@ -165,6 +165,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 def serve(
     *,
     read_only: bool,
+    max_request_mib: int,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -190,7 +191,12 @@ def serve(
     if not read_only and receiving.grpc_port == options["http_port"] != 0:
         raise click.UsageError(f"--grpc-port and --http-port are both {receiving.grpc_port}; each needs its own")
     try:
-        run(receiving=None if read_only else receiving, tls=_tls_of(tls_cert, tls_key, tls_client_ca), **options)
+        run(
+            receiving=None if read_only else receiving,
+            limits=limits.Limits(max_request_mib=max_request_mib),
+            tls=_tls_of(tls_cert, tls_key, tls_client_ca),
+            **options,
+        )
     except (Unsafe, Unusable) as error:
         raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:

@@ -21,7 +21,7 @@ from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, port_of
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
-from kvtrail.tracer.serve.limits import MIB, Limits, configure_heap, raise_descriptors, release_heap
+from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.other_sides import OtherSides
 from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
@@ -63,7 +63,6 @@ class Receiving:
     spool_mb: int
     trace_file: Path | None
     max_requests: int
-    max_request_mib: int
     nice: int
     retain_hours: float
     retain_gib: float
@@ -91,6 +90,7 @@ def serve(
     http_port: int,
     store: Path | Address,
     receiving: Receiving | None,
+    limits: Limits,
     allow_host: Sequence[str],
     token_file: Sequence[TokenFile],
     tenants: Path | None,
@@ -116,12 +116,11 @@ def serve(
     metrics = Metrics()
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     listener = bound(host, http_port)
-    limits = Limits() if receiving is None else Limits(max_request_mib=receiving.max_request_mib)
     url = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
     with (
         _fleet(store, metrics, known)
         if receiving is None
-        else _sidecar(receiving, store, metrics, known, tokens=tokens, tls=tls, url=url)
+        else _sidecar(receiving, store, metrics, known, limits=limits, tokens=tokens, tls=tls, url=url)
     ) as served:
         app = application(
             served.process,
@@ -162,6 +161,7 @@ def _sidecar(
     metrics: Metrics,
     known: KnownFindingsFile,
     *,
+    limits: Limits,
     tokens: Access | None,
     tls: Tls | None,
     url: str,
@@ -199,7 +199,7 @@ def _sidecar(
         )
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {options.trace_file}: {error.strerror}") from error
-    intake = Intake(pipeline, most_bytes=options.max_request_mib * MIB)
+    intake = Intake(pipeline, most_bytes=limits.request_bytes)
     raise_descriptors()
     receiver.start(intake, metrics)
     stop = threading.Event()
