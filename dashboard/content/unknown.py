@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
-from kvtrail.tracer.liveness.outcome import MEANING, Outcome
 from kvtrail.tracer.model.findings import Unknown
+from kvtrail.tracer.model.outcomes import MEANING, Outcome
 from kvtrail.tracer.model.words import advice, count
 
 NEVER_ENDED = (Outcome.LOST, Outcome.LOST_CONTACT)

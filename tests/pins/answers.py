@@ -12,8 +12,8 @@ from typing import Any
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.grouping import OF_REQUESTS
+from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.store import Reader, Sort
 from pins import plain, written
 from pins.day import BEGIN_NS, DIGEST, HOUR_NS, MINUTE_NS, NOW_NS, Day

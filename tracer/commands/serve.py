@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvtrail.refused import Refused
 from kvtrail.tracer.commands.options import Several, Store, TokenFiles
-from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve import limits
 
 if TYPE_CHECKING:
@@ -180,9 +180,9 @@ def serve(
     Example: kvtrail serve --read-only --store clickhouse://clickhouse/kvtrail
     """
     from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
-    from kvtrail.tracer.serve.reloaded import Unusable
     from kvtrail.tracer.serve.server import Receiving
     from kvtrail.tracer.serve.server import serve as run
+    from kvtrail.tracer.serve.watched_file import Unusable
     from kvtrail.tracer.store import StoreError
 
     receiving = Receiving(**{each.name: options.pop(each.name) for each in fields(Receiving)})

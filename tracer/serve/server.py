@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from kvtrail.tracer.serve import logs
-from kvtrail.tracer.serve.access import Access, Tls, access, check_bind_address
+from kvtrail.tracer.serve.access import Tls, check_bind_address
 from kvtrail.tracer.serve.api.process import FleetProcess, Live
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.bind_address import address, bound
@@ -27,9 +27,9 @@ from kvtrail.tracer.serve.other_sides import OtherSides
 from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
 from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tenants import TenantNames
+from kvtrail.tracer.serve.tokens import Access, TokenFile
 from kvtrail.tracer.store import Reader, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
@@ -108,7 +108,8 @@ def serve(
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
     """
-    tokens, names, known = access(token_file), TenantNames(tenants), KnownFindingsFile(known_findings)
+    tokens = Access(token_file) if token_file else None
+    names, known = TenantNames(tenants), KnownFindingsFile(known_findings)
     for each in (host,) if receiving is None else (host, receiving.grpc_host):
         check_bind_address(each, tokens, insecure=insecure)
     if tls is not None:

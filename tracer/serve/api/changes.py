@@ -11,9 +11,9 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
 from kvtrail.tracer.ledger.lanes import Window
-from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.conditions import UNKNOWN, Condition, Time
 from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.savings.cells import MINUTE_NS, interval_s
 from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, Sums, changes, ranked
 from kvtrail.tracer.savings.request_changes import Observed, of_account, of_lane, request_changes

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import Depends, HTTPException, Query, Request
 
-from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.conditions import NAMES, BadCondition, Condition, TooLarge, parsed
+from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from kvtrail import __version__
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.serve.access import Access, OnlyWithToken
+from kvtrail.tracer.serve.access import OnlyWithToken
 from kvtrail.tracer.serve.api import (
     changes,
     lanes,
@@ -45,6 +45,7 @@ from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tenants import TenantNames
+from kvtrail.tracer.serve.tokens import Access
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
 from kvtrail.tracer.store.sqlite import damage
 

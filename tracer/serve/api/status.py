@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.report import memory_curves
 from kvtrail.tracer.liveness.engine import EngineState, Launch
-from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model import store_size
 from kvtrail.tracer.model.findings import WORST_FIRST, Severity, clock, day
+from kvtrail.tracer.model.outcomes import HARM, Impact
 from kvtrail.tracer.model.words import count, ended, indefinite, percent, size, some, with_open
 from kvtrail.tracer.savings.sums import SavingsRow, savings_of
 
