@@ -307,7 +307,6 @@ def test_the_api_names_a_bounded_number_of_recorders_and_engines(
     health = client.get("/api/health").json()
     assert [each["engine"] for each in health["recorders"]] == ["engine-lossy", "engine-9", "engine-8"]
     assert [each["status"] for each in health["recorders"]] == ["running", "running", "closed"]
-    assert health["recorders_by_status"] == {"running": 6, "closed": 5}
     fleet = client.get("/api/fleet").json()
     assert [each["engine"] for each in fleet["engines"]] == ["engine-7", "engine-8", "engine-9", "engine-lossy"]
     assert fleet["known"] == 11

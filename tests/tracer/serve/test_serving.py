@@ -34,7 +34,7 @@ def test_it_ends_in_good_order(start_tracer: Start, number: signal.Signals) -> N
     tracer = start_tracer()
     tracer.post(encoded(history("L 749 c0 h256 -> 256\nA 256")))
     with httpx.Client(timeout=SLOW_S) as client:
-        client.get(f"{tracer.url}/api/overview")
+        client.get(f"{tracer.url}/api/totals")
         tracer.process.send_signal(number)
         assert tracer.process.wait(SLOW_S) == 0
     said = tracer.log.read_text()

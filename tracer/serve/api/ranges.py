@@ -60,8 +60,6 @@ class SavingsReport(BaseModel):
     """Length of one stretch of the trend, in seconds. Ranges are made of whole minutes, or of whole hours if they are
     longer than six hours."""
     worth: Savings
-    by_epoch: dict[str, Savings]
-    """By preemption epoch, `0` to `3`; `3` includes all later ones."""
     by_place: list[dict[str, Any]]
     """By `engine` and `connector`: their `worth`."""
     by_tenant: dict[str, dict[str, int]]
@@ -151,7 +149,6 @@ def savings_report(
         until_ns=until_ns,
         step_s=stretch_s,
         worth=savings_of(chosen, rates=rates),
-        by_epoch={str(epoch): part for epoch, part in parts(lambda row: row.epoch)},
         by_place=[
             {"engine": e, "connector": c, "worth": asdict(part)}
             for (e, c), part in parts(lambda row: (row.engine, row.connector))

@@ -7,8 +7,6 @@ others.
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -46,7 +44,7 @@ from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.serve.tokens import Access
-from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
+from kvtrail.tracer.store import Reader, StoreError
 from kvtrail.tracer.store.sqlite import damage
 
 UNAVAILABLE = 503
@@ -82,23 +80,6 @@ class Health(BaseModel):
     `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
     that its connector holds and may hold on each worker (`held_bytes`, `memory_limit`); if there are very many, those that
     lost events, then the latest."""
-    recorders_by_status: dict[str, int]
-    """How many there are of each status."""
-
-
-class Overview(BaseModel):
-    """Recent activity and totals. Counts are tokens, bytes, calls or requests, as the names say."""
-
-    window_s: float
-    """What was asked for, up to the whole stretch in which it begins."""
-    activity: dict[str, dict[str, int]]
-    """For each kind of event within the window: its `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
-    totals: dict[str, int]
-    """Over all requests stored."""
-    judgements: int
-    """Of rules, since the tracer started."""
-    unknown: dict[str, int]
-    """Those that could not be made, by the reason: the names of `kvtrail.tracer.model.findings.Unknown` in lower case."""
 
 
 class Fleet(BaseModel):
@@ -108,11 +89,11 @@ class Fleet(BaseModel):
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
-    the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
-    `state` (one of `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), the exception
-    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine
-    without recorders has not been heard from lately, or another process hears it. If there are very many, those with
-    recorders, then the latest."""
+    the recorder's version (`kvtrail`), `open` requests, `recorders`, and how it is: its `state` (one of
+    `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), the exception (`ended_by`), with
+    how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine without recorders
+    has not reported lately, or another process receives its spans. If there are very many, those with recorders, then the
+    latest."""
     known: int
     """How many engines there are."""
     pairs: list[dict[str, Any]]
@@ -234,7 +215,6 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
 
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:
-        by_status = process.recorders.count_by_status()
         return Health(
             status=process.trouble or "ok",
             damage=damage.sentence(),
@@ -242,23 +222,11 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             spool=None if shipper is None else shipper.state(),
             known_findings=process.known_findings.status,
             recorders=recorders(),
-            recorders_by_status=by_status,
         )
 
-    @api.get("/overview", summary="Recent activity, and totals")
-    def overview(window_s: Annotated[int, Query(ge=1, le=ACTIVITY_KEPT_S)] = 60) -> Overview:
-        now_ns, stretch_ns = time.time_ns(), ACTIVITY_S * 10**9
-        since_ns = (now_ns - window_s * 10**9) // stretch_ns * stretch_ns
-        unknown: Counter[str] = Counter()
-        for (_, reason), count in process.unknown().items():
-            unknown[reason.name.lower()] += count
-        return Overview(
-            window_s=(now_ns - since_ns) / 1e9,
-            activity=reader.activity(since_ns=since_ns),
-            totals=reader.totals(),
-            judgements=process.checks().total(),
-            unknown=dict(unknown.most_common()),
-        )
+    @api.get("/totals", summary="How many requests and findings are stored, and their tokens")
+    def totals() -> dict[str, int]:
+        return reader.totals()
 
     @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
     def fleet(chosen: ChosenEngines) -> Fleet:
@@ -271,7 +239,6 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             by_engine.setdefault(recorder["engine"], []).append(recorder)
         latest_first = [*known][::-1]
         named = sorted(latest_first, key=lambda name: name not in by_engine)
-        heard = process.running()
         return Fleet(
             tracer={**state(), "open": sum(engine["open"] for engine in known.values())},
             engines=[
@@ -280,7 +247,6 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                     **known[name],
                     **resolver.engine(name),
                     "recorders": by_engine.get(name, []),
-                    "is_heard": name in heard,
                 }
                 for name in sorted(named[:MAX_ENGINES])
             ],

@@ -12,23 +12,21 @@ from kvtrail.tracer.model.known import Sighting, place_of
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.api import status
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.status import Range, RuleSummary
+from kvtrail.tracer.serve.api.status import RuleSummary
+from kvtrail.tracer.serve.api.time_range import MAX_NS
 from kvtrail.tracer.store import FindingFilter, Reader
 
 LOOKED_AT = 20_000
 """Findings, the latest, for which it is asked what they did, and in how many requests they are."""
-STRETCHES = 30
-"""Of a rule's trend."""
 
 
-def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilter, range_: Range) -> list[RuleSummary]:
+def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilter) -> list[RuleSummary]:
     """The rules with findings that meet the filter, which is that of the range: first those that did harm, then by what they
     can do."""
-    step_ns = max(1, -(-(range_.until_ns - range_.since_ns) // STRETCHES))
-    counts: dict[str, Counter[int]] = {}
+    counts: Counter[str] = Counter()
     severities: dict[str, str] = {}
-    for each in reader.findings_trend(which, step_ns=step_ns):
-        counts.setdefault(each["rule"], Counter())[each["at_ns"]] += each["findings"]
+    for each in reader.findings_trend(which, step_ns=MAX_NS):
+        counts[each["rule"]] += each["findings"]
         so_far = severities.get(each["rule"], each["severity"])
         severities[each["rule"]] = min(so_far, each["severity"], key=WORST_FIRST.__getitem__)
     if not counts:
@@ -47,12 +45,10 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
         status.summary(
             {"rule": rule, "title": titles.get(rule, rule), "severity": severities[rule], **times.get(rule, _UNTIMED)},
             [each for each in findings if each["rule"] == rule],
-            of_rule,
-            range_,
-            step_ns=step_ns,
+            number=number,
             not_known=not_known[rule],
         )
-        for rule, of_rule in counts.items()
+        for rule, number in counts.items()
     )
 
 

@@ -77,10 +77,6 @@ class RuleSummary(FindingCounts):
     """When the rule's findings were first and last seen, over all time and whatever the range."""
     new_since_ns: int | None
     """When the engines of a service and model were last deployed, if those have the rule's findings since then only."""
-    trend: list[int]
-    """Findings by stretch of `step_ns`; the first begins at `trend_from_ns`."""
-    trend_from_ns: int
-    step_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,24 +281,17 @@ def worst_first(statements: Iterable[Statement]) -> list[Statement]:
 def summary(
     rule: Mapping[str, Any],
     findings: Sequence[Mapping[str, Any]],
-    counts: Mapping[int, int],
-    range_: Range,
     *,
-    step_ns: int,
+    number: int,
     not_known: int,
 ) -> RuleSummary:
-    """The findings of a rule: those that were looked at, with what they `did` and whether each `is_known`; the `counts` of
-    all by the stretch in which each was last seen; and how many of all are `not_known`."""
-    first = range_.since_ns // step_ns * step_ns
-    stretches = range(first, range_.until_ns, step_ns)
+    """The findings of a rule: those that were looked at, with what they `did` and whether each `is_known`; how many there are
+    in the range, and how many of these are `not_known`."""
     loud = [each for each in findings if not each["is_known"]]
     return RuleSummary(
         **{name: rule[name] for name in ("rule", "title", "severity", "first_ns", "last_ns", "new_since_ns")},
-        **_counts(findings, sum(counts.values())).model_dump(),
+        **_counts(findings, number).model_dump(),
         not_known=_counts(loud, max(not_known, len(loud))),
-        trend=[counts.get(at_ns, 0) for at_ns in stretches],
-        trend_from_ns=first,
-        step_ns=step_ns,
     )
 
 

@@ -43,14 +43,14 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
 
     @api.get("/findings/rules", summary="The findings of a range by rule, and what they did")
     def by_rule(asked: Findings) -> list[RuleSummary]:
-        which, since, until = asked.in_range(length_ns=HOUR_S * 10**9)
-        return rule_summaries(reader, asked.resolver, which, Range(since_ns=since, until_ns=until))
+        which, _, _ = asked.in_range(length_ns=HOUR_S * 10**9)
+        return rule_summaries(reader, asked.resolver, which)
 
     @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
     def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
         since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
         range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)
-        rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until), range_)
+        rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until))
         rows = [row for row in reader.savings(since_ns=since, until_ns=until) if chosen is None or row.engine in chosen]
         launches = [*reader.launches(since_ns=since, until_ns=until)]
         launches += (each for each in resolver.launches.values() if each.state is EngineState.LOST_CONTACT)
