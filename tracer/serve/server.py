@@ -115,7 +115,7 @@ def serve(
     if tls is not None:
         tls.check()
     metrics = Metrics()
-    logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
+    logs.set_up(logs.Format(log_format))
     listener = bound(host, http_port)
     url = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
     with (
@@ -141,7 +141,6 @@ def serve(
             on_refusal=partial(metrics.count_rejected, "http", Rejected.CONNECTIONS),
             tls=tls,
         )
-        metrics.watch("http_connections", "Connections over HTTP.", lambda: http_server.connections)
         logger.info(
             f"kvtrail tracer: {served.words}, HTTP on {url} (the API: {url}/docs), store {store}. Press Ctrl-C to stop."
         )

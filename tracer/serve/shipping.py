@@ -47,7 +47,6 @@ class Shipper:
     Attributes:
         trouble: why the last parcel could not be sent; None while all is well.
         others: asks for what other tracers have sent of hand-offs that this one has a side of; None if nobody does.
-        sent_spans, failures: how many spans were sent, and how often a parcel could not be, since the start.
     """
 
     def __init__(self, outbox: Outbox, open_sink: Callable[[], Sink]) -> None:
@@ -55,7 +54,6 @@ class Shipper:
         self.outbox = outbox
         self.trouble: str | None = None
         self.others: OtherSides | None = None
-        self.sent_spans = self.failures = 0
         self._open_sink = open_sink
         self._sink: Sink | None = None
         self._sent = 0
@@ -87,18 +85,13 @@ class Shipper:
             self.others.ask(self._opened())
 
     def _send(self, parcel: Sequence[tuple[int, Batch]]) -> None:
-        try:
-            unfit = self._opened().ship(parcel)
-        except StoreError:
-            self.failures += 1
-            raise
+        unfit = self._opened().ship(parcel)
         if unfit:
             logger.warning("%s parts do not fit into ClickHouse and were left out; the first: %s", len(unfit), unfit[0])
         self._sent = parcel[-1][0]
         self.outbox.confirm(self._sent)
         if self.others is not None:
             self.others.want(row for _, batch in parcel for row in batch.handoffs)
-        self.sent_spans += sum(batch.chunk.spans for _, batch in parcel if batch.chunk is not None)
 
     def _opened(self) -> Sink:
         if self._sink is None:

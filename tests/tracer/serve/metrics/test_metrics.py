@@ -408,8 +408,6 @@ def test_what_is_kept_for_another_engine_is_shown_by_what_for(sidecar: Measured)
         none | {KeptFor.LOADED: 1},
         none,
     ]
-    seconds = sidecar.value("kvtrail_handoff_kept_duration_seconds_sum", connector=NIXL, outcome="read")
-    assert seconds == pytest.approx(5, abs=0.2)
 
 
 @pytest.mark.parametrize(
