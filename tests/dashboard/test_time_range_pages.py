@@ -46,9 +46,8 @@ def efficiency(history_text: str, **asked: str) -> dict[str, Any]:
     for cell, value in sums.cells.items():
         rows.setdefault(cell[:4], {})[cell.measure] = value
     listed = [SavingsRow(at_s=a, engine=e, connector=c, epoch=p, measures=m) for (a, e, c, p), m in rows.items()]
-    answer = savings_report(
-        listed, engine=asked.get("engine", ""), connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60
-    )
+    chosen = [row for row in listed if asked.get("engine", "") in ("", row.engine)]
+    answer = savings_report(chosen, connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60)
     data: dict[str, Any] = json.loads(answer.model_dump_json())
     return data
 

@@ -70,13 +70,13 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
     def changed(
         chosen: ChosenEngines,
         at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="the moment that parts the range in two")],
-        engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None,
+        connector: str = "", since_ns: Moment = None, until_ns: Moment = None,
     ) -> ChangesReport:  # fmt: skip
         until = time.time_ns() if until_ns is None else until_ns
         first, second = _ranges(at_ns, since_ns, until)
         resolver = OutcomeResolver(process, reader)
         models = {name: str(about["model"]) for name, about in resolver.engines.items()}
-        wanted = [name for name in models if engine in ("", name) and (chosen is None or name in chosen)]
+        wanted = [name for name in models if chosen is None or name in chosen]
 
         prefixes = _prefixes(reader, (first, second), wanted, connector)
 

@@ -73,7 +73,7 @@ class SavingsReport(BaseModel):
     memory: list[MemoryCurve]
     """What memory would have bought, by engine and connector."""
     choices: dict[str, list[str]]
-    """The `engines`, `connectors` and `models` of the range, whatever the filters are."""
+    """The `engines`, `connectors` and `models` of the range, among the chosen engines."""
     engine_names: dict[str, str] = {}
     """Those engines' names for people, by id."""
     tenant_names: dict[str, str] = {}
@@ -108,7 +108,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
     @api.get("/efficiency", summary="What the offload saved over a range of time")
     def efficiency(
-        chosen: ChosenEngines, engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
+        chosen: ChosenEngines, connector: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> SavingsReport:
         since, until = moments(since_ns, until_ns)
         fine_s = interval_s(since, until)
@@ -116,9 +116,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
         if chosen is not None:
             rows = [row for row in rows if row.engine in chosen]
-        report = savings_report(
-            rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s
-        )
+        report = savings_report(rows, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s)
         known = reader.engines()
         of_range = {engine: known[engine] for engine in report.choices["engines"] if engine in known}
         report.engine_names = {engine: each["name"] for engine, each in of_range.items()}
@@ -128,12 +126,12 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
 
 def savings_report(
-    rows: Iterable[SavingsRow], *, engine: str, connector: str, since_ns: int, until_ns: int, stretch_s: int
+    rows: Iterable[SavingsRow], *, connector: str, since_ns: int, until_ns: int, stretch_s: int
 ) -> SavingsReport:
-    """The report on the rows of a range. An empty engine or connector means all of them."""
+    """The report on the rows of a range. An empty connector means all of them."""
     every = list(rows)
     rates = prefill_rates(every)  # an engine's own rate, whichever of its connectors is chosen
-    chosen = [row for row in every if engine in ("", row.engine) and connector in ("", row.connector)]
+    chosen = [row for row in every if connector in ("", row.connector)]
 
     def parts(key: Callable[[SavingsRow], Any]) -> list[tuple[Any, Savings]]:
         by_key: dict[Any, list[SavingsRow]] = {}

@@ -34,13 +34,10 @@ class RequestFilter:
 def _filter(
     request: Request,
     chosen: ChosenEngines,
-    engine: str = "",
     tenant: Annotated[str, Query(description="as the tenants' digests name it")] = "",
     outcome: Annotated[Outcome | None, Query(description="how they ended")] = None,
     where: Annotated[str, Query(max_length=1000, description=_ABOUT)] = "",
 ) -> RequestFilter:
-    if engine:
-        chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
     try:
         conditions = parsed(where)
     except TooLarge as error:

@@ -62,7 +62,6 @@ def _meeting(which: FindingFilter, sightings: Iterable[Sighting]) -> list[Sighti
         each
         for each in sightings
         if which.rule in ("", each.place.rule)
-        and which.engine in ("", each.place.engine)
         and which.connector in ("", each.place.connector)
         and (which.engines is None or each.place.engine in which.engines)
         and (only is None or each.place in only)

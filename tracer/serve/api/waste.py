@@ -60,7 +60,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
     @api.get("/waste", summary="What was computed although a cache had held it: by whom, and which requests")
     def waste(
-        chosen: ChosenEngines, engine: str = "", tenant: str = "", cause: str = "",
+        chosen: ChosenEngines, tenant: str = "", cause: str = "",
         prefix: Annotated[str, Query(description="as `by_prefix` names it")] = "",
         since_ns: Moment = None, until_ns: Moment = None,
     ) -> WasteReport:  # fmt: skip
@@ -71,7 +71,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         since, until = since // step_ns * step_ns, -(-until // step_ns) * step_ns
         rows = reader.savings(since_ns=since, until_ns=until, stretch_s=(until - since) // 10**9)
         which = WasteFilter(
-            since_ns=since, until_ns=until, engine=engine, tenant=tenant, cause=cause, engines=chosen,
+            since_ns=since, until_ns=until, tenant=tenant, cause=cause, engines=chosen,
             prefixes=[prefix] if prefix else None,
         )  # fmt: skip
         start = reader.wasted_from(which, limit=MOST_ROWS)
@@ -80,7 +80,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         computed = sum(
             tokens
             for row in rows
-            if engine in ("", row.engine) and (chosen is None or row.engine in chosen)
+            if chosen is None or row.engine in chosen
             for name, tokens in causes_of(row.measures).items()
             if name.partition(":")[0] not in REUSED
         )
