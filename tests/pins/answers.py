@@ -55,7 +55,7 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
     yield from (("/api/requests", {"outcome": outcome.value, "limit": 3}) for outcome in Outcome)
     some: tuple[dict[str, Any], ...] = (
         {"verdict": "drift"}, {"status": "failed"}, {"search": "phi"}, {"where": "duration > 1s and computed >= 300"},
-        {"tenant": DIGEST}, {"engine": "opt-stale"}, {"node": "node-1"}, {"where": "preemptions >= 1"},
+        {"where": f"tenant = {DIGEST}"}, {"engine": "opt-stale"}, {"node": "node-1"}, {"where": "preemptions >= 1"},
         {"near": "opt-stale-1-0123abcd"}, {"before_ns": BEGIN_NS + 12 * HOUR_NS},
     )  # fmt: skip
     yield from (("/api/requests", {"limit": 8, **each}) for each in some)

@@ -146,11 +146,10 @@ def _traffic(computed: MeasureChange, asked: MeasureChange | None) -> list[tuple
     share = computed.of_traffic / computed.whole.change
     if share < MOSTLY:
         return []
-    if not asked.whole.before:
-        text = f"Nothing was asked for before, and {count(asked.whole.after)} tokens a minute after"
-        return [(share, LikelyCause(kind="traffic", text=text))]
-    if not asked.whole.after:
-        text = f"Nothing was asked for after, and {count(asked.whole.before)} tokens a minute before"
+    if not (asked.whole.before and asked.whole.after):
+        side = "before" if asked.whole.after else "after"
+        other, amount = ("after", asked.whole.after) if asked.whole.after else ("before", asked.whole.before)
+        text = f"Nothing was asked for {side}, and {count(amount)} tokens a minute {other}"
         return [(share, LikelyCause(kind="traffic", text=text))]
     more = "More" if computed.whole.change > 0 else "Less"
     amounts = f"{count(asked.whole.before)} tokens a minute before, {count(asked.whole.after)} after"

@@ -1,4 +1,4 @@
-"""Which requests an answer of the api is about: by engine, model, tenant, outcome, and conditions on durations and tokens."""
+"""Which requests an answer of the api is about: by engine, outcome, and conditions on durations and tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class RequestFilter:
 def _filter(
     request: Request,
     chosen: ChosenEngines,
-    tenant: Annotated[str, Query(description="as the tenants' digests name it")] = "",
     outcome: Annotated[Outcome | None, Query(description="how they ended")] = None,
     where: Annotated[str, Query(max_length=1000, description=_ABOUT)] = "",
 ) -> RequestFilter:
@@ -44,8 +43,6 @@ def _filter(
         raise HTTPException(422, f"where: {error}") from error
     except BadCondition as error:
         raise HTTPException(400, f"where: {error}") from error
-    if tenant:
-        conditions += (Condition("tenant", "=", tenant),)
     if outcome is not None:
         state = request.app.state
         conditions += (OutcomeResolver(state.process, state.reader).condition(outcome),)

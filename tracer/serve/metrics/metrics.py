@@ -387,15 +387,12 @@ class Metrics:
         if event.refused is not None:
             counts.add(self.healed, 1)
 
-    def _count_load(self, event: Load, counts: _Counts) -> None:
-        self._count_copy(event, counts, self.load_tokens, self.load_bytes, self.load_seconds)
-
-    def _count_store(self, event: Store, counts: _Counts) -> None:
-        self._count_copy(event, counts, self.store_tokens, self.store_bytes, self.store_seconds)
-
-    def _count_copy(
-        self, event: Load | Store, counts: _Counts, tokens: Counter, bytes_: Counter, seconds: Durations
-    ) -> None:
+    def _count_copy(self, event: Load | Store, counts: _Counts) -> None:
+        load, store = (
+            (self.load_tokens, self.load_bytes, self.load_seconds),
+            (self.store_tokens, self.store_bytes, self.store_seconds),
+        )
+        tokens, bytes_, seconds = load if isinstance(event, Load) else store
         counts.add(tokens, event.count)
         counts.add(bytes_, event.bytes or 0)
         if event.end_ns > event.start_ns:  # a log line has one moment only
@@ -496,8 +493,8 @@ class Metrics:
 
 _COUNT: dict[str, Callable[..., None]] = {
     Kind.LOOKUP: Metrics._count_lookup,
-    Kind.LOAD: Metrics._count_load,
-    Kind.STORE: Metrics._count_store,
+    Kind.LOAD: Metrics._count_copy,
+    Kind.STORE: Metrics._count_copy,
     Kind.LOAD_PLAN: Metrics._count_plan,
     Kind.STORE_PLAN: Metrics._count_plan,
     Kind.TRANSFER_END: Metrics._count_transfer_end,
