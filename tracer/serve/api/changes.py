@@ -18,13 +18,12 @@ from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.savings.cells import MINUTE_NS, interval_s
 from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, Sums, changes, ranked
 from kvtrail.tracer.savings.request_changes import Observed, of_account, of_lane, request_changes
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment
 from kvtrail.tracer.serve.api.likely_causes import LikelyCause, likely_causes
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.near_markers import AFTER_NS, BEFORE_NS
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.time_range import MAX_NS, Moment
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.model.conditions import TIMES, Time
 from kvtrail.tracer.model.grouping import By, OfRequests
-from kvtrail.tracer.serve.api.request_filter import Where
-from kvtrail.tracer.serve.api.time_range import Moment, moments
+from kvtrail.tracer.serve.api.filters import Moment, Where, moments
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentile

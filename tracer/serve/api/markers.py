@@ -10,10 +10,9 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.liveness.markers import joined, of_launches
 from kvtrail.tracer.model.markers import Marker, MarkerKind
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.time_range import Moment, moments
 from kvtrail.tracer.store import Reader
 
 MOST_OF_A_KIND = 2_000

@@ -19,10 +19,8 @@ from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.cells import interval_s
 from kvtrail.tracer.savings.sums import Savings, SavingsRow, prefill_rates, savings_of
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
-from kvtrail.tracer.serve.api.finding_filter import Findings
+from kvtrail.tracer.serve.api.filters import DAY_NS, ChosenEngines, Findings, Moment, moments
 from kvtrail.tracer.serve.api.requests import Limit
-from kvtrail.tracer.serve.api.time_range import DAY_NS, Moment, moments
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Reader
 

@@ -11,9 +11,9 @@ from kvtrail.tracer.model.findings import WORST_FIRST
 from kvtrail.tracer.model.known import Sighting, place_of
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.api import status
+from kvtrail.tracer.serve.api.filters import MAX_NS
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.status import RuleSummary
-from kvtrail.tracer.serve.api.time_range import MAX_NS
 from kvtrail.tracer.store import FindingFilter, Reader
 
 LOOKED_AT = 20_000

@@ -11,14 +11,12 @@ from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.savings.cells import HOUR_S, interval_s
 from kvtrail.tracer.serve.api import near_markers, regressions, status
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
-from kvtrail.tracer.serve.api.finding_filter import Findings
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Findings, Moment, moments
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.api.rule_summaries import rule_summaries
 from kvtrail.tracer.serve.api.status import Level, Range, RuleSummary, Statement
-from kvtrail.tracer.serve.api.time_range import Moment, moments
 from kvtrail.tracer.store import FindingFilter, Reader
 from kvtrail.tracer.store.sqlite import damage
 

@@ -16,8 +16,7 @@ from kvtrail.tracer.savings.cause_sums import causes_of
 from kvtrail.tracer.savings.cells import interval_s
 from kvtrail.tracer.savings.sums import prefill_rates
 from kvtrail.tracer.savings.waste import WASTED, Waste, WasteFilter, WasteSum, grouped
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
-from kvtrail.tracer.serve.api.time_range import Moment, moments
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Reader
 
