@@ -12,6 +12,7 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
 from kvtrail.tracer.ledger.lanes import Window
+from kvtrail.tracer.liveness.markers import AFTER_NS, BEFORE_NS
 from kvtrail.tracer.model.conditions import UNKNOWN, Condition, Time
 from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.model.outcomes import Outcome
@@ -21,7 +22,6 @@ from kvtrail.tracer.savings.request_changes import Observed, of_account, of_lane
 from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment
 from kvtrail.tracer.serve.api.likely_causes import LikelyCause, likely_causes
 from kvtrail.tracer.serve.api.markers import every_marker
-from kvtrail.tracer.serve.api.near_markers import AFTER_NS, BEFORE_NS
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
 from kvtrail.tracer.serve.tenants import TenantNames

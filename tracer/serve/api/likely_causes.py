@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel
 
+from kvtrail.tracer.liveness.markers import BEST_FIRST, near
 from kvtrail.tracer.model.cause_words import in_sums
 from kvtrail.tracer.model.causes import Cause
 from kvtrail.tracer.model.findings import clock
@@ -15,7 +16,6 @@ from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, duration, percent
 from kvtrail.tracer.savings.changes import GroupChange, MeasureChange
-from kvtrail.tracer.serve.api.near_markers import BEST_FIRST, near
 
 EXPLAINS = 0.3
 """A group with this share of the change is named as a cause."""

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from math import sqrt
 from typing import NamedTuple
 
+from kvtrail.tracer.liveness.markers import near
 from kvtrail.tracer.model.cause_words import in_sums
 from kvtrail.tracer.model.causes import REUSED, Cause
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.words import percent, some
 from kvtrail.tracer.savings.cause_sums import CAUSE, causes_of
 from kvtrail.tracer.savings.sums import SavingsRow
-from kvtrail.tracer.serve.api.near_markers import near
 from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 
 ENOUGH_TOKENS = 10_000

@@ -9,14 +9,15 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
+from kvtrail.tracer.liveness.markers import BEFORE_NS
 from kvtrail.tracer.savings.cells import HOUR_S, interval_s
-from kvtrail.tracer.serve.api import near_markers, regressions, status
+from kvtrail.tracer.serve.api import regressions, status
 from kvtrail.tracer.serve.api.filters import ChosenEngines, Findings, Moment, moments
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.rule_summaries import rule_summaries
-from kvtrail.tracer.serve.api.status import Level, Range, RuleSummary, Statement
+from kvtrail.tracer.serve.api.rule_summaries import RuleSummary, rule_summaries
+from kvtrail.tracer.serve.api.status import Level, Range, Statement
 from kvtrail.tracer.store import FindingFilter, Reader
 from kvtrail.tracer.store.sqlite import damage
 
@@ -64,7 +65,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             *regressions.of_sums(
                 rows,
                 range_,
-                every_marker(resolver, reader, since_ns=since - near_markers.BEFORE_NS, until_ns=until, chosen=chosen),
+                every_marker(resolver, reader, since_ns=since - BEFORE_NS, until_ns=until, chosen=chosen),
                 place,
                 models={engine: str(about["model"]) for engine, about in resolver.engines.items()},
                 step_s=interval_s(since, until),
