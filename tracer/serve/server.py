@@ -14,20 +14,20 @@ from pathlib import Path
 
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, check_bind_address
-from kvtrail.tracer.serve.api.process import FleetProcess, Live
+from kvtrail.tracer.serve.allowed_hosts import AllowedHosts
+from kvtrail.tracer.serve.api.process_state import FleetProcess, Live
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.bind_address import address, bound
 from kvtrail.tracer.serve.finding_log import FindingLog
-from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, port_of
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
-from kvtrail.tracer.serve.other_sides import OtherSides
+from kvtrail.tracer.serve.outbox_sender import OutboxSender
 from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
 from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.serve.tokens import Access, TokenFile
 from kvtrail.tracer.store import Reader, StoreError
@@ -81,7 +81,7 @@ class _Served:
     reader: Reader
     words: str
     intake: Intake | None = None
-    shipper: Shipper | None = None
+    sender: OutboxSender | None = None
 
 
 def serve(
@@ -128,8 +128,8 @@ def serve(
             served.reader,
             metrics,
             intake=served.intake,
-            shipper=served.shipper,
-            hosts=KnownHosts((host, *allow_host)),
+            sender=served.sender,
+            hosts=AllowedHosts((host, *allow_host)),
             tokens=tokens,
             tenants=names,
             limits=limits,
@@ -173,17 +173,17 @@ def _sidecar(
     gc.set_threshold(*GC_THRESHOLDS)
     configure_heap()
     receiver = GrpcReceiver(options.grpc_host, options.grpc_port, tokens=tokens, tls=tls)
-    path, outbox, shipper = options.spool, None, None
+    path, outbox, sender = options.spool, None, None
     if isinstance(store, Path):
         path = store
     else:
         store.check_client()
         # The log is in the same file.
         outbox = Outbox(path, most_bytes=min(options.spool_mb * 2**20, options.most_bytes // 2))
-        shipper = Shipper(
+        sender = OutboxSender(
             outbox, lambda: ClickHouseWriter(store, tracer=outbox.tracer(), retain_hours=options.retain_hours)
         )
-        metrics.watch_spool(shipper)
+        metrics.watch_spool(sender)
     writer = SqliteWriter(path, outbox=outbox, most_bytes=options.most_bytes)
     finding_log = FindingLog.from_environment()
     try:
@@ -207,12 +207,12 @@ def _sidecar(
     resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
     resumer.start()
     tidier.start()
-    if shipper is not None:
-        shipper.others = OtherSides(pipeline)
-        shipper.start()
+    if sender is not None:
+        sender.others = RemoteHandoffs(pipeline)
+        sender.start()
     words = f"OTLP on {address(options.grpc_host, receiver.port)} (gRPC) and {url}/v1/traces, metrics on {url}/metrics"
     try:
-        yield _Served(pipeline, SqliteReader(path), words, intake, shipper)
+        yield _Served(pipeline, SqliteReader(path), words, intake, sender)
     finally:
         logger.info("kvtrail tracer: stopping; what was received is being stored")
         receiver.stop(grace=DRAIN_S)
@@ -220,9 +220,9 @@ def _sidecar(
         tidier.join()
         pipeline.stop_resuming()
         resumer.join()
-        if shipper is not None:
+        if sender is not None:
             pipeline.storage.catch_up()
-            shipper.stop(within_s=DRAIN_S)
+            sender.stop(within_s=DRAIN_S)
         pipeline.close()
         if finding_log is not None:
             finding_log.close(within_s=DRAIN_S)

@@ -130,7 +130,7 @@ def test_a_damaged_batch_of_the_outbox_keeps_nothing_from_clickhouse(tmp_path: P
     for name in ("first", "second", "third"):
         tracer.hear(history(FINE, request=f"{name}-0123abcd", recorder=name))
     changed(tracer.path, damage)
-    tracer.shipper.send()
+    tracer.sender.send()
     sent = {span.attributes["kvtrail.request.id"] for _, span in tracer.fleet.tail(after=0) if span.attributes}
     assert sent == {"first-0123abcd", "third-0123abcd"}
     assert tracer.outbox.waiting().batches == 0

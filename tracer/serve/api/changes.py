@@ -23,7 +23,7 @@ from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment
 from kvtrail.tracer.serve.api.likely_causes import LikelyCause, likely_causes
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 

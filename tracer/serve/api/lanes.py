@@ -14,7 +14,7 @@ from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.outcome import is_over
 from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver, deaths
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import Reader
 
 MAX_MARKS = 2000

@@ -12,7 +12,7 @@ from kvtrail.tracer.liveness.markers import joined, of_launches
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import Reader
 
 MOST_OF_A_KIND = 2_000

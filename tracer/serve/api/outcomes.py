@@ -15,7 +15,7 @@ from kvtrail.tracer.liveness.outcome import impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
 from kvtrail.tracer.model.known import KnownFindings, place_of
 from kvtrail.tracer.model.outcomes import Outcome
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
 from kvtrail.tracer.store import Reader
 

@@ -27,7 +27,7 @@ from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.serve.api.download import part_about
 from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000

@@ -18,6 +18,7 @@ from kvtrail import __version__
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.serve.access import OnlyWithToken
+from kvtrail.tracer.serve.allowed_hosts import AllowedHosts, OnlyAllowedHosts
 from kvtrail.tracer.serve.api import (
     changes,
     lanes,
@@ -31,16 +32,15 @@ from kvtrail.tracer.serve.api import (
 from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.errors import Where
-from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
 from kvtrail.tracer.serve.limits import DEFAULTS, Limits
 from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.outbox_sender import OutboxSender
 from kvtrail.tracer.serve.receive.http_receiver import http_routes
 from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.serve.tokens import Access
 from kvtrail.tracer.store import Reader, StoreError
@@ -112,8 +112,8 @@ def application(
     metrics: Metrics,
     *,
     intake: Intake | None = None,
-    shipper: Shipper | None = None,
-    hosts: KnownHosts | None = None,
+    sender: OutboxSender | None = None,
+    hosts: AllowedHosts | None = None,
     tokens: Access | None = None,
     tenants: TenantNames | None = None,
     limits: Limits = DEFAULTS,
@@ -128,7 +128,7 @@ def application(
     )
     if tokens is not None:
         app.add_middleware(OnlyWithToken, tokens=tokens)
-    app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(("*",)))
+    app.add_middleware(OnlyAllowedHosts, hosts=hosts or AllowedHosts(("*",)))
     fresh = []
     if isinstance(process, Pipeline):
         intake = intake or Intake(process, most_bytes=limits.request_bytes)
@@ -159,7 +159,7 @@ def application(
 
     app.state.reader, app.state.process = reader, process
     api = APIRouter(prefix="/api", tags=["Reading"], dependencies=fresh)
-    _add_routes(api, process, shipper, reader)
+    _add_routes(api, process, sender, reader)
     requests.add_routes(api, process, reader)
     names = tenants or TenantNames()
     ranges.add_routes(api, reader, names)
@@ -193,7 +193,7 @@ def _add_probes(app: FastAPI, process: Live) -> None:
         return JSONResponse(body, status_code=200 if trouble is None else UNAVAILABLE)
 
 
-def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader) -> None:
+def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, reader: Reader) -> None:
     def state() -> dict[str, Any]:
         return {
             "version": __version__,
@@ -218,7 +218,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             status=process.trouble or "ok",
             damage=damage.sentence(),
             **state(),
-            spool=None if shipper is None else shipper.state(),
+            spool=None if sender is None else sender.state(),
             known_findings=process.known_findings.status,
             recorders=recorders(),
         )

@@ -15,7 +15,7 @@ from kvtrail.tracer.serve.api import regressions, status
 from kvtrail.tracer.serve.api.filters import ChosenEngines, Findings, Moment, moments
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.rule_summaries import RuleSummary, rule_summaries
 from kvtrail.tracer.serve.api.status import Level, Range, Statement
 from kvtrail.tracer.store import FindingFilter, Reader

@@ -49,10 +49,10 @@ from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
+from kvtrail.tracer.serve.metrics.bounded_series import OTHER, Series
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.metrics.engine_gauges import GAUGES, KNOWN, NOT_KNOWN, EngineGauges
-from kvtrail.tracer.serve.metrics.series import OTHER, Series
-from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.serve.outbox_sender import OutboxSender
 
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
@@ -111,11 +111,11 @@ class _ChecksCollector(Collector):
 
 
 class _SpoolCollector(Collector):
-    def __init__(self, shipper: Shipper) -> None:
-        self._shipper = shipper
+    def __init__(self, sender: OutboxSender) -> None:
+        self._sender = sender
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        waiting = self._shipper.outbox.waiting()
+        waiting = self._sender.outbox.waiting()
         oldest_s = max(0.0, time.time() - waiting.oldest_ns / 1e9) if waiting.oldest_ns else 0.0
         yield GaugeMetricFamily(
             "kvtrail_spool_bytes", "Compressed bytes that wait to be sent to ClickHouse.", waiting.bytes
@@ -279,9 +279,9 @@ class Metrics:
         """Add the counters of verdicts and of reasons, which are read when Prometheus scrapes."""
         self.registry.register(_ChecksCollector(checks, reasons))
 
-    def watch_spool(self, shipper: Shipper) -> None:
+    def watch_spool(self, sender: OutboxSender) -> None:
         """Add the metrics of what waits to be sent to ClickHouse, which are read when Prometheus scrapes."""
-        self.registry.register(_SpoolCollector(shipper))
+        self.registry.register(_SpoolCollector(sender))
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """The page in a format that the `accept` header allows, and its content type."""

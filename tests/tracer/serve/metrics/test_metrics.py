@@ -20,7 +20,7 @@ from kvtrail.tracer.detect.kept import KeptFor
 from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Side
 from kvtrail.tracer.events.semconv import ENGINE_SPAN, POOL_BLOCKS, Kind
 from kvtrail.tracer.ledger.handoff_flows import OF_SIDE
-from kvtrail.tracer.serve.metrics.series import MAX_ENGINES, OTHER, Series
+from kvtrail.tracer.serve.metrics.bounded_series import MAX_ENGINES, OTHER, Series
 from kvtrail.tracer.serve.receive import engines
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader

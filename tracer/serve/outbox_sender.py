@@ -1,7 +1,7 @@
 """Sends what was stored on to ClickHouse, in order, while ClickHouse is there, and waits while it is not.
 
 In: batches from the outbox of the tracer's own store, where they survive the process. Out: to a writer, which is opened
-when it is needed. Nothing waits for the shipper: a tracer receives, judges and acknowledges whether or not ClickHouse is
+when it is needed. Nothing waits for the sender: a tracer receives, judges and acknowledges whether or not ClickHouse is
 there.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from kvtrail.tracer.serve.other_sides import OtherSides
+from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.sqlite.outbox import Outbox
@@ -41,7 +41,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Shipper:
+class OutboxSender:
     """A thread that empties an outbox.
 
     Attributes:
@@ -53,7 +53,7 @@ class Shipper:
         """`open_sink` raises StoreError while there is none."""
         self.outbox = outbox
         self.trouble: str | None = None
-        self.others: OtherSides | None = None
+        self.others: RemoteHandoffs | None = None
         self._open_sink = open_sink
         self._sink: Sink | None = None
         self._sent = 0

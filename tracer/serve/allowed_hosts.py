@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 FORBIDDEN = 403
 
 
-class KnownHosts:
+class AllowedHosts:
     """The names that may be asked for."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
@@ -45,10 +45,10 @@ class KnownHosts:
         return name in self._own or _is_address(name) or any(fnmatchcase(name, each) for each in self._allowed)
 
 
-class OnlyKnownHosts:
+class OnlyAllowedHosts:
     """Middleware that refuses requests for other hosts."""
 
-    def __init__(self, app: ASGIApp, hosts: KnownHosts) -> None:
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self._app = app
         self._hosts = hosts
 
