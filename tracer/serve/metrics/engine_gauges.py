@@ -30,6 +30,7 @@ GAUGES = {
 }
 """By name: what a gauge shows, and its labels besides `engine`. Ages are by the engine's own clock: nothing of an engine that
 has stopped reporting ages."""
+_OF_STATES = tuple(name for name, (_, labels) in GAUGES.items() if labels == ("state",))
 KNOWN, NOT_KNOWN = "true", "false"
 _NOT_ALWAYS = ("pool_blocks",)
 """Gauges without a series where no recorder says the number."""
@@ -69,6 +70,12 @@ class EngineGauges:
         """Count something overdue, by whether it is known."""
         for is_known in known:
             self.add(name, 1, KNOWN if is_known else NOT_KNOWN)
+
+    def begin_kept(self) -> None:
+        """Begin the gauges of what it keeps for others at 0, for whatever it is kept: one that was shown may be 0 now."""
+        for name in _OF_STATES:
+            for kept_for in KeptFor:
+                self.values.setdefault((name, kept_for), 0.0)
 
     def raise_to(self, name: str, value: float, *labels: str) -> None:
         """Raise a gauge to this value, if it is lower."""
@@ -110,15 +117,13 @@ def engine_gauges(
             waiting.add("kept_blocks", len(held) or (0 if evidence.blocks is None else evidence.blocks.held))
             waiting.raise_to("kept_oldest_seconds", (now_ns - evidence.end.end_ns) / 1e9)
             waiting.add_overdue("overdue_frees", [each for rule, each in late if rule == _LATE_FREE])
-    by_state = [name for name, (_, labels) in GAUGES.items() if labels == ("state",)]
     for (giver, _), _ in detector.handoffs.flows.known():
         if giver in states:
-            states[giver].values.update(dict.fromkeys(((name, each) for name in by_state for each in KeptFor), 0.0))
+            states[giver].begin_kept()
     for each in kept:
-        if (state_ := states.get(each.engine)) is not None:
-            for name in by_state:
-                state_.values.setdefault((name, each.state), 0.0)
-            state_.add("handoffs_kept", 1, each.state)
-            state_.add("handoffs_kept_blocks", each.blocks, each.state)
-            state_.raise_to("handoffs_kept_oldest_seconds", each.age_ns / 1e9, each.state)
+        if (keeper := states.get(each.engine)) is not None:
+            keeper.begin_kept()
+            keeper.add("handoffs_kept", 1, each.state)
+            keeper.add("handoffs_kept_blocks", each.blocks, each.state)
+            keeper.raise_to("handoffs_kept_oldest_seconds", each.age_ns / 1e9, each.state)
     return list(states.values())
