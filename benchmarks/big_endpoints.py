@@ -110,7 +110,7 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
         ("Live", "refresh", "/api/lanes, 3 days, nobody's id", lanes(72, q="nobody")),
         ("Live", "refresh", "/api/lanes, 3 days, status failed", lanes(72, status="failed")),
         ("Overview", "refresh", "/api/health", source.health),
-        ("Overview", "refresh", "/api/overview", lambda: source.overview(window_s=10)),
+        ("Overview", "refresh", "/api/totals", source.totals),
         ("Overview", "refresh", "/api/requests, 1000", lambda: source.requests(limit=1000)),
         ("Overview", "refresh", "/api/findings, 5", lambda: source.findings(limit=5)),
         ("Requests", "refresh", "/api/requests, 200", source.requests),
@@ -167,7 +167,7 @@ def table(stores: Sequence[Path]) -> None:
             url, after_s = stack.enter_context(served(store, PORT + 10 * number))
             source = Tracer(url, transport=Patient())
             stack.callback(source.close)
-            totals = source.overview(window_s=1)["totals"]
+            totals = source.totals()
             print(
                 f"{store.name}: {totals['requests']:,} requests, {totals['findings']:,} findings;"
                 f" answers after {after_s:.1f} s"

@@ -243,7 +243,7 @@ def verify(url: str, sent: Sent, engines: Sequence[Engine]) -> list[str]:
         for engine in engines:
             asked: dict[str, Any] = {"engine": engine.name, "limit": MAX_FINDINGS}
             found |= {(each["rule"], each["request"]) for each in api.get("/api/findings", params=asked).json()}
-        totals = api.get("/api/overview").json()["totals"]
+        totals = api.get("/api/totals").json()
         incomplete = api.get("/api/requests", params={"verdict": "unknown", "limit": 1}).json()
         missing = api.get("/api/health").json()["events_missing"]
     faults = {

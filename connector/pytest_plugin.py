@@ -55,7 +55,7 @@ class Suite(pytest.Collector):
     def run(self) -> None:
         """Run it, and write its report where that is asked for."""
         from kvtrail.connector.commands.options import vllm_ready
-        from kvtrail.tracer.commands.refusal import Refused
+        from kvtrail.refused import Refused
 
         option = self.config.getoption
         warnings.simplefilter("ignore")  # of vLLM and torch; pytest's own filters are for tests

@@ -57,9 +57,9 @@ class Tracer:
         """What is wrong in a time range, in sentences, worst first; and the rules with findings."""
         return self._object("/api/status", **filters)
 
-    def overview(self, *, window_s: int) -> Row:
-        """Counts of the last `window_s` seconds, and totals."""
-        return self._object("/api/overview", window_s=window_s)
+    def totals(self) -> Row:
+        """Totals over all requests and findings that are stored."""
+        return self._object("/api/totals")
 
     def requests(self, *, limit: int = 200, **filters: str | int) -> list[Row]:
         """Accounts of requests, latest first; `filters` are the API's, such as `search` and `sort`."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from kvtrail.dashboard.content import palette
-from kvtrail.tracer.commands.refusal import Refused
-from kvtrail.tracer.serve.bind_address import is_local
+from kvtrail.exposure import is_local
+from kvtrail.refused import Refused
 
 DEFAULT_URL = "http://127.0.0.1:4318"
 FILE = click.Path(path_type=Path, dir_okay=False, exists=True)

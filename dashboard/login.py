@@ -23,8 +23,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from kvtrail.exposure import tokens_in
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.serve.roles import tokens_in
 
 Network = IPv4Network | IPv6Network
 

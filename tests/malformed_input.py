@@ -481,7 +481,7 @@ def questions(dice: random.Random, client: TestClient) -> Iterator[str]:
     """Every endpoint's address, some with the ids of what is stored."""
     now_ns = time.time_ns()
     yield from (
-        "/api/health", "/api/overview", "/api/overview?window_s=900", "/api/fleet", "/api/rules", "/metrics",
+        "/api/health", "/api/totals", "/api/fleet", "/api/rules", "/metrics",
         "/api/requests?limit=10000", "/api/requests?search=victim", "/api/requests?search=r", "/api/requests?status=running",
         "/api/requests?verdict=drift", "/api/findings?limit=10000", "/api/findings/trend", "/api/efficiency",
         f"/api/findings/trend?since_ns=0&until_ns={2**63 - 1}", f"/api/efficiency?since_ns=0&until_ns={2**63 - 1}",

@@ -12,9 +12,9 @@ from wire import encoded
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.other_sides import OtherSides
+from kvtrail.tracer.serve.outbox_sender import OutboxSender, Sink
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.shipping import Shipper, Sink
+from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
@@ -50,9 +50,9 @@ class FleetTracer:
         self.outbox = Outbox(self.path, most_bytes=most_bytes)
         self.writer = SqliteWriter(self.path, outbox=self.outbox)
         self.pipeline = Pipeline(self.writer, Metrics(), grace_ns=0)
-        self.shipper = Shipper(self.outbox, self.sink)
+        self.sender = OutboxSender(self.outbox, self.sink)
         self.now_s = 0.0
-        self.shipper.others = OtherSides(self.pipeline, clock=lambda: self.now_s)
+        self.sender.others = RemoteHandoffs(self.pipeline, clock=lambda: self.now_s)
         self.local = SqliteReader(self.path)
 
     def sink(self) -> Sink:
@@ -71,7 +71,7 @@ class FleetTracer:
         """Write all rows, send everything, and hear what others have sent, this number of seconds after the last time."""
         self.now_s += after_s
         self.pipeline.tidy()
-        self.shipper.send()
+        self.sender.send()
 
 
 def answers(*asking: Callable[[], object]) -> list[object]:

@@ -169,7 +169,7 @@ def living_demo(metrics_ports: dict[str, int], tmp_path_factory: pytest.TempPath
     run = _run("living_demo", demo(folder, *BUG, "--guard", "heal", metrics_port=metrics_ports["living"]))
     run.wait_for_output("The workload repeats gently until Ctrl-C.")
     # The second round finds what the first has stored: only then is there something to load.
-    until(lambda: run.get("/api/overview")["totals"]["loaded"] > 0)
+    until(lambda: run.get("/api/totals")["loaded"] > 0)
     return run
 
 

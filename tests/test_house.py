@@ -71,6 +71,12 @@ def test_a_room_imports_only_the_rooms_before_it() -> None:
             assert not later, f"{path} imports {later}, which come after {room}"
 
 
+def test_the_dashboard_imports_only_the_vocabulary_of_the_tracer() -> None:
+    for path in (ROOT / "dashboard").rglob("*.py"):
+        imported = {name.split(".")[2] for name in imports_of(path) if name.startswith("kvtrail.tracer.")}
+        assert imported <= {"events", "model"}, f"{path} imports {imported}"
+
+
 def test_vocabulary_and_detector_are_pure() -> None:
     for room in PURE:
         for path in (ROOT / "tracer" / room).rglob("*.py"):

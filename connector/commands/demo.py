@@ -17,7 +17,7 @@ from kvtrail.connector.demo.children import ChildDied, Children
 from kvtrail.connector.demo.options import HYBRID, OPT, STALE_HANDOFF, Options
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Guard
-from kvtrail.tracer.commands.refusal import Refused
+from kvtrail.refused import Refused
 
 PORT = click.IntRange(1, 65535)
 

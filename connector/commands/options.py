@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvtrail.tracer.commands.refusal import Refused
+from kvtrail.refused import Refused
 
 
 def vllm_ready(command: str) -> None:

@@ -37,7 +37,6 @@ def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
             "Says": rule["title"],
             "Findings": rule["findings"],
             "Requests": rule["requests"],
-            "Trend": rule["trend"],
             "First seen": _moment(rule["first_ns"]),
             "Last seen": _moment(rule["last_ns"]),
         }

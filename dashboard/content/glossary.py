@@ -54,7 +54,6 @@ TERMS = {
     "first seen": "Over all time, whatever the range of the page.",
     "verdict": "ok: all checks agree. drift: events contradict each other. unknown: the events cannot decide it. How the"
     " request ended is its outcome.",
-    "trend": "Findings over the page's range, in equal steps; the newest are at the right.",
     "outcome": "How the request ended: finished, failed, lost with its engine, or still running.",
     # Savings.
     "prefill saved": "Time that prefill of the spared tokens would have taken, at the engine's own measured rate.",

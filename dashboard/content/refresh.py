@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.tracer.ledger.deadline_clocks import HOLDS_NS
-from kvtrail.tracer.liveness.outcome import Outcome
+from kvtrail.tracer.model.outcomes import Outcome
 
 EVERY_S = 2
 """How often a page asks the tracer again; `SLOW_S` is for pages about long time ranges."""
 SLOW_S = 5
 RARELY_S = 30
 """The same, where only a late span or the verdict of a rule with a deadline can come."""
+JUDGED_NS = 660 * 10**9
+"""After so long, rules with a deadline have decided."""
 LATE_NS = 60 * 10**9
 """Spans are hardly ever later than this."""
 ENDED = (Outcome.FINISHED, Outcome.ABORTED, Outcome.FAILED, Outcome.LOST)
@@ -43,4 +44,4 @@ def _since(last_ns: int, *, now_ns: int, every_s: float) -> float | None:
     past_ns = now_ns - last_ns
     if past_ns < LATE_NS:
         return every_s
-    return RARELY_S if past_ns < HOLDS_NS else None
+    return RARELY_S if past_ns < JUDGED_NS else None

@@ -6,9 +6,10 @@ They are files in docs/; `runbooks` and `runbooks.md` in this package link to th
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+
+from kvtrail.tracer.model.nearest import nearest
 
 INDEX = Path(__file__).parents[1] / "runbooks.md"
 FOLDER = INDEX.with_name("runbooks")
@@ -34,8 +35,7 @@ def text(name: str) -> str | None:
 
 def similar(name: str) -> list[str]:
     """Names that look like `name`, the closest first."""
-    by_lower = {each.lower(): each for each in names()}
-    return [by_lower[each] for each in get_close_matches(name.lower(), by_lower, n=3)]
+    return nearest(name, names())
 
 
 def _page_link(link: re.Match[str]) -> str:

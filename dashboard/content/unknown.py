@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import text
-from kvtrail.tracer.liveness.outcome import MEANING, Outcome
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.words import advice, count
+from kvtrail.tracer.model.outcomes import MEANING, Outcome
+from kvtrail.tracer.model.words import advice
 
 NEVER_ENDED = (Outcome.LOST, Outcome.LOST_CONTACT)
 
@@ -25,22 +24,3 @@ def of_request(request: Row) -> str:
         return f"{MEANING[Outcome(request['outcome'])]} So its verdict stays unknown."
     why, todo = reason(name)
     return f"The verdict is unknown: {why}. {todo}"
-
-
-def share(overview: Row) -> str:
-    """The number of judgements that could not be made, in a line; empty if all could."""
-    unknown = sum(overview["unknown"].values())
-    if not unknown:
-        return ""
-    part = text.percent(unknown / max(unknown, overview["judgements"]))
-    return f"{count(unknown)} of {count(overview['judgements'])} judgements ({part}) could not be made"
-
-
-def rows(overview: Row) -> list[Row]:
-    """A row for each reason, the most frequent first."""
-    ordered = sorted(overview["unknown"].items(), key=lambda pair: -pair[1])
-    return [
-        {"Because": why, "Judgements": number, "What to do": todo}
-        for name, number in ordered
-        for why, todo in [reason(name)]
-    ]

@@ -157,7 +157,7 @@ def _by_rule(rules: list[Row], *, oldest_first: bool) -> None:
         links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
         note=f"Click a rule to see its findings with its runbook beside them.{content.sample(rules)}",
         most_rows=10,
-        **rule_columns(rows),
+        **rule_columns(),
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import fleet, overview, text, trends, unknown
+from kvtrail.dashboard.content import fleet, overview, text, trends
 from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.views import explanation, picker
@@ -39,7 +39,7 @@ def ask(shown: TimeRange) -> Answer:
     source = tracer()
     return Answer(
         status=source.status(**shown.query),
-        totals=source.overview(window_s=60),
+        totals=source.totals(),
         savings=source.efficiency(**shown.query),
         trend=source.findings_trend(**shown.query),
         markers=source.markers(**shown.query),
@@ -54,7 +54,7 @@ def page() -> None:
     answer = read(lambda: ask(shown), key=f"overview {shown.field()}", again_s=picker.again_s(EVERY_S))
     if answer is None:
         return
-    if not answer.totals["totals"]["requests"]:
+    if not answer.totals["requests"]:
         welcome(answer.fleet["tracer"])
         return
     statements(answer.status, shown)
@@ -110,10 +110,7 @@ def over_time(answer: Answer) -> None:
 
 
 def foot(answer: Answer) -> None:
-    """Unknown verdicts, and the tracer's own status."""
-    if line := unknown.share(answer.totals):
-        with st.expander(f"{line}, since the tracer started"):
-            st.table(unknown.rows(answer.totals), border="horizontal", hide_index=True)
+    """The tracer's own status."""
     st.caption(fleet.tracer_status(answer.fleet["tracer"], url=tracer().url, now_ns=time.time_ns()))
 
 

@@ -39,8 +39,8 @@ from kvtrail.dashboard.views.finding_cards import request_finding_cards
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, block_table, request_badges, unknown_request
 from kvtrail.dashboard.views.tables import request_labels, text_column
-from kvtrail.tracer.liveness.outcome import Outcome
 from kvtrail.tracer.model.cause_words import headline
+from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.model.words import count, duration, run, some
 
 TABS = {"story": "What happened", "replay": "Replay", "compare": "Compare"}

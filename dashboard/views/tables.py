@@ -179,9 +179,8 @@ def request_labels() -> dict[str, Column]:
     return {"Status": label_column(STATUS, term="outcome"), "Verdict": label_column(palette.VERDICT, term="verdict")}
 
 
-def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
+def rule_columns() -> dict[str, Any]:
     """The column options of `content.findings.rule_rows`."""
-    most = max((max(row["Trend"], default=0) for row in rows), default=0)
     return {
         "formats": {
             "Severity": label_column(palette.SEVERITY, term="severity"),
@@ -191,8 +190,6 @@ def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
             "Says": Column(width=300),
             "Findings": number_column("finding", width=75),
             "Requests": number_column("requests with it", width=80),
-            # One scale for all rows, so that they can be compared.
-            "Trend": columns.Bars(help=TERMS["trend"], width=140, most=max(1, most)),
             **{name: moment_column(name, term="first seen") for name in ("First seen", "Last seen")},
         }
     }

@@ -6,15 +6,15 @@ A wheel alone records in an engine; commands need its extras, and some need vLLM
 from __future__ import annotations
 
 import importlib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kvtrail import __version__
+from kvtrail.refused import Refused
 from kvtrail.tracer.commands import configuration
-from kvtrail.tracer.commands.refusal import Refused
+from kvtrail.tracer.model.nearest import did_you_mean
 
 GROUPS = {
     "To try it": {
@@ -85,8 +85,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             if not ctx.resilient_parsing:
-                near = get_close_matches(cmd_name, COMMANDS, n=1)
-                ctx.fail(f"There is no command {cmd_name!r}. {f'Did you mean {near[0]!r}?' if near else ''}".strip())
+                ctx.fail(f"There is no command {cmd_name!r}{did_you_mean(cmd_name, COMMANDS)}")
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         try:

@@ -96,7 +96,7 @@ def test_a_tracer_that_hung_is_first_asked_whether_it_is_alive() -> None:
 
 def test_an_error_of_the_tracer_is_said() -> None:
     with pytest.raises(TracerAway, match="answers with error 500"):
-        tracer(lambda _: httpx.Response(500)).overview(window_s=10)
+        tracer(lambda _: httpx.Response(500)).totals()
 
 
 @pytest.mark.parametrize(

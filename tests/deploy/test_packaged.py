@@ -315,7 +315,6 @@ def test_the_unit_is_as_the_command_is() -> None:
     unit.read(DEPLOY / "systemd" / "kvtrail.service")
     _, command, *arguments = unit["Service"]["ExecStart"].split()
     accepted(command, arguments)
-    assert "HUP" in unit["Service"]["ExecReload"]
 
 
 def test_the_dockerfile_starts_what_is_there() -> None:

@@ -63,8 +63,8 @@ def test_a_second_one_in_its_folder_is_refused(living_demo: Demo, tmp_path: Path
 
 def wait_for_requests(run: Demo) -> None:
     """Wait until it has served more requests."""
-    served = run.get("/api/overview")["totals"]["requests"]
-    until(lambda: run.get("/api/overview")["totals"]["requests"] > served)
+    served = run.get("/api/totals")["requests"]
+    until(lambda: run.get("/api/totals")["requests"] > served)
 
 
 @pytest.mark.costly("a browser follows live traffic")

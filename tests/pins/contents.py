@@ -113,8 +113,6 @@ def _overview(tracer: Tracer) -> Pages:
         yield f"findings {name}", chart(trends.findings_over_time(trend, dark=False), marked)
         yield f"rules {name}", findings.rule_rows(status["rules"])
         yield f"markers {name}", [markers.in_a_line(each, now_ns=NOW_NS) for each in marked]
-    totals = tracer.overview(window_s=60)
-    yield "unknown", (unknown.share(totals), unknown.rows(totals))
     yield "tracer", fleet.tracer_status(tracer.health(), url="URL", now_ns=NOW_NS)
 
 

@@ -161,7 +161,7 @@ def audit(
         if store is not None and why is not None:
             _explain_request(context, _stored_causes(store, why), why, as_json=as_json)
         if store is not None:
-            result = _judge_stored(store, since, rules, savings=savings)
+            result = audit_stored(_stored(store, since), str(store), rules=rules, savings=savings)
         else:
             with terminal.reading(files):
                 result = judge(files, rules=rules, why=why, savings=savings)
@@ -248,11 +248,6 @@ def _export(
     if output != STDOUT:
         click.echo(f"{output}: {words.some(len(spans), 'span')}", err=True)
     context.exit(0)
-
-
-def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None, *, savings: bool) -> Audit:
-    """Judge what was stored since so long ago. Raises StoreError if it cannot be read."""
-    return audit_stored(_stored(store, since), str(store), rules=rules, savings=savings)
 
 
 def _stored(store: Path | Address, since: timedelta) -> Callable[[], Iterator[list[Span]]]:

@@ -75,27 +75,6 @@ def naming(path: Path, error: click.BadParameter) -> click.BadParameter:
     return click.BadParameter(f"{error.message.rstrip('.')} (in {path}).", context, parameter, error.param_hint)
 
 
-def again(context: click.Context, names: Collection[str]) -> dict[str, Any]:
-    """The values of some options, after the file has changed; those that the command line or the environment gives stay.
-
-    Raises:
-        click.ClickException: the file cannot be used.
-    """
-    root, command = context.find_root(), context.command
-    if (path := root.params.get("config")) is not None and isinstance(root.command, click.Group):
-        root.default_map = read(path, root.command.list_commands(root))
-        check_section(root, command)
-        context.default_map = root.default_map.get(str(command.name), {})
-    values = {}
-    for option in command.params:
-        name = str(option.name)
-        if name in names:
-            values[name] = context.params[name]
-            if context.get_parameter_source(name) in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
-                values[name] = option.process_value(context, option.get_default(context))
-    return values
-
-
 @click.command()
 @click.argument("name", metavar="COMMAND", type=click.Choice(LASTING), default="serve")
 @click.pass_context

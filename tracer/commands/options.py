@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
+from kvtrail.tracer.model.nearest import did_you_mean
 from kvtrail.tracer.rules import Rule, all_rules
-from kvtrail.tracer.serve.roles import TokenFile
+from kvtrail.tracer.serve.tokens import TokenFile
 
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 INCONCLUSIVE = 3
@@ -91,8 +91,7 @@ def rule_named(name: str) -> Rule:
     """
     known = {rule.id: rule for rule in all_rules()}
     if name not in known:
-        near = [*dict.fromkeys([*(each for each in known if name in each), *get_close_matches(name, known)])][:3]
-        meant = f". Did you mean {' or '.join(near)}?" if near else "; docs/rules.md lists them"
+        meant = did_you_mean(name, known) or "; docs/rules.md lists them"
         raise click.BadParameter(f"there is no rule {name!r}{meant}")
     return known[name]
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import signal
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtrail.tracer.commands import configuration
+from kvtrail.refused import Refused
 from kvtrail.tracer.commands.options import Several, Store, TokenFiles
-from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve import limits
 
 if TYPE_CHECKING:
     from kvtrail.tracer.serve.access import Tls
-    from kvtrail.tracer.store.clickhouse.connection import Address
 
 PORT = click.IntRange(0, 65535)
 """0 is any that is free; the log names it."""
@@ -166,13 +162,8 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     show_default=True,
     help="Write the log as text or as JSON, one object per line.",
 )
-@click.pass_context
 def serve(
-    context: click.Context,
-    /,
-    grpc_port: int,
-    http_port: int,
-    store: Path | Address,
+    *,
     read_only: bool,
     max_request_mib: int,
     tls_cert: Path | None,
@@ -184,54 +175,28 @@ def serve(
 
     With OTEL_EXPORTER_OTLP_ENDPOINT in its environment it exports its findings, as log records.
 
-    SIGHUP reads --retain-hours, --retain-gib and --allow-host from the file of `kvtrail --config` again.
-
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
 
     Example: kvtrail serve --read-only --store clickhouse://clickhouse/kvtrail
     """
     from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
-    from kvtrail.tracer.serve.reloaded import Unusable
-    from kvtrail.tracer.serve.server import Changeable
+    from kvtrail.tracer.serve.server import Receiving
     from kvtrail.tracer.serve.server import serve as run
+    from kvtrail.tracer.serve.watched_file import Unusable
     from kvtrail.tracer.store import StoreError
 
-    tls = _tls_of(tls_cert, tls_key, tls_client_ca)
-    if read_only:
-        _serve_fleet(store, http_port=http_port, tls=tls, **options)
-        return
-    if grpc_port == http_port != 0:
-        raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
-    changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
-    signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
+    receiving = Receiving(**{each.name: options.pop(each.name) for each in fields(Receiving)})
+    if read_only and isinstance(options["store"], Path):
+        raise click.UsageError("--read-only needs a --store that is the address of a ClickHouse")
+    if not read_only and receiving.grpc_port == options["http_port"] != 0:
+        raise click.UsageError(f"--grpc-port and --http-port are both {receiving.grpc_port}; each needs its own")
     try:
         run(
-            grpc_port=grpc_port,
-            http_port=http_port,
-            store=store,
-            changeable=changeable,
+            receiving=None if read_only else receiving,
             limits=limits.Limits(max_request_mib=max_request_mib),
-            tls=tls,
+            tls=_tls_of(tls_cert, tls_key, tls_client_ca),
             **options,
         )
-    except (Unsafe, Unusable) as error:
-        raise Refused(str(error)) from error
-    except (PortTaken, StoreError) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _serve_fleet(store: Path | Address, *, http_port: int, tls: Tls | None, **options: Any) -> None:
-    """Serve the API over a fleet. What of the options is about receiving has no meaning there."""
-    from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
-    from kvtrail.tracer.serve.fleet import serve as run
-    from kvtrail.tracer.serve.reloaded import Unusable
-    from kvtrail.tracer.store import StoreError
-
-    if isinstance(store, Path):
-        raise click.UsageError("--read-only needs a --store that is the address of a ClickHouse")
-    shared = ("host", "allow_host", "token_file", "tenants", "known_findings", "insecure", "log_format")
-    try:
-        run(store=store, http_port=http_port, tls=tls, **{name: options[name] for name in shared})
     except (Unsafe, Unusable) as error:
         raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:
@@ -249,18 +214,3 @@ def _tls_of(certificate: Path | None, key: Path | None, client_authorities: Path
     if (certificate is None) != (key is None) or (client_authorities is not None and certificate is None):
         raise click.UsageError("--tls-cert and --tls-key belong together, and --tls-client-ca needs both")
     return Tls(certificate, key, client_authorities) if certificate is not None and key is not None else None
-
-
-def _read_again(context: click.Context, changeable: Any) -> None:
-    """Apply changes of the configuration, if all of it is valid."""
-    logger = logging.getLogger("kvtrail")
-    try:
-        values = configuration.again(context, [each.name for each in fields(changeable)])
-    except click.ClickException as error:
-        logger.error("SIGHUP: the configuration stays as it was: %s", error.format_message())
-        return
-    changes = {name: value for name, value in values.items() if value != getattr(changeable, name)}
-    for name, value in changes.items():
-        setattr(changeable, name, value)
-    changed = ", ".join(f"{name.replace('_', '-')} is now {value!r}" for name, value in changes.items())
-    logger.info("SIGHUP: %s", changed or "no option has changed that can change at run time")

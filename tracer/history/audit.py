@@ -24,9 +24,10 @@ from kvtrail.tracer.ingest.trace_file import by_time
 from kvtrail.tracer.ledger.handoff_flows import Flow
 from kvtrail.tracer.liveness.deaths import Death
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.outcome import Impact, described, impact_of, outcome_of
+from kvtrail.tracer.liveness.outcome import described, impact_of, outcome_of
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
+from kvtrail.tracer.model.outcomes import Impact
 from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.rules import Rule
 

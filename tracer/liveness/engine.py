@@ -47,23 +47,6 @@ FINAL = (EngineState.DIED, EngineState.DRAINED)
 """What an engine itself has reported; no silence changes it."""
 
 
-class Cause(StrEnum):
-    """What leads to a state."""
-
-    EXCEPTION = "its end record names an exception"
-    KILLED_IN_CALL = "its process ended without an end record, after a call that raised"
-    KILLED = "its process ended without an end record, and requests were open"
-    KILLED_IDLE = "its process ended without an end record, and no request was open"
-    RAISED_BEFORE_END = "it sent its end record after a call that raised"
-    ENDED = "it sent its end record"
-    HEARTBEAT = "it sends heartbeats"
-    EVENTS = "it sends events and no heartbeats"
-    RAISED = "nothing came after a call that raised"
-    SUCCESSOR = "nothing more came, and another engine came in its place"
-    IDLE = "nothing came for a while, and no heartbeat was due"
-    SILENCE = "heartbeats were due, and none came"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What is known of a launch at one moment.
@@ -100,26 +83,52 @@ class Evidence:
 
 
 class Transition(NamedTuple):
-    """A cause, and the state that it leads to when its condition holds."""
+    """A cause in words, and the state that it leads to when its condition holds."""
 
-    cause: Cause
+    cause: str
     state: EngineState
     holds: Callable[[Evidence], bool]
 
 
 TRANSITIONS = (
-    Transition(Cause.EXCEPTION, EngineState.DIED, lambda seen: seen.ended_by is not None and not seen.was_killed),
-    Transition(Cause.KILLED_IN_CALL, EngineState.DIED, lambda seen: seen.was_killed and seen.raised is not None),
-    Transition(Cause.KILLED_IDLE, EngineState.DRAINED, lambda seen: seen.was_killed and seen.lost == 0),
-    Transition(Cause.KILLED, EngineState.DIED, lambda seen: seen.was_killed),
-    Transition(Cause.RAISED_BEFORE_END, EngineState.DIED, lambda seen: seen.is_closed and seen.raised is not None),
-    Transition(Cause.ENDED, EngineState.DRAINED, lambda seen: seen.is_closed),
-    Transition(Cause.HEARTBEAT, EngineState.RUNNING, lambda seen: seen.reports and seen.sends_heartbeats),
-    Transition(Cause.EVENTS, EngineState.NOT_OBSERVED, lambda seen: seen.reports),
-    Transition(Cause.RAISED, EngineState.DIED, lambda seen: seen.raised is not None),
-    Transition(Cause.SUCCESSOR, EngineState.REPLACED, lambda seen: seen.is_replaced),
-    Transition(Cause.IDLE, EngineState.NOT_OBSERVED, lambda seen: not seen.heartbeats_due),
-    Transition(Cause.SILENCE, EngineState.LOST_CONTACT, lambda seen: True),
+    Transition(
+        "its end record names an exception",
+        EngineState.DIED,
+        lambda seen: seen.ended_by is not None and not seen.was_killed,
+    ),
+    Transition(
+        "its process ended without an end record, after a call that raised",
+        EngineState.DIED,
+        lambda seen: seen.was_killed and seen.raised is not None,
+    ),
+    Transition(
+        "its process ended without an end record, and no request was open",
+        EngineState.DRAINED,
+        lambda seen: seen.was_killed and seen.lost == 0,
+    ),
+    Transition(
+        "its process ended without an end record, and requests were open",
+        EngineState.DIED,
+        lambda seen: seen.was_killed,
+    ),
+    Transition(
+        "it sent its end record after a call that raised",
+        EngineState.DIED,
+        lambda seen: seen.is_closed and seen.raised is not None,
+    ),
+    Transition("it sent its end record", EngineState.DRAINED, lambda seen: seen.is_closed),
+    Transition("it sends heartbeats", EngineState.RUNNING, lambda seen: seen.reports and seen.sends_heartbeats),
+    Transition("it sends events and no heartbeats", EngineState.NOT_OBSERVED, lambda seen: seen.reports),
+    Transition("nothing came after a call that raised", EngineState.DIED, lambda seen: seen.raised is not None),
+    Transition(
+        "nothing more came, and another engine came in its place", EngineState.REPLACED, lambda seen: seen.is_replaced
+    ),
+    Transition(
+        "nothing came for a while, and no heartbeat was due",
+        EngineState.NOT_OBSERVED,
+        lambda seen: not seen.heartbeats_due,
+    ),
+    Transition("heartbeats were due, and none came", EngineState.LOST_CONTACT, lambda seen: True),
 )
 """From any state, the first cause with a condition that holds decides; `supersedes` says what a final state gives way to."""
 

@@ -1,4 +1,4 @@
-"""Markers of what happens to engines: those that follow from their launches, and those that events say."""
+"""Markers of what happens to engines: by their launches, by what events say; and those that may explain a change."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ PLACE_NS = 10 * 60 * 10**9
 """An engine that is launched within this time after another one ended is in its place."""
 MOST_EARLIER = 200
 """How many earlier launches of a service and model may be the one that a new launch is compared with."""
+BEFORE_NS, AFTER_NS = 3 * 60 * 10**9, 60 * 10**9
+"""How long before and after a change a marker may lie: sums begin with a minute."""
+BEST_FIRST = (
+    MarkerKind.DEATH, MarkerKind.CONTACT_LOST, MarkerKind.DEPLOY, MarkerKind.RESET, MarkerKind.RESTART, MarkerKind.END,
+)  # fmt: skip
+"""The kinds that may explain a change, those first that do so best where nothing else decides."""
+_LAUNCHES = (MarkerKind.DEPLOY, MarkerKind.RESTART)
 _ENDS = {
     EngineState.DIED: MarkerKind.DEATH,
     EngineState.LOST_CONTACT: MarkerKind.CONTACT_LOST,
@@ -150,3 +157,13 @@ def joined(markers: Iterable[Marker], names: Mapping[str, str], *, step_ns: int)
             said = f"{names.get(first.engine, first.engine)} {first.text}, and {some(others, 'other engine')}"
             first = replace(first, engine="", text=f"{said} likewise")
         yield replace(first, count=sum(each.count for each in group))
+
+
+def near(markers: Iterable[Marker], *, since_ns: int, at_ns: int, after_ns: int = AFTER_NS) -> list[Marker]:
+    """The markers near a change that began between these moments, or at both if they are the same. An end is left out where
+    the launch that followed it in its place is there: it is a part of that."""
+    begin_ns, end_ns = since_ns - BEFORE_NS, at_ns + after_ns
+    found = [each for each in markers if each.kind in BEST_FIRST and begin_ns <= each.at_ns <= end_ns]
+    launched = {each.engine for each in found if each.kind in _LAUNCHES}
+    found = [each for each in found if each.kind is not MarkerKind.END or each.engine not in launched]
+    return sorted(found, key=lambda each: (BEST_FIRST.index(each.kind), each.at_ns))

@@ -6,12 +6,11 @@ nowhere else. A request that has not ended shares the fate of its engine.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.model.findings import Severity
+from kvtrail.tracer.model.outcomes import Impact, Outcome
 
 ABORTED, ERROR = "aborted", "error"
 """vLLM's own words for how a request finished."""
@@ -19,26 +18,6 @@ FINISHED, FAILED, ABANDONED = "finished", "failed", "abandoned"
 """The statuses of an account that has ended."""
 
 
-class Outcome(StrEnum):
-    """The outcome of a request. The values are part of the api."""
-
-    FINISHED = "finished"
-    ABORTED = "aborted"
-    FAILED = "failed"
-    LOST = "lost"
-    LOST_CONTACT = "unheard"
-    RUNNING = "running"
-
-
-MEANING = {
-    Outcome.FINISHED: "It finished as its caller asked.",
-    Outcome.ABORTED: "Its caller, or the engine as it was stopped, aborted it.",
-    Outcome.FAILED: "A call of the connector about it raised, or vLLM finished it with an error.",
-    Outcome.LOST: "It was open when its engine ended: its caller got no end.",
-    Outcome.LOST_CONTACT: "It was open when contact with its engine was lost; its outcome is not known.",
-    Outcome.RUNNING: "It has not ended.",
-}
-"""What each outcome means."""
 _OF_OPEN = {
     EngineState.RUNNING: Outcome.RUNNING,
     EngineState.NOT_OBSERVED: Outcome.RUNNING,
@@ -108,20 +87,6 @@ def is_lost(account: Account) -> bool:
     return account.ended_ns is None or account.outcome in (CUT_OFF, UNHEARD) or is_held_for_another
 
 
-class Impact(StrEnum):
-    """The impact of a finding, as far as it shows."""
-
-    HEALED = "healed"
-    NO_HARM = "no harm seen"
-    NOT_KNOWN = "harm not known"
-    """Its request went on, maybe with KV that is not its own: only bytes would show it."""
-    FAILED = "request failed"
-    DIED = "engine died"
-    LOST = "request lost"
-    WRONG_KV = "wrong KV read"
-
-
-HARM = (Impact.DIED, Impact.FAILED, Impact.LOST, Impact.WRONG_KV)
 ABOUT_BYTES = frozenset({"byte-drift", "byte-early", "byte-rot"})
 """Rules that see that wrong KV was read."""
 

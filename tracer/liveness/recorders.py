@@ -10,7 +10,6 @@ engine is asked.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -238,10 +237,6 @@ class Recorders:
     def is_replaced(self, engine: str) -> bool:
         """Whether another engine came in this one's place."""
         return engine in self._replaced_by
-
-    def count_by_status(self) -> dict[str, int]:
-        """How many there are of each status."""
-        return dict(Counter(str(recorder.contact) for recorder in self.values()))
 
     def update(self, *, at_ns: int) -> list[RecorderState]:
         """See who has stopped reporting, at `at_ns` of the monotonic clock; returns the recorders that are forgotten."""

@@ -10,9 +10,9 @@ from click import style
 from kvtrail.tracer.history.audit import Audit
 from kvtrail.tracer.ledger.handoff_flows import Flow, Outcome
 from kvtrail.tracer.liveness.deaths import Death
-from kvtrail.tracer.liveness.outcome import Impact
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock, day
+from kvtrail.tracer.model.outcomes import Impact
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
 COLORS = {

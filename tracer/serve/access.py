@@ -3,11 +3,8 @@ certificates of TLS."""
 
 from __future__ import annotations
 
-import hmac
-import logging
 import ssl
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +14,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvtrail.tracer.serve.bind_address import Unsafe, is_local
-from kvtrail.tracer.serve.roles import Role, TokenFile, role_of, tokens_in
-
-logger = logging.getLogger("kvtrail")
+from kvtrail.exposure import is_local
+from kvtrail.tracer.serve.bind_address import Unsafe
+from kvtrail.tracer.serve.tokens import Access, Role, role_of
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """What a kubelet asks, which has no token."""
-LOOK_AGAIN_S = 1.0
-"""How often the file of tokens is looked at."""
 UNAUTHORIZED, FORBIDDEN = 401, 403
-_SCHEME = "bearer "
 _WANTED = "a token is wanted here: send `authorization: Bearer <token>`"
 
 
@@ -63,81 +56,6 @@ class Tls:
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(map(str, filter(None, (self.certificate, self.key, self.client_authorities))))
             raise Unsafe(f"cannot use these files for TLS: {files}: {error}") from error
-
-
-class Tokens:
-    """The tokens of a file (`tokens_in`). It is read again when it has changed, so that
-    tokens can be replaced while both the old and the new one count. Where it is gone or empty, none counts."""
-
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises Unsafe if the file cannot be read, or holds no token."""
-        self._path = path
-        self._clock = clock
-        self._seen = self._stamp()
-        self._tokens = self._read()
-        self._looked_s = clock()
-
-    def admit(self, authorization: str | None) -> bool:
-        """Whether the value of an `authorization` header holds one of the tokens."""
-        self._look()
-        given = authorization or ""
-        if not given.lower().startswith(_SCHEME):
-            return False
-        token = given[len(_SCHEME) :].strip().encode()
-        return any([hmac.compare_digest(token, each) for each in self._tokens])  # noqa: C419 - all, in equal time
-
-    def _look(self) -> None:
-        if self._clock() - self._looked_s < LOOK_AGAIN_S:
-            return
-        self._looked_s = self._clock()
-        try:
-            stamp = self._stamp()
-            if stamp != self._seen:
-                self._tokens, self._seen = self._read(), stamp
-                logger.info("the tokens in %s have changed", self._path)
-        except Unsafe as error:
-            if self._tokens:
-                logger.error("%s; nobody is admitted until it has one", error)
-            self._tokens, self._seen = [], ()
-
-    def _stamp(self) -> tuple[int, ...]:
-        try:
-            about = self._path.stat()
-        except OSError as error:
-            raise Unsafe(f"cannot read the tokens: {error}") from error
-        return about.st_mtime_ns, about.st_size, about.st_ino
-
-    def _read(self) -> list[bytes]:
-        try:
-            tokens = tokens_in(self._path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise Unsafe(f"cannot read the tokens: {error}") from error
-        if not tokens:
-            raise Unsafe(f"{self._path} holds no token: write one a line")
-        return tokens
-
-
-class Access:
-    """Who may do what: a token opens the roles of each file that holds it. A role without a file is closed to all."""
-
-    def __init__(self, files: Iterable[TokenFile]) -> None:
-        """Raises Unsafe if a file cannot be read, or holds no token."""
-        self._files = [(each.roles, Tokens(each.path)) for each in files]
-
-    def roles(self, authorization: str | None) -> frozenset[Role]:
-        """What the value of an `authorization` header opens; nothing if its token is in no file."""
-        opened = [roles for roles, tokens in self._files if tokens.admit(authorization)]
-        return frozenset().union(*opened)
-
-
-def access(files: Iterable[TokenFile]) -> Access | None:
-    """That of some files of tokens; None where there is none, and nobody needs a token.
-
-    Raises:
-        Unsafe: a file cannot be read, or holds no token.
-    """
-    given = list(files)
-    return Access(given) if given else None
 
 
 class OnlyWithToken:

@@ -1,21 +1,12 @@
-"""Addresses that a process listens on, and who can reach them. Imports little, since the dashboard asks, too."""
+"""The addresses that the sidecar listens on."""
 
 from __future__ import annotations
 
 import socket
-from ipaddress import ip_address
 
 
 class Unsafe(ValueError):
     """A process will not listen like this; the text says why, and what to do."""
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine reaches it. A name but `localhost` may stand for an address that others reach."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class PortTaken(RuntimeError):

@@ -12,14 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import yaml
 
 from kvtrail.tracer.model.known import NEVER_NS, Known
+from kvtrail.tracer.model.nearest import did_you_mean
 from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.serve.reloaded import Reloaded, Unusable
+from kvtrail.tracer.serve.watched_file import Unusable, WatchedFile, read_yaml
 
 KEYS = ("rule", "engine", "connector", "version", "until", "why")
 NEEDED = ("rule", "why")
@@ -33,7 +34,7 @@ class KnownFindingsFile:
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Without a file, nothing is known. Raises Unusable if the file cannot be used."""
-        self._file = None if path is None else Reloaded(path, read, clock=clock)
+        self._file = None if path is None else WatchedFile(path, read, clock=clock)
 
     @property
     def known(self) -> Sequence[Known]:
@@ -55,12 +56,7 @@ def read(path: Path) -> Sequence[Known]:
     Raises:
         Unusable: it cannot be read, or says something else; the text also names the line.
     """
-    try:
-        root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"cannot read the known findings: {error}") from error
-    except yaml.YAMLError as error:
-        raise Unusable(f"the known findings in {path} are no YAML: {' '.join(str(error).split())}") from error
+    root = read_yaml(path, "known findings", partial(yaml.compose, Loader=yaml.SafeLoader))
     if root is None:
         return ()
     if not isinstance(root, yaml.SequenceNode):
@@ -81,7 +77,7 @@ def _entry(path: Path, node: yaml.Node) -> Known:
         if len(text) > MAX_TEXT:
             raise _wrong(path, value, f"{name!r} has {len(text):,} characters; {MAX_TEXT} are the most")
         if name == "rule" and text not in (rules := [rule.id for rule in all_rules()]):
-            raise _wrong(path, value, f"there is no rule {text!r}{_meant(text, rules)}")
+            raise _wrong(path, value, f"there is no rule {text!r}{did_you_mean(text, rules)}")
         if name == "until":
             until_ns = _end_ns(path, value, text)
         values[name] = text
@@ -95,7 +91,7 @@ def _pairs(path: Path, node: yaml.MappingNode) -> Iterator[tuple[yaml.Node, yaml
     for key, value in node.value:
         name = str(key.value)
         if name not in KEYS:
-            raise _wrong(path, key, f"an entry has no {name!r}{_meant(name, KEYS)}; it has {', '.join(KEYS)}")
+            raise _wrong(path, key, f"an entry has {', '.join(KEYS)}, and no {name!r}{did_you_mean(name, KEYS)}")
         yield key, value, name
 
 
@@ -112,11 +108,6 @@ def _end_ns(path: Path, node: yaml.Node, text: str) -> int:
         return min(NEVER_NS, int(end.timestamp()) * 10**9)
     except (ValueError, OverflowError):
         raise _wrong(path, node, f"{text!r} is no date or time: write 2026-09-01, or 2026-09-01T12:00:00Z") from None
-
-
-def _meant(name: str, names: Sequence[str]) -> str:
-    near = [repr(each) for each in get_close_matches(name, names, n=3)]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _wrong(path: Path, node: yaml.Node, text: str) -> Unusable:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,9 +26,8 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def set_up(form: Format, on_left_out: Callable[[], None] = lambda: None) -> None:
-    """Let all loggers of this process write to its standard error. `on_left_out` is called for each message that is
-    left out."""
+def set_up(form: Format) -> None:
+    """Let all loggers of this process write to its standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         JsonFormatter(
@@ -40,7 +38,7 @@ def set_up(form: Format, on_left_out: Callable[[], None] = lambda: None) -> None
         if form is Format.JSON
         else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     )
-    handler.addFilter(RateLimit(on_left_out))
+    handler.addFilter(RateLimit())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -55,8 +53,8 @@ class _Kind:
 class RateLimit:
     """A filter that lets pass a few messages of each kind in a minute."""
 
-    def __init__(self, on_left_out: Callable[[], None] = lambda: None, *, minute_s: float = MINUTE_S) -> None:
-        self._on_left_out, self._minute_s = on_left_out, minute_s
+    def __init__(self, *, minute_s: float = MINUTE_S) -> None:
+        self._minute_s = minute_s
         self._kinds: dict[tuple[str, int, str], _Kind] = {}
         self._lock = threading.Lock()
 
@@ -76,8 +74,6 @@ class RateLimit:
             passes = kind.logged < MAX_LOGGED
             kind.logged += passes
             kind.left_out += not passes
-        if not passes:
-            self._on_left_out()
         return passes
 
     def _end(self, key: tuple[str, int, str]) -> None:

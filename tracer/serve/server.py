@@ -1,4 +1,4 @@
-"""The sidecar process: its servers and its background thread, started and stopped together."""
+"""The process of `kvtrail serve`: a sidecar, or the API alone over what the sidecars of a fleet have stored."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from kvtrail.tracer.serve import logs
-from kvtrail.tracer.serve.access import Tls, access, check_bind_address
+from kvtrail.tracer.serve.access import Tls, check_bind_address
+from kvtrail.tracer.serve.allowed_hosts import AllowedHosts
+from kvtrail.tracer.serve.api.process_state import FleetProcess, Live
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.bind_address import address, bound
 from kvtrail.tracer.serve.finding_log import FindingLog
-from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, port_of
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
-from kvtrail.tracer.serve.other_sides import OtherSides
+from kvtrail.tracer.serve.outbox_sender import OutboxSender
 from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
 from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.roles import TokenFile
-from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.serve.tokens import Access, TokenFile
+from kvtrail.tracer.store import Reader, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Address
+from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -50,38 +53,54 @@ GC_THRESHOLDS = (100_000, 50, 100)
 processor."""
 
 
-@dataclass(slots=True)
-class Changeable:
-    """The options of `kvtrail serve` that may change while it runs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiving:
+    """The options of `kvtrail serve` that are about receiving spans."""
 
+    grpc_host: str
+    grpc_port: int
+    spool: Path
+    spool_mb: int
+    trace_file: Path | None
+    max_requests: int
+    nice: int
     retain_hours: float
     retain_gib: float
-    allow_host: Sequence[str]
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest size of the store's files."""
+        return int(self.retain_gib * 2**30)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What the HTTP server answers from, and the log's words for it."""
+
+    process: Live
+    reader: Reader
+    words: str
+    intake: Intake | None = None
+    sender: OutboxSender | None = None
 
 
 def serve(
     *,
     host: str,
-    grpc_host: str,
-    grpc_port: int,
     http_port: int,
     store: Path | Address,
-    spool: Path,
-    spool_mb: int,
-    trace_file: Path | None,
-    max_requests: int,
+    receiving: Receiving | None,
     limits: Limits,
-    nice: int,
-    log_format: str,
-    changeable: Changeable,
+    allow_host: Sequence[str],
     token_file: Sequence[TokenFile],
     tenants: Path | None,
     known_findings: Path | None,
     insecure: bool,
     tls: Tls | None,
+    log_format: str,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
-    `kvtrail serve`.
+    """Serve until SIGINT or SIGTERM; a sidecar then stores and judges what has been received so far. The arguments are
+    options of `kvtrail serve`. Without `receiving`, the API alone is served, over the ClickHouse of a fleet.
 
     Raises:
         Unusable: the file of tenants, or that of known findings, cannot be used.
@@ -89,101 +108,127 @@ def serve(
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
     """
-    os.umask(0o077)  # what it writes is its owner's alone
-    os.nice(nice)  # before any thread starts, since threads inherit it
-    gc.set_threshold(*GC_THRESHOLDS)
-    configure_heap()
-    tokens, names, known = access(token_file), TenantNames(tenants), KnownFindingsFile(known_findings)
-    for each in (host, grpc_host):
+    tokens = Access(token_file) if token_file else None
+    names, known = TenantNames(tenants), KnownFindingsFile(known_findings)
+    for each in (host,) if receiving is None else (host, receiving.grpc_host):
         check_bind_address(each, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
     metrics = Metrics()
-    logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
+    logs.set_up(logs.Format(log_format))
     listener = bound(host, http_port)
-    grpc_receiver = GrpcReceiver(grpc_host, grpc_port, tokens=tokens, tls=tls)
-    path, outbox, shipper = spool, None, None
-    most_bytes = int(changeable.retain_gib * 2**30)
+    url = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
+    with (
+        _fleet(store, metrics, known)
+        if receiving is None
+        else _sidecar(receiving, store, metrics, known, limits=limits, tokens=tokens, tls=tls, url=url)
+    ) as served:
+        app = application(
+            served.process,
+            served.reader,
+            metrics,
+            intake=served.intake,
+            sender=served.sender,
+            hosts=AllowedHosts((host, *allow_host)),
+            tokens=tokens,
+            tenants=names,
+            limits=limits,
+        )
+        http_server = HttpServer(
+            app,
+            limits=limits,
+            drain_s=DRAIN_S,
+            on_refusal=partial(metrics.count_rejected, "http", Rejected.CONNECTIONS),
+            tls=tls,
+        )
+        logger.info(
+            f"kvtrail tracer: {served.words}, HTTP on {url} (the API: {url}/docs), store {store}. Press Ctrl-C to stop."
+        )
+        http_server.serve_on(listener)
+
+
+def _fleet(store: Path | Address, metrics: Metrics, known: KnownFindingsFile) -> AbstractContextManager[_Served]:
+    """What is answered over a fleet. Raises StoreError."""
+    assert isinstance(store, Address)  # the command has checked it
+    reader = ClickHouseReader(store, is_first=True)
+    return nullcontext(_Served(FleetProcess(reader, metrics.internal_errors, known), reader, "only the API"))
+
+
+@contextmanager
+def _sidecar(
+    options: Receiving,
+    store: Path | Address,
+    metrics: Metrics,
+    known: KnownFindingsFile,
+    *,
+    limits: Limits,
+    tokens: Access | None,
+    tls: Tls | None,
+    url: str,
+) -> Iterator[_Served]:
+    """A sidecar that receives, judges and stores until the context ends; over HTTP it is at `url`. Raises PortTaken and
+    StoreError."""
+    os.umask(0o077)  # what it writes is its owner's alone
+    os.nice(options.nice)  # before any thread starts, since threads inherit it
+    gc.set_threshold(*GC_THRESHOLDS)
+    configure_heap()
+    receiver = GrpcReceiver(options.grpc_host, options.grpc_port, tokens=tokens, tls=tls)
+    path, outbox, sender = options.spool, None, None
     if isinstance(store, Path):
         path = store
     else:
         store.check_client()
-        outbox = Outbox(spool, most_bytes=min(spool_mb * 2**20, most_bytes // 2))  # the log is in the same file
-        shipper = Shipper(outbox, partial(_fleets_store, store, outbox, changeable))
-        metrics.watch_spool(shipper)
-    writer = SqliteWriter(path, outbox=outbox, most_bytes=most_bytes)
+        # The log is in the same file.
+        outbox = Outbox(path, most_bytes=min(options.spool_mb * 2**20, options.most_bytes // 2))
+        sender = OutboxSender(
+            outbox, lambda: ClickHouseWriter(store, tracer=outbox.tracer(), retain_hours=options.retain_hours)
+        )
+        metrics.watch_spool(sender)
+    writer = SqliteWriter(path, outbox=outbox, most_bytes=options.most_bytes)
     finding_log = FindingLog.from_environment()
     try:
         pipeline = Pipeline(
             writer,
             metrics,
-            trace_file=trace_file,
+            trace_file=options.trace_file,
             finding_log=finding_log,
             known_findings=known,
-            max_requests=max_requests,
+            max_requests=options.max_requests,
             rows_every_ns=ROWS_EVERY_NS,
             resume=False,
         )
     except OSError as error:
-        raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
+        raise StoreError(f"cannot append to the trace file {options.trace_file}: {error.strerror}") from error
     intake = Intake(pipeline, most_bytes=limits.request_bytes)
     raise_descriptors()
-    grpc_receiver.start(intake, metrics)
+    receiver.start(intake, metrics)
     stop = threading.Event()
-    tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
+    tidier = threading.Thread(target=_tidy, args=(pipeline, options, stop), name="tidy", daemon=True)
     resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
     resumer.start()
     tidier.start()
-    if shipper is not None:
-        shipper.others = OtherSides(pipeline)
-        shipper.start()
-    hosts = KnownHosts(lambda: (host, *changeable.allow_host))
-    app = application(
-        pipeline,
-        SqliteReader(path),
-        metrics,
-        intake=intake,
-        shipper=shipper,
-        hosts=hosts,
-        tokens=tokens,
-        tenants=names,
-        limits=limits,
-    )
-    http_server = HttpServer(
-        app,
-        limits=limits,
-        drain_s=DRAIN_S,
-        on_refusal=partial(metrics.count_rejected, "http", Rejected.CONNECTIONS),
-        tls=tls,
-    )
-    metrics.watch("http_connections", "Connections over HTTP.", lambda: http_server.connections)
-    http = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
-    logger.info(
-        f"kvtrail tracer: OTLP on {address(grpc_host, grpc_receiver.port)} (gRPC) and {http}/v1/traces, API on {http}/docs,"
-        f" metrics on /metrics, store {store}. Press Ctrl-C to stop."
-    )
+    if sender is not None:
+        sender.others = RemoteHandoffs(pipeline)
+        sender.start()
+    words = f"OTLP on {address(options.grpc_host, receiver.port)} (gRPC) and {url}/v1/traces, metrics on {url}/metrics"
     try:
-        http_server.serve_on(listener)
+        yield _Served(pipeline, SqliteReader(path), words, intake, sender)
     finally:
         logger.info("kvtrail tracer: stopping; what was received is being stored")
-        grpc_receiver.stop(grace=DRAIN_S)
+        receiver.stop(grace=DRAIN_S)
         stop.set()
         tidier.join()
         pipeline.stop_resuming()
         resumer.join()
-        if shipper is not None:
+        if sender is not None:
             pipeline.storage.catch_up()
-            shipper.stop(within_s=DRAIN_S)
+            sender.stop(within_s=DRAIN_S)
         pipeline.close()
         if finding_log is not None:
             finding_log.close(within_s=DRAIN_S)
 
 
-def _fleets_store(store: Address, outbox: Outbox, changeable: Changeable) -> ClickHouseWriter:
-    return ClickHouseWriter(store, tracer=outbox.tracer(), retain_hours=changeable.retain_hours)
-
-
-def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> None:
+def _tidy(pipeline: Pipeline, options: Receiving, stop: threading.Event) -> None:
     rounds = 0
     trouble = ""
     while not stop.wait(TIDY_EVERY_S):
@@ -192,9 +237,7 @@ def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> 
             pipeline.storage.fold()
             release_heap()
             if rounds % PRUNE_EVERY == 0 or pipeline.storage.is_filling():
-                pipeline.storage.prune(
-                    retain_ns=int(changeable.retain_hours * HOUR_NS), most_bytes=int(changeable.retain_gib * 2**30)
-                )
+                pipeline.storage.prune(retain_ns=int(options.retain_hours * HOUR_NS), most_bytes=options.most_bytes)
             rounds += 1
             trouble = ""
         except StoreError as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import yaml
 
 from kvtrail.tracer.model.tenants import DIGEST_BYTES, PLAIN
-from kvtrail.tracer.serve.reloaded import Reloaded, Unusable
+from kvtrail.tracer.serve.watched_file import Unusable, WatchedFile, read_yaml
 
 MAX_NAME = 100
 MAX_TENANTS = 100_000
@@ -23,12 +24,7 @@ def read(path: Path) -> dict[str, str]:
     Raises:
         Unusable: it cannot be read, or says something else.
     """
-    try:
-        found = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"cannot read the tenants: {error}") from error
-    except yaml.YAMLError as error:
-        raise Unusable(f"the tenants in {path} are no YAML: {' '.join(str(error).split())}") from error
+    found = read_yaml(path, "tenants", partial(yaml.load, Loader=yaml.BaseLoader))
     if not found:
         return {}
     if not isinstance(found, dict):
@@ -51,7 +47,7 @@ class TenantNames:
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Without a file, no tenant has a name. Raises Unusable if the file cannot be used."""
-        self._file = None if path is None else Reloaded(path, read, clock=clock)
+        self._file = None if path is None else WatchedFile(path, read, clock=clock)
 
     def of(self, tenant: str) -> str | None:
         """The name of a tenant; None if it has none."""

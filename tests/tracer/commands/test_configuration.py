@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -52,11 +53,11 @@ def test_of_what_may_be_given_several_times_one_needs_no_list(tmp_path: Path) ->
 
 def test_a_command_runs_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, f"serve:\n  store: {tmp_path / 'other.db'}\n  http-port: 1001\n")
-    given: dict[str, object] = {}
+    given: dict[str, Any] = {}
     monkeypatch.setattr("kvtrail.tracer.serve.server.serve", lambda **options: given.update(options))
     result = run("--config", path, "serve", "--http-port", "1003")
     assert result.exit_code == 0, result.output
-    assert (given["store"], given["http_port"], given["grpc_port"]) == (tmp_path / "other.db", 1003, 4317)
+    assert (given["store"], given["http_port"], given["receiving"].grpc_port) == (tmp_path / "other.db", 1003, 4317)
 
 
 @pytest.mark.parametrize(

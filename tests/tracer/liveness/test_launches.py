@@ -25,7 +25,7 @@ from kvtrail.tracer.history.offline import OfflineDetector
 from kvtrail.tracer.liveness.engine import CONTACT_NS, EngineState, Launch, agreed
 from kvtrail.tracer.liveness.launches import SETTLED_NS
 from kvtrail.tracer.liveness.recorders import FORGET_SILENT_NS
-from kvtrail.tracer.serve.api.process import FleetProcess
+from kvtrail.tracer.serve.api.process_state import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline

@@ -26,9 +26,10 @@ from wire import encoded
 
 from kvtrail.dashboard.client import Tracer as Client
 from kvtrail.dashboard.client import TracerAway
-from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Access, Tokens, check_bind_address
+from kvtrail.tracer.serve.access import check_bind_address
 from kvtrail.tracer.serve.bind_address import Unsafe
-from kvtrail.tracer.serve.roles import Role, TokenFile, role_of
+from kvtrail.tracer.serve.tokens import Access, Role, TokenFile, Tokens, role_of
+from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nend"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -180,7 +181,7 @@ def test_tokens_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.L
     path.unlink()
     now_s += LOOK_AGAIN_S
     assert not tokens.admit("Bearer three")
-    assert "nobody is admitted" in caplog.text
+    assert "nothing that it said before counts any more" in caplog.text
     path.write_text("three")
     now_s += LOOK_AGAIN_S
     assert tokens.admit("Bearer three")

@@ -130,16 +130,16 @@ def test_a_fleet(tmp_path: Path, start_tracer: Start, server: Server, start_api:
     until(lambda: all(not spool(tracer)["batches"] for tracer in tracers.values()))
 
     url = start_api()
-    assert httpx.get(f"{first}/api/overview", timeout=SLOW_S).json()["totals"]["requests"], "it sees what came since"
+    assert httpx.get(f"{first}/api/totals", timeout=SLOW_S).json()["requests"], "it sees what came since"
 
     def get(path: str, **asked: str | int) -> Any:
         response = httpx.get(f"{url}{path}", params=asked, timeout=SLOW_S)
         response.raise_for_status()
         return response.json()
 
-    own = {name: tracer.get("/api/overview")["totals"] for name, tracer in tracers.items()}
+    own = {name: tracer.get("/api/totals") for name, tracer in tracers.items()}
     until(lambda: all(not spool(tracer)["batches"] for tracer in tracers.values()))
-    totals = get("/api/overview")["totals"]
+    totals = get("/api/totals")
     assert totals == {key: own["one"][key] + own["two"][key] for key in totals}
     assert len(get("/api/spans", limit=10_000)) >= sent["one"] + sent["two"]
     fleet = get("/api/fleet")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kvtrail.__main__ import main
 from kvtrail.tracer.model.known import NEVER_NS, Known
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile, read
-from kvtrail.tracer.serve.reloaded import LOOK_AGAIN_S, Unusable
+from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S, Unusable
 
 
 def written(path: Path, text: str) -> Path:
@@ -72,8 +72,8 @@ def test_an_end_is_a_day_or_a_time_in_utc(tmp_path: Path, until: str, ends_ns: i
         ("- rule: full-hit\n", ", line 1: the entry has no 'why'"),
         ("- why: x\n- rule: full-hit\n  why: x\n", ", line 1: the entry has no 'rule'"),
         ("- rule: full-hit\n  why: x\n  untill: 2026-01-01\n",
-         ", line 3: an entry has no 'untill'; did you mean 'until'?; it has rule, engine"),
-        ("# first\n- why: x\n  rule: stale-lokup\n", ", line 3: there is no rule 'stale-lokup'; did you mean 'stale-lookup'"),
+         ", line 3: an entry has rule, engine, connector, version, until, why, and no 'untill'. Did you mean 'until'?"),
+        ("# first\n- why: x\n  rule: stale-lokup\n", ", line 3: there is no rule 'stale-lokup'. Did you mean 'stale-lookup'"),
         ("- rule: full-hit\n  why: x\n  until: tomorrow\n", ", line 3: 'tomorrow' is no date or time: write 2026-09-01, or"),
         ("- rule: full-hit\n  why: x\n  until: 9999-12-31\n", ", line 3: '9999-12-31' is no date or time"),
         ("- rule: full-hit\n  why:\n", ", line 2: 'why' must be a text"),
@@ -97,7 +97,7 @@ def test_nothing_is_served_with_a_bad_file(tmp_path: Path) -> None:
     for options in ([], ["--read-only", "--store", "clickhouse://nowhere.invalid/x"]):
         result = CliRunner().invoke(main, ["serve", *options, "--known-findings", str(path)])
         assert result.exit_code == 2
-        assert "line 1: there is no rule 'full-hti'; did you mean 'full-hit'" in " ".join(result.output.split())
+        assert "line 1: there is no rule 'full-hti'. Did you mean 'full-hit'" in " ".join(result.output.split())
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(

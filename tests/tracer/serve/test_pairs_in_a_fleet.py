@@ -13,10 +13,10 @@ from pair_stories import EXPIRED, GIVES, TAKES
 from stores import FleetTracer, clickhouse
 
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.serve.api.process import FleetProcess
+from kvtrail.tracer.serve.api.process_state import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.other_sides import ASKED_FOR_S
+from kvtrail.tracer.serve.remote_handoffs import ASKED_FOR_S
 
 ANOTHER = TAKES.replace("<d> ", "<other> b: ")
 STORIES = {
@@ -176,7 +176,7 @@ def test_a_side_that_never_comes_leaves_the_pair_unknown(fleet: Fleet, side: str
 
 def test_unanswered_questions_are_dropped(fleet: Fleet) -> None:
     hear(fleet, [event for event in recorded(STORIES["crossed"]) if event.engine == "d"])
-    others = fleet["d"].shipper.others
+    others = fleet["d"].sender.others
     assert others is not None
     exchange(fleet)
     assert others._asked

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.routing import BaseRoute, Mount, Route
 
-from kvtrail.tracer.serve.api.process import FleetProcess
+from kvtrail.tracer.serve.api.process_state import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.serve.reloaded import LOOK_AGAIN_S, Unusable
 from kvtrail.tracer.serve.tenants import TenantNames, read
+from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S, Unusable
 
 ADAPTER = SimpleNamespace(lora_name="sql")
 RED, DIGITS = "5a17c0ffee5a17c0", "0123456712345671"

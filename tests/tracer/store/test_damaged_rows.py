@@ -130,10 +130,10 @@ def test_a_damaged_batch_of_the_outbox_keeps_nothing_from_clickhouse(tmp_path: P
     for name in ("first", "second", "third"):
         tracer.hear(history(FINE, request=f"{name}-0123abcd", recorder=name))
     changed(tracer.path, damage)
-    tracer.shipper.send()
+    tracer.sender.send()
     sent = {span.attributes["kvtrail.request.id"] for _, span in tracer.fleet.tail(after=0) if span.attributes}
     assert sent == {"first-0123abcd", "third-0123abcd"}
-    assert (tracer.shipper.failures, tracer.outbox.waiting().batches) == (0, 0)
+    assert tracer.outbox.waiting().batches == 0
     assert "the store has 1 damaged row (outbox)" in (store_damage.sentence() or "")
     tracer.hear(history(FINE, request="fourth-0123abcd", recorder="fourth"))
     tracer.send()

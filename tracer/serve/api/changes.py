@@ -1,4 +1,5 @@
-"""The API route that compares two ranges of time: what changed, which requests explain it, and what probably caused it."""
+"""The API route that compares the time before a moment with that after it: what changed, which requests explain it, and what
+probably caused it."""
 
 from __future__ import annotations
 
@@ -11,19 +12,18 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
 from kvtrail.tracer.ledger.lanes import Window
-from kvtrail.tracer.liveness.outcome import Outcome
+from kvtrail.tracer.liveness.markers import AFTER_NS, BEFORE_NS
 from kvtrail.tracer.model.conditions import UNKNOWN, Condition, Time
 from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, Sums, changes, ranked
 from kvtrail.tracer.savings.minute_sums import MINUTE_NS, interval_s
 from kvtrail.tracer.savings.request_changes import Observed, of_account, of_lane, request_changes
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment
 from kvtrail.tracer.serve.api.likely_causes import LikelyCause, likely_causes
 from kvtrail.tracer.serve.api.markers import every_marker
-from kvtrail.tracer.serve.api.near_markers import AFTER_NS, BEFORE_NS
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.time_range import MAX_NS, Moment
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 
@@ -65,18 +65,17 @@ class ChangesReport(BaseModel):
 def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
     """Add the route to the router of `/api`."""
 
-    @api.get("/changes", summary="What changed between two ranges of time, and which requests explain it")
+    @api.get("/changes", summary="What changed at a moment, and which requests explain it")
     def changed(
         chosen: ChosenEngines,
-        at_ns: Annotated[int | None, Query(ge=1, le=MAX_NS, description="the moment that parts the range in two")] = None,
-        engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None,
-        before_since_ns: Moment = None, before_until_ns: Moment = None,
+        at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="the moment that parts the range in two")],
+        connector: str = "", since_ns: Moment = None, until_ns: Moment = None,
     ) -> ChangesReport:  # fmt: skip
         until = time.time_ns() if until_ns is None else until_ns
-        first, second = _ranges(at_ns, since_ns, until, before_since_ns, before_until_ns)
+        first, second = _ranges(at_ns, since_ns, until)
         resolver = OutcomeResolver(process, reader)
         models = {name: str(about["model"]) for name, about in resolver.engines.items()}
-        wanted = [name for name in models if engine in ("", name) and (chosen is None or name in chosen)]
+        wanted = [name for name in models if chosen is None or name in chosen]
 
         prefixes = _prefixes(reader, (first, second), wanted, connector)
 
@@ -109,37 +108,18 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         )
 
 
-def _ranges(
-    at_ns: int | None, since_ns: int | None, until_ns: int, before_since_ns: int | None, before_until_ns: int | None
-) -> tuple[Ends, Ends]:
-    """The two ranges that are asked for, in whole steps; around a moment, the first ends where the second begins.
+def _ranges(at_ns: int, since_ns: int | None, until_ns: int) -> tuple[Ends, Ends]:
+    """The range before the moment and the one after it, in whole steps: by default, the first is as long as the second.
 
     Raises:
-        HTTPException: they are no ranges.
+        HTTPException: the moment is not within the range.
     """
-    if (before_since_ns is None) != (before_until_ns is None):
-        raise HTTPException(422, "before_since_ns and before_until_ns are given together, or neither")
-    if before_since_ns is not None and before_until_ns is not None:
-        if since_ns is None:
-            raise HTTPException(422, "since_ns is missing: it begins the range that is compared with the one before")
-        for name, (begin, end) in {"before_": (before_since_ns, before_until_ns), "": (since_ns, until_ns)}.items():
-            if begin >= end:
-                raise HTTPException(422, f"{name}since_ns {begin} is not before {name}until_ns {end}")
-        step_ns = max(interval_s(before_since_ns, before_until_ns), interval_s(since_ns, until_ns)) * 10**9
-        first, second = (before_since_ns, before_until_ns), (since_ns, until_ns)
-        return _whole(first, step_ns), _whole(second, step_ns)
-    if at_ns is None:
-        raise HTTPException(422, "at_ns is missing, or before_since_ns and before_until_ns")
     since = max(0, at_ns - (until_ns - at_ns)) if since_ns is None else since_ns
     if not since < at_ns < until_ns:
         raise HTTPException(422, f"at_ns {at_ns} is not between since_ns {since} and until_ns {until_ns}")
     step_ns = max(interval_s(since, at_ns), interval_s(at_ns, until_ns)) * 10**9
     at = at_ns // step_ns * step_ns
-    return (since // step_ns * step_ns, at), _whole((at, until_ns), step_ns)
-
-
-def _whole(ends: Ends, step_ns: int) -> Ends:
-    return ends[0] // step_ns * step_ns, -(-ends[1] // step_ns) * step_ns
+    return (since // step_ns * step_ns, at), (at, -(-until_ns // step_ns) * step_ns)
 
 
 def _minutes(ends: Ends) -> float:

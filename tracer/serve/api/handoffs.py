@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvtrail.tracer.detect.kept import KeptHandOff
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 
 MAX_ROWS = 500
 """How many of the pairs, and of what is kept, are named."""

@@ -12,10 +12,9 @@ from kvtrail.tracer.ledger.lanes import Lane, Window, segments
 from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.outcome import is_over
+from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver, deaths
-from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.request_filter import Where
-from kvtrail.tracer.serve.api.time_range import MAX_NS
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import Reader
 
 MAX_MARKS = 2000

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.model.conditions import TIMES, Time
 from kvtrail.tracer.model.grouping import By, OfRequests
-from kvtrail.tracer.serve.api.request_filter import Where
-from kvtrail.tracer.serve.api.time_range import Moment, moments
+from kvtrail.tracer.serve.api.filters import Moment, Where, moments
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentile
@@ -69,10 +68,9 @@ class Latency(BaseModel):
 
 
 class Measured(Distribution):
-    """The distribution of one measure of time; `bins` has the number of requests by bin, as `[low_ns, high_ns, requests]`."""
+    """The distribution of one measure of time."""
 
     of: str
-    bins: list[tuple[int, int, int]]
 
 
 class Measures(BaseModel):
@@ -139,7 +137,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
             since_ns=which.since_ns,
             until_ns=which.before_ns,
             requests=reader.count(which),
-            times=[Measured(of=name, bins=_bins(bins), **_distribution(bins)) for name, bins in counts.items()],
+            times=[Measured(of=name, **_distribution(bins)) for name, bins in counts.items()],
             tokens=dict(sorted(reader.tokens(which).items())),
         )
 
@@ -245,7 +243,3 @@ def _distribution(bins: Mapping[int, int]) -> dict[str, Any]:
     """The fields of `Distribution`."""
     shares = {f"p{each}_ns": percentile(bins, each / 100) for each in PERCENTILES}
     return {"requests": sum(bins.values()), **shares}
-
-
-def _bins(bins: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    return [(BOUNDS_NS[number], BOUNDS_NS[number + 1], bins[number]) for number in sorted(bins)]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel
 
+from kvtrail.tracer.liveness.markers import BEST_FIRST, near
 from kvtrail.tracer.model.cause_words import in_sums
 from kvtrail.tracer.model.causes import Cause
 from kvtrail.tracer.model.findings import clock
@@ -15,7 +16,6 @@ from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, duration, percent
 from kvtrail.tracer.savings.changes import GroupChange, MeasureChange
-from kvtrail.tracer.serve.api.near_markers import BEST_FIRST, near
 
 EXPLAINS = 0.3
 """A group with this share of the change is named as a cause."""
@@ -146,11 +146,10 @@ def _traffic(computed: MeasureChange, asked: MeasureChange | None) -> list[tuple
     share = computed.of_traffic / computed.whole.change
     if share < MOSTLY:
         return []
-    if not asked.whole.before:
-        text = f"Nothing was asked for before, and {count(asked.whole.after)} tokens a minute after"
-        return [(share, LikelyCause(kind="traffic", text=text))]
-    if not asked.whole.after:
-        text = f"Nothing was asked for after, and {count(asked.whole.before)} tokens a minute before"
+    if not (asked.whole.before and asked.whole.after):
+        side = "before" if asked.whole.after else "after"
+        other, amount = ("after", asked.whole.after) if asked.whole.after else ("before", asked.whole.before)
+        text = f"Nothing was asked for {side}, and {count(amount)} tokens a minute {other}"
         return [(share, LikelyCause(kind="traffic", text=text))]
     more = "More" if computed.whole.change > 0 else "Less"
     amounts = f"{count(asked.whole.before)} tokens a minute before, {count(asked.whole.after)} after"

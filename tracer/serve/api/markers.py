@@ -10,10 +10,9 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.liveness.markers import joined, of_launches
 from kvtrail.tracer.model.markers import Marker, MarkerKind
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.time_range import Moment, moments
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import Reader
 
 MOST_OF_A_KIND = 2_000
@@ -45,7 +44,6 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     @api.get("/markers", summary="Deploys, restarts, deaths, resets and drops of a range of time")
     def marked(
         chosen: ChosenEngines,
-        engine: str = "",
         kind: Annotated[
             list[MarkerKind] | None,
             Query(description=_KINDS),
@@ -54,9 +52,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         until_ns: Moment = None,
     ) -> list[MarkerRow]:
         since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
-        found = markers_of(
-            OutcomeResolver(process, reader), reader, since_ns=since, until_ns=until, engine=engine, chosen=chosen
-        )
+        found = markers_of(OutcomeResolver(process, reader), reader, since_ns=since, until_ns=until, chosen=chosen)
         return [each for each in found if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
 
 
@@ -66,15 +62,13 @@ def markers_of(
     *,
     since_ns: int,
     until_ns: int,
-    engine: str = "",
     chosen: Collection[str] | None = None,
 ) -> list[MarkerRow]:
-    """The markers of a range, by time; those of an engine or of chosen ones. Those of one kind that are close to each other
+    """The markers of a range, by time; with `chosen`, those of these engines. Those of one kind that are close to each other
     are joined."""
     names = {id_: str(about["name"]) for id_, about in resolver.engines.items()}
     every = every_marker(resolver, reader, since_ns=since_ns, until_ns=until_ns, chosen=chosen)
-    wanted = (each for each in every if engine in ("", each.engine))
-    together = joined(wanted, names, step_ns=max(1, (until_ns - since_ns) // STEPS))
+    together = joined(every, names, step_ns=max(1, (until_ns - since_ns) // STEPS))
     return [_row(each, names) for each in sorted(together, key=lambda each: each.at_ns)]
 
 

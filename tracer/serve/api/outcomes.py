@@ -11,10 +11,11 @@ from typing import Any
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.liveness.deploys import last_deploys
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
-from kvtrail.tracer.liveness.outcome import Outcome, impact_of, of_ending, outcome_of
+from kvtrail.tracer.liveness.outcome import impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
 from kvtrail.tracer.model.known import KnownFindings, place_of
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.model.outcomes import Outcome
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
 from kvtrail.tracer.store import Reader
 

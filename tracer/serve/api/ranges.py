@@ -19,10 +19,8 @@ from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.minute_sums import SavingsRow, interval_s
 from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
-from kvtrail.tracer.serve.api.finding_filter import Findings
+from kvtrail.tracer.serve.api.filters import DAY_NS, ChosenEngines, Findings, Moment, moments
 from kvtrail.tracer.serve.api.requests import Limit
-from kvtrail.tracer.serve.api.time_range import DAY_NS, Moment, moments
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Reader
 
@@ -60,8 +58,6 @@ class SavingsReport(BaseModel):
     """Length of one stretch of the trend, in seconds. Ranges are made of whole minutes, or of whole hours if they are
     longer than six hours."""
     worth: Savings
-    by_epoch: dict[str, Savings]
-    """By preemption epoch, `0` to `3`; `3` includes all later ones."""
     by_place: list[dict[str, Any]]
     """By `engine` and `connector`: their `worth`."""
     by_tenant: dict[str, dict[str, int]]
@@ -75,7 +71,7 @@ class SavingsReport(BaseModel):
     memory: list[MemoryCurve]
     """What memory would have bought, by engine and connector."""
     choices: dict[str, list[str]]
-    """The `engines`, `connectors` and `models` of the range, whatever the filters are."""
+    """The `engines`, `connectors` and `models` of the range, among the chosen engines."""
     engine_names: dict[str, str] = {}
     """Those engines' names for people, by id."""
     tenant_names: dict[str, str] = {}
@@ -110,7 +106,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
     @api.get("/efficiency", summary="What the offload saved over a range of time")
     def efficiency(
-        chosen: ChosenEngines, engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
+        chosen: ChosenEngines, connector: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> SavingsReport:
         since, until = moments(since_ns, until_ns)
         fine_s = interval_s(since, until)
@@ -118,9 +114,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
         if chosen is not None:
             rows = [row for row in rows if row.engine in chosen]
-        report = savings_report(
-            rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s
-        )
+        report = savings_report(rows, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s)
         known = reader.engines()
         of_range = {engine: known[engine] for engine in report.choices["engines"] if engine in known}
         report.engine_names = {engine: each["name"] for engine, each in of_range.items()}
@@ -130,12 +124,12 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
 
 def savings_report(
-    rows: Iterable[SavingsRow], *, engine: str, connector: str, since_ns: int, until_ns: int, stretch_s: int
+    rows: Iterable[SavingsRow], *, connector: str, since_ns: int, until_ns: int, stretch_s: int
 ) -> SavingsReport:
-    """The report on the rows of a range. An empty engine or connector means all of them."""
+    """The report on the rows of a range. An empty connector means all of them."""
     every = list(rows)
     rates = prefill_rates(every)  # an engine's own rate, whichever of its connectors is chosen
-    chosen = [row for row in every if engine in ("", row.engine) and connector in ("", row.connector)]
+    chosen = [row for row in every if connector in ("", row.connector)]
 
     def parts(key: Callable[[SavingsRow], Any]) -> list[tuple[Any, Savings]]:
         by_key: dict[Any, list[SavingsRow]] = {}
@@ -151,7 +145,6 @@ def savings_report(
         until_ns=until_ns,
         step_s=stretch_s,
         worth=savings_of(chosen, rates=rates),
-        by_epoch={str(epoch): part for epoch, part in parts(lambda row: row.epoch)},
         by_place=[
             {"engine": e, "connector": c, "worth": asdict(part)}
             for (e, c), part in parts(lambda row: (row.engine, row.connector))

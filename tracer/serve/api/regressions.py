@@ -8,18 +8,19 @@ happened to an engine just then; and the cause of computed tokens that grew most
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import sqrt
+from typing import NamedTuple
 
+from kvtrail.tracer.liveness.markers import near
 from kvtrail.tracer.model.cause_words import in_sums
 from kvtrail.tracer.model.causes import REUSED, Cause
 from kvtrail.tracer.model.markers import Marker, MarkerKind
-from kvtrail.tracer.model.words import count, percent, some
+from kvtrail.tracer.model.words import percent, some
 from kvtrail.tracer.savings.cause_sums import CAUSE, causes_of
 from kvtrail.tracer.savings.minute_sums import SavingsRow
-from kvtrail.tracer.serve.api.near_markers import near
 from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 
 ENOUGH_TOKENS = 10_000
@@ -29,14 +30,12 @@ FALL, FELL_BY = 2.0, 0.1
 RISE, ROSE_BY = 1.5, 0.2
 """The computed share of the tokens asked for has risen if it is more than `RISE` times what it was, and more than `ROSE_BY`
 above it: the definition of the alert KvtrailPrefillJump, too."""
-MORE = 2.0
-"""So many times as much prefill as before is worth a sentence, though nothing is wrong with it."""
 NONE_OF = 0.1
 """An engine hits next to nothing if its hit rate is less than this share of that of the others."""
 MOSTLY_NEW = 0.9
 """Where this share of what an engine computed was new to it, no hit was possible."""
 LEAST_MINUTES = 5
-"""The amount of prefill is compared over at least this many minutes before and after."""
+"""Models that are served later than this after the first row are left out of the sums of all engines."""
 GREW = 0.05
 """A cause is named if its share of the tokens asked for grew by this much."""
 BY_CHANCE = 3.0
@@ -102,8 +101,6 @@ class Split:
     at_s: int
     before: Sums
     after: Sums
-    before_s: int
-    after_s: int
 
 
 def of_sums(
@@ -127,11 +124,11 @@ def of_sums(
     for row in rows:
         by_engine.setdefault(row.engine, []).append(row)
     watch = _Watch(range_, markers, place, step_s)
-    engines = {engine: list(_splits(of, step_s)) for engine, of in by_engine.items()}
-    every = list(_splits(_since_the_beginning(rows, models), step_s))
-    changes = [_fall(watch, every, engines), _rise(watch, every, engines)]
-    found = changes[0] or changes[1]  # what is no hit is computed: one change needs one sentence
-    return [*found, *_without_hits(rows, place, models)] or _more(watch, every)
+    engines = {engine: list(_splits(of)) for engine, of in by_engine.items()}
+    every = list(_splits(_since_the_beginning(rows, models)))
+    # A token that is no hit is computed: one change needs one sentence.
+    found = _changed(watch, _HITS_FELL, every, engines) or _changed(watch, _PREFILL_ROSE, every, engines)
+    return [*found, *_without_hits(rows, place, models)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +154,12 @@ class _Watch:
         at = self.range_.at(best.at_ns)
         return f", as engine {self.place(best.engine)} {_BRIEFLY.get(best.kind, best.text)} ({at})"
 
-    def statement(self, kind: str, text: str, at_s: int, level: Level = Level.WARNING) -> Statement:
+    def statement(self, kind: str, text: str, at_s: int) -> Statement:
         """A statement about a change."""
         at = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return Statement(kind=kind, level=level, text=text, at_ns=at_s * 10**9, page="overview", query={"at": at})
+        return Statement(
+            kind=kind, level=Level.WARNING, text=text, at_ns=at_s * 10**9, page="overview", query={"at": at}
+        )
 
 
 def _needed(measures: Mapping[str, int]) -> dict[str, int]:
@@ -179,7 +178,7 @@ def _since_the_beginning(rows: Sequence[SavingsRow], models: Mapping[str, str]) 
     return [row for row in rows if first[models.get(row.engine)] <= until_s]
 
 
-def _splits(rows: Iterable[SavingsRow], step_s: int) -> Iterator[Split]:
+def _splits(rows: Iterable[SavingsRow]) -> Iterator[Split]:
     """The sums before and after each moment at which a row begins, where enough was asked for on both sides."""
     stretches: dict[int, Counter[str]] = {}
     whole: Counter[str] = Counter()
@@ -189,9 +188,7 @@ def _splits(rows: Iterable[SavingsRow], step_s: int) -> Iterator[Split]:
     before: Counter[str] = Counter()
     for at_s in sorted(stretches):
         after = Counter({name: value - before[name] for name, value in whole.items()})
-        split = Split(
-            at_s, Sums(dict(before)), Sums(after), at_s - min(stretches), max(stretches) + step_s - at_s
-        )  # fmt: skip
+        split = Split(at_s, Sums(dict(before)), Sums(after))
         if min(split.before.wanted, split.after.wanted) >= ENOUGH_TOKENS:
             yield split
         before.update(stretches[at_s])
@@ -206,83 +203,62 @@ def _is_chance(split: Split, before: float, after: float) -> bool:
     return abs(before - after) <= BY_CHANCE * error
 
 
-def _fell(splits: Iterable[Split]) -> Split | None:
-    """The moment at which the hit rate fell most."""
-    fallen = [
-        split
-        for split in splits
-        if split.after.hit_rate * FALL < split.before.hit_rate
-        and split.before.hit_rate - split.after.hit_rate >= FELL_BY
-        and not _is_chance(split, split.before.hit_rate, split.after.hit_rate)
-    ]
-    return max(fallen, key=lambda split: split.before.hit_rate - split.after.hit_rate, default=None)
+class _Worse(NamedTuple):
+    """A change for the worse of a share of tokens.
+
+    Attributes:
+        kind: that of its statement.
+        share: the share, of some sums.
+        is_one: whether it is such a change from the one share to the other.
+        words: the beginning of its sentence, with places for an engine and both shares.
+    """
+
+    kind: str
+    share: Callable[[Sums], float]
+    is_one: Callable[[float, float], bool]
+    words: str
+
+    def of(self, split: Split) -> tuple[float, float]:
+        """The share before and after."""
+        return self.share(split.before), self.share(split.after)
+
+    def largest(self, splits: Iterable[Split]) -> Split | None:
+        """The moment at which the share changed most."""
+        found = [each for each in splits if self.is_one(*self.of(each)) and not _is_chance(each, *self.of(each))]
+        return max(found, key=lambda each: abs(self.share(each.before) - self.share(each.after)), default=None)
 
 
-def _rose(splits: Iterable[Split]) -> Split | None:
-    """The moment at which the computed share of prompts rose most."""
-    risen = [
-        split
-        for split in splits
-        if split.after.computed_share > RISE * split.before.computed_share
-        and split.after.computed_share - split.before.computed_share > ROSE_BY
-        and not _is_chance(split, split.before.computed_share, split.after.computed_share)
-    ]
-    return max(risen, key=lambda split: split.after.computed_share - split.before.computed_share, default=None)
+_HITS_FELL = _Worse(
+    "hit-rate",
+    lambda sums: sums.hit_rate,
+    lambda before, after: after * FALL < before and before - after >= FELL_BY,
+    "Hit rate{} beyond vLLM's cache fell from {} to {}",
+)
+_PREFILL_ROSE = _Worse(
+    "prefill",
+    lambda sums: sums.computed_share,
+    lambda before, after: after > RISE * before and after - before > ROSE_BY,
+    "Prefill{} rose from {} to {} of the tokens asked for",
+)
 
 
-def _fall(watch: _Watch, every: list[Split], engines: Mapping[str, list[Split]]) -> list[Statement]:
-    """The hit rate fell: of all engines together, or of one."""
-    of_engine = {engine: split for engine, of in engines.items() if (split := _fell(of))}
-    if split := _fell(every):
-        text = (
-            f"Hit rate beyond vLLM's cache fell from {_hits(split)} at {watch.at(split.at_s)}{watch.event(split.at_s)}"
-        )
-        own = [f"of engine {watch.place(engine)} from {_hits(each)}" for engine, each in of_engine.items()]
-        only = f": {own[0]}" if len(own) == 1 < len(engines) else ""
-        return [watch.statement("hit-rate", f"{text}{only}{_grown(split)}", split.at_s)]
-    return [
-        watch.statement(
-            "hit-rate",
-            f"Hit rate of engine {watch.place(engine)} beyond vLLM's cache fell from {_hits(each)} at {watch.at(each.at_s)}"
-            f"{watch.event(each.at_s)}{_grown(each)}",
-            each.at_s,
-        )
-        for engine, each in of_engine.items()
-    ]
-
-
-def _rise(watch: _Watch, every: list[Split], engines: Mapping[str, list[Split]]) -> list[Statement]:
-    """More of each prompt is computed: by all engines together, or by one."""
-    found = {"": split} if (split := _rose(every)) else {}
-    if not found:
-        found = {engine: split for engine, of in engines.items() if (split := _rose(of))}
-    return [
-        watch.statement(
-            "prefill",
-            f"Prefill {f'of engine {watch.place(engine)} ' if engine else ''}rose from"
-            f" {percent(split.before.computed_share)} to {percent(split.after.computed_share)} of the tokens asked for at"
-            f" {watch.at(split.at_s)}{watch.event(split.at_s)}{_grown(split)}",
-            split.at_s,
-        )
-        for engine, split in found.items()
-    ]
-
-
-def _more(watch: _Watch, every: list[Split]) -> list[Statement]:
-    """More is computed since more is asked for: nothing is wrong with that."""
-    least_s = LEAST_MINUTES * 60
-    long = [each for each in every if min(each.before_s, each.after_s) >= least_s]
-    grown = [(_a_minute(s.after, s.after_s) / max(1.0, _a_minute(s.before, s.before_s)), s) for s in long]
-    times, split = max(grown, key=lambda each: each[0], default=(0.0, None))
-    if split is None or times <= MORE or split.before.computed < ENOUGH_TOKENS:
-        return []
-    before, after = _a_minute(split.before, split.before_s), _a_minute(split.after, split.after_s)
-    text = (
-        f"Prefill rose from {count(before)} to {count(after)} tokens a minute at {watch.at(split.at_s)}"
-        f"{watch.event(split.at_s)}: more was asked for, and {percent(split.after.computed_share)} of it is computed,"
-        f" {percent(split.before.computed_share)} before"
-    )
-    return [watch.statement("prefill", text, split.at_s, Level.CALM)]
+def _changed(
+    watch: _Watch, worse: _Worse, every: Iterable[Split], engines: Mapping[str, Iterable[Split]]
+) -> list[Statement]:
+    """The statements about a change for the worse: of all engines together, or else of single ones."""
+    own = {engine: split for engine, of in engines.items() if (split := worse.largest(of))}
+    whole = worse.largest(every)
+    statements = []
+    for engine, split in own.items() if whole is None else [("", whole)]:
+        of = f" of engine {watch.place(engine)}" if engine else ""
+        only = ""
+        if not engine and len(own) == 1 < len(engines):
+            ((name, its),) = own.items()
+            only = ": of engine {} from {} to {}".format(watch.place(name), *map(percent, worse.of(its)))
+        words = worse.words.format(of, *map(percent, worse.of(split)))
+        text = f"{words} at {watch.at(split.at_s)}{watch.event(split.at_s)}{only}{_grown(split)}"
+        statements.append(watch.statement(worse.kind, text, split.at_s))
+    return statements
 
 
 def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str, str]) -> list[Statement]:
@@ -325,14 +301,6 @@ def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str,
             Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="savings", query=query)
         )
     return statements
-
-
-def _hits(split: Split) -> str:
-    return f"{percent(split.before.hit_rate)} to {percent(split.after.hit_rate)}"
-
-
-def _a_minute(sums: Sums, length_s: int) -> float:
-    return sums.computed / (length_s / 60)
 
 
 def _grown(split: Split) -> str:

@@ -21,10 +21,9 @@ from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import FINAL, EngineState
 from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.serve.api.download import part_about
+from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.request_filter import Where
-from kvtrail.tracer.serve.api.time_range import MAX_NS
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000

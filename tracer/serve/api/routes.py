@@ -7,8 +7,6 @@ others.
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -19,7 +17,8 @@ from pydantic import BaseModel
 from kvtrail import __version__
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.serve.access import Access, OnlyWithToken
+from kvtrail.tracer.serve.access import OnlyWithToken
+from kvtrail.tracer.serve.allowed_hosts import AllowedHosts, OnlyAllowedHosts
 from kvtrail.tracer.serve.api import (
     changes,
     lanes,
@@ -30,22 +29,21 @@ from kvtrail.tracer.serve.api import (
     status_route,
     waste,
 )
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
+from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines
 from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
+from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import Limit
-from kvtrail.tracer.serve.api.time_range import MAX_NS
 from kvtrail.tracer.serve.errors import Where
-from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
 from kvtrail.tracer.serve.limits import DEFAULTS, Limits
 from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.outbox_sender import OutboxSender
 from kvtrail.tracer.serve.receive.http_receiver import http_routes
 from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
+from kvtrail.tracer.serve.tokens import Access
+from kvtrail.tracer.store import Reader, StoreError
 from kvtrail.tracer.store.sqlite import damage
 
 UNAVAILABLE = 503
@@ -81,23 +79,6 @@ class Health(BaseModel):
     `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
     that its connector holds and may hold on each worker (`held_bytes`, `memory_limit`); if there are very many, those that
     lost events, then the latest."""
-    recorders_by_status: dict[str, int]
-    """How many there are of each status."""
-
-
-class Overview(BaseModel):
-    """Recent activity and totals. Counts are tokens, bytes, calls or requests, as the names say."""
-
-    window_s: float
-    """What was asked for, up to the whole stretch in which it begins."""
-    activity: dict[str, dict[str, int]]
-    """For each kind of event within the window: its `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
-    totals: dict[str, int]
-    """Over all requests stored."""
-    judgements: int
-    """Of rules, since the tracer started."""
-    unknown: dict[str, int]
-    """Those that could not be made, by the reason: the names of `kvtrail.tracer.model.findings.Unknown` in lower case."""
 
 
 class Fleet(BaseModel):
@@ -107,11 +88,11 @@ class Fleet(BaseModel):
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
-    the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
-    `state` (one of `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), the exception
-    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine
-    without recorders has not been heard from lately, or another process hears it. If there are very many, those with
-    recorders, then the latest."""
+    the recorder's version (`kvtrail`), `open` requests, `recorders`, and how it is: its `state` (one of
+    `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), the exception (`ended_by`), with
+    how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine without recorders
+    has not reported lately, or another process receives its spans. If there are very many, those with recorders, then the
+    latest."""
     known: int
     """How many engines there are."""
     pairs: list[dict[str, Any]]
@@ -131,8 +112,8 @@ def application(
     metrics: Metrics,
     *,
     intake: Intake | None = None,
-    shipper: Shipper | None = None,
-    hosts: KnownHosts | None = None,
+    sender: OutboxSender | None = None,
+    hosts: AllowedHosts | None = None,
     tokens: Access | None = None,
     tenants: TenantNames | None = None,
     limits: Limits = DEFAULTS,
@@ -147,7 +128,7 @@ def application(
     )
     if tokens is not None:
         app.add_middleware(OnlyWithToken, tokens=tokens)
-    app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
+    app.add_middleware(OnlyAllowedHosts, hosts=hosts or AllowedHosts(("*",)))
     fresh = []
     if isinstance(process, Pipeline):
         intake = intake or Intake(process, most_bytes=limits.request_bytes)
@@ -178,7 +159,7 @@ def application(
 
     app.state.reader, app.state.process = reader, process
     api = APIRouter(prefix="/api", tags=["Reading"], dependencies=fresh)
-    _add_routes(api, process, shipper, reader)
+    _add_routes(api, process, sender, reader)
     requests.add_routes(api, process, reader)
     names = tenants or TenantNames()
     ranges.add_routes(api, reader, names)
@@ -212,7 +193,7 @@ def _add_probes(app: FastAPI, process: Live) -> None:
         return JSONResponse(body, status_code=200 if trouble is None else UNAVAILABLE)
 
 
-def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader) -> None:
+def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, reader: Reader) -> None:
     def state() -> dict[str, Any]:
         return {
             "version": __version__,
@@ -233,31 +214,18 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
 
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:
-        by_status = process.recorders.count_by_status()
         return Health(
             status=process.trouble or "ok",
             damage=damage.sentence(),
             **state(),
-            spool=None if shipper is None else shipper.state(),
+            spool=None if sender is None else sender.state(),
             known_findings=process.known_findings.status,
             recorders=recorders(),
-            recorders_by_status=by_status,
         )
 
-    @api.get("/overview", summary="Recent activity, and totals")
-    def overview(window_s: Annotated[int, Query(ge=1, le=ACTIVITY_KEPT_S)] = 60) -> Overview:
-        now_ns, stretch_ns = time.time_ns(), ACTIVITY_S * 10**9
-        since_ns = (now_ns - window_s * 10**9) // stretch_ns * stretch_ns
-        unknown: Counter[str] = Counter()
-        for (_, reason), count in process.unknown().items():
-            unknown[reason.name.lower()] += count
-        return Overview(
-            window_s=(now_ns - since_ns) / 1e9,
-            activity=reader.activity(since_ns=since_ns),
-            totals=reader.totals(),
-            judgements=process.checks().total(),
-            unknown=dict(unknown.most_common()),
-        )
+    @api.get("/totals", summary="How many requests and findings are stored, and their tokens")
+    def totals() -> dict[str, int]:
+        return reader.totals()
 
     @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
     def fleet(chosen: ChosenEngines) -> Fleet:
@@ -270,7 +238,6 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             by_engine.setdefault(recorder["engine"], []).append(recorder)
         latest_first = [*known][::-1]
         named = sorted(latest_first, key=lambda name: name not in by_engine)
-        heard = process.running()
         return Fleet(
             tracer={**state(), "open": sum(engine["open"] for engine in known.values())},
             engines=[
@@ -279,7 +246,6 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                     **known[name],
                     **resolver.engine(name),
                     "recorders": by_engine.get(name, []),
-                    "is_heard": name in heard,
                 }
                 for name in sorted(named[:MAX_ENGINES])
             ],

@@ -4,31 +4,60 @@ first page and that of findings."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.model.findings import WORST_FIRST
+from pydantic import BaseModel
+
+from kvtrail.tracer.model.findings import WORST_FIRST, Severity
 from kvtrail.tracer.model.known import Sighting, place_of
+from kvtrail.tracer.model.outcomes import HARM, Impact
 from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.serve.api import status
+from kvtrail.tracer.serve.api.filters import MAX_NS
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.status import Range, RuleSummary
 from kvtrail.tracer.store import FindingFilter, Reader
 
 LOOKED_AT = 20_000
 """Findings, the latest, for which it is asked what they did, and in how many requests they are."""
-STRETCHES = 30
-"""Of a rule's trend."""
 
 
-def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilter, range_: Range) -> list[RuleSummary]:
+class FindingCounts(BaseModel):
+    """How many findings of a rule there are, and what they did."""
+
+    findings: int
+    """Last seen in the range."""
+    looked_at: int
+    """Of these, the latest, for which it is known what they did: all of them, unless there are very many."""
+    requests: int
+    """In which those were found."""
+    healed: int
+    """Of those, how many the guard healed, each time."""
+    harmed: int
+    """Of those, how many with a request that failed or was lost, or an engine that died of it."""
+
+
+class RuleSummary(FindingCounts):
+    """The findings of one rule."""
+
+    rule: str
+    title: str
+    severity: Severity
+    not_known: FindingCounts
+    """Those that are not known."""
+    first_ns: int
+    last_ns: int
+    """When the rule's findings were first and last seen, over all time and whatever the range."""
+    new_since_ns: int | None
+    """When the engines of a service and model were last deployed, if those have the rule's findings since then only."""
+
+
+def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilter) -> list[RuleSummary]:
     """The rules with findings that meet the filter, which is that of the range: first those that did harm, then by what they
     can do."""
-    step_ns = max(1, -(-(range_.until_ns - range_.since_ns) // STRETCHES))
-    counts: dict[str, Counter[int]] = {}
+    counts: Counter[str] = Counter()
     severities: dict[str, str] = {}
-    for each in reader.findings_trend(which, step_ns=step_ns):
-        counts.setdefault(each["rule"], Counter())[each["at_ns"]] += each["findings"]
+    for each in reader.findings_trend(which, step_ns=MAX_NS):
+        counts[each["rule"]] += each["findings"]
         so_far = severities.get(each["rule"], each["severity"])
         severities[each["rule"]] = min(so_far, each["severity"], key=WORST_FIRST.__getitem__)
     if not counts:
@@ -43,17 +72,21 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
         for each in resolver.impacts(reader.findings_in_brief(which, limit=LOOKED_AT))
     ]
     times = _times(_meeting(which, reader.sightings()), resolver)
-    return status.by_weight(
-        status.summary(
-            {"rule": rule, "title": titles.get(rule, rule), "severity": severities[rule], **times.get(rule, _UNTIMED)},
-            [each for each in findings if each["rule"] == rule],
-            of_rule,
-            range_,
-            step_ns=step_ns,
-            not_known=not_known[rule],
+    summaries = []
+    for rule, number in counts.items():
+        own = [each for each in findings if each["rule"] == rule]
+        loud = [each for each in own if not each["is_known"]]
+        summaries.append(
+            RuleSummary(
+                rule=rule,
+                title=titles.get(rule, rule),
+                severity=Severity(severities[rule]),
+                not_known=_counts(loud, max(not_known[rule], len(loud))),
+                **_counts(own, number).model_dump(),
+                **times.get(rule, _UNTIMED),
+            )
         )
-        for rule, of_rule in counts.items()
-    )
+    return by_weight(summaries)
 
 
 _UNTIMED: dict[str, Any] = {"first_ns": 0, "last_ns": 0, "new_since_ns": None}
@@ -66,7 +99,6 @@ def _meeting(which: FindingFilter, sightings: Iterable[Sighting]) -> list[Sighti
         each
         for each in sightings
         if which.rule in ("", each.place.rule)
-        and which.engine in ("", each.place.engine)
         and which.connector in ("", each.place.connector)
         and (which.engines is None or each.place.engine in which.engines)
         and (only is None or each.place in only)
@@ -96,3 +128,24 @@ def _times(sightings: Iterable[Sighting], resolver: OutcomeResolver) -> dict[str
         }
         for rule, some in by_rule.items()
     }
+
+
+def _counts(findings: Sequence[Mapping[str, Any]], number: int) -> FindingCounts:
+    """Those that were looked at, of this number."""
+    return FindingCounts(
+        findings=number,
+        looked_at=len(findings),
+        requests=len({(each["engine"], each["request"]) for each in findings if each["request"]}),
+        healed=sum(each["did"] is Impact.HEALED for each in findings),
+        harmed=sum(each["did"] in HARM for each in findings),
+    )
+
+
+def by_weight(rules: Iterable[RuleSummary]) -> list[RuleSummary]:
+    """The rules: those first that did harm, then those that can do the worst; last those that are known as a whole."""
+
+    def weight(rule: RuleSummary) -> tuple[bool, bool, int, int, str]:
+        loud = rule.not_known
+        return not loud.findings, not loud.harmed, WORST_FIRST[rule.severity], -rule.findings, rule.rule
+
+    return sorted(rules, key=weight)

@@ -11,12 +11,12 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.memory_curves import memory_curves
 from kvtrail.tracer.liveness.engine import EngineState, Launch
-from kvtrail.tracer.liveness.outcome import HARM, Impact
 from kvtrail.tracer.model import store_size
-from kvtrail.tracer.model.findings import WORST_FIRST, Severity, clock, day
+from kvtrail.tracer.model.findings import clock, day
 from kvtrail.tracer.model.words import count, ended, indefinite, percent, size, some, with_open
 from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.savings.sums import savings_of
+from kvtrail.tracer.serve.api.rule_summaries import FindingCounts, RuleSummary
 
 ENOUGH_WANTED = 10_000
 """Tokens that must have been asked for beyond vLLM's cache, before a store's share of them is worth a sentence."""
@@ -48,40 +48,6 @@ class Statement(BaseModel):
     """Of the dashboard."""
     query: dict[str, str] = {}
     """What the page's address says, besides the range of time."""
-
-
-class FindingCounts(BaseModel):
-    """How many findings of a rule there are, and what they did."""
-
-    findings: int
-    """Last seen in the range."""
-    looked_at: int
-    """Of these, the latest, for which it is known what they did: all of them, unless there are very many."""
-    requests: int
-    """In which those were found."""
-    healed: int
-    """Of those, how many the guard healed, each time."""
-    harmed: int
-    """Of those, how many with a request that failed or was lost, or an engine that died of it."""
-
-
-class RuleSummary(FindingCounts):
-    """The findings of one rule."""
-
-    rule: str
-    title: str
-    severity: Severity
-    not_known: FindingCounts
-    """Those that are not known."""
-    first_ns: int
-    last_ns: int
-    """When the rule's findings were first and last seen, over all time and whatever the range."""
-    new_since_ns: int | None
-    """When the engines of a service and model were last deployed, if those have the rule's findings since then only."""
-    trend: list[int]
-    """Findings by stretch of `step_ns`; the first begins at `trend_from_ns`."""
-    trend_from_ns: int
-    step_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,51 +247,6 @@ def worst_first(statements: Iterable[Statement]) -> list[Statement]:
     """Statements in the order in which they are to be read."""
     levels = list(Level)
     return sorted(statements, key=lambda each: levels.index(each.level))
-
-
-def summary(
-    rule: Mapping[str, Any],
-    findings: Sequence[Mapping[str, Any]],
-    counts: Mapping[int, int],
-    range_: Range,
-    *,
-    step_ns: int,
-    not_known: int,
-) -> RuleSummary:
-    """The findings of a rule: those that were looked at, with what they `did` and whether each `is_known`; the `counts` of
-    all by the stretch in which each was last seen; and how many of all are `not_known`."""
-    first = range_.since_ns // step_ns * step_ns
-    stretches = range(first, range_.until_ns, step_ns)
-    loud = [each for each in findings if not each["is_known"]]
-    return RuleSummary(
-        **{name: rule[name] for name in ("rule", "title", "severity", "first_ns", "last_ns", "new_since_ns")},
-        **_counts(findings, sum(counts.values())).model_dump(),
-        not_known=_counts(loud, max(not_known, len(loud))),
-        trend=[counts.get(at_ns, 0) for at_ns in stretches],
-        trend_from_ns=first,
-        step_ns=step_ns,
-    )
-
-
-def _counts(findings: Sequence[Mapping[str, Any]], number: int) -> FindingCounts:
-    """Those that were looked at, of this number."""
-    return FindingCounts(
-        findings=number,
-        looked_at=len(findings),
-        requests=len({(each["engine"], each["request"]) for each in findings if each["request"]}),
-        healed=sum(each["did"] is Impact.HEALED for each in findings),
-        harmed=sum(each["did"] in HARM for each in findings),
-    )
-
-
-def by_weight(rules: Iterable[RuleSummary]) -> list[RuleSummary]:
-    """The rules: those first that did harm, then those that can do the worst; last those that are known as a whole."""
-
-    def weight(rule: RuleSummary) -> tuple[bool, bool, int, int, str]:
-        loud = rule.not_known
-        return not loud.findings, not loud.harmed, WORST_FIRST[rule.severity], -rule.findings, rule.rule
-
-    return sorted(rules, key=weight)
 
 
 def _few(statements: Sequence[Statement], one: str, many: str) -> list[Statement]:

@@ -9,16 +9,15 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
+from kvtrail.tracer.liveness.markers import BEFORE_NS
 from kvtrail.tracer.savings.minute_sums import HOUR_S, interval_s
-from kvtrail.tracer.serve.api import near_markers, regressions, status
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
-from kvtrail.tracer.serve.api.finding_filter import Findings
+from kvtrail.tracer.serve.api import regressions, status
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Findings, Moment, moments
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process import Live
-from kvtrail.tracer.serve.api.rule_summaries import rule_summaries
-from kvtrail.tracer.serve.api.status import Level, Range, RuleSummary, Statement
-from kvtrail.tracer.serve.api.time_range import Moment, moments
+from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.rule_summaries import RuleSummary, rule_summaries
+from kvtrail.tracer.serve.api.status import Level, Range, Statement
 from kvtrail.tracer.store import FindingFilter, Reader
 from kvtrail.tracer.store.sqlite import damage
 
@@ -43,14 +42,14 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
 
     @api.get("/findings/rules", summary="The findings of a range by rule, and what they did")
     def by_rule(asked: Findings) -> list[RuleSummary]:
-        which, since, until = asked.in_range(length_ns=HOUR_S * 10**9)
-        return rule_summaries(reader, asked.resolver, which, Range(since_ns=since, until_ns=until))
+        which, _, _ = asked.in_range(length_ns=HOUR_S * 10**9)
+        return rule_summaries(reader, asked.resolver, which)
 
     @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
     def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
         since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
         range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)
-        rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until), range_)
+        rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until))
         rows = [row for row in reader.savings(since_ns=since, until_ns=until) if chosen is None or row.engine in chosen]
         launches = [*reader.launches(since_ns=since, until_ns=until)]
         launches += (each for each in resolver.launches.values() if each.state is EngineState.LOST_CONTACT)
@@ -66,7 +65,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             *regressions.of_sums(
                 rows,
                 range_,
-                every_marker(resolver, reader, since_ns=since - near_markers.BEFORE_NS, until_ns=until, chosen=chosen),
+                every_marker(resolver, reader, since_ns=since - BEFORE_NS, until_ns=until, chosen=chosen),
                 place,
                 models={engine: str(about["model"]) for engine, about in resolver.engines.items()},
                 step_s=interval_s(since, until),

@@ -3,7 +3,7 @@ the requests that did."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -16,8 +16,7 @@ from kvtrail.tracer.savings.cause_sums import causes_of
 from kvtrail.tracer.savings.minute_sums import interval_s
 from kvtrail.tracer.savings.sums import prefill_rates
 from kvtrail.tracer.savings.waste import WASTED, Waste, WasteFilter, WasteSum, grouped
-from kvtrail.tracer.serve.api.engine_filter import ChosenEngines
-from kvtrail.tracer.serve.api.time_range import Moment, moments
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Reader
 
@@ -60,7 +59,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
     @api.get("/waste", summary="What was computed although a cache had held it: by whom, and which requests")
     def waste(
-        chosen: ChosenEngines, engine: str = "", tenant: str = "", cause: str = "",
+        chosen: ChosenEngines, tenant: str = "", cause: str = "",
         prefix: Annotated[str, Query(description="as `by_prefix` names it")] = "",
         since_ns: Moment = None, until_ns: Moment = None,
     ) -> WasteReport:  # fmt: skip
@@ -71,66 +70,43 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         since, until = since // step_ns * step_ns, -(-until // step_ns) * step_ns
         rows = reader.savings(since_ns=since, until_ns=until, stretch_s=(until - since) // 10**9)
         which = WasteFilter(
-            since_ns=since, until_ns=until, engine=engine, tenant=tenant, cause=cause, engines=chosen,
+            since_ns=since, until_ns=until, tenant=tenant, cause=cause, engines=chosen,
             prefixes=[prefix] if prefix else None,
         )  # fmt: skip
         start = reader.wasted_from(which, limit=MOST_ROWS)
-        known = reader.engines()
-        answer = _Answer(reader, replace(which, since_ns=start), prefill_rates(rows))
+        which, rates, known = replace(which, since_ns=start), prefill_rates(rows), reader.engines()
         computed = sum(
             tokens
             for row in rows
-            if engine in ("", row.engine) and (chosen is None or row.engine in chosen)
+            if chosen is None or row.engine in chosen
             for name, tokens in causes_of(row.measures).items()
             if name.partition(":")[0] not in REUSED
         )
-        names = {name: each["name"] for name, each in known.items()}
-        models = {name: each["model"] for name, each in known.items()}
-        by = [By.ENGINE, By.TENANT, By.CAUSE, By.TIER]
-        every = reader.wasted(by, answer.which, limit=MOST_GROUPS)
 
-        def groups(labels: Sequence[str], *places: int) -> list[dict[str, Any]]:
-            found = grouped(every, lambda of: tuple(of[at] for at in places), engine=0, rates=answer.rates)
-            return _listed(labels, found)[:SHOWN_GROUPS]
+        def listed(
+            sums: Sequence[WasteSum], labels: Sequence[str], of: Callable[[tuple[str, ...]], tuple[str, ...]]
+        ) -> list[dict[str, Any]]:
+            found = grouped(sums, of, engine=0, rates=rates)
+            return [{**dict(zip(labels, group, strict=True)), **asdict(waste)} for group, waste in found.items()]
 
-        by_model = grouped(every, lambda of: (models.get(of[0], ""),), engine=0, rates=answer.rates)
-        whole = grouped(every, lambda of: (), engine=0, rates=answer.rates).get((), Waste())
+        every = reader.wasted([By.ENGINE, By.TENANT, By.CAUSE, By.TIER], which, limit=MOST_GROUPS)
+        of_tenants = listed(every, ["tenant"], lambda of: (of[1],))[:SHOWN_GROUPS]
+        # Prompts whose hashes are not known have a prefix without a name: it is left out.
+        top = [name for each in reader.wasted([By.PREFIX], which, limit=MOST_PREFIXES + 1) if (name := each.of[0])]
+        narrowed = replace(which, prefixes=top[:MOST_PREFIXES])
+        prefixes = reader.wasted([By.ENGINE, By.PREFIX], narrowed, limit=MOST_GROUPS) if top else []
+        requests = reader.wasted([By.ENGINE, By.REQUEST, By.PREFIX], which, limit=MOST_REQUESTS)
         return WasteReport(
             since_ns=since,
             until_ns=until,
             covered_from_ns=start,
             computed=computed,
-            whole=asdict(whole),
-            by_cause=groups(["cause", "tier"], 2, 3),
-            by_tenant=[{**each, "tenant_name": tenants.of(each["tenant"])} for each in groups(["tenant"], 1)],
-            by_model=_listed(["model"], by_model)[:SHOWN_GROUPS],
-            by_engine=groups(["engine"], 0),
-            by_prefix=answer.prefixes(),
-            requests=answer.requests(),
-            engine_names={name: names[name] for name in {each.of[0] for each in every} if name in names},
+            whole=next(iter(listed(every, [], lambda of: ())), asdict(Waste())),
+            by_cause=listed(every, ["cause", "tier"], lambda of: of[2:4])[:SHOWN_GROUPS],
+            by_tenant=[{**each, "tenant_name": tenants.of(each["tenant"])} for each in of_tenants],
+            by_model=listed(every, ["model"], lambda of: (known.get(of[0], {}).get("model", ""),))[:SHOWN_GROUPS],
+            by_engine=listed(every, ["engine"], lambda of: of[:1])[:SHOWN_GROUPS],
+            by_prefix=listed(prefixes, ["prefix"], lambda of: of[1:]),
+            requests=listed(requests, ["engine", "request", "prefix"], lambda of: of),
+            engine_names={name: known[name]["name"] for name in {each.of[0] for each in every} if name in known},
         )
-
-
-class _Answer:
-    """The parts of one answer that have queries of their own."""
-
-    def __init__(self, reader: Reader, which: WasteFilter, rates: dict[str, float]) -> None:
-        self._reader, self.which, self.rates = reader, which, rates
-
-    def prefixes(self) -> list[dict[str, Any]]:
-        """The most expensive prefixes. Those of unknown hashes are left out."""
-        top = [each.of[0] for each in self._reader.wasted([By.PREFIX], self.which, limit=MOST_PREFIXES + 1)]
-        top = [name for name in top if name][:MOST_PREFIXES]
-        which = replace(self.which, prefixes=top)
-        parts = self._reader.wasted([By.ENGINE, By.PREFIX], which, limit=MOST_GROUPS) if top else []
-        return _listed(["prefix"], grouped(parts, lambda of: (of[1],), engine=0, rates=self.rates))
-
-    def requests(self) -> list[dict[str, Any]]:
-        """The requests that computed most again."""
-        by = [By.ENGINE, By.REQUEST, By.PREFIX]
-        found: list[WasteSum] = self._reader.wasted(by, self.which, limit=MOST_REQUESTS)
-        return _listed(["engine", "request", "prefix"], grouped(found, lambda of: of, engine=0, rates=self.rates))
-
-
-def _listed(labels: Sequence[str], found: dict[tuple[str, ...], Waste]) -> list[dict[str, Any]]:
-    return [{**dict(zip(labels, of, strict=True)), **asdict(waste)} for of, waste in found.items()]

@@ -1,8 +1,7 @@
-"""What the gauges of an engine show: its recorders, its waiting loads and frees, and its host memory."""
+"""The gauges of an engine: its recorders, its waiting loads and frees, and the blocks that it keeps for others."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -11,69 +10,76 @@ from kvtrail.tracer.detect.kept import KeptFor, KeptHandOff
 from kvtrail.tracer.liveness.recorders import INFO, Contact, RecorderState
 from kvtrail.tracer.model.findings import Finding
 
+GAUGES = {
+    "engine_last_received_timestamp_seconds": ("Arrival of an engine's latest span.", ()),
+    "engine_recorders": ("Recorders of an engine that have not ended.", ()),
+    "events_outstanding": ("Events with a known number that have not arrived.", ()),
+    "recorder_untold": ("What an engine's recorders could not record.", ()),
+    "recorder_probes_off": ("Probes of connectors that have switched themselves off.", ()),
+    "open_loads": ("Asynchronous loads that have not been received.", ()),
+    "open_load_oldest_seconds": ("Age of the oldest open load, or 0.", ()),
+    "overdue_loads": ("Open loads that are late: findings of `stuck-load`.", ("known",)),
+    "kept_requests": ("Ended requests with blocks that are still held.", ()),
+    "kept_blocks": ("Blocks held for them, where the recorder names them.", ()),
+    "kept_oldest_seconds": ("Time since the oldest of them ended, or 0.", ()),
+    "overdue_frees": ("Kept requests that are late: findings of `late-free`.", ("known",)),
+    "handoffs_kept": ("Hand-offs with blocks that an engine keeps now, by what for.", ("state",)),
+    "handoffs_kept_blocks": ("Blocks that it keeps for them.", ("state",)),
+    "handoffs_kept_oldest_seconds": ("Age of the oldest of them, or 0.", ("state",)),
+    "pool_blocks": ("KV blocks of the engine's pool.", ()),
+}
+"""By name: what a gauge shows, and its labels besides `engine`. Ages are by the engine's own clock: nothing of an engine that
+has stopped reporting ages."""
+_OF_STATES = tuple(name for name, (_, labels) in GAUGES.items() if labels == ("state",))
+KNOWN, NOT_KNOWN = "true", "false"
+_NOT_ALWAYS = ("pool_blocks",)
+"""Gauges without a series where no recorder says the number."""
 _LATE_LOAD, _LATE_FREE = "stuck-load", "late-free"
 """The rules with findings that are shown as long as what they found lasts."""
+Values = dict[tuple[str, ...], float]
+"""The values of gauges by name and labels."""
+
+
+def _zeros() -> Values:
+    names = [name for name, (_, labels) in GAUGES.items() if not labels and name not in _NOT_ALWAYS]
+    overdue = [(name, label) for name in ("overdue_loads", "overdue_frees") for label in (KNOWN, NOT_KNOWN)]
+    return dict.fromkeys([*((name,) for name in names), *overdue], 0.0)
 
 
 @dataclass(slots=True)
-class KeptSum:
-    """How many hand-offs, for how many blocks, and the age of the oldest, by the engine's own clock."""
-
-    handoffs: int = 0
-    blocks: int = 0
-    oldest_ns: int = 0
-
-    def add(self, kept: KeptHandOff) -> None:
-        self.handoffs += 1
-        self.blocks += kept.blocks
-        self.oldest_ns = max(self.oldest_ns, kept.age_ns)
-
-
-@dataclass(slots=True, kw_only=True)
 class EngineGauges:
-    """The values of an engine's gauges.
+    """What the gauges of an engine show.
 
     Attributes:
         engine: vLLM's engine id.
         info: values of the labels `INFO`.
         heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
-        recorders: how many of its recorders have neither closed nor terminated, as far as they send heartbeats or have
-            reported a moment ago.
-        outstanding: events with a known sequence number that have not arrived (yet).
-        not_recorded: how often its recorders could not record something.
-        probes_off: how many connectors' probes have switched themselves off, in all of its recorders.
-        open_loads: asynchronous loads that have not been received.
-        open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has stopped reporting does
-            not age.
-        overdue_loads: open loads that the rule `stuck-load` has found, by whether that is known.
-        kept_requests: ended requests with blocks that the connector still holds.
-        kept_blocks: how many blocks those are, where the recorder names them.
-        kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
-        overdue_frees: of those requests, the ones that the rule `late-free` has found, by whether that is known.
-        kept: of the hand-offs with blocks that it keeps, by what for; empty for an engine that has never given any.
-        pool_blocks: KV blocks of its pool; None where no recorder says.
-        held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
-            where no recorder knows.
+        values: those that are known.
     """
 
     engine: str
     info: tuple[str, ...] = ("",) * len(INFO)
     heard_ns: int = 0
-    recorders: int = 0
-    outstanding: int = 0
-    not_recorded: int = 0
-    probes_off: int = 0
-    open_loads: int = 0
-    open_load_oldest_ns: int = 0
-    overdue_loads: Counter[bool] = field(default_factory=Counter)
-    kept_requests: int = 0
-    kept_blocks: int = 0
-    kept_oldest_ns: int = 0
-    overdue_frees: Counter[bool] = field(default_factory=Counter)
-    kept: dict[KeptFor, KeptSum] = field(default_factory=dict)
-    pool_blocks: int | None = None
-    held_bytes: int | None = None
-    memory_limit: int | None = None
+    values: Values = field(default_factory=_zeros)
+
+    def add(self, name: str, amount: float, *labels: str) -> None:
+        """Add to a gauge."""
+        self.values[name, *labels] += amount
+
+    def add_overdue(self, name: str, known: Iterable[bool]) -> None:
+        """Count something overdue, by whether it is known."""
+        for is_known in known:
+            self.add(name, 1, KNOWN if is_known else NOT_KNOWN)
+
+    def begin_kept(self) -> None:
+        """Begin the gauges of what it keeps for others at 0, for whatever it is kept: one that was shown may be 0 now."""
+        for name in _OF_STATES:
+            for kept_for in KeptFor:
+                self.values.setdefault((name, kept_for), 0.0)
+
+    def raise_to(self, name: str, value: float, *labels: str) -> None:
+        """Raise a gauge to this value, if it is lower."""
+        self.values[name, *labels] = max(self.values.get((name, *labels), 0.0), value)
 
 
 def engine_gauges(
@@ -86,45 +92,38 @@ def engine_gauges(
     whether a finding is known."""
     states: dict[str, EngineGauges] = {}
     for recorder in recorders:
-        state = states.setdefault(recorder.engine, EngineGauges(engine=recorder.engine))
+        state = states.setdefault(recorder.engine, EngineGauges(recorder.engine))
         state.heard_ns = max(state.heard_ns, recorder.heard_ns)
         state.info = recorder.info  # of the one that was met last, as in the store
-        state.recorders += recorder.contact in (Contact.RUNNING, Contact.LOST)
-        state.outstanding += recorder.missing
-        state.not_recorded += sum(recorder.untold.values())
-        state.probes_off += len(recorder.probes_off)
-        state.pool_blocks = _most(state.pool_blocks, recorder.pool_blocks)
-        state.held_bytes = _most(state.held_bytes, recorder.held_bytes)
-        state.memory_limit = _most(state.memory_limit, recorder.memory_limit)
+        state.raise_to("engine_last_received_timestamp_seconds", state.heard_ns / 1e9)
+        state.add("engine_recorders", recorder.contact in (Contact.RUNNING, Contact.LOST))
+        state.add("events_outstanding", recorder.missing)
+        state.add("recorder_untold", sum(recorder.untold.values()))
+        state.add("recorder_probes_off", len(recorder.probes_off))
+        if recorder.pool_blocks is not None:
+            state.raise_to("pool_blocks", recorder.pool_blocks)
     for account, now_ns in detector.waiting():
-        waiting = states.get(account.engine)
-        if waiting is None:
+        if (waiting := states.get(account.engine)) is None:
             continue
-        evidence = account.evidence
-        late = [
-            finding
-            for finding in detector.findings.get((account.engine, account.request), {}).values()
-            if finding.rule in (_LATE_LOAD, _LATE_FREE)
-        ]
+        evidence, found = account.evidence, detector.findings.get((account.engine, account.request), {}).values()
+        late = {(each.rule, is_known(each)) for each in found if each.rule in (_LATE_LOAD, _LATE_FREE)}
         if evidence.loading is not None and account.ended_ns is None:
-            waiting.open_loads += 1
-            waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - evidence.loading.end_ns)
-            waiting.overdue_loads.update({is_known(each) for each in late if each.rule == _LATE_LOAD})
+            waiting.add("open_loads", 1)
+            waiting.raise_to("open_load_oldest_seconds", (now_ns - evidence.loading.end_ns) / 1e9)
+            waiting.add_overdue("overdue_loads", [each for rule, each in late if rule == _LATE_LOAD])
         if evidence.end is not None:
-            waiting.kept_requests += 1
             held = evidence.end.blocks_ids or ()
-            waiting.kept_blocks += len(held) or (0 if evidence.blocks is None else evidence.blocks.held)
-            waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
-            waiting.overdue_frees.update({is_known(each) for each in late if each.rule == _LATE_FREE})
+            waiting.add("kept_requests", 1)
+            waiting.add("kept_blocks", len(held) or (0 if evidence.blocks is None else evidence.blocks.held))
+            waiting.raise_to("kept_oldest_seconds", (now_ns - evidence.end.end_ns) / 1e9)
+            waiting.add_overdue("overdue_frees", [each for rule, each in late if rule == _LATE_FREE])
     for (giver, _), _ in detector.handoffs.flows.known():
         if giver in states:
-            states[giver].kept = {kept_for: KeptSum() for kept_for in KeptFor}
+            states[giver].begin_kept()
     for each in kept:
-        if each.engine in states:
-            states[each.engine].kept.setdefault(each.state, KeptSum()).add(each)
+        if (keeper := states.get(each.engine)) is not None:
+            keeper.begin_kept()
+            keeper.add("handoffs_kept", 1, each.state)
+            keeper.add("handoffs_kept_blocks", each.blocks, each.state)
+            keeper.raise_to("handoffs_kept_oldest_seconds", each.age_ns / 1e9, each.state)
     return list(states.values())
-
-
-def _most(*sizes: int | None) -> int | None:
-    """The largest of those that are known."""
-    return max((size for size in sizes if size is not None), default=None)

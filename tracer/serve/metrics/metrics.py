@@ -24,7 +24,6 @@ from prometheus_client.registry import Collector
 
 from kvtrail import __version__
 from kvtrail.tracer.causes.causes import GPU, STORE
-from kvtrail.tracer.detect.kept import KeptFor
 from kvtrail.tracer.events.events import (
     BlockCheck,
     CutOff,
@@ -36,7 +35,6 @@ from kvtrail.tracer.events.events import (
     Plan,
     Received,
     RequestEnd,
-    Side,
     Store,
     TransferEnd,
 )
@@ -51,15 +49,14 @@ from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
+from kvtrail.tracer.serve.metrics.bounded_series import OTHER, Series
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
-from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, KeptSum
-from kvtrail.tracer.serve.metrics.series import OTHER, Series
-from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.serve.metrics.engine_gauges import GAUGES, KNOWN, NOT_KNOWN, EngineGauges
+from kvtrail.tracer.serve.outbox_sender import OutboxSender
 
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-KEPT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 480.0, 600.0)
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 _LOST = frozenset(Lost)
 OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown", CUT_OFF})
@@ -73,7 +70,6 @@ TIERS = frozenset({"", GPU, STORE, *SOURCES})
 LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
 """Why blocks are looked at."""
 FIRST, RESUMED = "first", "resumed"
-KNOWN, NOT_KNOWN = "true", "false"
 _CONNECTOR = ("engine", "connector")
 _EPOCH = (*_CONNECTOR, "epoch")
 
@@ -115,24 +111,18 @@ class _ChecksCollector(Collector):
 
 
 class _SpoolCollector(Collector):
-    def __init__(self, shipper: Shipper) -> None:
-        self._shipper = shipper
+    def __init__(self, sender: OutboxSender) -> None:
+        self._sender = sender
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        waiting = self._shipper.outbox.waiting()
+        waiting = self._sender.outbox.waiting()
         oldest_s = max(0.0, time.time() - waiting.oldest_ns / 1e9) if waiting.oldest_ns else 0.0
-        for name, text, value in (
-            ("batches", "Batches that wait to be sent to ClickHouse.", waiting.batches),
-            ("bytes", "Compressed bytes of them.", waiting.bytes),
-            ("oldest_seconds", "Age of the oldest of them, or 0.", oldest_s),
-        ):
-            yield GaugeMetricFamily(f"kvtrail_spool_{name}", text, value)
-        for name, text, value in (
-            ("sent_spans", "Spans that were sent to ClickHouse.", self._shipper.sent_spans),
-            ("failures", "Times that ClickHouse did not take what was sent; it is sent again.", self._shipper.failures),
-            ("dropped_spans", "Spans that were not sent, as the spool was full.", waiting.dropped_spans),
-        ):
-            yield CounterMetricFamily(f"kvtrail_spool_{name}", text, value)
+        yield GaugeMetricFamily(
+            "kvtrail_spool_bytes", "Compressed bytes that wait to be sent to ClickHouse.", waiting.bytes
+        )
+        yield GaugeMetricFamily("kvtrail_spool_oldest_seconds", "Age of the oldest of them, or 0.", oldest_s)
+        text = "Spans that were not sent, as the spool was full."
+        yield CounterMetricFamily("kvtrail_spool_dropped_spans", text, waiting.dropped_spans)
 
 
 class Metrics:
@@ -150,7 +140,6 @@ class Metrics:
 
         # What the connectors do.
         self.lookups = counter("lookups", "Lookups, by their answer.", (*_CONNECTOR, "answer"))
-        self.lookup_tokens = counter("lookup_tokens_returned", "Tokens that lookups returned.", _CONNECTOR)
         self.admissions = counter("admissions", "Lookups with an answer that led to an allocation.", _EPOCH)
         self.queried = counter("queried_tokens", "Tokens that the connector was asked for at admissions.", _EPOCH)
         self.hits = counter("hit_tokens", "External tokens that blocks were allocated for.", (*_EPOCH, "source"))
@@ -194,12 +183,6 @@ class Metrics:
         )
         self.handoffs = counter(
             "handoffs", "Hand-offs that ended, by the side that says so, and how.", (*_CONNECTOR, "side", "outcome")
-        )
-        self.kept_seconds = durations(
-            "handoff_kept_duration_seconds",
-            "Time that an engine kept the blocks of a hand-off, from its request's end.",
-            (*_CONNECTOR, "outcome"),
-            buckets=KEPT_SECONDS,
         )
         self.findings = counter(
             "findings",
@@ -245,7 +228,6 @@ class Metrics:
                 self._rejected.labels(transport, why)
         self.trace_file_lost = counter("trace_file_lost", "Requests that are stored, and missing in the trace file.")
         self.trace_file_waiting = gauge("trace_file_waiting_bytes", "Bytes of requests that wait to be copied.")
-        self.log_left_out = counter("log_messages_left_out", "Messages that were too many of their kind for the log.")
         self.ingest_seconds = histogram(
             "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS
         )
@@ -268,43 +250,13 @@ class Metrics:
             ("engine", "kind"),
         )
         self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
-        states: tuple[tuple[str, str, Callable[[EngineGauges], float | None]], ...] = (
-            (
-                "engine_last_received_timestamp_seconds",
-                "Arrival of an engine's latest span.",
-                lambda s: s.heard_ns / 1e9,
-            ),
-            ("engine_recorders", "Recorders of an engine that have not ended.", lambda s: s.recorders),
-            ("events_outstanding", "Events with a known number that have not arrived.", lambda s: s.outstanding),
-            ("recorder_untold", "What an engine's recorders could not record.", lambda s: s.not_recorded),
-            ("recorder_probes_off", "Probes of connectors that have switched themselves off.", lambda s: s.probes_off),
-            ("open_loads", "Asynchronous loads that have not been received.", lambda s: s.open_loads),
-            ("open_load_oldest_seconds", "Age of the oldest open load, or 0.", lambda s: s.open_load_oldest_ns / 1e9),
-            ("kept_requests", "Ended requests with blocks that are still held.", lambda s: s.kept_requests),
-            ("kept_blocks", "Blocks held for them, where the recorder names them.", lambda s: s.kept_blocks),
-            ("kept_oldest_seconds", "Time since the oldest of them ended, or 0.", lambda s: s.kept_oldest_ns / 1e9),
-            ("pool_blocks", "KV blocks of the engine's pool.", lambda s: s.pool_blocks),
-            ("held_bytes", "Host memory that a connector holds, on each worker.", lambda s: s.held_bytes),
-            ("held_limit_bytes", "Host memory that it may hold, on each worker.", lambda s: s.memory_limit),
-        )
-        overdue: tuple[tuple[str, str, Callable[[EngineGauges], Mapping[bool, int]]], ...] = (
-            ("overdue_loads", "Open loads that are late: findings of `stuck-load`.", lambda s: s.overdue_loads),
-            ("overdue_frees", "Kept requests that are late: findings of `late-free`.", lambda s: s.overdue_frees),
-        )
-        kept: tuple[tuple[str, str, Callable[[KeptSum], float]], ...] = (
-            ("handoffs_kept", "Hand-offs with blocks that an engine keeps now, by what for.", lambda s: s.handoffs),
-            ("handoffs_kept_blocks", "Blocks that it keeps for them.", lambda s: s.blocks),
-            ("handoffs_kept_oldest_seconds", "Age of the oldest of them, or 0.", lambda s: s.oldest_ns / 1e9),
-        )
-        self._kept = [(gauge(name, text, ("engine", "state")), read) for name, text, read in kept]
-        self._overdue = [(gauge(name, text, ("engine", "known")), read) for name, text, read in overdue]
-        self._states = [(gauge(name, text, ("engine",)), read) for name, text, read in states]
+        self._gauges = {name: gauge(name, text, ("engine", *labels)) for name, (text, labels) in GAUGES.items()}
 
         # An alert sees no increase in a series that begins at 1.
         moved = (self.load_tokens, self.load_bytes, self.store_tokens, self.store_bytes)
         by_epoch = (self.admissions, self.queried, self.local, self.recomputed)
         self._begin_at_0: list[tuple[Counter, tuple[str, ...]]] = [
-            *((metric, ()) for metric in (self.healed, self.preemptions, self.evicted, self.lookup_tokens, *moved)),
+            *((metric, ()) for metric in (self.healed, self.preemptions, self.evicted, *moved)),
             *((metric, (epoch,)) for metric in by_epoch for epoch in (FIRST, RESUMED)),
             *((self.hits, (epoch, UNSPECIFIED)) for epoch in (FIRST, RESUMED)),
             *((self.lookups, (answer,)) for answer in ("hit", "miss", "later", "error")),
@@ -327,9 +279,9 @@ class Metrics:
         """Add the counters of verdicts and of reasons, which are read when Prometheus scrapes."""
         self.registry.register(_ChecksCollector(checks, reasons))
 
-    def watch_spool(self, shipper: Shipper) -> None:
+    def watch_spool(self, sender: OutboxSender) -> None:
         """Add the metrics of what waits to be sent to ClickHouse, which are read when Prometheus scrapes."""
-        self.registry.register(_SpoolCollector(shipper))
+        self.registry.register(_SpoolCollector(sender))
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """The page in a format that the `accept` header allows, and its content type."""
@@ -427,26 +379,20 @@ class Metrics:
 
     def _count_handed_over(self, ended: HandedOver, counts: _Counts) -> None:
         counts.add(self.handoffs, 1, ended.side, ended.outcome)
-        if ended.side is Side.GIVES:
-            counts.time(self.kept_seconds, ended.event, ended.lasted_ns, ended.outcome)
 
     def _count_lookup(self, event: Lookup, counts: _Counts) -> None:
         answer = "later" if event.returned is None else "hit" if event.returned else "miss"
         counts.add(self.lookups, 1, "error" if event.error else answer)
-        counts.add(self.lookup_tokens, max(0, event.returned or 0))
         counts.time(self.lookup_seconds, event, event.end_ns - event.start_ns)
         if event.refused is not None:
             counts.add(self.healed, 1)
 
-    def _count_load(self, event: Load, counts: _Counts) -> None:
-        self._count_copy(event, counts, self.load_tokens, self.load_bytes, self.load_seconds)
-
-    def _count_store(self, event: Store, counts: _Counts) -> None:
-        self._count_copy(event, counts, self.store_tokens, self.store_bytes, self.store_seconds)
-
-    def _count_copy(
-        self, event: Load | Store, counts: _Counts, tokens: Counter, bytes_: Counter, seconds: Durations
-    ) -> None:
+    def _count_copy(self, event: Load | Store, counts: _Counts) -> None:
+        load, store = (
+            (self.load_tokens, self.load_bytes, self.load_seconds),
+            (self.store_tokens, self.store_bytes, self.store_seconds),
+        )
+        tokens, bytes_, seconds = load if isinstance(event, Load) else store
         counts.add(tokens, event.count)
         counts.add(bytes_, event.bytes or 0)
         if event.end_ns > event.start_ns:  # a log line has one moment only
@@ -536,15 +482,8 @@ class Metrics:
         if not self._series.has_own(state.engine):
             return
         self.describe(state.engine, state.info)
-        for gauge, read in self._states:
-            if (value := read(state)) is not None:  # what nobody knows has no series
-                self._series.at(gauge, state.engine).set(value)
-        for gauge, read_overdue in self._overdue:
-            for is_known, label in ((False, NOT_KNOWN), (True, KNOWN)):
-                self._series.at(gauge, state.engine, label).set(read_overdue(state).get(is_known, 0))
-        for gauge, read_kept in self._kept if state.kept else ():
-            for kept_for in KeptFor:
-                self._series.at(gauge, state.engine, kept_for).set(read_kept(state.kept.get(kept_for, KeptSum())))
+        for (name, *labels), value in state.values.items():
+            self._series.at(self._gauges[name], state.engine, *labels).set(value)
 
     def retire(self, engine: str) -> None:
         """Remove the series of an engine that has been silent for long."""
@@ -554,8 +493,8 @@ class Metrics:
 
 _COUNT: dict[str, Callable[..., None]] = {
     Kind.LOOKUP: Metrics._count_lookup,
-    Kind.LOAD: Metrics._count_load,
-    Kind.STORE: Metrics._count_store,
+    Kind.LOAD: Metrics._count_copy,
+    Kind.STORE: Metrics._count_copy,
     Kind.LOAD_PLAN: Metrics._count_plan,
     Kind.STORE_PLAN: Metrics._count_plan,
     Kind.TRANSFER_END: Metrics._count_transfer_end,

@@ -15,11 +15,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from kvtrail.tracer.serve.access import Access, Tls, TokenInterceptor
+from kvtrail.tracer.serve.access import Tls, TokenInterceptor
 from kvtrail.tracer.serve.bind_address import address, bound
 from kvtrail.tracer.serve.limits import MIB, RETRY_S
 from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.receive.intake import ANNOUNCED, Busy, Intake, TooLarge
+from kvtrail.tracer.serve.tokens import Access
 from kvtrail.tracer.store import StoreError
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"

@@ -104,11 +104,7 @@ class Pipeline:
         if resume:
             self.resume()
         metrics.watch_checks(self.checks, self.unknown)
-        metrics.watch("spans_behind", "Spans that are stored and not judged, after a start.", lambda: self.spans_behind)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
-        metrics.watch(
-            "last_received_timestamp_seconds", "Arrival of the last batch.", lambda: (self.last_received_ns or 0) / 1e9
-        )
 
     def ingest(self, payload: bytes, *, transport: str) -> Refused | None:
         """Process a request: an `ExportTraceServiceRequest` in binary form. When this returns, it is stored, except for spans

@@ -91,8 +91,7 @@ def test_requests_of_an_engine_that_ended_are_abandoned(api: Tracer) -> None:
 
 def test_overview_rules_and_openapi(api: Tracer) -> None:
     feed(api, STORY, request="overview-0123abcd", recorder="overview")
-    overview = api.get("/api/overview", window_s=60)
-    assert overview["totals"]["findings"] >= 1
+    assert api.get("/api/totals")["findings"] >= 1
     rules = api.get("/api/rules")
     assert {"stale-lookup", "over-report", "full-hit", "alloc-mismatch"} <= {rule["id"] for rule in rules}
     assert httpx.get(f"{api.url}/docs", timeout=SLOW_S).status_code == 200

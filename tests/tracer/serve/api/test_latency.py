@@ -75,12 +75,10 @@ def test_a_request_that_waited_for_its_load_has_that_in_its_phases(fed: Tracer) 
     assert sum(row["tokens"].values()) == 749
     for name in ("duration", "first_token", "load_wait", "prefill", "decode"):
         assert by_name[name]["requests"] == 1, name
-        ((low, high, count),) = by_name[name]["bins"]
-        assert low <= row["times"][name] < high
-        assert count == 1
+        assert by_name[name]["p50_ns"] == pytest.approx(row["times"][name], rel=0.05)
     assert by_name["load_wait"]["p50_ns"] > 0.8e9
     assert by_name["preempted"] == {
-        "of": "preempted", "requests": 0, "p50_ns": None, "p90_ns": None, "p99_ns": None, "bins": [],
+        "of": "preempted", "requests": 0, "p50_ns": None, "p90_ns": None, "p99_ns": None,
     }  # fmt: skip
 
 

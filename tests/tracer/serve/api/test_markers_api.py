@@ -18,7 +18,7 @@ from wire import encoded
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.serve.api.markers import STEPS
-from kvtrail.tracer.serve.api.process import FleetProcess
+from kvtrail.tracer.serve.api.process_state import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.store.clickhouse import markers

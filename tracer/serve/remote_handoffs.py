@@ -51,7 +51,7 @@ class _Asked:
     wait_s: float = FIRST_WAIT_S
 
 
-class OtherSides:
+class RemoteHandoffs:
     """Asks for the other sides of hand-offs."""
 
     def __init__(self, judging: Judging, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,7 @@
 """Sends what was stored on to ClickHouse, in order, while ClickHouse is there, and waits while it is not.
 
 In: batches from the outbox of the tracer's own store, where they survive the process. Out: to a writer, which is opened
-when it is needed. Nothing waits for the shipper: a tracer receives, judges and acknowledges whether or not ClickHouse is
+when it is needed. Nothing waits for the sender: a tracer receives, judges and acknowledges whether or not ClickHouse is
 there.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from kvtrail.tracer.serve.other_sides import OtherSides
+from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.sqlite.outbox import Outbox
@@ -41,21 +41,19 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Shipper:
+class OutboxSender:
     """A thread that empties an outbox.
 
     Attributes:
         trouble: why the last parcel could not be sent; None while all is well.
         others: asks for what other tracers have sent of hand-offs that this one has a side of; None if nobody does.
-        sent_spans, failures: how many spans were sent, and how often a parcel could not be, since the start.
     """
 
     def __init__(self, outbox: Outbox, open_sink: Callable[[], Sink]) -> None:
         """`open_sink` raises StoreError while there is none."""
         self.outbox = outbox
         self.trouble: str | None = None
-        self.others: OtherSides | None = None
-        self.sent_spans = self.failures = 0
+        self.others: RemoteHandoffs | None = None
         self._open_sink = open_sink
         self._sink: Sink | None = None
         self._sent = 0
@@ -87,18 +85,13 @@ class Shipper:
             self.others.ask(self._opened())
 
     def _send(self, parcel: Sequence[tuple[int, Batch]]) -> None:
-        try:
-            unfit = self._opened().ship(parcel)
-        except StoreError:
-            self.failures += 1
-            raise
+        unfit = self._opened().ship(parcel)
         if unfit:
             logger.warning("%s parts do not fit into ClickHouse and were left out; the first: %s", len(unfit), unfit[0])
         self._sent = parcel[-1][0]
         self.outbox.confirm(self._sent)
         if self.others is not None:
             self.others.want(row for _, batch in parcel for row in batch.handoffs)
-        self.sent_spans += sum(batch.chunk.spans for _, batch in parcel if batch.chunk is not None)
 
     def _opened(self) -> Sink:
         if self._sink is None:

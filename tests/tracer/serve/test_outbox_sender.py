@@ -13,9 +13,9 @@ from processes import until
 from stores import FleetTracer, clickhouse
 from traffic import Engine, served
 
-from kvtrail.tracer.serve import shipping
+from kvtrail.tracer.serve import outbox_sender
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.shipping import Shipper, Sink
+from kvtrail.tracer.serve.outbox_sender import OutboxSender, Sink
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
@@ -83,7 +83,6 @@ def test_clickhouse_that_fails_anywhere_in_between(
             break
         except StoreError:
             failures += 1
-    assert failures == tracer.shipper.failures
     assert failures > 5
     assert known(tracer.fleet) == expected
 
@@ -112,7 +111,7 @@ def test_sending_again_under_the_same_numbers_changes_nothing(tmp_path: Path) ->
     tracer.pipeline.tidy()
     waiting = tracer.outbox.read(after=0, most_bytes=2**40)
     assert len(waiting) > 5
-    tracer.shipper.send()
+    tracer.sender.send()
     before = known(tracer.fleet)
     again = tracer.sink()  # as after a restart, it must read its own sums
     again.ship(waiting[:3])
@@ -197,31 +196,28 @@ class Away:
 
 def test_the_thread_waits_for_clickhouse_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EVERY_S", "FIRST_WAIT_S", "LONGEST_WAIT_S"):
-        monkeypatch.setattr(shipping, name, 0.01)
+        monkeypatch.setattr(outbox_sender, name, 0.01)
     tracer = FleetTracer(tmp_path, clickhouse())
     sink = Away()
-    shipper = Shipper(tracer.outbox, sink.open)
+    sender = OutboxSender(tracer.outbox, sink.open)
     metrics = Metrics()
-    metrics.watch_spool(shipper)
+    metrics.watch_spool(sender)
 
     def value(name: str) -> float | None:
         return metrics.registry.get_sample_value(f"kvtrail_spool_{name}")
 
-    shipper.start()
+    sender.start()
     tracer.hear(history(STORY))
-    until(lambda: shipper.failures > 2)
-    assert "refused" in str(shipper.trouble)
-    assert shipper.state()["status"] == shipper.trouble
-    assert value("batches") == 1
+    until(lambda: "refused" in str(sender.trouble))
+    assert sender.state()["status"] == sender.trouble
+    assert (value("bytes") or 0) > 0
     assert (value("oldest_seconds") or 0) > 0
     sink.is_there = True
-    until(lambda: shipper.trouble is None and not tracer.outbox.waiting().batches)
+    until(lambda: sender.trouble is None and not tracer.outbox.waiting().batches)
     sink.is_there = False
     tracer.hear(history(STORY, request="r-2-0123abcd", recorder="rec-2"))
-    until(lambda: "went away" in str(shipper.trouble))
+    until(lambda: "went away" in str(sender.trouble))
     sink.is_there = True
-    shipper.stop(within_s=60)
+    sender.stop(within_s=60)
     assert sink.numbers == sorted(set(sink.numbers))
-    assert value("batches") == 0
-    assert value("sent_spans_total") == tracer.local.last_number()
-    assert (value("failures_total") or 0) > 3
+    assert (value("bytes"), value("dropped_spans_total")) == (0, 0)

@@ -4,7 +4,6 @@ a process over a fleet of them."""
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
@@ -13,7 +12,6 @@ from kvtrail.tracer.detect.kept import KeptHandOff
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
-from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.store import StoreError
@@ -61,12 +59,6 @@ class Live(Protocol):
     def running(self) -> set[str]:
         """The engines that report; their open requests go on."""
 
-    def checks(self) -> Counter[tuple[str, Verdict]]:
-        """How often each rule gave each verdict, since this process started."""
-
-    def unknown(self) -> Counter[tuple[str, Unknown]]:
-        """How often each rule could not decide, by the reason, since this process started."""
-
 
 class FleetProcess:
     """The state of a process that receives nothing itself, and shows what the sidecars of a fleet have stored."""
@@ -99,9 +91,3 @@ class FleetProcess:
 
     def running(self) -> set[str]:
         return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))
-
-    def checks(self) -> Counter[tuple[str, Verdict]]:
-        return Counter()
-
-    def unknown(self) -> Counter[tuple[str, Unknown]]:
-        return Counter()

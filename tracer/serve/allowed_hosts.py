@@ -4,14 +4,14 @@ A web page may give its own name the address of this machine (DNS rebinding). Th
 the browser it is the page's own server. So a request must name a host that cannot be such a page's: an address, this machine,
 or a name that the operator allows. And a script's request must come from a page of this server.
 
-Starlette's `TrustedHostMiddleware` takes a fixed list of names, with `*` as a whole first label at most: it cannot take any
-address, nor names that change while the process runs (`--allow-host` is read again at SIGHUP), and does not look at `Origin`.
+Starlette's `TrustedHostMiddleware` takes names with `*` as a whole first label at most: it cannot allow every address,
+and does not look at `Origin`.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -23,14 +23,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 FORBIDDEN = 403
 
 
-class KnownHosts:
+class AllowedHosts:
     """The names that may be asked for."""
 
-    def __init__(self, allowed: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, allowed: Sequence[str]) -> None:
         """`allowed`: names besides addresses, `localhost` and the machine's own; `*` in them stands for anything."""
         own = socket.gethostname()
         self._own = {name.lower() for name in ("localhost", own, socket.getfqdn(own))}
-        self._allowed = allowed
+        self._allowed = [name.lower() for name in allowed]
 
     def refusal(self, headers: Headers) -> str | None:
         """Why a request is refused; None if it is not."""
@@ -42,15 +42,13 @@ class KnownHosts:
         return None
 
     def _knows(self, name: str) -> bool:
-        return (
-            name in self._own or _is_address(name) or any(fnmatchcase(name, each.lower()) for each in self._allowed())
-        )
+        return name in self._own or _is_address(name) or any(fnmatchcase(name, each) for each in self._allowed)
 
 
-class OnlyKnownHosts:
+class OnlyAllowedHosts:
     """Middleware that refuses requests for other hosts."""
 
-    def __init__(self, app: ASGIApp, hosts: KnownHosts) -> None:
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self._app = app
         self._hosts = hosts
 

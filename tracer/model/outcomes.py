@@ -1,0 +1,43 @@
+"""The words for how a request ended and for what a finding did; `liveness/outcome.py` decides which of them holds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """The outcome of a request. The values are part of the api."""
+
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    LOST = "lost"
+    LOST_CONTACT = "unheard"
+    RUNNING = "running"
+
+
+MEANING = {
+    Outcome.FINISHED: "It finished as its caller asked.",
+    Outcome.ABORTED: "Its caller, or the engine as it was stopped, aborted it.",
+    Outcome.FAILED: "A call of the connector about it raised, or vLLM finished it with an error.",
+    Outcome.LOST: "It was open when its engine ended: its caller got no end.",
+    Outcome.LOST_CONTACT: "It was open when contact with its engine was lost; its outcome is not known.",
+    Outcome.RUNNING: "It has not ended.",
+}
+"""What each outcome means."""
+
+
+class Impact(StrEnum):
+    """The impact of a finding, as far as it shows."""
+
+    HEALED = "healed"
+    NO_HARM = "no harm seen"
+    NOT_KNOWN = "harm not known"
+    """Its request went on, maybe with KV that is not its own: only bytes would show it."""
+    FAILED = "request failed"
+    DIED = "engine died"
+    LOST = "request lost"
+    WRONG_KV = "wrong KV read"
+
+
+HARM = (Impact.DIED, Impact.FAILED, Impact.LOST, Impact.WRONG_KV)

@@ -1,0 +1,140 @@
+"""What an answer of the api is about: a range of time, engines, requests or findings, by the parameters of the question."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Query, Request
+
+from kvtrail.tracer.model.conditions import NAMES, BadCondition, Condition, TooLarge, parsed
+from kvtrail.tracer.model.outcomes import Outcome
+from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.store import FindingFilter, Reader
+
+MAX_NS = 2**62
+"""The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""
+DAY_NS = 24 * 3600 * 10**9
+Moment = Annotated[int | None, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
+_ABOUT = (
+    "conditions on the requests, joined by `and`: `duration > 2s and evicted >= 100`. Times have a unit; a cause means its"
+    f" tokens. The names are {', '.join(f'`{name}`' for name in NAMES)}."
+)
+
+
+def moments(since_ns: int | None, until_ns: int | None, *, length_ns: int = DAY_NS) -> tuple[int, int]:
+    """The range asked for; by default, the one of this length that ends now."""
+    until = time.time_ns() if until_ns is None else until_ns
+    since = max(0, until - length_ns) if since_ns is None else since_ns
+    if since >= until:
+        raise HTTPException(422, f"since_ns {since} is not before until_ns {until}")
+    return since, until
+
+
+def _chosen(
+    request: Request,
+    engine: str = "",
+    service: str = "",
+    node: Annotated[str, Query(description="a pod, or the host of an engine without one")] = "",
+    model: str = "",
+) -> list[str] | None:
+    reader: Reader = request.app.state.reader
+    wanted = {field: text for field, text in {"service": service, "node": node, "model": model}.items() if text}
+    if not wanted:
+        return [engine] if engine else None
+    return [
+        name
+        for name, about in reader.engines().items()
+        if engine in ("", name)
+        and all({**about, "node": about["pod"] or about["host"]}[field] == text for field, text in wanted.items())
+    ]
+
+
+ChosenEngines = Annotated[list[str] | None, Depends(_chosen)]
+"""The engines that a request of the api chooses by `engine`, `service`, `node` and `model`; None if it names none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """Selects requests.
+
+    Attributes:
+        engines: of any of these engines; None means any.
+        where: conditions that are all met.
+    """
+
+    engines: list[str] | None
+    where: tuple[Condition, ...]
+
+
+def _filter(
+    request: Request,
+    chosen: ChosenEngines,
+    outcome: Annotated[Outcome | None, Query(description="how they ended")] = None,
+    where: Annotated[str, Query(max_length=1000, description=_ABOUT)] = "",
+) -> RequestFilter:
+    try:
+        conditions = parsed(where)
+    except TooLarge as error:
+        raise HTTPException(422, f"where: {error}") from error
+    except BadCondition as error:
+        raise HTTPException(400, f"where: {error}") from error
+    if outcome is not None:
+        state = request.app.state
+        conditions += (OutcomeResolver(state.process, state.reader).condition(outcome),)
+    return RequestFilter(chosen, conditions)
+
+
+Where = Annotated[RequestFilter, Depends(_filter)]
+"""The filter of a request of the api. Conditions that are none are answered with 400, a number beyond 64 bits with 422, and
+the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedFindings:
+    """The findings that are asked for.
+
+    Attributes:
+        which: what selects them.
+        resolver: the states of engines, and what is known, by which they were selected.
+    """
+
+    which: FindingFilter
+    resolver: OutcomeResolver
+
+    def in_range(self, *, length_ns: int) -> tuple[FindingFilter, int, int]:
+        """The filter with the range that is asked for, by default the one of this length that ends now; and its ends."""
+        since, until = moments(self.which.since_ns, self.which.until_ns, length_ns=length_ns)
+        return replace(self.which, since_ns=since, until_ns=until), since, until
+
+
+def _asked(
+    request: Request,
+    chosen: ChosenEngines,
+    rule: str = "",
+    severity: str = "",
+    connector: str = "",
+    known: Annotated[bool | None, Query(description="only the known ones, or only the others")] = None,
+    since_ns: Moment = None,
+    until_ns: Moment = None,
+) -> AskedFindings:
+    state = request.app.state
+    which = FindingFilter(
+        rule=rule,
+        severity=severity,
+        connector=connector,
+        engines=chosen,
+        since_ns=since_ns,
+        until_ns=until_ns,
+    )
+    resolver = OutcomeResolver(state.process, state.reader)
+    if known is not None:
+        every = (each.place for each in state.reader.sightings())
+        places = [place for place in every if resolver.known.of(place) is not None]
+        which = replace(which, only=places) if known else replace(which, but=places)
+    return AskedFindings(which, resolver)
+
+
+Findings = Annotated[AskedFindings, Depends(_asked)]
+"""The findings that a request of the api asks for."""
