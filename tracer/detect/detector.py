@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
-from kvtrail.tracer.detect.judgements import Judgements
+from kvtrail.tracer.detect.judgements import Judgements, by_field
 from kvtrail.tracer.detect.pairs import Heard, Pairs
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.events import semconv
@@ -112,8 +112,8 @@ class Detector:
         self._references = SharedReferences()
         self._fleet = Fleet()
         self._rules = RuleSet(all_rules() if rules is None else rules)
-        self._incomplete_request_rules, self._request_rules = self._rules.for_requests
-        self._blind_engine_rules, self._engine_rules = self._rules.for_engines
+        self._incomplete_request_rules, self._request_rules = map(by_field, self._rules.for_requests)
+        self._blind_engine_rules, self._engine_rules = map(by_field, self._rules.for_engines)
         self._pairs = Pairs(
             self._rules.for_pairs, self._judgements, HandOffs(on_handed_over), on_handoff, self._came_before
         )
@@ -393,16 +393,11 @@ class Detector:
         if waits_ns and (time.now_ns - waits_ns >= self._deadlines.soonest_ns or time.number < event.sequence):
             self._deadlines.before(event, request, recorder)
         rules = self._request_rules if account.missing is None else self._incomplete_request_rules
-        for tally, judge in rules.get(kind, ()):
-            try:
-                judgement = judge(event, account)
-                if judgement is OK:
-                    tally.ok += 1
-                    request.checked = True
-                elif judgement is not None:
-                    self._judgements.record(tally, judgement)
-            except Exception as error:
-                self._judgements.failed(tally, error)
+        if judges := rules.get(kind):
+            said = self._judgements.ask(judges, event, account)
+            if said is OK:
+                request.checked = True
+            elif said is Unknown.RULE:
                 request.broken = True
         try:
             fact = account.apply(event)
@@ -494,26 +489,12 @@ class Detector:
         """Judge the event that is next, and enter it into its engine's state."""
         engine, kind = recorder.engine, event.kind
         rules = self._engine_rules if engine.blind is None else self._blind_engine_rules
-        for tally, judge in rules.get(kind, ()):
-            try:
-                judgement = judge(event, engine)
-                if judgement is OK:
-                    tally.ok += 1
-                elif judgement is not None:
-                    self._judgements.record(tally, judgement)
-            except Exception as error:
-                self._judgements.failed(tally, error)
-        if event.request is None:  # request rules that need the event alone judge it all the same
-            for tally, judge_request in self._incomplete_request_rules.get(kind, ()):
-                try:
-                    evidence = Evidence(short=engine.short)
-                    judgement = judge_request(
-                        event, Account(event.engine, "", missing=Unknown.UNSEEN, evidence=evidence)
-                    )
-                    if judgement is not None:
-                        self._judgements.record(tally, judgement)
-                except Exception as error:
-                    self._judgements.failed(tally, error)
+        if judges := rules.get(kind):
+            self._judgements.ask(judges, event, engine)
+        if event.request is None and (judges := self._incomplete_request_rules.get(kind)):
+            # Request rules that need the event alone judge it all the same.
+            account = Account(event.engine, "", missing=Unknown.UNSEEN, evidence=Evidence(short=engine.short))
+            self._judgements.ask(judges, event, account)
         is_of_pairs = kind in self._pairs.kinds
         if is_of_pairs:
             self._pairs.before(event, engine)

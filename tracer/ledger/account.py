@@ -7,8 +7,9 @@ pure: no clock, no I/O. It expects the events of a request in order; the detecto
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from kvtrail.tracer.events.cache_groups import has_states
 from kvtrail.tracer.events.events import (
@@ -102,19 +103,18 @@ class Loaded(NamedTuple):
     end: int
 
 
-@dataclass(slots=True)
-class Evidence:
+class Evidence(Struct, eq=False):
     """The events behind an account's numbers, which rules use as witnesses. A preemption clears those of its epoch. There may
     be a hundred thousand of these: what is seldom there is a frozenset, and the empty one is shared."""
 
-    recent_lookups: list[Lookup] = field(default_factory=list)
+    recent_lookups: list[Lookup] = []
     """Over all epochs."""
-    connectors: dict[str, int] = field(default_factory=dict)
+    connectors: dict[str, int] = {}
     """How often each connector was asked about the request, over all epochs: the children of a MultiConnector, and the
     MultiConnector itself if it is traced."""
-    repeated_hits: dict[str, int] = field(default_factory=dict)
+    repeated_hits: dict[str, int] = {}
     """By connector, its lookups with a hit in the epoch, up to its allocation."""
-    allocs: dict[str, Alloc] = field(default_factory=dict)
+    allocs: dict[str, Alloc] = {}
     """The last allocation of the epoch, by connector."""
     schedule: Schedule | None = None
     """The last step of the epoch."""
@@ -135,13 +135,13 @@ class Evidence:
     children."""
     sent_by: frozenset[str] = frozenset()
     """The connectors that reported the delayed blocks as sent."""
-    matched: dict[str, int] = field(default_factory=dict)
+    matched: dict[str, int] = {}
     """By connector, the longest prefix that any of its lookups matched, over all epochs."""
-    stored: dict[str, Stored] = field(default_factory=dict)
+    stored: dict[str, Stored] = {}
     """By connector, what it has stored in the epoch, as far as the tokens are known."""
-    jobs: dict[Job, Plan] = field(default_factory=dict)
+    jobs: dict[Job, Plan] = {}
     """Open asynchronous transfers that have a number, over all epochs."""
-    ended_jobs: dict[Job, TransferEnd] = field(default_factory=dict)
+    ended_jobs: dict[Job, TransferEnd] = {}
     """The ends of such transfers, over all epochs."""
     ran_ahead: bool = False
     """Whether a step has been recorded since that load which was scheduled before its error could be reported."""
@@ -176,7 +176,7 @@ class Evidence:
     cut_short: tuple[tuple[int, int | None], ...] = ()
     """The epochs that ended before all of the prompt was computed, each with the tokens up to which it was; None where that
     is not known, nor whether all was."""
-    rank_lookups: list[RankLookup] = field(default_factory=list)
+    rank_lookups: list[RankLookup] = []
     """The ranks' answers since the last lookup."""
     stats: Stats | None = None
     """The last statistics of the epoch."""
@@ -217,8 +217,7 @@ class Evidence:
         self.admitted = ()
 
 
-@dataclass(slots=True)
-class Account:
+class Account(Struct, eq=False):
     """What is known of one request at one moment. Counts are tokens unless noted otherwise; None means 'not yet'."""
 
     engine: str
@@ -252,9 +251,9 @@ class Account:
     """Copied from the connector's store, over all epochs and ranks of one recorder."""
     stored: int = 0
     """Copied into the connector's store."""
-    loaded_by_rank: dict[int, int] = field(default_factory=dict)
-    stored_by_rank: dict[int, int] = field(default_factory=dict)
-    stored_ranges: list[tuple[int, int]] = field(default_factory=list)
+    loaded_by_rank: dict[int, int] = {}
+    stored_by_rank: dict[int, int] = {}
+    stored_ranges: list[tuple[int, int]] = []
     """Ranges [from, to) that the epoch's plans store or found stored already, merged and in order."""
     longest_match: int = 0
     """The longest prefix that any of its lookups matched."""
@@ -708,7 +707,7 @@ class Account:
         self.evidence.begin_epoch()
 
 
-_NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases", "recalled")]
+_NAMES = [name for name in Account.__struct_fields__ if name not in ("evidence", "phases", "recalled")]
 _ENTER = handlers(Account)
 _STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
 

@@ -86,6 +86,8 @@ class Rule(ABC):
     """A format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's numbers."""
     kinds: ClassVar[frozenset[Kind]] = frozenset()
     """The kinds of the events that it judges; derived from its type parameter."""
+    only_with: ClassVar[str] = ""
+    """A field of its events: it is not asked about those that have None there."""
     of_pairs: ClassVar[bool] = False
     """Whether it judges by what both engines of a hand-off report: whether it is one of `rules/handoffs`."""
 

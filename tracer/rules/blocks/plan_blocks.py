@@ -26,6 +26,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
     """
 
     id = "plan-blocks"
+    only_with = "blocks_ids"
     severity = Severity.WRONG_OUTPUT
     groups = Groups.EACH
     level = Level.DETAILED

@@ -20,6 +20,7 @@ class RefetchedChunk(EngineRule[Prefetch]):
     """
 
     id = "refetched-chunk"
+    only_with = "chunk_keys"
     severity = Severity.WASTED_WORK
     classes = ("C10",)
     hint = (

@@ -28,6 +28,7 @@ class RefusedHandoff(RequestRule[RequestEnd]):
     """
 
     id = "refused-handoff"
+    only_with = "handoff"
     severity = Severity.HANG
     classes = ("C13", "N7")
     hint = "A first token that ends the request is taken for an abort: only an abort must not be handed on."

@@ -27,6 +27,7 @@ class FailedLoadHit(EngineRule[Lookup | LoadPlan]):
     """
 
     id = "failed-load-hit"
+    only_with = "chunk_keys"
     severity = Severity.WRONG_OUTPUT
     groups = Groups.EACH
     level = Level.DETAILED

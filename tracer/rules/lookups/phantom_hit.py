@@ -22,6 +22,7 @@ class PhantomHit(EngineRule[Lookup]):
     """
 
     id = "phantom-hit"
+    only_with = "chunk_keys"
     severity = Severity.WRONG_OUTPUT
     level = Level.DETAILED
     classes = ("C3",)

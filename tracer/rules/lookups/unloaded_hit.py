@@ -25,6 +25,7 @@ class UnloadedHit(EngineRule[Alloc]):
     """
 
     id = "unloaded-hit"
+    only_with = "blocks_ids"
     severity = Severity.WRONG_OUTPUT
     groups = Groups.EACH
     level = Level.DETAILED

@@ -24,6 +24,7 @@ class EarlyDrafts(RequestRule[Schedule]):
     """
 
     id = "early-drafts"
+    only_with = "drafted"
     severity = Severity.WRONG_OUTPUT
     level = Level.DETAILED
     classes = ("C4",)

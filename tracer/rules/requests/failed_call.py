@@ -30,6 +30,7 @@ class FailedCall(RequestRule[Failure | Lookup | Alloc]):
     """
 
     id = "failed-call"
+    only_with = "error"
     severity = Severity.CRASH
     known_by = KnownBy.EXCEPTION
     classes = ("C1", "C4", "C7", "C17")

@@ -24,6 +24,7 @@ class IdlePreemption(EngineRule[Preempt]):
     """
 
     id = "idle-preemption"
+    only_with = "blocks_free"
     severity = Severity.WASTED_WORK
     classes = ("C15",)
     hint = "The freed blocks are fenced for stores that are under way. Wait for them, rather than preempt the next."

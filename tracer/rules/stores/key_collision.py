@@ -27,6 +27,7 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
     """
 
     id = "key-collision"
+    only_with = "chunk_keys"
     severity = Severity.WRONG_OUTPUT
     classes = ("N1",)
     hint = (

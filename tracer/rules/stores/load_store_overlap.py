@@ -19,6 +19,7 @@ class LoadStoreOverlap(RequestRule[LoadPlan]):
     """
 
     id = "load-store-overlap"
+    only_with = "transfer_id"
     severity = Severity.CRASH
     classes = ("C18",)
     hint = "The request was preempted and came back before its store had ended. Flush, and wait for the completion."

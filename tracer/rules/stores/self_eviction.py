@@ -24,6 +24,7 @@ class SelfEviction(EngineRule[StorePlan]):
     """
 
     id = "self-eviction"
+    only_with = "chunk_keys"
     severity = Severity.WASTED_WORK
     classes = ("C21",)
     hint = (

@@ -30,6 +30,7 @@ class StaleBlock(EngineRule[LoadPlan | StorePlan]):
     """
 
     id = "stale-block"
+    only_with = "blocks_ids"
     severity = Severity.WRONG_OUTPUT
     groups = Groups.EACH
     level = Level.DETAILED

@@ -27,6 +27,7 @@ class StateBoundary(RequestRule[StorePlan]):
     """
 
     id = "state-boundary"
+    only_with = "blocks_by_group"
     severity = Severity.WRONG_OUTPUT
     groups = Groups.EACH
     level = Level.DETAILED

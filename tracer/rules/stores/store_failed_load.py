@@ -20,6 +20,7 @@ class StoreFailedLoad(EngineRule[StorePlan]):
     """
 
     id = "store-failed-load"
+    only_with = "blocks_ids"
     severity = Severity.WRONG_OUTPUT
     groups = Groups.EACH
     level = Level.DETAILED

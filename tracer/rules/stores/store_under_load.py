@@ -21,6 +21,7 @@ class StoreUnderLoad(EngineRule[StorePlan]):
     """
 
     id = "store-under-load"
+    only_with = "blocks_ids"
     severity = Severity.WRONG_OUTPUT
     groups = Groups.EACH
     level = Level.DETAILED
