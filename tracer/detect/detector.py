@@ -33,9 +33,10 @@ from kvtrail.tracer.ledger.handoff_flows import HandedOver
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream, is_too_far
 from kvtrail.tracer.ledger.reference_hashes import SharedReferences
+from kvtrail.tracer.ledger.rule_states import followers
 from kvtrail.tracer.model.causes import NotRecorded
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
-from kvtrail.tracer.rules import Rule, RuleSet, all_rules
+from kvtrail.tracer.rules import EngineRule, RequestRule, Rule, RuleSet, all_rules
 
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, from its arrival, in nanoseconds."""
@@ -111,9 +112,13 @@ class Detector:
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         self._references = SharedReferences()
         self._fleet = Fleet()
-        self._rules = RuleSet(all_rules() if rules is None else rules)
+        given = all_rules() if rules is None else rules
+        self._rules = RuleSet(given)
         self._incomplete_request_rules, self._request_rules = map(by_field, self._rules.for_requests)
         self._blind_engine_rules, self._engine_rules = map(by_field, self._rules.for_engines)
+        states = [(rule, rule.State) for rule in given if rule.State is not None]
+        self._of_requests = followers(state for rule, state in states if isinstance(rule, RequestRule))
+        self._of_engines = followers(state for rule, state in states if isinstance(rule, EngineRule))
         self._pairs = Pairs(
             self._rules.for_pairs, self._judgements, HandOffs(on_handed_over), on_handoff, self._came_before
         )
@@ -400,6 +405,8 @@ class Detector:
             elif said is Unknown.RULE:
                 request.broken = True
         try:
+            for state, enter in self._of_requests.get(kind, ()):
+                enter(account.states[state], event, account)
             fact = account.apply(event)
             if fact is not None and self._on_fact is not None:
                 self._on_fact(fact, account)
@@ -441,7 +448,10 @@ class Detector:
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
         held = self._recorders[name] = TrackedRecorder(
-            Engine(contents=self._contents, references=self._references, handoffs=self.handoffs), Causes(self._fleet)
+            Engine(
+                contents=self._contents, references=self._references, handoffs=self.handoffs, followers=self._of_engines
+            ),
+            Causes(self._fleet),
         )
         return held
 

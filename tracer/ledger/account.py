@@ -27,7 +27,6 @@ from kvtrail.tracer.events.events import (
     Plan,
     Preempt,
     RankLookup,
-    Read,
     Received,
     RequestEnd,
     RequestStart,
@@ -65,6 +64,7 @@ from kvtrail.tracer.ledger.facts import (
     Transferred,
 )
 from kvtrail.tracer.ledger.phases import Phases
+from kvtrail.tracer.ledger.rule_states import RuleStates
 from kvtrail.tracer.model.causes import PEER, Cause
 from kvtrail.tracer.model.findings import Unknown
 
@@ -76,8 +76,6 @@ ASKED_AGAIN_NS = 5 * 10**9
 REMEMBERED_LOOKUPS = 16
 """Distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as one."""
 
-REMEMBERED_READERS = 256
-"""Readers' reports remembered per request, and reads of another engine's blocks."""
 REMEMBERED_STEPS = 256
 """Steps with several tokens remembered per request of a model with recurrent states."""
 
@@ -133,16 +131,12 @@ class Evidence(Struct, eq=False):
     received_by: frozenset[str] = frozenset()
     """The connectors that recorded the epoch's last report that a load was received: a MultiConnector passes it to all of its
     children."""
-    sent_by: frozenset[str] = frozenset()
-    """The connectors that reported the delayed blocks as sent."""
     matched: dict[str, int] = {}
     """By connector, the longest prefix that any of its lookups matched, over all epochs."""
     stored: dict[str, Stored] = {}
     """By connector, what it has stored in the epoch, as far as the tokens are known."""
     jobs: dict[Job, Plan] = {}
     """Open asynchronous transfers that have a number, over all epochs."""
-    ended_jobs: dict[Job, TransferEnd] = {}
-    """The ends of such transfers, over all epochs."""
     ran_ahead: bool = False
     """Whether a step has been recorded since that load which was scheduled before its error could be reported."""
     short: Load | None = None
@@ -167,10 +161,6 @@ class Evidence(Struct, eq=False):
     """When the engine that is to read the blocks asked last to keep them."""
     freed: Free | None = None
     """When the blocks were freed after the end, if that was recorded."""
-    reads: tuple[Read, ...] = ()
-    """What readers of the request's blocks have reported, over all epochs, in the order in which it was heard."""
-    reading: tuple[Xfer, ...] = ()
-    """The reads of another engine's blocks that its workers have begun, over all epochs."""
     failed_read: Xfer | None = None
     """The first of these reads that has failed, unless it was begun again since."""
     cut_short: tuple[tuple[int, int | None], ...] = ()
@@ -285,6 +275,8 @@ class Account(Struct, eq=False):
     missing: Unknown | None = None
     """Why events of this request are missing; None while none are."""
     evidence: Evidence = field(default_factory=Evidence)
+    states: RuleStates = field(default_factory=RuleStates)
+    """What single rules remember of the request."""
     phases: Phases = field(default_factory=Phases)
     """Filled with the facts by whoever shows them, not by `apply`."""
 
@@ -339,7 +331,7 @@ class Account(Struct, eq=False):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The account as JSON-ready data, without its evidence and phases."""
+        """The account as JSON-ready data, without its evidence, states and phases."""
         data = {name: getattr(self, name) for name in _NAMES}
         data["complete"] = self.complete
         for name in ("loaded_by_rank", "stored_by_rank"):
@@ -621,7 +613,6 @@ class Account(Struct, eq=False):
 
     def _enter_transfer_end(self, event: TransferEnd) -> Transferred | None:
         plan = self.evidence.jobs.pop(event.job, None)
-        self.evidence.ended_jobs[event.job] = event
         return None if plan is None else Transferred(event, plan)
 
     def _enter_received(self, event: Received) -> LoadReceived | Released | None:
@@ -665,7 +656,6 @@ class Account(Struct, eq=False):
 
     def _enter_sent(self, event: Sent) -> Released:
         self.evidence.sent, self.evidence.end = event, None
-        self.evidence.sent_by |= {event.connector_id}
         return Released(event)
 
     def _enter_lease(self, event: Lease) -> None:
@@ -676,21 +666,14 @@ class Account(Struct, eq=False):
         self.evidence.end = None
         return Released(event)
 
-    def _enter_read(self, event: Read) -> None:
-        if len(self.evidence.reads) < REMEMBERED_READERS:
-            self.evidence.reads += (event,)
-
     def _enter_xfer(self, event: Xfer) -> None:
         evidence = self.evidence
         if event.xfer_op != XferOp.READ:
             return
         if event.xfer_state == XferState.FAILED:
             evidence.failed_read = evidence.failed_read or event
-        elif event.xfer_state == XferState.POSTED:
-            if evidence.failed_read is not None and _reads_the_same(evidence.failed_read, event):
-                evidence.failed_read = None
-            if len(evidence.reading) < REMEMBERED_READERS:
-                evidence.reading += (event,)
+        elif event.xfer_state == XferState.POSTED and _reads_the_same(evidence.failed_read, event):
+            evidence.failed_read = None
 
     def _enter_stats(self, event: Stats) -> Counted | None:
         is_repeated, self.evidence.stats = self.evidence.stats is not None, event
@@ -707,7 +690,7 @@ class Account(Struct, eq=False):
         self.evidence.begin_epoch()
 
 
-_NAMES = [name for name in Account.__struct_fields__ if name not in ("evidence", "phases", "recalled")]
+_NAMES = [name for name in Account.__struct_fields__ if name not in ("evidence", "states", "phases", "recalled")]
 _ENTER = handlers(Account)
 _STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
 
@@ -733,10 +716,11 @@ def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tupl
     return sorted([*apart, joined])
 
 
-def _reads_the_same(one: Xfer, other: Xfer) -> bool:
-    """Whether two reads are by one rank, and of one rank of another engine."""
-    places = [(each.recorder, each.rank, each.peer, each.peer_rank) for each in (one, other)]
-    return places[0] == places[1]
+def _reads_the_same(failed: Xfer | None, event: Xfer) -> bool:
+    """Whether a read is by the same rank, and of the same rank of another engine, as one that has failed."""
+    return failed is not None and (event.recorder, event.rank, event.peer, event.peer_rank) == (
+        failed.recorder, failed.rank, failed.peer, failed.peer_rank,
+    )  # fmt: skip
 
 
 def _same(one: Lookup, other: Lookup) -> bool:

@@ -88,6 +88,8 @@ class Rule(ABC):
     """The kinds of the events that it judges; derived from its type parameter."""
     only_with: ClassVar[str] = ""
     """A field of its events: it is not asked about those that have None there."""
+    State: ClassVar[type[Any] | None] = None
+    """What it alone remembers, and how that follows events."""
     of_pairs: ClassVar[bool] = False
     """Whether it judges by what both engines of a hand-off report: whether it is one of `rules/handoffs`."""
 
@@ -150,7 +152,10 @@ class Rule(ABC):
 
 
 class RequestRule(Rule, Generic[E]):
-    """Judges the events of a request, in order, by its account."""
+    """Judges the events of a request, in order, by its account.
+
+    What it alone remembers of a request is `account.states[State]`; see `ledger/rule_states.py`.
+    """
 
     @abstractmethod
     def judge(self, event: E, account: Account) -> Judgement:
@@ -162,7 +167,10 @@ class RequestRule(Rule, Generic[E]):
 
 
 class EngineRule(Rule, Generic[E]):
-    """Judges the events of an engine, in order, by its state across requests."""
+    """Judges the events of an engine, in order, by its state across requests.
+
+    What it alone remembers of an engine is `engine.states[State]`; see `ledger/rule_states.py`.
+    """
 
     @abstractmethod
     def judge(self, event: E, engine: Engine) -> Judgement:

@@ -4,13 +4,39 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvtrail.tracer.events.events import Read, Sent, Xfer, XferOp, XferState
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ledger.account import REMEMBERED_READERS, Account, Evidence
+from kvtrail.tracer.ledger.account import Account, Evidence
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import RequestRule
+
+MAX_REPORTS = 256
+"""Reports of readers, and reads, remembered of a request."""
+
+
+@dataclass(slots=True)
+class Readers:
+    """Who reads for a request, and who reads its blocks.
+
+    Attributes:
+        reports: those of the readers of the request's blocks, in the order in which they were heard.
+        reading: the reads of another engine's blocks that its workers have begun.
+    """
+
+    reports: list[Read] = field(default_factory=list)
+    reading: list[Xfer] = field(default_factory=list)
+
+    def _enter_read(self, event: Read, account: Account) -> None:
+        if len(self.reports) < MAX_REPORTS:
+            self.reports.append(event)
+
+    def _enter_xfer(self, event: Xfer, account: Account) -> None:
+        begins = event.xfer_op == XferOp.READ and event.xfer_state == XferState.POSTED
+        if begins and len(self.reading) < MAX_REPORTS:
+            self.reading.append(event)
 
 
 class MiscountedReaders(RequestRule[Sent | Xfer]):
@@ -50,20 +76,23 @@ class MiscountedReaders(RequestRule[Sent | Xfer]):
         " and the report of each says that there are {expected}: that engine gives the blocks back before all have read."
     )
 
+    State = Readers
+
     def judge(self, event: Sent | Xfer, account: Account) -> Judgement:
+        readers: Readers = account.states[Readers]
         if isinstance(event, Xfer):
-            return _judge_reading(event, account.evidence.reading)
-        evidence = account.evidence
-        if not evidence.reads or evidence.sent is not None or len(evidence.reads) == REMEMBERED_READERS:
+            return _judge_reading(event, readers.reading)
+        evidence, reports = account.evidence, readers.reports
+        if not reports or evidence.sent is not None or len(reports) == MAX_REPORTS:
             return None
         by_rank: dict[tuple[str, int], list[Read]] = defaultdict(list)
-        for read in evidence.reads:
+        for read in reports:
             if not read.notifications_expected:
                 return Unknown.PROBE
             by_rank[read.recorder, read.rank].append(read)
-        if all(read.notifications_expected == 1 for read in evidence.reads):
+        if all(read.notifications_expected == 1 for read in reports):
             return OK
-        if any(read.recorder != event.recorder for read in evidence.reads):
+        if any(read.recorder != event.recorder for read in reports):
             return Unknown.ORDER
         if evidence.freed is not None:
             return None if evidence.freed.lease_expired else Unknown.ORDER

@@ -1,12 +1,31 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from kvtrail.tracer.events.events import Event, Received, Sent, TransferEnd
+from kvtrail.tracer.events.events import Event, Job, Received, Sent, TransferEnd
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import RequestRule
 from kvtrail.tracer.rules.loads.async_declaration import synchronous_load
+
+
+@dataclass(slots=True)
+class Completions:
+    """What was reported as finished of a request.
+
+    Attributes:
+        sent_by: the connectors that reported the delayed blocks as sent.
+        ended: the ends of transfers with a number.
+    """
+
+    sent_by: set[str] = field(default_factory=set)
+    ended: dict[Job, TransferEnd] = field(default_factory=dict)
+
+    def _enter_sent(self, event: Sent, account: Account) -> None:
+        self.sent_by.add(event.connector_id)
+
+    def _enter_transfer_end(self, event: TransferEnd, account: Account) -> None:
+        self.ended[event.job] = event
 
 
 class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
@@ -33,6 +52,8 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         " `request_finished` kept blocks for a store although none was open."
     )
 
+    State = Completions
+
     def judge(self, event: Received | Sent | TransferEnd, account: Account) -> Judgement:
         if account.missing is not None:
             return account.missing
@@ -46,12 +67,12 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         if type(event) is Sent:
             if evidence.end is not None or (evidence.freed is not None and evidence.sent is None):
                 return OK  # a worker may have reported before that the blocks were freed
-            if _may_be_a_siblings(event, account, evidence.sent_by):
+            if _may_be_a_siblings(event, account, account.states[Completions].sent_by):
                 return None
             return _drift("store", evidence.sent, event)
         if event.job in evidence.jobs:
             return OK
-        if (before := evidence.ended_jobs.get(event.job)) is not None:
+        if (before := account.states[Completions].ended.get(event.job)) is not None:
             return _drift("transfer", before, event)
         return Unknown.UNSEEN
 
@@ -76,6 +97,6 @@ def _stray_load(event: Received, account: Account) -> Drift:
     return replace(drift, numbers={**drift.numbers, "connectors": asked}, connector="")
 
 
-def _may_be_a_siblings(event: Event, account: Account, reported_by: frozenset[str]) -> bool:
+def _may_be_a_siblings(event: Event, account: Account, reported_by: set[str]) -> bool:
     """Whether a child of a MultiConnector may have been passed the report that another child waited for."""
     return len(account.evidence.connectors) > 1 and event.connector_id not in reported_by

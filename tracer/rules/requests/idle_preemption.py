@@ -2,13 +2,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import Preempt
+from kvtrail.tracer.events.events import Preempt, Schedule
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 from kvtrail.tracer.rules import EngineRule
 
 IN_VAIN = 3
 """This many consecutive preemptions that free nothing are no accident."""
+
+
+class Preemptions:
+    """Consecutive preemptions, with no request scheduled in between."""
+
+    def __init__(self) -> None:
+        self.row: list[Preempt] = []
+
+    def _enter_preempt(self, event: Preempt, engine: Engine) -> None:
+        self.row.append(event)
+
+    def _enter_schedule(self, event: Schedule, engine: Engine) -> None:
+        self.row.clear()
 
 
 class IdlePreemption(EngineRule[Preempt]):
@@ -33,10 +46,14 @@ class IdlePreemption(EngineRule[Preempt]):
         " their work is lost for nothing."
     )
 
+    State = Preemptions
+
     def judge(self, event: Preempt, engine: Engine) -> Judgement:
         if event.blocks_free is None:
             return None
-        step = [each for each in (*engine.preemptions, event) if each.scheduler_step == event.scheduler_step]
+        step = [
+            each for each in (*engine.states[Preemptions].row, event) if each.scheduler_step == event.scheduler_step
+        ]
         row = list({each.request: each for each in step}.values())  # each child of a MultiConnector reports every one
         if event.blocks_free >= len(row):
             return OK

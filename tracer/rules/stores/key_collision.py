@@ -2,10 +2,66 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer.events.events import LoadPlan, Lookup, StorePlan
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.events.events import Evict, LoadPlan, Lookup, RequestStart, Reset, StorePlan
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.rules import EngineRule
+
+MAX_WRITERS = 100_000
+"""Chunks, and versions of adapters, that are remembered."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """The request that wrote a stored chunk.
+
+    Attributes:
+        identity: adapter and salt of the request that stored it first.
+        store: that plan.
+        version: of the adapter, when the chunk was copied last; None without an adapter, or where it is not known.
+    """
+
+    identity: str
+    store: StorePlan
+    version: str | None = None
+
+
+@dataclass(slots=True)
+class Writers:
+    """Who wrote the chunks in an engine's stores: chunks outlast the requests that stored them.
+
+    Attributes:
+        of: by connector and key, who stored the chunk first.
+        versions: by identity and version of its adapter, the number of the last start of a request with it: the adapter was
+            not replaced before.
+    """
+
+    of: dict[tuple[str, str], Writer] = field(default_factory=dict)
+    versions: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def _enter_request_start(self, event: RequestStart, engine: Engine) -> None:
+        if event.identity is not None and event.adapter_version is not None and len(self.versions) < MAX_WRITERS:
+            self.versions[event.identity, event.adapter_version] = event.sequence
+
+    def _enter_store_plan(self, event: StorePlan, engine: Engine) -> None:
+        """What is copied has the weights of the request's adapter."""
+        identity, version = engine.met.get(event.request or "", (None, None))
+        if identity is None or len(self.of) >= MAX_WRITERS:
+            return
+        for key in event.chunk_keys or ():
+            writer = self.of.setdefault((event.connector_id, key), Writer(identity, event, version))
+            if not event.chunk_present and writer.identity == identity and writer.version != version:
+                writer.store, writer.version = event, version
+
+    def _enter_evict(self, event: Evict, engine: Engine) -> None:
+        if event.chunk_key is not None:
+            self.of.pop((event.connector_id, event.chunk_key), None)
+
+    def _enter_reset(self, event: Reset, engine: Engine) -> None:
+        if event.succeeded is not False:
+            self.of = {key: writer for key, writer in self.of.items() if key[0] != event.connector_id}
 
 
 class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
@@ -35,13 +91,15 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
         " cache when an adapter is replaced under its name."
     )
 
+    State = Writers
+
     def judge(self, event: Lookup | LoadPlan | StorePlan, engine: Engine) -> Judgement:
         identity, version = engine.met.get(event.request or "", (None, None))
         if identity is None or not event.chunk_keys:
             return None
-        is_known = False
+        writers, is_known = engine.states[Writers], False
         for key in event.chunk_keys:
-            writer = engine.writers.of.get((event.connector_id, key))
+            writer = writers.of.get((event.connector_id, key))
             if writer is None:
                 continue
             is_known = True
@@ -56,7 +114,7 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
             if version is None or writer.version is None or type(event) is StorePlan:
                 continue  # what it copies again is its own
             if writer.version != version:
-                if engine.writers.versions.get((identity, writer.version), -1) < writer.store.sequence:
+                if writers.versions.get((identity, writer.version), -1) < writer.store.sequence:
                     return Unknown.UNSEEN  # it may have run when the adapter had been replaced already
                 numbers |= {"version": version, "other_version": writer.version}
                 return Drift(numbers, [writer.store, event])

@@ -1,10 +1,60 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from kvtrail.tracer.events.capabilities import Capability
-from kvtrail.tracer.events.events import StorePlan
+from kvtrail.tracer.events.events import Evict, Plan, RequestEnd, StorePlan
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 from kvtrail.tracer.rules import EngineRule
+
+
+class PushedOut(NamedTuple):
+    """A chunk that left the store, and its first token in the request."""
+
+    event: Evict
+    start: int
+
+
+class OwnChunks:
+    """The chunks of one engine's open requests.
+
+    Attributes:
+        pushed_out: by request and key, its own chunks that its stores have pushed out of a store without tiers and without
+            others' chunks.
+    """
+
+    def __init__(self) -> None:
+        self.pushed_out: dict[str, dict[str, PushedOut]] = {}
+        self._placed: dict[str, list[tuple[str, int, int, Sequence[str]]]] = {}
+        """By request, chunks that follow each other: their connector, their first token in the request, the tokens of each (1
+        if that is not known), and their keys."""
+
+    def _enter_load_plan(self, event: Plan, engine: Engine) -> None:
+        if event.chunk_keys and event.start is not None and event.request in engine.met:
+            placed = event.connector_id, event.start, event.chunk_size or 1, event.chunk_keys
+            self._placed.setdefault(event.request, []).append(placed)
+
+    _enter_store_plan = _enter_load_plan
+
+    def _enter_evict(self, event: Evict, engine: Engine) -> None:
+        """A request's store may have made room. A store that holds others' chunks, too, may well think these more useful."""
+        request, key = event.pushed_by, event.chunk_key
+        if request not in self._placed or event.pool_tier is not None or key is None:
+            return
+        placed = [each for each in self._placed[request] if each[0] == event.connector_id]
+        place = next((each for each in placed if key in each[3]), None)
+        if place is None or not engine.keys(event.connector_id).holds_nothing_but(
+            {k for each in placed for k in each[3]}
+        ):
+            return
+        _, start, size, keys = place
+        self.pushed_out.setdefault(request, {})[key] = PushedOut(event, start + keys.index(key) * size)
+
+    def _enter_request(self, event: RequestEnd, engine: Engine) -> None:
+        self._placed.pop(event.request or "", None)
+        self.pushed_out.pop(event.request or "", None)
 
 
 class SelfEviction(EngineRule[StorePlan]):
@@ -37,6 +87,8 @@ class SelfEviction(EngineRule[StorePlan]):
         " {start} is stored behind the hole: no lookup finds it until the other is stored again."
     )
 
+    State = OwnChunks
+
     def judge(self, event: StorePlan, engine: Engine) -> Judgement:
         if event.chunk_present or not event.count or not event.chunk_keys or event.start is None:
             return None
@@ -44,8 +96,11 @@ class SelfEviction(EngineRule[StorePlan]):
             return None
         if event.request not in engine.met:
             return engine.missing
+        pushed_out = engine.states[OwnChunks].pushed_out.get(event.request)
+        if not pushed_out:
+            return OK
         known = engine.keys(event.connector_id)
-        for key, out in engine.own_chunks.pushed_out.get(event.request, {}).items():
+        for key, out in pushed_out.items():
             ours = out.event.connector_id == event.connector_id and key not in event.chunk_keys
             if ours and out.start < event.start and known.holds(key) is False:
                 return Drift({"key": key, "position": out.start, "start": event.start}, [out.event, event])
