@@ -391,12 +391,12 @@ class Detector:
     def _enter(self, event: Event, request: TrackedRequest, stream: Stream, recorder: TrackedRecorder) -> None:
         """Judge the event that is next, and enter it into its account."""
         account, kind = request.account, event.kind
-        if account.ended_ns is not None and (event.role == SCHEDULER):
+        if account.ended_ns is not None and event.role == SCHEDULER:
             account = self._reopen(event, request)
-        time = recorder.engine.time
-        waits_ns = request.waits_ns
-        if waits_ns and (time.now_ns - waits_ns >= self._deadlines.soonest_ns or time.number < event.sequence):
-            self._deadlines.before(event, request, recorder)
+        if request.waits_ns:
+            time = recorder.engine.time
+            if time.now_ns - request.waits_ns >= self._deadlines.soonest_ns or time.number < event.sequence:
+                self._deadlines.before(event, request, recorder)
         rules = self._request_rules if account.missing is None else self._incomplete_request_rules
         if judges := rules.get(kind):
             said = self._judgements.ask(judges, event, account)
@@ -417,8 +417,8 @@ class Detector:
             account.lose(Unknown.RULE)
         if account.ended_ns is not None:
             self.finished[account.engine, account.request] = self._at_ns
-        if event.lacks is not None and type(event) is RequestEnd:
-            self._rules.request_over(event.lacks)
+            if event.lacks is not None and type(event) is RequestEnd:
+                self._rules.request_over(event.lacks)
         if kind in MAY_WAIT and not request.waits_ns:
             self._deadlines.entered(event, request, recorder)
         recent = stream.recent
@@ -526,9 +526,11 @@ class Detector:
                 causes.lose(NotRecorded.LOST, before=event)
             if causes.breakdowns:
                 self._explain(event, causes)
+        if event.request is not None:
+            return
         if type(event) is Reset and self._on_reset is not None:
             self._on_reset(event)
-        if type(event) is Heartbeat:
+        elif type(event) is Heartbeat:
             engine.closed, recorder.closed_at_ns = event.recorder_closed, self._at_ns
             if event.recorder_closed:
                 self.abandon({event.recorder: event.end_ns}, semconv.CUT_OFF)

@@ -22,7 +22,6 @@ from kvtrail.tracer.events.events import (
     Lease,
     Load,
     LoadError,
-    LoadPlan,
     Lookup,
     Plan,
     Preempt,
@@ -86,9 +85,8 @@ PREEMPTED = "preempted"
 """How an epoch ends."""
 
 
-class Stored(NamedTuple):
-    """What one connector has stored of a request in an epoch: the end of its last plan or store, or of the one that reached
-    furthest, and the last of them."""
+class Stored(Struct, eq=False):
+    """What one connector has stored of a request in an epoch: up to which token, and the last of its plans or stores."""
 
     end: int
     last: Store | StorePlan
@@ -334,8 +332,8 @@ class Account(Struct, eq=False):
         """The account as JSON-ready data, without its evidence, states and phases."""
         data = {name: getattr(self, name) for name in _NAMES}
         data["complete"] = self.complete
-        for name in ("loaded_by_rank", "stored_by_rank"):
-            data[name] = dict(data[name])
+        for name in ("loaded_by_rank", "stored_by_rank", "stored_ranges"):
+            data[name] = data[name].copy()
         data["causes"] = self._explained()
         return data
 
@@ -402,7 +400,7 @@ class Account(Struct, eq=False):
                 self._begin_epoch(event)
         elif not self.trace_id:  # a worker may not know the caller's trace
             self.trace_id = event.trace_id
-        final = self.status if self.has_ended else None
+        final = self.status if self.ended_ns is not None and self.has_ended else None
         if event.error is not None:
             self.error = event.error
             self.status = "failed"
@@ -594,22 +592,28 @@ class Account(Struct, eq=False):
             self._extend(event)
         return Copied(event)
 
-    def _enter_load_plan(self, event: LoadPlan) -> None:
-        if (job := event.job) is not None:
-            self.evidence.jobs[job] = event
+    def _enter_load_plan(self, event: Plan) -> None:
+        if event.transfer_id is not None:
+            self.evidence.jobs[event.connector_id, event.transfer_id] = event
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         self._extend(event)
-        if (job := event.job) is not None:
-            self.evidence.jobs[job] = event
+        self._enter_load_plan(event)
 
     def _extend(self, event: Store | StorePlan) -> None:
-        if event.start is not None:
-            end = event.start + event.count
-            stored = self.evidence.stored
-            before = stored.get(event.connector_id)
-            stored[event.connector_id] = Stored(end if before is None else max(before.end, end), event)
-            self.stored_ranges = merged(self.stored_ranges, event.start, end)
+        start = event.start
+        if start is None:
+            return
+        end, ranges = start + event.count, self.stored_ranges
+        stored = self.evidence.stored.get(event.connector_id)
+        if stored is None:
+            self.evidence.stored[event.connector_id] = Stored(end, event)
+        else:
+            stored.end, stored.last = max(stored.end, end), event
+        if ranges and ranges[-1][0] <= start <= ranges[-1][1]:  # nearly always: it continues the last one
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
+        else:
+            self.stored_ranges = merged(ranges, start, end)
 
     def _enter_transfer_end(self, event: TransferEnd) -> Transferred | None:
         plan = self.evidence.jobs.pop(event.job, None)
@@ -706,10 +710,6 @@ def _with_reason(entry: Mapping[str, Any], reason: str) -> Mapping[str, Any]:
 
 def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Add a range of tokens to ordered, disjoint ranges."""
-    if not ranges or ranges[-1][1] < start:
-        return [*ranges, (start, end)]
-    if ranges[-1][0] <= start:  # nearly always: it continues the last one
-        return [*ranges[:-1], (ranges[-1][0], max(ranges[-1][1], end))]
     apart = [(a, b) for a, b in ranges if b < start or a > end]
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
     joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))

@@ -69,14 +69,14 @@ class DeadlineClocks:
         stepping: time in which it made steps, or was not paused: ends of transfers are reported in steps.
         running: requests that run, as far as it is known.
         is_paused: whether it was paused at its last heartbeat, as for an update of the weights.
+        is_known: whether all that runs or loads is known: no event is missing, and no request is left out.
     """
 
     spare: CountedTime = field(default_factory=CountedTime)
     stepping: CountedTime = field(default_factory=CountedTime)
     running: set[str] = field(default_factory=set)
     is_paused: bool = False
-    _is_known: bool = True
-    """Whether all that runs or loads is known: no event is missing, and no request is left out."""
+    is_known: bool = True
     _is_idle: bool = False
     """Whether nothing runs, loads, or holds blocks after its end."""
     _idle_ns: int = 0
@@ -92,33 +92,34 @@ class DeadlineClocks:
     def lose(self) -> None:
         """Events are missing: who runs or loads is not known."""
         self.running.clear()
-        self._is_known = False
+        self.is_known = False
 
     def enter(self, event: Event, now_ns: int, loads: Mapping[str, Alloc], kept: Mapping[str, RequestEnd]) -> None:
         """Note the recorder's next event, and the asynchronous loads and kept blocks that are open after it."""
-        if not self._now_ns:
-            self._added_ns = now_ns
-        elif self._is_idle:
+        kind = event.kind
+        if self.running and self._has_heartbeats and kind not in _TURNS:
+            return  # it is not idle, and stays so
+        if self._is_idle:
             self._idle_ns += now_ns - self._now_ns
-        if event.sampled_only:
-            self._is_known = False
-        self._now_ns, kind = now_ns, event.kind
+        elif not self._now_ns:
+            self._added_ns = now_ns
+        self._now_ns = now_ns
         if kind is _SCHEDULE:
             self.running.add(event.request or "")
         elif kind in _STOPS:
             self.running.discard(event.request or "")
         elif type(event) is Heartbeat:
-            self._hear(event)
+            self._enter_heartbeat(event)
         if not self._has_heartbeats and now_ns - self._added_ns >= BEAT_NS:
             self._add(now_ns, self._idle_ns, steps=True)
         self._is_idle = (
-            self._is_known
-            and not self.running
+            not self.running
+            and self.is_known
             and not (loads and _are_open(loads, now_ns))
             and not (kept and _are_open(kept, now_ns))
         )
 
-    def _hear(self, event: Heartbeat) -> None:
+    def _enter_heartbeat(self, event: Heartbeat) -> None:
         now_ns, reported_ns = self._now_ns, event.scheduler_spare_ns
         was_paused, self.is_paused = self.is_paused, bool(event.scheduler_paused)
         steps = event.scheduler_step is None or event.scheduler_step != self._steps
@@ -139,6 +140,8 @@ class DeadlineClocks:
 _SCHEDULE = Kind.SCHEDULE
 _STOPS = frozenset({Kind.PREEMPT, Kind.REQUEST, Kind.CUT_OFF})
 """The kinds of events after which a request does not run."""
+_TURNS = _STOPS | {Kind.SCHEDULE, Kind.HEARTBEAT}
+"""The kinds of events that may begin or end an idle time while requests run, or tell of one."""
 
 
 def _are_open(held: Mapping[str, Event], now_ns: int) -> bool:

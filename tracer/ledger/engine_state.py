@@ -197,7 +197,7 @@ class Engine:
     def apply(self, event: Event) -> None:
         """Enter one event, the next of the recorder."""
         if event.sampled_only:
-            self.blind = Unknown.SAMPLED
+            self.blind, self.clocks.is_known = Unknown.SAMPLED, False
         if event.role == SCHEDULER:
             self.raised = event.error is not None
         elif event.kind not in _OF_ANY_ROLE:

@@ -36,6 +36,8 @@ class RecordedTime:
     """What its host's clock said at the latest event."""
     _gives_signs: bool = False
     """Whether the recorder has given one, or declares what only kvtrail's recorders do."""
+    _now_off_ns: int = 0
+    """By how much its host's clock is off now."""
     _from: list[int] = field(default_factory=list)
     """Numbers from which on its host's clock is off by more than before, and by how much in all."""
     _off_ns: list[int] = field(default_factory=list)
@@ -44,14 +46,13 @@ class RecordedTime:
         """Note the recorder's next event."""
         if not self._gives_signs:
             self._gives_signs = event.capabilities is not None or event.kind is Heartbeat.kind
-        at_ns = event.end_ns
-        passed_ns = at_ns - self._clock_ns
-        if not -BACK_NS <= passed_ns <= SILENCE_NS:
-            self._jump(event, passed_ns)
-        if at_ns > self._clock_ns:
+        at_ns, clock_ns = event.end_ns, self._clock_ns
+        if not -BACK_NS <= at_ns - clock_ns <= SILENCE_NS:
+            self._jump(event, at_ns - clock_ns)
+        if at_ns > clock_ns:
             self._clock_ns = at_ns
         self.number = event.sequence
-        now_ns = at_ns - self._off_ns[-1] if self._off_ns else at_ns
+        now_ns = at_ns - self._now_off_ns
         if now_ns > self.now_ns:
             self.now_ns = now_ns
 
@@ -65,8 +66,8 @@ class RecordedTime:
         nothing but its clock."""
         if self.number < 0 or (passed_ns > 0 and not self._gives_signs):
             return
-        off_ns = self._off_ns[-1] if self._off_ns else 0
+        self._now_off_ns += passed_ns - SIGN_NS if passed_ns > 0 else passed_ns
         self._from.append(event.sequence)
-        self._off_ns.append(off_ns + (passed_ns - SIGN_NS if passed_ns > 0 else passed_ns))
+        self._off_ns.append(self._now_off_ns)
         del self._from[:-MAX_JUMPS], self._off_ns[:-MAX_JUMPS]
         self._clock_ns = event.end_ns

@@ -66,8 +66,9 @@ class WrongChunks:
         """Chunks are stored. A store with a number may copy later, when the blocks have been computed again."""
         if event.chunk_present:
             return
-        self.forget(event.connector_id, *(event.chunk_keys or ()))
-        if event.transfer_id is None and event.start is not None and event.chunk_size:
+        if self.of:
+            self.forget(event.connector_id, *(event.chunk_keys or ()))
+        if self._loading and event.transfer_id is None and event.start is not None and event.chunk_size:
             self._stores.append(event)
 
     def enter_end(self, event: RequestEnd, table: BlockTable | None) -> None:
@@ -91,7 +92,7 @@ class WrongChunks:
 
     def forget(self, connector_id: str, *keys: str) -> None:
         """These chunks are stored again, or have left the store."""
-        for key in keys if self.of else ():
+        for key in keys:
             self.of.pop((connector_id, key), None)
 
     def enter_reset(self, connector_id: str) -> None:

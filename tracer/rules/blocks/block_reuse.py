@@ -51,10 +51,11 @@ class Contested:
     def _enter_load_plan(self, event: Plan, engine: Engine) -> None:
         """The block may have been given out earlier in the step in which the transfer is planned. It may be waited for before
         the step runs."""
-        if (job := event.job) is not None:
-            for block, given in engine.given_since_left(event).items():
-                if not engine.has_run_since(given):
-                    self.given.setdefault(job, (block, given))
+        if event.transfer_id is None:
+            return
+        for block, given in engine.given_since_left(event).items():
+            if not engine.has_run_since(given):
+                self.given.setdefault((event.connector_id, event.transfer_id), (block, given))
 
     _enter_store_plan = _enter_load_plan
 

@@ -43,8 +43,8 @@ class StoreShort(RequestRule[RequestEnd]):
             return None
         judged = False
         drifts = []
-        for connector_id, (_, store) in stored.items():  # one end is recorded for all children of a MultiConnector
-            size = store.chunk_size
+        for connector_id, each in stored.items():  # one end is recorded for all children of a MultiConnector
+            store, size = each.last, each.last.chunk_size
             if not size or not store.has(Capability.REPORTS_ALL_STORES):
                 continue
             if isinstance(store, StorePlan) and not store.count:
