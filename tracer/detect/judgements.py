@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model.findings import OK, WORST_FIRST, Drift, Finding, Judgement, Unknown
-from kvtrail.tracer.rules import Tally
+from kvtrail.tracer.rules.rule_set import Tally
 
 MAX_FINDINGS = 200
 """Of one request: a rule may break in every epoch of it."""
@@ -45,7 +45,11 @@ class Judgements:
         elif isinstance(judgement, Drift):
             finding = tally.rule.finding(judgement)
             known = self.known(finding)
-            if known is None and tally.rule.steps_back and (finding.engine, finding.request) in self.findings:
+            if (
+                known is None
+                and tally.rule.yields_to_other_rules
+                and (finding.engine, finding.request) in self.findings
+            ):
                 return
             if judgement.grown and known is not None:
                 if known.witness[-1].span_id == finding.witness[-1].span_id:

@@ -3,32 +3,12 @@ from __future__ import annotations
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import Lookup, StorePlan
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import EngineRule
 
 
 class ResetHit(EngineRule[Lookup | StorePlan]):
-    """The connector still finds chunks after a reset of its cache.
-
-    Invariant: after `reset_cache`, h = 0 until something has been stored again, or e = 0 where the connector hides h; and no
-    chunk that is to be stored is there already.
-
-    A reset of vLLM's own prefix cache alone does not reach the connector, and a hit after it is legal. A reset that the
-    connector refused changes nothing. One that it answered with nothing, perhaps since it does not implement it, is a
-    success to vLLM and its caller. Source: vLLM, `Scheduler.reset_connector_cache`, called when weights were changed;
-    the incidents are vLLM #57727 (https://github.com/vllm-project/vllm/issues/57727) and #41956
-    (https://github.com/vllm-project/vllm/pull/41956). Needs a connector with recorded stores, and every event of the
-    engine since the reset; where h is hidden, all of its events. What another engine hands on (the capability
-    `receives_once`) is in no cache.
-    """
-
     id = "reset-hit"
-    severity = Severity.WRONG_OUTPUT
-    classes = ("C24",)
-    hint = (
-        "The reset reaches one tier, one rank or one process only, or is not implemented: clear the index, the store behind"
-        " it and all caches, or answer False."
-    )
 
     def judge(self, event: Lookup | StorePlan, engine: Engine) -> Judgement:
         reset = engine.resets.get(event.connector_id)
