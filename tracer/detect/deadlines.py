@@ -15,7 +15,8 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.rules import DeadlineRule, Tally
+from kvtrail.tracer.rules.rule import DeadlineRule
+from kvtrail.tracer.rules.rule_set import Tally
 
 MAY_WAIT = {
     Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST,

@@ -36,7 +36,8 @@ from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.ledger.rule_states import followers
 from kvtrail.tracer.model.causes import NotRecorded
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
-from kvtrail.tracer.rules import EngineRule, RequestRule, Rule, RuleSet, all_rules
+from kvtrail.tracer.rules.rule import EngineRule, RequestRule, Rule
+from kvtrail.tracer.rules.rule_set import RuleSet, all_rules
 
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, from its arrival, in nanoseconds."""

@@ -11,7 +11,7 @@ from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, WORST_FIRST, Drift, Finding, Judgement, Unknown
-from kvtrail.tracer.rules import Judge, Judges, Tally
+from kvtrail.tracer.rules.rule_set import Judge, Judges, Tally
 
 MAX_FINDINGS = 200
 """Of one request: a rule may break in every epoch of it."""
@@ -84,7 +84,11 @@ class Judgements:
                 return
             finding = tally.rule.finding(judgement)
             known = self.known(finding)
-            if known is None and tally.rule.steps_back and (finding.engine, finding.request) in self.findings:
+            if (
+                known is None
+                and tally.rule.yields_to_other_rules
+                and (finding.engine, finding.request) in self.findings
+            ):
                 return
             if judgement.grown and known is not None:
                 if known.witness[-1].span_id == finding.witness[-1].span_id:

@@ -18,7 +18,7 @@ from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.handoffs import KINDS, HandOffs, Pair, Place
-from kvtrail.tracer.rules import Judges
+from kvtrail.tracer.rules.rule_set import Judges
 
 MAX_HEARD = 200_000
 """Events that were heard and are recognized when they come again."""

@@ -28,7 +28,7 @@ from kvtrail.tracer.liveness.outcome import Impact, described, impact_of, outcom
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
 from kvtrail.tracer.model.words import count, some
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules.rule import Rule
 
 REMEMBERED_FOREIGN = 100_000
 """Foreign spans remembered, to count one that is there twice once."""

@@ -9,7 +9,7 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules.rule import Rule
 
 REPORT_EVERY = 1000
 """Events after which progress is reported."""

@@ -18,7 +18,7 @@ from kvtrail.tracer.history.history import History
 from kvtrail.tracer.history.judging import judge
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Finding, Unknown
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules.rule import Rule
 
 NUMBERS = (
     "status", "epoch", "total", "prompt", "computed", "matched", "returned", "allocated", "scheduled", "begun", "rejected",

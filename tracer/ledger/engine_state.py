@@ -33,7 +33,6 @@ from kvtrail.tracer.events.events import (
     Lookup,
     Plan,
     Preempt,
-    Prefetch,
     Read,
     Received,
     RequestEnd,
@@ -60,13 +59,10 @@ from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.ledger.rule_states import Followers, RuleStates
 from kvtrail.tracer.ledger.transfer_ends import TransferEnds
 from kvtrail.tracer.ledger.transfer_flow import TransferFlow
-from kvtrail.tracer.ledger.wrong_chunks import WrongChunks
 from kvtrail.tracer.model.findings import Unknown
 
 MAX_KEYS = 100_000
 """Chunk keys remembered with the contents that they stand for."""
-MAX_FETCHES = 10_000
-"""Requests for which it is remembered what was fetched."""
 MAX_LEFT = 1_000
 """Requests without blocks for which it is remembered when they gave theirs back."""
 
@@ -137,28 +133,17 @@ class Engine:
     ran_since: dict[str, int | None] = field(default_factory=dict)
     """The requests that have run since the last load error, while there are such blocks, and the scheduling step in which
     each last did."""
-    resets: dict[str, Reset] = field(default_factory=dict)
-    """The last reset of each connector that has stored nothing since."""
     storing: set[str] = field(default_factory=set)
     """Connectors with recorded stores."""
     short: Load | None = None
     """A load of the last step with loads that brought less than expected, while no error has been reported since."""
-    wrong_chunks: WrongChunks = field(default_factory=WrongChunks)
-    """The stored chunks that were computed from a load that failed."""
     kept: dict[str, RequestEnd] = field(default_factory=dict)
     """The ends of requests with blocks that are kept since."""
-    polled: Heartbeat | None = None
-    """The first heartbeat that had the present number of scheduling steps."""
-    in_step: Heartbeat | None = None
-    """The first of the latest heartbeats between which no step has begun, requests ran, and nothing was paused."""
     beat: Heartbeat | None = None
     """The latest heartbeat that had the scheduler's steps."""
     transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
     """By connector and direction, whether its transfers still end: `load`, `store`, or `save` for what an ended request's
     blocks are kept for."""
-    fetched: dict[str, dict[tuple[str, str], tuple[Prefetch, Evict | None]]] = field(default_factory=dict)
-    """The chunks that were fetched for a request which has not been given blocks since, by connector and key: the fetch, and
-    the eviction of the chunk since."""
     probes_off: set[str] = field(default_factory=set)
     """Connectors with a probe that has switched itself off."""
     followers: Followers = field(default_factory=dict)
@@ -184,10 +169,8 @@ class Engine:
         for known in self.stores.values():
             known.lose(why)
         for facts in (
-            self.met, self.tables, self.unknown_tables, self.admitted, self.transfers,
-            self.jobs, self.loads, self.lookups, self.invalid, self.recomputing,
-            self.wrong_chunks, self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
-            self.ran_since, self.left, self.states,
+            self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.jobs, self.loads, self.lookups,
+            self.invalid, self.recomputing, self.ran_since, self.kept, self.transfer_ends, self.given, self.left, self.states,
         ):  # fmt: skip
             facts.clear()
         self.handoffs.lose(before.recorder)
@@ -228,7 +211,6 @@ class Engine:
         request = event.request or ""
         self.step = event.scheduler_step
         self.admitted.add(request)
-        self.fetched.pop(request, None)
         lookup = self.last_lookup(event)
         if event.blocks_ids is not None:
             if self.invalid:
@@ -246,8 +228,6 @@ class Engine:
                 self.handoffs.lose(event.recorder)
         if not event.allocated or event.error is not None or lookup is None:
             return
-        if event.blocks_ids is not None:
-            self.wrong_chunks.enter_load(event, lookup)
         if lookup.is_async:
             self.loads[request] = event
             self.flow.loads(event)
@@ -366,11 +346,9 @@ class Engine:
             if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):
                 self._ends(event, "save").begin(request, event)
         else:
-            self.wrong_chunks.enter_end(event, self.tables.get(request))
             self._leave(event)
         self.lookups.pop(request, None)
         self.met.pop(request, None)
-        self.fetched.pop(request, None)
         if event.outcome == "aborted":
             for ends in self.transfer_ends.values():
                 ends.forget(request)
@@ -414,7 +392,6 @@ class Engine:
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         self.storing.add(event.connector_id)
-        self.wrong_chunks.enter_store(event)
         if event.transfer_id is not None:
             self._begin(event, "store")
         else:
@@ -423,9 +400,7 @@ class Engine:
     def _enter_transfer_end(self, event: TransferEnd) -> None:
         plan = self.jobs.pop(event.job, None)
         self.flow.ended(plan, event)
-        if plan is None:  # it may have been a store
-            self.resets.pop(event.connector_id, None)
-        else:
+        if plan is not None:
             self._end(event.job, plan, "store" if isinstance(plan, StorePlan) else "load", event)
             self._close(plan, plan.blocks_ids or ())
             if isinstance(plan, StorePlan) and not event.failed:
@@ -445,7 +420,6 @@ class Engine:
     def _enter_load_error(self, event: LoadError) -> None:
         self.short = None
         self.handoffs.enter_load_error(event)
-        self.wrong_chunks.enter_load_error(event, self.tables)
         self._fails(event, event.blocks_ids)
 
     def _fails(self, event: LoadError | Received, blocks: Iterable[int]) -> None:
@@ -458,23 +432,10 @@ class Engine:
     def _enter_evict(self, event: Evict) -> None:
         if event.chunk_key is not None:
             self.keys(event.connector_id).evicted(event.chunk_key)
-            chunk = (event.connector_id, event.chunk_key)
-            for known in self.fetched.values():
-                if chunk in known:
-                    known[chunk] = (known[chunk][0], event)
-            self.wrong_chunks.forget(event.connector_id, event.chunk_key)
-
-    def _enter_prefetch(self, event: Prefetch) -> None:
-        if event.chunk_keys and len(self.fetched) < MAX_FETCHES:
-            known = self.fetched.setdefault(event.request or "", {})
-            known.update({(event.connector_id, key): (event, None) for key in event.chunk_keys})
 
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:
-            self.resets[event.connector_id] = event
-            self.wrong_chunks.enter_reset(event.connector_id)
             self.keys(event.connector_id).cleared()
-            self.fetched.clear()
             for (connector_id, _), ends in self.transfer_ends.items():
                 if connector_id == event.connector_id:
                     ends.forget()
@@ -498,12 +459,6 @@ class Engine:
         if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):
             self.probes_off.update(event.recorder_probes_off)
             self._blame_probe()
-        if self.polled is None or self.polled.scheduler_step != event.scheduler_step:
-            self.polled = event
-        if not event.scheduler_running or event.scheduler_paused:
-            self.in_step = None
-        elif self.in_step is None or self.in_step.scheduler_step != event.scheduler_step:
-            self.in_step = event
         if event.scheduler_step is not None:
             if self.beat is not None:
                 for ends in self.transfer_ends.values():
@@ -548,19 +503,13 @@ class Engine:
 
     def _enter_store(self, event: Store) -> None:
         self.storing.add(event.connector_id)
-        self._copied(event)
-
-    def _copied(self, event: Event) -> None:
-        """Something that the store did not hold is in it now."""
-        self.resets.pop(event.connector_id, None)
 
     def _stored(self, event: StorePlan) -> None:
-        if not event.chunk_present:
-            self._copied(event)
+        keys = self.keys(event.connector_id)
         if event.chunk_keys is None:
-            self.keys(event.connector_id).unnamed = True
+            keys.unnamed = True
         else:
-            self.keys(event.connector_id).stored(event.chunk_keys)
+            keys.stored(event.chunk_keys)
 
     def _leave(self, event: Event) -> None:
         """A request gives its blocks back. A child of a MultiConnector may say so once more."""

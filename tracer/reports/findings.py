@@ -15,7 +15,7 @@ from kvtrail.tracer.liveness.outcome import Impact
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock, day
 from kvtrail.tracer.reports.terminal import plain, wrapped
-from kvtrail.tracer.rules import Rule, page
+from kvtrail.tracer.rules import documentation, pages
 
 COLORS = {
     Severity.CRASH: "red",
@@ -95,17 +95,18 @@ def finding_text(finding: Finding, *, columns: int | None = None) -> str:
     return "\n".join([*_title(finding, columns), *_finding(finding, columns, engine=engine).split("\n"), *hint])
 
 
-def rule_page(rule: Rule, *, columns: int | None = None) -> str:
-    """The rule's page of the documentation without Markdown, its sentences wrapped."""
+def rule_page(rule: str, *, columns: int | None = None) -> str:
+    """What the documentation says of a rule, without Markdown, its sentences wrapped."""
     paragraphs = []
-    for paragraph in page(rule).strip().split("\n\n"):
+    for paragraph in documentation.section(rule).strip().split("\n\n"):
         if paragraph.startswith("## "):
             paragraphs.append(style(paragraph.removeprefix("## ").strip("`"), bold=True))
             continue
         text = "\n".join(line for item in _items(paragraph) for line in wrapped(item, columns))
         text = re.sub(r"`([^`]+)`", lambda code: style(code[1], bold=True), text)
-        if text.startswith(plainly := f"Severity: {rule.severity}"):
-            text = f"Severity: {_severity(rule.severity)}{text.removeprefix(plainly)}"
+        severity = pages.page(rule).severity
+        if text.startswith(plainly := f"Severity: {severity}"):
+            text = f"Severity: {_severity(severity)}{text.removeprefix(plainly)}"
         paragraphs.append(text)
     return "\n\n".join(paragraphs)
 

@@ -44,7 +44,7 @@ def test_a_load_of_another_blocks_content_is_found_once_in_any_order(order: Sequ
     (finding,) = found([event for name in order for event in heard[name]])
     assert (finding.rule, finding.engine, finding.count) == ("byte-drift", "consumer", 1)
     assert finding.numbers == {
-        "look": "loaded", "looked": 3, "wrong": 1, "token": 32, "block_size": 32, "rank": 0,
+        "where": "differs", "look": "loaded", "looked": 3, "wrong": 1, "token": 32, "block_size": 32, "rank": 0,
         "owner": "other-0123abcd", "owner_engine": "other", "owner_token": 64,
     }  # fmt: skip
 

@@ -47,11 +47,11 @@ def test_its_memory_is_bounded_and_what_is_forgotten_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"{RECEIVED}wait 131", {"stuck-promotion": 130.0}),
+        (f"{RECEIVED}wait 131", {"never-scheduled": 130.0}),
         (f"{RUNS}{RECEIVED}wait 900", {}),
         (f"{RUNS}{RECEIVED}wait 900\nb: end\nwait 110", {}),
-        (f"{RUNS}{RECEIVED}wait 900\nb: end\nwait 131", {"stuck-promotion": 130.0}),
-        (f"{RUNS}{RECEIVED}wait 300 spare", {"stuck-promotion": 290.0}),
+        (f"{RUNS}{RECEIVED}wait 900\nb: end\nwait 131", {"never-scheduled": 130.0}),
+        (f"{RUNS}{RECEIVED}wait 300 spare", {"never-scheduled": 290.0}),
         (f"{RUNS}{RECEIVED}wait 300 full\nwait 100 spare\nwait 300 full", {}),
         (f"{RUNS}L 600 c0 -> later\nwait 900", {}),
         (f"{RUNS}" + "L 600 c0 -> later\nwait 4\n" * 36, {"endless-deferral": 140.0}),

@@ -43,7 +43,7 @@ def test_a_load_of_another_blocks_content_is_found_whichever_engine_is_heard_fir
     (finding,) = found([event for name in order for event in heard[name]])
     assert (finding.rule, finding.engine, finding.request) == ("byte-drift", "consumer", "consumer-0123abcd")
     assert finding.numbers == {
-        "look": "loaded", "looked": 3, "wrong": 1, "token": 32, "block_size": 32, "rank": 0,
+        "where": "differs", "look": "loaded", "looked": 3, "wrong": 1, "token": 32, "block_size": 32, "rank": 0,
         "owner": "b-producer-0123abcd", "owner_engine": "producer", "owner_token": 0,
     }  # fmt: skip
     assert [witness.trace_id for witness in finding.witness] == [PRODUCER[0].trace_id] * 2

@@ -18,13 +18,12 @@ from command_line import DRIFT, OK, write
 from history import START_NS, history, judge
 from processes import SLOW_S
 
-from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.audit import Audit
-from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Finding, Severity, Witness
 from kvtrail.tracer.reports.findings import COLORS, MAX_REQUESTS, as_text, rule_page
 from kvtrail.tracer.reports.terminal import plain
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules import pages
+from kvtrail.tracer.rules.pages import Page
 
 DAY_NS = 86_400 * 10**9
 
@@ -207,27 +206,10 @@ def test_a_pipe_gets_neither_of_them(tmp_path: Path) -> None:
     assert max(map(len, run.stdout.splitlines())) > 200
 
 
-def test_a_page_keeps_the_lines_of_formulas_and_lists() -> None:
-    class Listed(Rule):
-        """A title.
-
-        Invariant, where `x` is
-        a number:
-            x = 1
-        - or not
-
-        The end.
-        """
-
-        id = "listed"
-        severity = Severity.HANG
-        hint = "Look."
-
-        def judge(self, event: Event, account: Account) -> None: ...
-
-        def explain(self, finding: Finding) -> str:
-            return ""
-
-    printed = rule_page(Listed(), columns=80)
+def test_a_page_keeps_the_lines_of_formulas_and_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    invariant = "Invariant, where `x` is\na number:\n    x = 1\n- or not\n\nThe end."
+    page = Page(title="A title", severities=(Severity.HANG,), classes=(), hint="Look.", invariant=invariant)
+    monkeypatch.setattr(pages, "page", lambda rule: page)
+    printed = rule_page("listed", columns=80)
     assert "Severity: \x1b[33m\x1b[1mhang\x1b[0m." in printed
     assert "Invariant, where x is a number:\n    x = 1\n- or not\n\nThe end." in unstyle(printed)

@@ -1,5 +1,3 @@
-"""miscounted-readers: the engine that prefilled counts the readers of its blocks wrong."""
-
 from __future__ import annotations
 
 from collections import Counter, defaultdict
@@ -10,8 +8,8 @@ from kvtrail.tracer.events.events import Read, Sent, Xfer, XferOp, XferState
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import Account, Evidence
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import RequestRule
 
 MAX_REPORTS = 256
 """Reports of readers, and reads, remembered of a request."""
@@ -40,43 +38,9 @@ class Readers:
 
 
 class MiscountedReaders(RequestRule[Sent | Xfer]):
-    """Blocks are given back before each of their readers has reported.
-
-    Invariant: unless the lease has run out, blocks that a rank keeps for another engine are given back after as many
-    different readers have reported to it as each report says there are (`notifications_expected`); and from one rank of
-    another engine no more ranks read for a request than their reports say.
-
-    A count of reports is not one of readers: one report that arrives twice, or two requests that share a hand-off, can make
-    it complete while another rank is reading. And a number that lacks a dimension (pipeline or context-parallel ranks) is
-    complete too early for every request. Source: vLLM, `NixlPullConnectorWorker._get_new_notifs` counts reports, and
-    `TransferTopology.dcp_consumer_count` says how many there will be; the incident is vLLM #46332
-    (https://github.com/vllm-project/vllm/pull/46332). Needs a probe that sees readers' reports on the engine that prefills,
-    in the process of its scheduler (NIXL's pull on one rank), or reads on the one that decodes (NIXL's pull, MoRIIO).
-    """
-
     id = "miscounted-readers"
-    severity = Severity.WRONG_OUTPUT
-    classes = ("C16",)
-    needs_history = False
-    hint = (
-        "One rank was counted twice: a report was sent again, or the router used the `kv_transfer_params` twice. Or the"
-        " number of expected reports is computed from the tensor-parallel sizes alone: compare both engines' parallel sizes."
-    )
-
-    repeated = (
-        "One reader reported at {0} and again at {1}. At {2} the blocks were given back, when {readers} of {expected} readers"
-        " had reported: the others may still have been reading."
-    )
-    too_few = (
-        "At {0} a reader reported, one of {expected}. At {1} the blocks were given back, when {readers} of them had reported:"
-        " the others may still have been reading."
-    )
-    too_many = (
-        "Two of this request's ranks read from rank {peer_rank} of engine {peer}, since {0} and {1}. With them {readers} do,"
-        " and the report of each says that there are {expected}: that engine gives the blocks back before all have read."
-    )
-
     State = Readers
+    needs_history = False
 
     def judge(self, event: Sent | Xfer, account: Account) -> Judgement:
         readers: Readers = account.states[Readers]
@@ -106,8 +70,8 @@ class MiscountedReaders(RequestRule[Sent | Xfer]):
 
     def template(self, finding: Finding) -> str:
         if finding.witness[-1].kind == Kind.XFER:
-            return self.too_many
-        return self.repeated if len(finding.witness) == 3 else self.too_few
+            return self.page.explanations["too many"]
+        return self.page.explanations["repeated" if len(finding.witness) == 3 else "too few"]
 
 
 def _judge_reading(event: Xfer, before: Sequence[Xfer]) -> Judgement:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field, replace
 
 from kvtrail.tracer.events.events import Event, Job, Received, Sent, TransferEnd
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
 from kvtrail.tracer.rules.loads.async_declaration import synchronous_load
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 @dataclass(slots=True)
@@ -29,28 +29,7 @@ class Completions:
 
 
 class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
-    """A transfer is reported as finished although it is not under way.
-
-    Invariant: each asynchronous load is received once; each delayed free is sent once, after the request's end; each
-    numbered transfer ends once.
-
-    A load and a store of one request may end in the same step. A MultiConnector hands every report to all of its
-    children, although only one of them waits for it: each records it once, and of one for which none of them waits it is not
-    known which child's workers made it. Source: vLLM,
-    `Scheduler._update_from_kv_xfer_finished` asserts that it knows the request and frees its blocks; the incidents are
-    vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240), #51637
-    (https://github.com/vllm-project/vllm/issues/51637), #51595 (https://github.com/vllm-project/vllm/pull/51595), #51786
-    (https://github.com/vllm-project/vllm/issues/51786) and #45628 (https://github.com/vllm-project/vllm/pull/45628).
-    Needs every event of the request.
-    """
-
     id = "stray-completion"
-    severity = Severity.CRASH
-    classes = ("C17", "C14")
-    hint = (
-        "Completions are matched by request id alone: one from before a preemption, or of another child, is taken for it. Or"
-        " `request_finished` kept blocks for a store although none was open."
-    )
 
     State = Completions
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from kvtrail.tracer.events.events import Preempt, Schedule
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import EngineRule
 
 IN_VAIN = 3
 """This many consecutive preemptions that free nothing are no accident."""
@@ -25,27 +25,8 @@ class Preemptions:
 
 
 class IdlePreemption(EngineRule[Preempt]):
-    """Requests are preempted one after the other and no block becomes free.
-
-    Invariant: after k >= 3 preemptions in one step, at least k blocks are free: each of the requests held at least one that
-    it shared with nobody.
-
-    A single preemption may free nothing at once: a connector may fence its blocks until a store has ended. Source: vLLM,
-    `Scheduler.schedule` preempts until an allocation succeeds; the incident is vLLM #49674
-    (https://github.com/vllm-project/vllm/issues/49674). Needs the pool's free blocks and every event of the engine between
-    the preemptions.
-    """
-
     id = "idle-preemption"
     only_with = "blocks_free"
-    severity = Severity.WASTED_WORK
-    classes = ("C15",)
-    hint = "The freed blocks are fenced for stores that are under way. Wait for them, rather than preempt the next."
-    explanation = (
-        "Between {first} and {last} {preempted} requests were preempted in a row, and the pool still has {free} free blocks:"
-        " their work is lost for nothing."
-    )
-
     State = Preemptions
 
     def judge(self, event: Preempt, engine: Engine) -> Judgement:

@@ -1,13 +1,11 @@
-"""key-collision: one key stands for the KV of two identities."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.events.events import Evict, LoadPlan, Lookup, RequestStart, Reset, StorePlan
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_WRITERS = 100_000
 """Chunks, and versions of adapters, that are remembered."""
@@ -65,32 +63,8 @@ class Writers:
 
 
 class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
-    """Requests with different adapters or salts use a chunk under the same key.
-
-    Invariant: a request finds, loads and stores a chunk only under keys that no request with another identity has stored,
-    where the identity is the adapter and the cache salt; and it finds and loads no chunk that was stored with another version
-    of its adapter's weights.
-
-    The same tokens under another adapter have other KV, and a salt keeps callers apart. An adapter that is loaded again
-    under its name, from another path or in place, may have other weights: then what was stored before has to be forgotten,
-    or the key has to say the version. A copy of the same weights is the same version, and a chunk that is copied again has
-    the version of that request. A request that is under way when its adapter is replaced may run with either weights: so
-    what was stored counts as of its version if a request with that version began afterwards, and is unknown otherwise.
-    Source: vLLM mixes name, path and salt into its block hashes (`generate_block_hash_extra_keys`), and before 0.32 the
-    name alone; the incidents are vLLM #44250 (https://github.com/vllm-project/vllm/issues/44250) and #42125
-    (https://github.com/vllm-project/vllm/issues/42125). Needs a connector that names its keys, and every event of the
-    engine since the store.
-    """
-
     id = "key-collision"
     only_with = "chunk_keys"
-    severity = Severity.WRONG_OUTPUT
-    classes = ("N1",)
-    hint = (
-        "The key is made of the tokens alone: mix in adapter and salt, or take vLLM's own block hashes. Reset the connector's"
-        " cache when an adapter is replaced under its name."
-    )
-
     State = Writers
 
     def judge(self, event: Lookup | LoadPlan | StorePlan, engine: Engine) -> Judgement:
@@ -122,12 +96,5 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
 
     def template(self, finding: Finding) -> str:
         if "version" in finding.numbers:
-            return (
-                "At {0} the chunk with key {key} was stored by request {other}, with version {other_version} of its"
-                " adapter's weights. The adapter was replaced under its name: at {1} this request, with version {version},"
-                " uses the same chunk."
-            )
-        return (
-            "At {0} the chunk with key {key} was stored by request {other}, with {other_identity}. At"
-            " {1} this request, with {identity}, uses the same key: what the one computed is read by the other."
-        )
+            return self.page.explanations["version"]
+        return self.page.explanations["identity"]

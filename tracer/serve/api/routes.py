@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from kvtrail import __version__
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.access import Access, OnlyWithToken
 from kvtrail.tracer.serve.api import (
     changes,
@@ -291,13 +291,13 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
     def rules() -> list[dict[str, str]]:
         return [
             {
-                "id": rule.id,
-                "title": rule.title,
-                "severity": rule.severity,
-                "text": (type(rule).__doc__ or "").strip(),
-                "hint": rule.advice,
+                "id": rule,
+                "title": page.title,
+                "severity": page.severity,
+                "text": page.invariant,
+                "hint": page.advice,
             }
-            for rule in all_rules()
+            for rule, page in pages.every().items()
         ]
 
     @api.get("/spans", summary="Spans in the order of their arrival")

@@ -48,7 +48,7 @@ from kvtrail.tracer.liveness.engine import EngineState, Launch, LossCause
 from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.markers import Marker
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
@@ -311,7 +311,11 @@ class Metrics:
             *((self.errors, (call,)) for call in (Kind.LOOKUP, Kind.ALLOC)),
             *((self.load_failures, (report,)) for report in ("blocks", "completion")),
             *((self.requests, (outcome,)) for outcome in ("stopped", "length_capped", "aborted")),
-            *((self.findings, (rule.id, each, NOT_KNOWN)) for rule in all_rules() for each in rule.severities),
+            *(
+                (self.findings, (rule, each, NOT_KNOWN))
+                for rule, page in pages.every().items()
+                for each in page.severities
+            ),
             *((self.handoffs, (side, outcome)) for side, outcomes in OF_SIDE.items() for outcome in outcomes),
         ]
 

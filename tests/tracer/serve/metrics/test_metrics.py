@@ -243,7 +243,7 @@ def test_a_series_that_alerts_look_at_begins_at_0(sidecar: Measured) -> None:
     sidecar.hear_parts(history("L 749 c0 h0 -> 0"))
     assert sidecar.value("kvtrail_findings_total", rule="stale-lookup", severity="crash", known="false") == 0
     for severity in ("wrong output", "broken contract"):
-        assert sidecar.value("kvtrail_findings_total", rule="late-read", severity=severity, known="false") == 0
+        assert sidecar.value("kvtrail_findings_total", rule="stale-handoff", severity=severity, known="false") == 0
     assert sidecar.value("kvtrail_connector_errors_total", call="kv.alloc") == 0
     assert sidecar.value("kvtrail_events_missing_total") == 0
 
