@@ -25,15 +25,13 @@ from kvtrail.tracer.detect.pairs import Heard, Pairs
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart, Reset
-from kvtrail.tracer.events.events import Key as ChunkKey
 from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.ledger.handoff_flows import HandedOver
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream, is_too_far
-from kvtrail.tracer.ledger.reference_hashes import SharedReferences
-from kvtrail.tracer.ledger.rule_states import followers
+from kvtrail.tracer.ledger.rule_states import RuleStates, followers
 from kvtrail.tracer.model.causes import NotRecorded
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
 from kvtrail.tracer.rules.rule import EngineRule, RequestRule, Rule
@@ -110,8 +108,6 @@ class Detector:
         self._requests: dict[Key, TrackedRequest] = {}
         self._gaps: dict[Key, None] = {}
         self._recorders: dict[str, TrackedRecorder] = {}
-        self._contents: dict[tuple[str | None, str], ChunkKey] = {}
-        self._references = SharedReferences()
         self._fleet = Fleet()
         given = all_rules() if rules is None else rules
         self._rules = RuleSet(given)
@@ -120,6 +116,7 @@ class Detector:
         states = [(rule, rule.State) for rule in given if rule.State is not None]
         self._of_requests = followers(state for rule, state in states if isinstance(rule, RequestRule))
         self._of_engines = followers(state for rule, state in states if isinstance(rule, EngineRule))
+        self._shared = {state: state() for rule, state in states if rule.shares_state}
         self._pairs = Pairs(
             self._rules.for_pairs, self._judgements, HandOffs(on_handed_over), on_handoff, self._came_before
         )
@@ -449,9 +446,7 @@ class Detector:
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
         held = self._recorders[name] = TrackedRecorder(
-            Engine(
-                contents=self._contents, references=self._references, handoffs=self.handoffs, followers=self._of_engines
-            ),
+            Engine(handoffs=self.handoffs, followers=self._of_engines, states=RuleStates(self._shared)),
             Causes(self._fleet),
         )
         return held

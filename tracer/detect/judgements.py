@@ -52,6 +52,7 @@ class Judgements:
         """Ask rules about an event, by what is known before it. Returns `Unknown.RULE` if one of them failed, otherwise `OK`
         if one of them said so, otherwise None."""
         said: Judgement = None
+        has_failed = False
         for needed, those in judges:
             if needed and getattr(event, needed) is None:
                 continue
@@ -60,13 +61,13 @@ class Judgements:
                     judgement = judge(event, known)
                     if judgement is OK:
                         tally.ok += 1
-                        said = said or OK
+                        said = OK
                     elif judgement is not None:
                         self.record(tally, judgement)
                 except Exception as error:
                     self.failed(tally, error)
-                    said = Unknown.RULE
-        return said
+                    has_failed = True
+        return Unknown.RULE if has_failed else said
 
     def known(self, fresh: Finding) -> Finding | None:
         """The finding that a new one repeats. Where a request has very many, that is the last one of the rule."""

@@ -17,7 +17,6 @@ from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
-    BlockCheck,
     Event,
     Evict,
     Flush,
@@ -26,7 +25,6 @@ from kvtrail.tracer.events.events import (
     Heartbeat,
     Holdings,
     Job,
-    Key,
     Load,
     LoadError,
     LoadPlan,
@@ -55,14 +53,11 @@ from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
 from kvtrail.tracer.ledger.deadline_clocks import DeadlineClocks
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.recorded_time import RecordedTime
-from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.ledger.rule_states import Followers, RuleStates
 from kvtrail.tracer.ledger.transfer_ends import TransferEnds
 from kvtrail.tracer.ledger.transfer_flow import TransferFlow
 from kvtrail.tracer.model.findings import Unknown
 
-MAX_KEYS = 100_000
-"""Chunk keys remembered with the contents that they stand for."""
 MAX_LEFT = 1_000
 """Requests without blocks for which it is remembered when they gave theirs back."""
 
@@ -105,10 +100,17 @@ class Engine:
     """The requests that hold no blocks since an event: they were preempted, have ended, or their load has failed."""
     step: int | None = None
     """The latest scheduling step with an event that names it."""
+    ran_number: int = -1
+    """The number of the latest step of a request."""
     admitted: set[str] = field(default_factory=set)
     """Requests that have been given blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
     """Open asynchronous transfers over a block: by block, then by the request that has the transfer."""
+    contested: dict[Job | str, tuple[int, Event]] = field(default_factory=dict)
+    """Open transfers over a block that has since been given to another request: the block, and the event that gave it. By the
+    transfer, if it has a number, or by request for an asynchronous load. A flush settles it."""
+    undecided: set[Job | str] = field(default_factory=set)
+    """Open transfers over a block that was given to another request, while it is not known who held it."""
     jobs: dict[Job, Plan] = field(default_factory=dict)
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
@@ -119,11 +121,6 @@ class Engine:
     """The last lookup of a live request, by connector."""
     stores: dict[str, ChunkKeys] = field(default_factory=dict)
     """The chunks in the connectors' stores, by connector."""
-    contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
-    """The first key of each chunk, by the key of the chunk before it and its content. All recorders share this dict, since
-    engines that share a store must agree on keys."""
-    references: SharedReferences = field(default_factory=SharedReferences)
-    """What was computed under which hash. All recorders share it, as far as their caches are comparable."""
     handoffs: HandOffs = field(default_factory=HandOffs)
     """What engines hand over to each other. All recorders share it."""
     invalid: dict[int, LoadError | Received] = field(default_factory=dict)
@@ -169,7 +166,8 @@ class Engine:
         for known in self.stores.values():
             known.lose(why)
         for facts in (
-            self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.jobs, self.loads, self.lookups,
+            self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.contested, self.undecided,
+            self.jobs, self.loads, self.lookups,
             self.invalid, self.recomputing, self.ran_since, self.kept, self.transfer_ends, self.given, self.left, self.states,
         ):  # fmt: skip
             facts.clear()
@@ -213,6 +211,8 @@ class Engine:
         self.admitted.add(request)
         lookup = self.last_lookup(event)
         if event.blocks_ids is not None:
+            if self.transfers:
+                self._contest(event, event.blocks_ids)
             if self.invalid:
                 self._renew(request, self._given_afresh(event, lookup))
             if names_all_blocks(event):
@@ -238,9 +238,11 @@ class Engine:
     def _enter_schedule(self, event: Schedule) -> None:
         request = event.request or ""
         self.step = event.scheduler_step
-        self.short = None
+        self.short, self.ran_number = None, event.sequence
         first = request in self.admitted
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
+            if self.transfers and (first or not event.blocks_whole):  # a table that is reported again gives nothing
+                self._contest(event, event.blocks_ids, are_new=not first)
             if not first and not event.blocks_whole:
                 self.handoffs.enter_given_out(event, event.blocks_ids)
             if first or event.blocks_whole:
@@ -382,6 +384,7 @@ class Engine:
             if not any(block in self.invalid and self.invalid[block].sequence > alloc.sequence for block in into):
                 self._fails(event, into)  # no load error has said which of them
         self.flow.received(event)
+        self._settle(event.request or "")
         if alloc is not None:
             self._end(event.request or "", alloc, "load", event)
             self._close(alloc, alloc.blocks_ids or ())
@@ -398,6 +401,7 @@ class Engine:
             self._stored(event)
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
+        self._settle(event.job)
         plan = self.jobs.pop(event.job, None)
         self.flow.ended(plan, event)
         if plan is not None:
@@ -408,6 +412,7 @@ class Engine:
 
     def _enter_flush(self, event: Flush) -> None:
         """The transfer ends before the step runs, so its blocks may be given away in it."""
+        self._settle(event.job)
         if plan := self.jobs.get(event.job):
             self._close(plan, plan.blocks_ids or ())
 
@@ -443,16 +448,6 @@ class Engine:
     def _enter_holdings(self, event: Holdings) -> None:
         keys = self.keys(event.connector_id)
         keys.listed(event.chunk_keys, first=event.holdings_first, last=event.holdings_last)
-
-    def _enter_key(self, event: Key) -> None:
-        if event.chunk_content is None or len(self.contents) >= MAX_KEYS:
-            return
-        known = self.contents.setdefault((event.chunk_parent, event.chunk_content), event)
-        if event.start_ns < known.start_ns:
-            self.contents[event.chunk_parent, event.chunk_content] = event
-
-    def _enter_block_check(self, event: BlockCheck) -> None:
-        self.references.enter(event)
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
         self.handoffs.enter_heartbeat(event)
@@ -496,6 +491,9 @@ class Engine:
         ends.open.pop(plan.request or "", None)  # the same load, as its allocation announced it
         ends.begin(job, plan)
         self._open(plan, plan.blocks_ids or ())
+        for block, given in self.given_since_left(plan).items():
+            if not self.has_run_since(given):
+                self.contested.setdefault(job, (block, given))  # it may be waited for before the step runs
 
     def _end(self, key: Job | str, began: Event, direction: str, event: Event) -> None:
         """A transfer has ended. Its time is measured up to the event before: this one may be a jump of the clock."""
@@ -510,6 +508,26 @@ class Engine:
             keys.unnamed = True
         else:
             keys.stored(event.chunk_keys)
+
+    def _contest(self, event: Event, blocks: Iterable[int], *, are_new: bool = False) -> None:
+        """Note open transfers of other requests over blocks given to this one, unless the others hold the block too. Blocks
+        that `are_new` come from the pool, and not from its prefix cache: another holds none that it may have given back."""
+        for block in blocks:
+            for owner, transfer in self.transfers.get(block, {}).items():
+                table = self.tables.get(owner)
+                holds = table is not None and table.holds(block)
+                if owner == event.request or holds is True:
+                    continue
+                key = (transfer.job if isinstance(transfer, Plan) else None) or owner
+                if owner in self.unknown_tables or (holds is None and not are_new):
+                    self.undecided.add(key)
+                else:
+                    self.contested.setdefault(key, (block, event))
+
+    def _settle(self, key: Job | str) -> None:
+        """A transfer has ended, or is waited for."""
+        self.contested.pop(key, None)
+        self.undecided.discard(key)
 
     def _leave(self, event: Event) -> None:
         """A request gives its blocks back. A child of a MultiConnector may say so once more."""

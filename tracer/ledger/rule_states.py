@@ -2,7 +2,8 @@
 
 A rule declares one class, `Rule.State`. Its methods `_enter_<kind>(event, known)` follow events of that kind, each before it
 enters the account or the engine, which is `known`. The state of a request is forgotten with its account, that of an engine
-with the recorder, and when events of the recorder are missing. A state bounds what it holds itself.
+with the recorder, and when events of the recorder are missing. What all
+engines share (`Rule.shares_state`) is kept. A state bounds what it holds itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ Followers = Mapping[str, Sequence[tuple[type[Any], Callable[..., None]]]]
 class RuleStates(dict[type[Any], Any]):
     """The states that rules have of one request or engine, by class; each is made when it is first asked for."""
 
-    __slots__ = ()
+    __slots__ = ("_shared",)
+
+    def __init__(self, shared: Mapping[type[Any], Any] | None = None) -> None:
+        """`shared` are the states that all engines have together; they stay when the others are forgotten."""
+        self._shared = shared or {}
+        super().__init__(self._shared)
+
+    def clear(self) -> None:
+        super().clear()
+        self.update(self._shared)
 
     def __missing__(self, state: type[S]) -> S:
         made = self[state] = state()

@@ -44,6 +44,8 @@ class Rule(ABC):
     """A field of its events: it is not asked about those that have None there."""
     State: ClassVar[type[Any] | None] = None
     """What it alone remembers, and how that follows events: see `ledger/rule_states.py`."""
+    shares_state: ClassVar[bool] = False
+    """Whether all engines have one such state together."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -30,8 +30,8 @@ from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import BlockCheck, Handoff
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.handoff_clocks import ahead
-from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.rules.contents.reference_hashes import SharedReferences
 
 NIXL = configuration("NixlConnector", {})
 HEALED = configuration("NixlConnector", {"kvtrail": {"guard": "heal"}})

@@ -3,12 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.tracer.events.events import BlockCheck, Handoff, Side
-from kvtrail.tracer.ledger.computed_contents import ADMITTED, COMPUTED, TAKEN
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.handoffs import Place
-from kvtrail.tracer.ledger.reference_hashes import WrongBlocks
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
 from kvtrail.tracer.rules.contents import mismatch
+from kvtrail.tracer.rules.contents.computed_contents import ADMITTED, COMPUTED, TAKEN
+from kvtrail.tracer.rules.contents.reference_hashes import SharedReferences, WrongBlocks
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_TAKERS = 4
@@ -17,6 +17,7 @@ MAX_TAKERS = 4
 
 class ByteDrift(EngineRule[BlockCheck | Handoff]):
     id = "byte-drift"
+    State, shares_state = SharedReferences, True
     needs_history = False
 
     def judge(self, event: BlockCheck | Handoff, engine: Engine) -> Judgement:
@@ -25,13 +26,13 @@ class ByteDrift(EngineRule[BlockCheck | Handoff]):
         reported = [numbers for kind in mismatch.WHERE if (numbers := mismatch.numbers(event, kind)) is not None]
         found = tuple(Drift(numbers, [event], healed=event.check_healed) for numbers in reported)
         if not any(numbers["where"] == mismatch.DIFFERS for numbers in reported):
-            wrong = engine.references.wrong(event)
+            wrong = engine.states[SharedReferences].wrong(event)
             found += tuple(_of_another(each, wrong, engine) for each in wrong) or _unlike_given(event, engine)
         if found:
             return found
         if event.check_look not in (*TAKEN, "held"):
             return None
-        if event.check_blocks > event.check_unknown or engine.references.is_any_right(event):
+        if event.check_blocks > event.check_unknown or engine.states[SharedReferences].is_any_right(event):
             return OK
         return Unknown.CONTENT if event.check_unknown else None
 
@@ -78,16 +79,16 @@ def _of_another(wrong: WrongBlocks, beside: list[WrongBlocks], engine: Engine) -
     }
     if event.group is not None:
         numbers["owner_group"] = owner.event.group
-    if event.check_look == ADMITTED and (source := engine.references.left_by(block, beside)):
+    if event.check_look == ADMITTED and (source := engine.states[SharedReferences].left_by(block, beside)):
         numbers["source"] = source
     handoffs = _handoffs(event, owner.event, engine, numbers)
-    return Drift(numbers, [owner.event, *handoffs, event], grown=engine.references.is_known_of(wrong))
+    return Drift(numbers, [owner.event, *handoffs, event], grown=engine.states[SharedReferences].is_known_of(wrong))
 
 
 def _unlike_given(event: BlockCheck | Handoff, engine: Engine) -> tuple[Drift, ...]:
     """Loads with other content than was handed over to them: that of this event, or those of requests that take what this one
     says was computed, or handed over. A request that was preempted may have computed it in several versions."""
-    handoffs, loads_of = engine.handoffs, engine.references.loads_of
+    handoffs, loads_of = engine.handoffs, engine.states[SharedReferences].loads_of
     checks: dict[Place, tuple[BlockCheck, ...]] | None = None
     beside: BlockCheck | None = None
     if type(event) is Handoff:
@@ -104,7 +105,9 @@ def _unlike_given(event: BlockCheck | Handoff, engine: Engine) -> tuple[Drift, .
     found = []
     for place in pair.takers.keys() - pair.failed - pair.recomputed:
         for check in loads_of(*place) if checks is None else checks.get(place, ()):
-            if wrong := engine.references.unlike_given(check, (given.engine, given.request or ""), beside):
+            if wrong := engine.states[SharedReferences].unlike_given(
+                check, (given.engine, given.request or ""), beside
+            ):
                 _, computed = wrong[min(wrong)]
                 numbers = _numbers(check, wrong) | {"given_by": given.engine, "given": given.request}
                 found.append(Drift(numbers, [computed.event, given, pair.takers[place], check], grown=late))

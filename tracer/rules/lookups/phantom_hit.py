@@ -10,7 +10,6 @@ from kvtrail.tracer.rules.rule import EngineRule
 
 class PhantomHit(EngineRule[Lookup]):
     id = "phantom-hit"
-    only_with = "chunk_keys"
 
     def judge(self, event: Lookup, engine: Engine) -> Judgement:
         if not event.chunk_keys:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.tracer.events.events import Preempt, Schedule
+from kvtrail.tracer.events.events import Preempt
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
@@ -18,23 +18,22 @@ class Preemptions:
         self.row: list[Preempt] = []
 
     def _enter_preempt(self, event: Preempt, engine: Engine) -> None:
-        self.row.append(event)
+        self.row = [*self.since_run(engine), event]
 
-    def _enter_schedule(self, event: Schedule, engine: Engine) -> None:
-        self.row.clear()
+    def since_run(self, engine: Engine) -> list[Preempt]:
+        """Those since the last step of a request."""
+        return [each for each in self.row if each.sequence > engine.ran_number]
 
 
 class IdlePreemption(EngineRule[Preempt]):
     id = "idle-preemption"
-    only_with = "blocks_free"
     State = Preemptions
 
     def judge(self, event: Preempt, engine: Engine) -> Judgement:
         if event.blocks_free is None:
             return None
-        step = [
-            each for each in (*engine.states[Preemptions].row, event) if each.scheduler_step == event.scheduler_step
-        ]
+        before = engine.states[Preemptions].since_run(engine)
+        step = [each for each in (*before, event) if each.scheduler_step == event.scheduler_step]
         row = list({each.request: each for each in step}.values())  # each child of a MultiConnector reports every one
         if event.blocks_free >= len(row):
             return OK

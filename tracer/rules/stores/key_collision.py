@@ -64,7 +64,6 @@ class Writers:
 
 class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
     id = "key-collision"
-    only_with = "chunk_keys"
     State = Writers
 
     def judge(self, event: Lookup | LoadPlan | StorePlan, engine: Engine) -> Judgement:

@@ -9,7 +9,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 class LoadStoreOverlap(RequestRule[LoadPlan]):
     id = "load-store-overlap"
-    only_with = "transfer_id"
 
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
         if event.transfer_id is None or not event.has(Capability.EXCLUSIVE_TRANSFERS):

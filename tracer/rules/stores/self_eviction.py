@@ -59,7 +59,6 @@ class OwnChunks:
 
 class SelfEviction(EngineRule[StorePlan]):
     id = "self-eviction"
-    only_with = "chunk_keys"
     State = OwnChunks
 
     def judge(self, event: StorePlan, engine: Engine) -> Judgement:

@@ -10,7 +10,7 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 class StateBoundary(RequestRule[StorePlan]):
     id = "state-boundary"
-    only_with = "blocks_by_group"
+    only_with = "blocks_ids"
 
     def judge(self, event: StorePlan, account: Account) -> Judgement:
         table = account.evidence.blocks

@@ -10,9 +10,9 @@ import pytest
 from history import history, judge, rules_found
 
 from kvtrail.tracer.events.events import BlockCheck, Event
-from kvtrail.tracer.ledger import computed_contents
-from kvtrail.tracer.ledger.computed_contents import ComputedContents, reported_blocks
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.rules.contents import computed_contents
+from kvtrail.tracer.rules.contents.computed_contents import ComputedContents, reported_blocks
 
 A, B, C = 0x1111111111111111, 0x2222222222222222, 0x3333333333333333
 """Contents."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import BlockCheck
-from kvtrail.tracer.ledger.computed_contents import (
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.rules.contents.computed_contents import (
     COMPUTED,
     LOADED,
     TAKEN,
@@ -107,6 +108,9 @@ class SharedReferences:
         if event.check_look == LOADED and event.check_unknown and event.check_fingerprints:
             of = (event.engine, event.request or "")
             self._loads[of] = (*self._loads.get(of, ()), event)[-MAX_CHECKS:]
+
+    def _enter_block_check(self, event: BlockCheck, engine: Engine) -> None:
+        self.enter(event)
 
     def _known_of(self, wrong: WrongBlocks) -> WrongBlocks:
         return self._wrong.get(_check_of(wrong).span_id, {})

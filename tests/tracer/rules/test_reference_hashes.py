@@ -11,9 +11,9 @@ import pytest
 from history import history, judge, rules_found
 
 from kvtrail.tracer.events.events import BlockCheck, Event
-from kvtrail.tracer.ledger import reference_hashes
-from kvtrail.tracer.ledger.reference_hashes import SharedReferences
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.rules.contents import reference_hashes
+from kvtrail.tracer.rules.contents.reference_hashes import SharedReferences
 
 CACHE = "0123456789abcdef"
 
