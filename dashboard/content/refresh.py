@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.tracer.ledger.deadline_clocks import HOLDS_NS
+from kvtrail.tracer.ledger.recorder_clocks import HOLDS_NS
 from kvtrail.tracer.liveness.outcome import Outcome
 
 EVERY_S = 2

@@ -1,6 +1,6 @@
 """What has not happened in time: which requests wait, and the rules with a deadline that judge how long they have.
 
-Time is the recorder's (`recorded_time`), and counts while the request could have got what it waits for (`deadline_clocks`).
+Time is the recorder's (`recorder_clocks`), and counts while the request could have got what it waits for (`recorder_clocks`).
 The rules are asked at every heartbeat, and when the next event of a request comes, since that may end the waiting.
 """
 

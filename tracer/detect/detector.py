@@ -28,7 +28,7 @@ from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestSt
 from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
-from kvtrail.tracer.ledger.handoff_flows import HandedOver
+from kvtrail.tracer.ledger.handoff_sums import HandedOver
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream, is_too_far
 from kvtrail.tracer.ledger.rule_states import RuleStates, followers

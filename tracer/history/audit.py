@@ -21,7 +21,7 @@ from kvtrail.tracer.history.savings import RecordedSavings, Saved
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
-from kvtrail.tracer.ledger.handoff_flows import Flow
+from kvtrail.tracer.ledger.handoff_sums import Flow
 from kvtrail.tracer.liveness.deaths import Death
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.liveness.outcome import Impact, described, impact_of, outcome_of

@@ -17,7 +17,7 @@ from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
 from kvtrail.tracer.history.savings import RecordedSavings
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.ledger.handoff_flows import Flow
+from kvtrail.tracer.ledger.handoff_sums import Flow
 from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.liveness.deaths import Death, Deaths
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict

@@ -43,7 +43,6 @@ from kvtrail.tracer.events.events import (
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD, Kind
 from kvtrail.tracer.ledger.block_table import BlockTable, names_all_blocks
-from kvtrail.tracer.ledger.cut_short import cut_short
 from kvtrail.tracer.ledger.facts import (
     Admitted,
     Began,
@@ -64,6 +63,7 @@ from kvtrail.tracer.ledger.facts import (
 )
 from kvtrail.tracer.ledger.phases import Phases
 from kvtrail.tracer.ledger.rule_states import RuleStates
+from kvtrail.tracer.ledger.unfinished_prompt import cut_short
 from kvtrail.tracer.model.causes import PEER, Cause
 from kvtrail.tracer.model.findings import Unknown
 

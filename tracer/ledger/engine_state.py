@@ -50,12 +50,10 @@ from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into, names_all_blocks
 from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
-from kvtrail.tracer.ledger.deadline_clocks import DeadlineClocks
 from kvtrail.tracer.ledger.handoffs import HandOffs
-from kvtrail.tracer.ledger.recorded_time import RecordedTime
+from kvtrail.tracer.ledger.recorder_clocks import DeadlineClocks, RecordedTime
 from kvtrail.tracer.ledger.rule_states import Followers, RuleStates
-from kvtrail.tracer.ledger.transfer_ends import TransferEnds
-from kvtrail.tracer.ledger.transfer_flow import TransferFlow
+from kvtrail.tracer.ledger.transfers import TransferEnds, TransferFlow
 from kvtrail.tracer.model.findings import Unknown
 
 MAX_LEFT = 1_000

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.ledger.deadline_clocks import CountedTime
 from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.ledger.recorder_clocks import CountedTime
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, witnesses
 from kvtrail.tracer.model.words import singular
 from kvtrail.tracer.rules import pages

@@ -29,7 +29,7 @@ from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import BlockCheck, Handoff
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ledger.handoff_clocks import ahead
+from kvtrail.tracer.ledger.clock_offset import ahead
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.rules.contents.reference_hashes import SharedReferences
 

@@ -11,10 +11,10 @@ from pair_stories import EXPIRED, GIVES
 from pair_stories import TAKES as DECODE
 
 from kvtrail.dashboard.content.request import handoffs
-from kvtrail.tracer.detect.kept import KeptFor, kept_handoffs
+from kvtrail.tracer.detect.retained_blocks import KeptFor, kept_handoffs
 from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ledger.handoff_flows import NOBODY
+from kvtrail.tracer.ledger.handoff_sums import NOBODY
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api.requests import handoffs_of

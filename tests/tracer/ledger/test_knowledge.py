@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Event, Heartbeat, Holdings, Schedule
-from kvtrail.tracer.ledger.recorded_time import RecordedTime
+from kvtrail.tracer.ledger.recorder_clocks import RecordedTime
 from kvtrail.tracer.model.findings import Unknown, Verdict
 
 S = 10**9

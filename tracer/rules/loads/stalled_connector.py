@@ -5,7 +5,7 @@ from typing import Any
 
 from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Lookup, Received, RequestEnd
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.ledger.transfer_ends import SEVERAL
+from kvtrail.tracer.ledger.transfers import SEVERAL
 from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.loads.stuck_load import within_s
 from kvtrail.tracer.rules.rule import EngineRule

@@ -117,11 +117,11 @@ class Fleet(BaseModel):
     pairs: list[dict[str, Any]]
     """What engines hand over to each other, since this tracer started: the engine that gives (`giver`) and the one that takes
     (`taker`, null where no request takes), each with its name (`giver_name`, `taker_name`), `handoffs`, their `tokens`, how
-    many ended so by `outcome` (`kvtrail.tracer.ledger.handoff_flows.Outcome`), the mean time from the arrival of a request
+    many ended so by `outcome` (`kvtrail.tracer.ledger.handoff_sums.Outcome`), the mean time from the arrival of a request
     that takes to the end of its load (`mean_wait_ns`, null where none has loaded)."""
     kept: list[dict[str, Any]]
     """What each engine keeps for others now: `engine`, `engine_name`, the engine that takes (`taker`, `taker_name`), the
-    `state` (`kvtrail.tracer.detect.kept.KeptFor`), how many `handoffs`, their `tokens` and `blocks`, the age of the oldest
+    `state` (`kvtrail.tracer.detect.retained_blocks.KeptFor`), how many `handoffs`, their `tokens` and `blocks`, the age of the oldest
     (`oldest_ns`), its `request`, and the blocks of the engine's pool (`pool_blocks`, null where it is not known)."""
 
 

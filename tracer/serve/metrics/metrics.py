@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from kvtrail import __version__
 from kvtrail.tracer.causes.causes import GPU, STORE
-from kvtrail.tracer.detect.kept import KeptFor
+from kvtrail.tracer.detect.retained_blocks import KeptFor
 from kvtrail.tracer.events.events import (
     BlockCheck,
     CutOff,
@@ -43,7 +43,7 @@ from kvtrail.tracer.events.events import (
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.ledger.facts import Admitted, Breakdown, Fact, LoadReceived, Preempted, tiers_of
-from kvtrail.tracer.ledger.handoff_flows import OF_SIDE, HandedOver
+from kvtrail.tracer.ledger.handoff_sums import OF_SIDE, HandedOver
 from kvtrail.tracer.liveness.engine import EngineState, Launch, LossCause
 from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict

@@ -16,10 +16,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from sidecar import Sidecar
 from wire import as_request, encoded
 
-from kvtrail.tracer.detect.kept import KeptFor
+from kvtrail.tracer.detect.retained_blocks import KeptFor
 from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Side
 from kvtrail.tracer.events.semconv import ENGINE_SPAN, POOL_BLOCKS, Kind
-from kvtrail.tracer.ledger.handoff_flows import OF_SIDE
+from kvtrail.tracer.ledger.handoff_sums import OF_SIDE
 from kvtrail.tracer.serve.metrics.series import MAX_ENGINES, OTHER, Series
 from kvtrail.tracer.serve.receive import engines
 from kvtrail.tracer.store import StoreError

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.ledger.handoff_flows import NOBODY
+from kvtrail.tracer.ledger.handoff_sums import NOBODY
 from kvtrail.tracer.ledger.handoffs import Pair
 
 

@@ -7,7 +7,7 @@ from history import history, judge, rules_found
 
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.patience import Patience, declaration
-from kvtrail.tracer.ledger.deadline_clocks import MAX_MOMENTS, CountedTime
+from kvtrail.tracer.ledger.recorder_clocks import MAX_MOMENTS, CountedTime
 
 S = 10**9
 RUNS = "b: L 600 c0 -> 0\nb: A 0\nb: S 0+600\n"
