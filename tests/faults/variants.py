@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from faults.reports import ShortLoad
 from kvtrail.connector.faults import Fault
@@ -10,7 +10,7 @@ from kvtrail.tracer.events.capabilities import Capability
 
 
 class _Variant(Fault):
-    rule: ClassVar[str]
+    rule = ""
 
 
 class HandoffOfferedAgain(_Variant):
@@ -45,7 +45,7 @@ class ResetIgnored(_Variant):
 class ShortLoadFails(ShortLoad):
     """LMCache #4133: a load brings less than was promised, and the engine dies of it in the same step."""
 
-    rule: ClassVar[str] = "failed-call"
+    rule = "failed-call"
     _loads = False
 
     def alter_plan(self, plan: Any, output: Any) -> None:
