@@ -10,6 +10,8 @@ from kvtrail.tracer.rules.rule import EngineRule, RequestRule
 
 
 class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
+    """Where a plan differs from the block table of its request (`table`)."""
+
     id = "plan-blocks"
     needs_history = False
 
@@ -67,6 +69,8 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
 
 
 class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
+    """Where a plan names a block that another request has been given since (`reassigned`)."""
+
     id = "plan-blocks"
 
     def judge(self, event: LoadPlan | StorePlan, engine: Engine) -> Judgement:

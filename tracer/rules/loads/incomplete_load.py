@@ -14,6 +14,8 @@ NOT_ITS_OWN = {"aborted", "error"}
 
 
 class IncompleteLoad(RequestRule[Load | Schedule | RequestEnd | Xfer]):
+    """Where a load brought fewer tokens than it was to bring (`short`)."""
+
     id = "incomplete-load"
     needs_history = False
 
@@ -55,6 +57,8 @@ class IncompleteLoad(RequestRule[Load | Schedule | RequestEnd | Xfer]):
 
 
 class IncompleteReads(EngineRule[Received]):
+    """Where a load is reported as received before its reads have ended (`unread`)."""
+
     id = "incomplete-load"
 
     def judge(self, event: Received, engine: Engine) -> Judgement:
