@@ -55,6 +55,8 @@ def _page_link(link: re.Match[str]) -> str:
     name = path.stem.replace("_", "-")
     if "://" in target:
         return link[0]
+    if path.name == "rules.md":
+        return f"[{words}](findings?runbook={anchor})"
     if path.name == INDEX.name:
         return f"[{words}](findings?runbook=all#{anchor})"
     if name in names():

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from kvtrail.tracer.rules import pages
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 _HEAD = (
     "# Rules\n\nGenerated from the rules' pages by `python benchmarks/recall.py --write`; a test fails when the two"
@@ -29,20 +34,21 @@ def section(rule: str) -> str:
 
 
 def rules_page() -> str:
-    """docs/rules.md, as far as it is made of the pages."""
-    return "\n".join([_HEAD, *(f"{section(rule)}\n[Runbook]({_address(rule)}#runbook)\n" for rule in pages.files())])
+    """docs/rules.md, as far as it is made of the pages: each rule with its runbook."""
+    runbooks = {rule: _LINK.sub(_link, page.runbook) for rule, page in pages.every().items()}
+    return "\n".join([_HEAD, *(f"{section(rule)}\n{runbook}\n" for rule, runbook in runbooks.items())])
 
 
 def runbook_table() -> str:
     """The table of the rules in docs/runbooks.md."""
     rows = ["| rule | severity | about |", "| --- | --- | --- |"]
-    for rule in pages.files():
-        page = pages.page(rule)
-        rows.append(f"| [{rule}]({_address(rule)}#runbook) | {', or '.join(page.severities)} | {page.title} |")
+    for rule, page in pages.every().items():
+        rows.append(f"| [{rule}](rules.md#{rule}) | {', or '.join(page.severities)} | {page.title} |")
     return "\n".join(rows) + "\n"
 
 
-def _address(rule: str) -> str:
-    """Where the page of a rule is, seen from docs/."""
-    path = pages.files()[rule]
-    return f"../tracer/rules/{path.parent.name}/{path.name}"
+def _link(link: re.Match[str]) -> str:
+    """A link of a rule's page, as it is in docs/rules.md: links between rules lead to sections."""
+    target = link[1]
+    rule = Path(target.partition("#")[0]).stem.replace("_", "-")
+    return f"](#{rule})" if rule in pages.files() else f"]({target.removeprefix('../../../docs/')})"

@@ -289,7 +289,7 @@ LOOK_ALIKES = [
         f"{_STORES}{_ENDS}s4: end aborted\ns5: end aborted\nwait 900 busy",
     ),
     _alike("C7", "evicted-in-use", "evicted when the store had ended", f"{_OPEN}done #1\nevict k1"),
-    _alike("C7", "evicted-in-use", "another chunk is evicted", f"{_OPEN}evict k9\ndone #1"),
+    _alike("C7", "evicted-in-use", "another chunk is evicted during a store", f"{_OPEN}evict k9\ndone #1"),
     _alike("C7", "evicted-in-use", "a store that has failed", f"{_OPEN}done #1 failed\nevict k1\nevict k2"),
     _alike(
         "C7",

@@ -40,7 +40,7 @@ LOOK_ALIKES = [
     _alike(
         "C7",
         "evicted-in-use",
-        "another chunk is evicted",
+        "another chunk is evicted during a load",
         "plan store 0+512 keys a,b\nplan store 512+256 keys c\nb: L 600 c0 h512 -> 512 async keys a,b\nb: A 512\n"
         "b: plan load 0+512 keys a,b #1\nevict c\nb: done #1\nb: R",
     ),
@@ -64,7 +64,11 @@ LOOK_ALIKES = [
     _alike("C1", "under-report", "less is left to load", "L 600 c0 h512 -> 512\nA 512\nP\nL 600 c256 h512 -> 0"),
     _alike("C1", "under-report", "evicted since", "L 600 c0 h512 -> 512\nA 512\nP\nL 600 c0 h256 -> 256"),
     _alike(
-        "C12", "never-scheduled", "a busy engine", "L 600 c0 -> 0\nwait 500\nL 600 c0 -> 0\nA 0\nS 0+600", later_s=900
+        "C12",
+        "never-scheduled",
+        "a busy engine, before its admission",
+        "L 600 c0 -> 0\nwait 500\nL 600 c0 -> 0\nA 0\nS 0+600",
+        later_s=900,
     ),
     _alike("C12", "never-scheduled", "aborted while it waits", "L 600 c0 -> 0\nwait 100\nend aborted", later_s=900),
     _alike(

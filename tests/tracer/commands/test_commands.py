@@ -172,6 +172,11 @@ def test_explain_says_what_the_documentation_says(rule: str) -> None:
     assert bare(result.output) == bare(documentation.section(rule))
 
 
+def test_a_rule_is_known_by_its_old_name(tmp_path: Path) -> None:
+    assert run("audit", "--explain", "byte-rot").output == run("audit", "--explain", "byte-drift").output
+    assert run("audit", "--rule", "short-load", str(write(tmp_path / "t.jsonl", OK))).exit_code != 2
+
+
 @pytest.mark.parametrize("option", ["--explain", "--rule"])
 def test_an_unknown_rule_is_reported_with_the_nearest_ones(option: str, tmp_path: Path) -> None:
     result = run("audit", option, "stale", str(write(tmp_path / "t.jsonl", DRIFT)))

@@ -61,9 +61,10 @@ def written(recording: History, path: Path) -> Path:
 @pytest.mark.parametrize("incident", CASES)
 def test_an_incident_keeps_its_finding_and_nothing_can_be_left_out(incident: Incident, tmp_path: Path) -> None:
     recording = loaded(history_of(incident))
-    before = next(f for f in findings(recording.events).values() if f.rule == incident.rule)
     result = minimize(recording, rule=incident.rule)
     after = result.finding
+    assert after.rule == incident.rule
+    before = findings(recording.events)[after.id]
     assert (after.id, after.numbers, after.witness) == (before.id, before.numbers, before.witness)
     assert after.explanation == before.explanation
     assert result.events == len(result.history.moments) <= result.events_before == len(recording.moments)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kvtrail.tracer.events.events import Event, Schedule, Xfer
 from kvtrail.tracer.model.findings import WORST_FIRST, Finding, Unknown, Verdict
 from kvtrail.tracer.rules import pages
+from kvtrail.tracer.rules.old_names import OLD_NAMES, current
 from kvtrail.tracer.rules.pages import Groups
 from kvtrail.tracer.rules.rule_set import all_rules
 
@@ -231,6 +232,12 @@ def test_each_page_has_its_rules_beside_it_and_each_rule_its_page() -> None:
     for rule in all_rules():
         module = Path(inspect.getfile(type(rule)))
         assert module.with_suffix(".md") == pages.files()[rule.id]
+
+
+def test_old_names_lead_to_rules_and_are_none() -> None:
+    assert {*OLD_NAMES.values()} <= pages.files().keys()
+    assert not {*OLD_NAMES} & pages.files().keys()
+    assert current("stale-lookup") == "stale-lookup"
 
 
 def test_an_unknown_field_of_a_page_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

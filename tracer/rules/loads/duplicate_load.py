@@ -9,6 +9,8 @@ from kvtrail.tracer.rules.rule import PairRule, RequestRule
 
 
 class DuplicateLoad(RequestRule[Lookup]):
+    """Where a lookup offers what its request has received already (`offered again`)."""
+
     id = "duplicate-load"
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
@@ -48,6 +50,8 @@ class DuplicateLoad(RequestRule[Lookup]):
 
 
 class DuplicateHandoff(PairRule[Received]):
+    """Where two requests receive one hand-off (`received twice`)."""
+
     id = "duplicate-load"
     needs_history = False
 

@@ -25,6 +25,8 @@ NOT_ITS_OWN = {"aborted", "error"}
 
 
 class IncompleteLoad(RequestRule[Load | Schedule | RequestEnd | Xfer]):
+    """Where a load brought fewer tokens than it was to bring (`short`)."""
+
     id = "incomplete-load"
     needs_history = False
 
@@ -116,6 +118,8 @@ class Reads:
 
 
 class IncompleteReads(EngineRule[Received]):
+    """Where a load is reported as received before its reads have ended (`unread`)."""
+
     id = "incomplete-load"
     State = Reads
 

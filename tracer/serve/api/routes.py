@@ -121,8 +121,9 @@ class Fleet(BaseModel):
     that takes to the end of its load (`mean_wait_ns`, null where none has loaded)."""
     kept: list[dict[str, Any]]
     """What each engine keeps for others now: `engine`, `engine_name`, the engine that takes (`taker`, `taker_name`), the
-    `state` (`kvtrail.tracer.detect.retained_blocks.KeptFor`), how many `handoffs`, their `tokens` and `blocks`, the age of the oldest
-    (`oldest_ns`), its `request`, and the blocks of the engine's pool (`pool_blocks`, null where it is not known)."""
+    `state` (`kvtrail.tracer.detect.retained_blocks.KeptFor`), how many `handoffs`, their `tokens` and `blocks`, the age of
+    the oldest (`oldest_ns`), its `request`, and the blocks of the engine's pool (`pool_blocks`, null where that is not
+    known)."""
 
 
 def application(
