@@ -13,11 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
 import rounds
 from fleet import Engine
-from history import history
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Event
@@ -44,6 +41,9 @@ def requests(traffic: str) -> list[list[Event]]:
         decoder = ProtobufDecoder()
         payloads = [engine.payload() for _ in range(PAYLOADS) for engine in engines]
         return [decoder.decoded(payload.body).events for payload in payloads]
+    sys.path.insert(0, str(ROOT / "tests"))
+    from history import history  # which only knows the rules of this checkout
+
     told = [history(DETAILED, request=f"r-{number}") for number in range(REQUESTS)]
     for number, event in enumerate(event for events in told for event in events):
         event.sequence = number  # of one recorder
