@@ -260,9 +260,7 @@ class Engine:
     def _give(self, event: Alloc | Schedule, blocks: Collection[int]) -> None:
         """A request is given blocks that were free."""
         if blocks:
-            given = (
-                event if isinstance(event, Schedule) else structs.replace(event, blocks_ids=None, blocks_by_group=None)
-            )
+            given = event if type(event) is Schedule else structs.replace(event, blocks_ids=None, blocks_by_group=None)
             self.given.update(dict.fromkeys(blocks, given))
 
     def given_since_left(self, plan: Plan) -> dict[int, Event]:

@@ -12,7 +12,7 @@ class NullBlock(RequestRule[Alloc | Schedule]):
     id = "null-block"
 
     def judge(self, event: Alloc | Schedule, account: Account) -> Judgement:
-        if isinstance(event, Alloc):
+        if type(event) is Alloc:
             begins = _admitted_at(event, account)
             if begins is None:
                 return None

@@ -27,7 +27,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
             return Unknown.LEVEL
         recurrent = {n for n, group in enumerate(groups_of(event.groups)) if group.kind == MAMBA}
         for group, blocks in enumerate(planned):
-            if isinstance(event, StorePlan) and group in recurrent:
+            if type(event) is StorePlan and group in recurrent:
                 continue
             expected = _expected(event, table, group, len(blocks))
             moved = table.moved(group, blocks)
@@ -103,14 +103,14 @@ class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
         left = engine.left.get(event.request or "")
         if left is None:
             return engine.missing if event.request in engine.met else None
-        if isinstance(event, StorePlan) and event.chunk_present:
+        if type(event) is StorePlan and event.chunk_present:
             return OK
         given_since = engine.given_since_left(event)
         stale = {block: given for block, given in given_since.items() if engine.has_run_since(given)}
         if not stale:
             return Unknown.ORDER if given_since and event.job is None else OK
         block, given = next(iter(stale.items()))
-        copies = "store" if isinstance(event, StorePlan) else "load"
+        copies = "store" if type(event) is StorePlan else "load"
         numbers = {
             "where": "reassigned",
             "block": block,

@@ -115,9 +115,9 @@ class FailedLoadUsed(EngineRule[Schedule | StorePlan | Lookup | LoadPlan]):
     State = WrongChunks
 
     def judge(self, event: Schedule | StorePlan | Lookup | LoadPlan, engine: Engine) -> Judgement:
-        if isinstance(event, Schedule):
+        if type(event) is Schedule:
             return _judge_step(event, engine)
-        return _judge_store(event, engine) if isinstance(event, StorePlan) else _judge_hit(event, engine)
+        return _judge_store(event, engine) if type(event) is StorePlan else _judge_hit(event, engine)
 
 
 def _judge_step(event: Schedule, engine: Engine) -> Judgement:

@@ -12,7 +12,7 @@ class ReadBeforeLoaded(EngineRule[Alloc | StorePlan]):
     only_with = "blocks_ids"
 
     def judge(self, event: Alloc | StorePlan, engine: Engine) -> Judgement:
-        return _judge_hit(event, engine) if isinstance(event, Alloc) else _judge_store(event, engine)
+        return _judge_hit(event, engine) if type(event) is Alloc else _judge_store(event, engine)
 
 
 def _judge_hit(event: Alloc, engine: Engine) -> Judgement:

@@ -42,11 +42,11 @@ class EvictedInUse(EngineRule[Alloc | LoadPlan | Evict | Prefetch]):
     State = Fetches
 
     def judge(self, event: Alloc | LoadPlan | Evict | Prefetch, engine: Engine) -> Judgement:
-        if isinstance(event, Evict):
+        if type(event) is Evict:
             found = [_judge_open_loads(event, engine), _judge_open_store(event, engine)]
             drifts = tuple(each for each in found if isinstance(each, Drift))
             return drifts or next((each for each in found if each is not None), None)
-        return _judge_fetch(event, engine) if isinstance(event, Prefetch) else _judge_found(event, engine)
+        return _judge_fetch(event, engine) if type(event) is Prefetch else _judge_found(event, engine)
 
     def template(self, finding: Finding) -> str:
         where = finding.numbers["where"]

@@ -27,7 +27,7 @@ class StoreGap(RequestRule[Store | StorePlan | RequestEnd]):
     id = "store-gap"
 
     def judge(self, event: Store | StorePlan | RequestEnd, account: Account) -> Judgement:
-        if isinstance(event, RequestEnd):
+        if type(event) is RequestEnd:
             return _judge_end(event, account)
         if type(event) is Store and event.role != SCHEDULER:
             return None
